@@ -1,0 +1,113 @@
+"""Identifiers: transactions, segments, writers, scopes and streams. Pure: time and chance are given.
+
+A transaction id is 16 bytes, big endian: control partition (16 bits), Unix milliseconds of its making
+(48), random (64). The client makes it *before* it sends anything, so that a begin or a one-shot can be
+repeated and resolved by id after any time-out (``docs/decisions/0001-ids-by-clients.md``).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from anabranch.errors import InvalidArgument, MalformedRecord
+
+TXN_ID_SIZE = 16
+NO_TXN = bytes(TXN_ID_SIZE)
+MAX_CONTROL_PARTITION = (1 << 16) - 1
+_MAX_MS = (1 << 48) - 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+# The ab.txn header: transaction id, writer (signed 64), stream epoch (signed 32).
+TXN_HEADER = "ab.txn"
+OP_HEADER = "ab.op"
+CORRELATION_HEADER = "ab.cid"
+REPLY_HEADER = "ab.reply"
+_TXN_HEADER_FORM = struct.Struct(">16sqi")
+TXN_HEADER_SIZE = _TXN_HEADER_FORM.size  # 28
+
+
+def make_txn_id(control_partition: int, unix_ms: int, random64: int) -> bytes:
+    """A new transaction id from its three parts."""
+    if not 0 <= control_partition <= MAX_CONTROL_PARTITION:
+        raise InvalidArgument(f"control partition {control_partition} is not within 0..65535")
+    if not 0 <= unix_ms <= _MAX_MS:
+        raise InvalidArgument(f"time {unix_ms} ms does not fit a transaction id")
+    return (
+        control_partition.to_bytes(2, "big")
+        + unix_ms.to_bytes(6, "big")
+        + (random64 & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big")
+    )
+
+
+def control_partition_of(txn_id: bytes) -> int:
+    """The control partition that decides on this transaction."""
+    return int.from_bytes(txn_id[:2], "big")
+
+
+def made_ms_of(txn_id: bytes) -> int:
+    """When the id was made, Unix milliseconds by its client's clock."""
+    return int.from_bytes(txn_id[2:8], "big")
+
+
+def txn_text(txn_id: bytes) -> str:
+    """How people see a transaction id: 32 hexadecimal digits."""
+    return txn_id.hex()
+
+
+def parse_txn_text(text: str) -> bytes:
+    """The id from its 32 hexadecimal digits."""
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    if len(raw) != TXN_ID_SIZE:
+        raise InvalidArgument(f"{text!r} is not a transaction id (32 hexadecimal digits)")
+    return raw
+
+
+def pack_txn_header(txn_id: bytes, writer: int, stream_epoch: int) -> bytes:
+    """The value of the ``ab.txn`` header, 28 bytes."""
+    return _TXN_HEADER_FORM.pack(txn_id, writer, stream_epoch)
+
+
+def unpack_txn_header(value: bytes) -> tuple[bytes, int, int]:
+    """(transaction id, writer, stream epoch) of an ``ab.txn`` header."""
+    if len(value) != TXN_HEADER_SIZE:
+        raise MalformedRecord(f"an {TXN_HEADER} header has {TXN_HEADER_SIZE} bytes, not {len(value)}")
+    txn_id, writer, epoch = _TXN_HEADER_FORM.unpack(value)
+    return txn_id, writer, epoch
+
+
+def segment_id(epoch: int, number: int) -> int:
+    """A segment's id: its stream epoch << 32 | its number (Pravega's secondary and primary id)."""
+    return epoch << 32 | number
+
+
+def segment_number(segment: int) -> int:
+    """A segment's primary id."""
+    return segment & 0xFFFFFFFF
+
+
+def segment_epoch(segment: int) -> int:
+    """A segment's secondary id: the stream epoch that made it."""
+    return segment >> 32
+
+
+def check_scope(scope: str) -> str:
+    """The scope's name if it is a legal one."""
+    if not _NAME.fullmatch(scope):
+        raise InvalidArgument(
+            f"{scope!r} is not a scope: letters, digits, _ and -, at most 100, none of _ or - in front"
+        )
+    return scope
+
+
+def split_stream(stream: str) -> tuple[str, str]:
+    """('nyc', 'flights') of 'nyc/flights'; names have no dots, so topic names can't be ambiguous."""
+    scope, slash, name = stream.partition("/")
+    if not slash or not _NAME.fullmatch(scope) or not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"{stream!r} is not a stream: scope/stream, each of letters, digits, _ and - (at most 100)"
+        )
+    return scope, name

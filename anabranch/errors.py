@@ -1,0 +1,188 @@
+"""Every error a caller can see, sorted by what the caller does next.
+
+Four kinds, as in SlateDB's error model: *retry* the same call, *begin again*, *ask for the outcome*,
+*fix the call*. `InvariantViolation` is none of them: it reports a defect in anabranch itself.
+
+The class names double as the error codes of the wire protocol (``Refusal.code``), so that a client in
+any language sorts them the same way: see ``docs/protocol.md``.
+"""
+
+from __future__ import annotations
+
+
+class AnabranchError(Exception):
+    """Base of all errors raised on purpose. The message says what to do."""
+
+
+class RetryError(AnabranchError):
+    """Nothing happened, or it is safe to repeat: call again, later."""
+
+
+class BeginAgainError(AnabranchError):
+    """The transaction is over without effect: begin a new one."""
+
+
+class AskOutcomeError(AnabranchError):
+    """The effect is not known here: ask with ``client.state(token)``."""
+
+
+class FixCallError(AnabranchError):
+    """The call can never succeed as it is: change it. Nothing was changed by it."""
+
+
+class InvariantViolation(AnabranchError):
+    """A rule that the code relies on does not hold: a defect in anabranch, please report it."""
+
+
+def check(condition: bool, message: str) -> None:
+    """Raise `InvariantViolation` unless ``condition`` holds (never compiled away, unlike assert)."""
+    if not condition:
+        raise InvariantViolation(message)
+
+
+# -- retry ------------------------------------------------------------------------------------------
+
+
+class NotReady(RetryError):
+    """No controller answers yet, or the cluster's topics do not exist: start `anabranch controller`."""
+
+
+class DeadlineExceeded(RetryError):
+    """A wait ended at its deadline and nothing was changed: call again with more time."""
+
+
+class ReceiptsNotCovered(RetryError):
+    """The journal did not show all that the receipts claim before the deadline; still open."""
+
+
+class TooManyTransactions(RetryError):
+    """The limit of open transactions is reached: wait for some to end."""
+
+
+class WriteFailed(RetryError):
+    """A write was not acknowledged; this writer gives no receipt any more: join again and rewrite."""
+
+
+class NotLeading(RetryError):
+    """This process lost its leadership in mid-work; a successor finishes. Internal to controllers."""
+
+
+# -- begin again ------------------------------------------------------------------------------------
+
+
+class TransactionAborted(BeginAgainError):
+    """The transaction is aborted (by a client, an operator, staleness or a newer one of its name)."""
+
+
+class Expired(BeginAgainError):
+    """The outcome is older than the stated retention, or the id older than what is still known."""
+
+
+# -- ask for the outcome ----------------------------------------------------------------------------
+
+
+class OutcomeUnknown(AskOutcomeError):
+    """The deadline passed before the outcome was known; ``client.state`` settles it later.
+
+    ``token`` (bytes, or None for a one-shot) and ``txn_id`` (16 bytes) say of which transaction.
+    """
+
+    def __init__(
+        self, message: str, *, txn_id: bytes | None = None, token: bytes | None = None
+    ) -> None:
+        super().__init__(message)
+        self.txn_id = txn_id
+        self.token = token
+
+
+# -- fix the call -----------------------------------------------------------------------------------
+
+
+class InvalidToken(FixCallError):
+    """The token is malformed, tampered with, or signed with a key that the controllers don't have."""
+
+
+class UnknownTransaction(FixCallError):
+    """No transaction of that id is known."""
+
+
+class UnknownStream(FixCallError):
+    """The stream does not exist: create it first."""
+
+
+class UnknownScope(FixCallError):
+    """The scope does not exist: create a stream in it first."""
+
+
+class StreamExists(FixCallError):
+    """The stream exists with other settings."""
+
+
+class CrossScope(FixCallError):
+    """A transaction writes to streams of its own scope only, for now."""
+
+
+class WritersUnfinished(FixCallError):
+    """A registered writer did not finish: give the receipts to take, or let it finish."""
+
+
+class ReceiptMismatch(FixCallError):
+    """A receipt and the journal disagree in count or checksum: that writer's data is not whole."""
+
+
+class IllegalState(FixCallError):
+    """The operation is impossible in the transaction's state; nothing changed."""
+
+
+class AlreadyCommitted(FixCallError):
+    """The transaction (or its name) is committed: its result stands; nothing can be added."""
+
+
+class UnsupportedVersion(FixCallError):
+    """A record of a version or type that this side does not know: upgrade it."""
+
+
+class UnsupportedSetting(FixCallError):
+    """A setting that this path does not support (yet), refused by name."""
+
+
+class MalformedRecord(FixCallError):
+    """Bytes that are not what the protocol says."""
+
+
+class InvalidArgument(FixCallError):
+    """An argument is out of its range."""
+
+
+class EventTooLarge(FixCallError):
+    """An event, or a one-shot, is bigger than the broker takes."""
+
+
+class ClockSkew(FixCallError):
+    """The client's clock is too far from the controller's for a new transaction id."""
+
+
+class TopicMisconfigured(FixCallError):
+    """A topic's settings are too weak or wrong; the message names each and what to set."""
+
+
+class NotForkSafe(FixCallError):
+    """A client was used in a forked child: connect again there."""
+
+
+_CODES: dict[str, type[AnabranchError]] = {}
+
+
+def _collect(base: type[AnabranchError]) -> None:
+    for sub in base.__subclasses__():
+        _CODES[sub.__name__] = sub
+        _collect(sub)
+
+
+_collect(AnabranchError)
+
+
+def error_of(code: str, message: str) -> AnabranchError:
+    """The error for a wire code; an unknown code (a newer controller) becomes `FixCallError`."""
+    kind = _CODES.get(code, FixCallError)
+    return kind(message) if kind is not FixCallError else FixCallError(f"{code}: {message}")

@@ -1,0 +1,213 @@
+"""The ports: all that a controller or a client may ask of the world outside.
+
+Every port has two makes: the real one (Kafka, RocksDB, the machine's clock) and the in-memory one that
+runs whole clusters in one thread under one seed. One contract suite runs over both. Nothing behind a
+port decides anything; nothing in front of one does I/O. Calls block; the in-memory makes hand control to
+the simulator's scheduler instead, so each call is also a place where a process may be stopped.
+
+Record batches travel as raw RecordBatch v2 bytes (KIP-98) in both makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+
+class RawBatch(NamedTuple):
+    """One RecordBatch v2 as it lies in the log, CRC checked.
+
+    ``data`` is the whole batch, header included; ``next_offset`` is its last offset + 1.
+    """
+
+    base_offset: int
+    next_offset: int
+    data: memoryview
+
+    # Header fields are read from ``data`` by `anabranch.topics.batch`.
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What one fetch brought of one partition.
+
+    ``batches`` hold data (no control batches, none below the asked offset, none of an aborted native
+    transaction if the fetch was read_committed). ``next_offset`` is where to fetch next: it also passes
+    what was filtered out.
+    """
+
+    batches: Sequence[RawBatch]
+    next_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic to create. ``config`` are topic-level settings as Kafka spells them."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, str] = field(default_factory=dict)
+    replication_factor: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as it is: effective settings included (defaults of the broker too)."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    config: Mapping[str, str]
+
+
+class Clock(Protocol):
+    """Time from outside. Wall seconds may jump; monotonic ones don't."""
+
+    def wall(self) -> float:
+        """Seconds since the Unix epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds of a clock that never goes back."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait; other processes go on."""
+
+
+class Producer(Protocol):
+    """One transactional id's producer, initialised. All its errors but `LogRefused` end its use."""
+
+    def append(self, batches: Sequence[tuple[TopicPartition, bytes]]) -> list[int]:
+        """Append batches inside the current native transaction (which begins by itself).
+
+        ``batches``: (partition, RecordBatch v2 bytes with base offset 0); of one partition they are
+        appended in the order given. Producer id, epoch, sequence, the transactional bit and the CRC are
+        patched in here. Returns the base offsets, in the same order.
+        """
+
+    def commit(self) -> None:
+        """End the native transaction: all appended since the last end becomes visible at once.
+
+        With nothing appended, no request is sent. `LogUncertain`: may have happened or not.
+        """
+
+    def abort(self) -> None:
+        """End the native transaction without effect."""
+
+    def close(self) -> None:
+        """Free connections. An open native transaction is left to the broker's timeout or to fencing."""
+
+
+class Log(Protocol):
+    """The log. All errors derive from `LogError`."""
+
+    def fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_wait: float,
+        max_bytes: int,
+        committed: bool,
+    ) -> dict[TopicPartition, Fetched]:
+        """Fetch from several partitions at once; answers as soon as any has something new.
+
+        ``max_wait`` in seconds (0: don't wait). ``max_bytes``: about so many per answer; a bigger single
+        batch comes all the same. ``committed``: the isolation level. Partitions with nothing new may be
+        missing in the answer. A position below the log's start raises `OffsetOutOfRange`.
+        """
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], *, committed: bool
+    ) -> dict[TopicPartition, int]:
+        """High watermarks, or last stable offsets if ``committed``."""
+
+    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Log start offsets."""
+
+    def offsets_for_time(
+        self, partitions: Iterable[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int | None]:
+        """The first offset with a timestamp at or above ``timestamp_ms``; None: there is none."""
+
+    def producer(self, transactional_id: str, *, timeout: float) -> Producer:
+        """Initialise a transactional id: fences every producer that had it before.
+
+        An ongoing native transaction of the predecessor is aborted first. ``timeout`` in seconds is the
+        broker's limit for one native transaction.
+        """
+
+    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+        """Create topics; one that exists is left as it is (check it with `describe_topics`)."""
+
+    def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+        """The topics of these names that exist."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class LogError(Exception):
+    """A port call to the log failed."""
+
+
+class LogUnavailable(LogError):
+    """The brokers can't be reached or have no leader right now; nothing is known to have happened."""
+
+
+class LogUncertain(LogError):
+    """It can't be told whether the append or commit happened: drop unlogged state and lead anew."""
+
+
+class LogFenced(LogError):
+    """Another process initialised this transactional id: this one leads no more."""
+
+
+class LogRefused(LogError):
+    """The broker refused what was sent (too large, too old a timestamp, …): ``error`` is its code."""
+
+    def __init__(self, message: str, error: int) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+class OffsetOutOfRange(LogError):
+    """The position asked for is not in the log (any more)."""
+
+    def __init__(self, partition: TopicPartition, position: int) -> None:
+        super().__init__(f"{partition.topic}[{partition.partition}] has no offset {position}")
+        self.partition = partition
+        self.position = position
+
+
+class CorruptBatch(LogError):
+    """A batch's CRC does not match what was fetched."""
+
+
+class Table(Protocol):
+    """A sorted table of bytes. All writes are atomic. Errors are `TableError`."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value, or None."""
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """All (key, value) whose key starts with ``prefix``, in key order; a stable view."""
+
+    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Put, or delete where the value is None, all at once."""
+
+    def close(self) -> None:
+        """Release it."""
+
+
+class TableError(Exception):
+    """The table can't be read or written (disk full, broken): its folder can be deleted and rebuilt."""

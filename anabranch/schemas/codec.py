@@ -1,0 +1,185 @@
+"""Bytes <-> records: ``[format version][record type][Avro body]``, see ``docs/protocol.md``.
+
+The two leading bytes let every reader refuse by name what it does not know, before it parses anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from fastavro import schemaless_reader, schemaless_writer
+from fastavro.repository import AbstractSchemaRepository
+from fastavro.schema import load_schema
+
+from anabranch.errors import MalformedRecord, UnsupportedVersion
+from anabranch.schemas import records as r
+
+FORMAT_VERSION = 1
+
+# Record type -> class. Numbers are for ever; a changed record gets a new number or a new version.
+TYPES: dict[int, type] = {
+    1: r.FindScope,
+    2: r.CreateStream,
+    3: r.DescribeStreams,
+    4: r.Begin,
+    5: r.Touch,
+    6: r.Register,
+    7: r.Commit,
+    8: r.OneShot,
+    9: r.Abort,
+    10: r.Resolve,
+    11: r.GetState,
+    12: r.Heartbeat,
+    13: r.ListTransactions,
+    32: r.Reply,
+    33: r.Receipt,
+    64: r.TermRow,
+    65: r.RoundRow,
+    66: r.ScopeRow,
+    67: r.StreamRow,
+    68: r.TxnRow,
+    69: r.ParticipantRow,
+    70: r.WriterRow,
+    71: r.NameRow,
+    72: r.PendingCommitRow,
+    96: r.JournalOp,
+    97: r.EpochRecord,
+    98: r.CommitRecord,
+}
+_CODES = {cls: code for code, cls in TYPES.items()}
+_PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}
+
+T = TypeVar("T")
+_Plain = Callable[[Any], Any]
+
+
+class _Packaged(AbstractSchemaRepository):
+    """Finds the schemas that lie in this package."""
+
+    def load(self, name: str) -> Any:
+        file = files("anabranch.schemas") / (name.rpartition(".")[2] + ".avsc")
+        return json.loads(file.read_text("utf-8"))
+
+
+@cache
+def schema_of(cls: type) -> Any:
+    """The parsed Avro schema of a record class."""
+    return load_schema(f"anabranch.{cls.__name__}", repo=_Packaged())
+
+
+def encode(record: Any) -> bytes:
+    """The framed bytes of a record (one of `TYPES`)."""
+    cls = type(record)
+    out = io.BytesIO()
+    out.write(_PREFIX[cls])
+    try:
+        schemaless_writer(out, schema_of(cls), _to_plain(cls)(record))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise MalformedRecord(f"{cls.__name__} can't be written: {error}") from error
+    return out.getvalue()
+
+
+def decode(data: bytes) -> Any:
+    """The record of framed bytes.
+
+    `UnsupportedVersion` for a version or type not known here, `MalformedRecord` for anything that is
+    not exactly one record.
+    """
+    if len(data) < 2:
+        raise MalformedRecord(f"a record has at least 2 bytes, not {len(data)}")
+    if data[0] != FORMAT_VERSION:
+        raise UnsupportedVersion(
+            f"record format version {data[0]}; this side knows {FORMAT_VERSION}: upgrade it"
+        )
+    cls = TYPES.get(data[1])
+    if cls is None:
+        raise UnsupportedVersion(f"record type {data[1]} is not known here: upgrade this side")
+    body = io.BytesIO(data)
+    body.seek(2)
+    try:
+        plain = schemaless_reader(body, schema_of(cls), None, return_record_name=True)
+        record = _from_plain(cls)(plain)
+    except Exception as error:  # fastavro raises many kinds on bytes that are not Avro
+        raise MalformedRecord(f"not a {cls.__name__}: {error!r}") from error
+    if body.tell() != len(data):
+        raise MalformedRecord(f"{len(data) - body.tell()} bytes too many after {cls.__name__}")
+    return record
+
+
+def decode_as(cls: type[T], data: bytes) -> T:
+    """`decode`, and it must be of this class."""
+    record = decode(data)
+    if not isinstance(record, cls):
+        raise MalformedRecord(f"{type(record).__name__} where {cls.__name__} belongs")
+    return record
+
+
+def _record_class(avro: Any) -> type | None:
+    name = avro.get("name", "") if isinstance(avro, dict) and avro.get("type") == "record" else avro
+    if isinstance(name, str) and name.startswith("anabranch."):
+        found = getattr(r, name.rpartition(".")[2], None)
+        return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None
+    return None
+
+
+def _field_types(cls: type) -> list[tuple[str, Any]]:
+    return [(f["name"], f["type"]) for f in schema_of(cls)["fields"]]
+
+
+@cache
+def _from_plain(cls: type) -> _Plain:
+    steps = [(name, _reader(avro)) for name, avro in _field_types(cls)]
+
+    def build(plain: Any) -> Any:
+        return cls(*[step(plain[name]) if step else plain[name] for name, step in steps])
+
+    return build
+
+
+def _reader(avro: Any) -> _Plain | None:
+    cls = _record_class(avro)
+    if cls is not None:
+        return _from_plain(cls)
+    if isinstance(avro, list):
+        if all(_record_class(branch) for branch in avro):
+            return lambda pair: _from_plain(getattr(r, pair[0].rpartition(".")[2]))(pair[1])
+        inner = _reader(avro[1])
+        return (lambda v: None if v is None else inner(v)) if inner else None
+    if isinstance(avro, dict) and avro["type"] == "array":
+        inner = _reader(avro["items"])
+        return (lambda v: tuple([inner(x) for x in v])) if inner else tuple
+    return None
+
+
+@cache
+def _to_plain(cls: type) -> _Plain:
+    steps = [(name, _writer(avro)) for name, avro in _field_types(cls)]
+
+    def flatten(record: Any) -> Any:
+        return {
+            name: step(getattr(record, name)) if step else getattr(record, name)
+            for name, step in steps
+        }
+
+    return flatten
+
+
+def _writer(avro: Any) -> _Plain | None:
+    cls = _record_class(avro)
+    if cls is not None:
+        return _to_plain(cls)
+    if isinstance(avro, list):
+        if all(_record_class(branch) for branch in avro):
+            return lambda rec: (f"anabranch.{type(rec).__name__}", _to_plain(type(rec))(rec))
+        inner = _writer(avro[1])
+        return (lambda v: None if v is None else inner(v)) if inner else None
+    if isinstance(avro, dict) and avro["type"] == "array":
+        inner = _writer(avro["items"])
+        return (lambda v: [inner(x) for x in v]) if inner else list
+    return None

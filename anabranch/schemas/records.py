@@ -1,0 +1,440 @@
+"""The records of the wire protocol as frozen dataclasses, one for each ``*.avsc`` beside this file.
+
+A test holds the two equal, field by field; what each field means stands in the schema's ``doc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+TxnState = Literal["OPEN", "COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS", "COMMITTED", "ABORT_IN_PROGRESS", "ABORTED"]
+ParticipantOp = Literal["BEGIN_TXN", "BEGIN_COMMIT", "FINALIZE_COMMIT", "ABORT_TXN"]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What one writer wrote to one journal partition."""
+
+    stream: str
+    partition: int
+    first: int
+    end: int
+    count: int
+    crc_sum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Cumulative account of one writer; of two, the one with the higher sequence wins."""
+
+    txn_id: bytes
+    writer: int
+    sequence: int
+    finished: bool
+    extents: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRange:
+    """A segment of a stream epoch and the keys it holds."""
+
+    segment_id: int
+    low: int
+    high: int
+    partition: int
+    start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventHeader:
+    """A header of an event."""
+
+    key: str
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event inside a one-shot commit."""
+
+    stream: str
+    segment_id: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[EventHeader, ...]
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindScope:
+    """Command to control partition 0, the directory: which control partition serves a scope?"""
+
+    scope: str
+    create: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStream:
+    """Command: create a stream; answered again if it exists with equal settings."""
+
+    stream: str
+    segments: int
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeStreams:
+    """Command: describe one stream, or all of a scope, or all of this control partition."""
+
+    scope: str | None
+    stream: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Command: begin a transaction under an id that the client made. Repeating it is harmless."""
+
+    txn_id: bytes
+    scope: str
+    name: str | None
+    keepalive_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """Command: register a stream with a transaction before the first write to it."""
+
+    token: bytes
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Command: register a writer's receipt."""
+
+    token: bytes
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Command: commit. Repeating it is harmless."""
+
+    token: bytes
+    own: tuple[Receipt, ...]
+    receipts: tuple[Receipt, ...] | None
+    name: str | None
+    wait_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OneShot:
+    """Command: a whole transaction in one command. Repeating it is harmless."""
+
+    txn_id: bytes
+    scope: str
+    name: str | None
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Command: abort. Repeating it is harmless."""
+
+    token: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Command: the outcome of a transaction; where there is none, it is aborted first."""
+
+    txn_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GetState:
+    """Command: the state of a transaction, changing nothing."""
+
+    txn_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Command: these transactions live. Answered only if some of them is not open (any more)."""
+
+    tokens: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListTransactions:
+    """Command: list transactions."""
+
+    scope: str | None
+    include_finished: bool
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Reply: refused, nothing changed."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeInfo:
+    """Reply to FindScope."""
+
+    scope: str
+    control_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """A stream as it is now."""
+
+    stream: str
+    state: str
+    stream_epoch: int
+    reference_epoch: int
+    segments: tuple[SegmentRange, ...]
+    settings: Mapping[str, str]
+    rejected: Mapping[str, int]
+    journal: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamList:
+    """Reply to CreateStream and DescribeStreams."""
+
+    streams: tuple[StreamInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Reply to Begin."""
+
+    txn_id: bytes
+    token: bytes
+    keepalive_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Reply to Touch: where to write."""
+
+    stream: str
+    stream_epoch: int
+    segments: tuple[SegmentRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Reply to Register."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Reply to Commit, OneShot, Abort, Resolve, GetState, and to Begin on a committed name."""
+
+    txn_id: bytes
+    state: TxnState
+    scope: str
+    name: str | None
+    commit_timestamp: int
+    committed: int
+    rejected: int
+    left_out: int
+    reason: str
+    begun_ms: int
+    finished_ms: int
+    keepalive_ms: int
+    streams: tuple[str, ...]
+    writers: tuple[Receipt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Reply to Heartbeat when some transaction is not open."""
+
+    not_open: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionList:
+    """Reply to ListTransactions."""
+
+    transactions: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A controller's answer, on the replies topic."""
+
+    correlation_id: bytes
+    hybrid_time: int
+    result: Refusal | ScopeInfo | StreamList | Begun | Touched | Registered | Outcome | Alive | TransactionList
+
+
+@dataclass(frozen=True, slots=True)
+class TermRow:
+    """Status row: who leads."""
+
+    term: int
+    leader: str
+    since_ms: int
+    key_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """Status row: how far the control partition has come; written by every round."""
+
+    term: int
+    hybrid_time: int
+    commands_offset: int
+    expired_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeRow:
+    """Status row (control partition 0): a scope and its control partition."""
+
+    scope: str
+    control_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """Status row: a stream."""
+
+    stream: str
+    state: str
+    segment_count: int
+    settings: Mapping[str, str]
+    stream_epoch: int
+    reference_epoch: int
+    segments: tuple[SegmentRange, ...]
+    last_commit: int
+    correlation_id: bytes
+    reply_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class TxnRow:
+    """Status row: a transaction."""
+
+    txn_id: bytes
+    scope: str
+    name: str | None
+    state: TxnState
+    keepalive_ms: int
+    begun_ms: int
+    finished_ms: int
+    commit_timestamp: int
+    committed: int
+    rejected: int
+    left_out: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantRow:
+    """Status row: a stream of a transaction."""
+
+    stream: str
+    reference_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriterRow:
+    """Status row: a writer's receipt."""
+
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class NameRow:
+    """Status row: a name and the transaction that holds it."""
+
+    txn_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCommitRow:
+    """Status row: a commit that waits for the journal, or that is decided and not yet merged."""
+
+    correlation_ids: tuple[bytes, ...]
+    reply_partitions: tuple[int, ...]
+    decided: bool
+    writers: tuple[Receipt, ...]
+    name: str | None
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOp:
+    """A participant op in a journal, by the controller (header ab.op)."""
+
+    op: ParticipantOp
+    txn_id: bytes
+    stream_epoch: int
+    commit_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEnd:
+    """A segment that a new epoch seals."""
+
+    segment_id: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCommit:
+    """Where a transaction's events stand in a segment."""
+
+    segment_id: int
+    partition: int
+    first: int
+    end: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """An end offset of a partition."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """History: a new stream epoch."""
+
+    stream_epoch: int
+    reference_epoch: int
+    timestamp: int
+    segments: tuple[SegmentRange, ...]
+    sealed: tuple[SegmentEnd, ...]
+    vector: tuple[Position, ...]
+    previous: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """History: a transaction is committed in this stream."""
+
+    txn_id: bytes
+    stream_epoch: int
+    timestamp: int
+    segments: tuple[SegmentCommit, ...]
+    vector: tuple[Position, ...]
+    previous: int

@@ -1,0 +1,1 @@
+"""Declarations of topics, and the log itself: raw fetch, splice, transactional append, admin."""

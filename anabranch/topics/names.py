@@ -1,0 +1,57 @@
+"""The only place that spells a topic's name."""
+
+from __future__ import annotations
+
+from anabranch.core.ids import split_stream
+from anabranch.errors import InvalidArgument
+
+DEFAULT_PREFIX = "anabranch"
+
+
+def commands_topic(prefix: str = DEFAULT_PREFIX) -> str:
+    """Requests to controllers."""
+    return f"{prefix}.commands"
+
+
+def replies_topic(prefix: str = DEFAULT_PREFIX) -> str:
+    """Controllers' answers."""
+    return f"{prefix}.replies"
+
+
+def status_topic(prefix: str = DEFAULT_PREFIX) -> str:
+    """The status log."""
+    return f"{prefix}.status"
+
+
+def controllers_group(prefix: str = DEFAULT_PREFIX) -> str:
+    """The consumer group whose assignment hints who should lead which control partition."""
+    return f"{prefix}.controllers"
+
+
+def transactional_ids(control_partition: int, prefix: str = DEFAULT_PREFIX) -> tuple[str, str]:
+    """The two transactional ids, A and B, of a control partition."""
+    base = f"{prefix}.control.{control_partition}"
+    return f"{base}.a", f"{base}.b"
+
+
+def stream_topic(stream: str) -> str:
+    """'nyc/flights' -> 'nyc.flights': decided events only."""
+    scope, name = split_stream(stream)
+    return f"{scope}.{name}"
+
+
+def journal_topic(stream: str) -> str:
+    """'nyc/flights' -> 'nyc.flights.journal': WRITEs and participant ops."""
+    return stream_topic(stream) + ".journal"
+
+
+def history_topic(stream: str) -> str:
+    """'nyc/flights' -> 'nyc.flights.history': EPOCH and COMMIT records."""
+    return stream_topic(stream) + ".history"
+
+
+def check_prefix(prefix: str) -> str:
+    """The prefix if it can't collide with a stream's topic (those have the form scope.stream)."""
+    if not prefix or not all(c.isalnum() or c in "_-" for c in prefix):
+        raise InvalidArgument(f"topic prefix {prefix!r}: letters, digits, _ and - only")
+    return prefix
