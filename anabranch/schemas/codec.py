@@ -37,6 +37,7 @@ TYPES: dict[int, type] = {
     11: r.GetState,
     12: r.Heartbeat,
     13: r.ListTransactions,
+    14: r.AdoptScope,
     32: r.Reply,
     33: r.Receipt,
     64: r.TermRow,

@@ -169,6 +169,13 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class AdoptScope:
+    """Command from the directory (control partition 0) to the control partition that serves a new scope."""
+
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
 class ListTransactions:
     """Command: list transactions."""
 
@@ -321,7 +328,6 @@ class StreamRow:
     stream_epoch: int
     reference_epoch: int
     segments: tuple[SegmentRange, ...]
-    last_commit: int
     correlation_id: bytes
     reply_partition: int
 
