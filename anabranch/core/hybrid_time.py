@@ -1,0 +1,83 @@
+"""Hybrid time: 64 bits, microseconds since the Unix epoch << 12 | a logical counter.
+
+A commit timestamp is both a moment and a place in an order: it follows the wall clock while that
+advances, and counts on by one where it does not (or goes back). Values are plain ints that compare
+as they are, and fit a signed 64-bit long until 2041-05-10 (`MAX`). Pure: the time is given.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from anabranch.errors import InvalidArgument, check
+
+LOGICAL_BITS = 12
+MAX = (1 << 63) - 1
+_MAX_US = MAX >> LOGICAL_BITS
+_LOGICAL_MASK = (1 << LOGICAL_BITS) - 1
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_US_PER_MS = 1000
+
+
+def next_after(previous: int, now_us: int) -> int:
+    """The next hybrid time: above ``previous``, and not below the clock.
+
+    ``now_us``: Unix microseconds. While the clock stands still or lags, the logical part counts up;
+    when it is full, it carries into the microseconds. `InvariantViolation` when out of range.
+    """
+    check(0 <= previous < MAX, f"hybrid time {previous} has no successor")
+    check(0 <= now_us <= _MAX_US, f"time {now_us} us is not within 0..{_MAX_US}")
+    return max(previous + 1, now_us << LOGICAL_BITS)
+
+
+def from_us(unix_us: int, logical: int = 0) -> int:
+    """The hybrid time of Unix microseconds; `InvalidArgument` when out of range."""
+    if not 0 <= unix_us <= _MAX_US:
+        raise InvalidArgument(f"time {unix_us} us is not within 0..{_MAX_US}")
+    if not 0 <= logical <= _LOGICAL_MASK:
+        raise InvalidArgument(f"logical time {logical} is not within 0..{_LOGICAL_MASK}")
+    return unix_us << LOGICAL_BITS | logical
+
+
+def to_us(timestamp: int) -> int:
+    """The Unix microseconds of a hybrid time, rounded down."""
+    return timestamp >> LOGICAL_BITS
+
+
+def logical_of(timestamp: int) -> int:
+    """The logical part of a hybrid time, 0..4095."""
+    return timestamp & _LOGICAL_MASK
+
+
+def to_ms(timestamp: int) -> int:
+    """The Unix milliseconds of a hybrid time, rounded down: the Kafka timestamp of its record."""
+    return (timestamp >> LOGICAL_BITS) // _US_PER_MS
+
+
+def first_of_ms(unix_ms: int) -> int:
+    """The lowest hybrid time of a millisecond; `InvalidArgument` when out of range."""
+    return from_us(unix_ms * _US_PER_MS)
+
+
+def last_of_ms(unix_ms: int) -> int:
+    """The highest hybrid time of a millisecond: "as of" a moment given in milliseconds."""
+    return from_us(unix_ms * _US_PER_MS + _US_PER_MS - 1, _LOGICAL_MASK)
+
+
+def to_datetime(timestamp: int) -> datetime:
+    """The moment of a hybrid time, in UTC; the logical part is dropped."""
+    return _UNIX_EPOCH + timedelta(microseconds=to_us(timestamp))
+
+
+def from_datetime(moment: datetime) -> int:
+    """The lowest hybrid time of a moment; `InvalidArgument` without a time zone or out of range."""
+    if moment.tzinfo is None or moment.utcoffset() is None:
+        raise InvalidArgument(f"{moment.isoformat()} has no time zone")
+    return from_us((moment - _UNIX_EPOCH) // timedelta(microseconds=1))
+
+
+def to_text(timestamp: int) -> str:
+    """How people see a hybrid time: UTC to the microsecond, and the logical part unless 0."""
+    moment = to_datetime(timestamp).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    logical = logical_of(timestamp)
+    return f"{moment}+{logical}" if logical else moment
