@@ -1,8 +1,8 @@
 """Tokens: the signed bytes by which another process joins a transaction. Pure: the key is given.
 
 ``01 | key id (4) | txn id (16) | keepalive ms (4, big endian) | scope (UTF-8) | HMAC-SHA256 (32)``;
-the HMAC covers all before it. The key id is the first 4 bytes of the key's SHA-256. Controllers sign
-and verify; clients have no key, treat tokens as bytes, and may `peek`.
+the HMAC covers all before it. The key id is the first 4 bytes of the key's SHA-256. Controllers
+sign and verify; clients have no key, treat tokens as bytes, and may `peek`.
 """
 
 from __future__ import annotations
