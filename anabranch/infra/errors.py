@@ -1,0 +1,77 @@
+"""What can go wrong with the embedded broker, each with a name, sorted as in `anabranch.errors`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from anabranch.errors import AnabranchError, FixCallError, RetryError
+
+
+class InfraError(AnabranchError):
+    """Base of the errors of `anabranch.infra`."""
+
+
+class DownloadFailed(InfraError, RetryError):
+    """A file of the broker could not be fetched; the message names it and the cause."""
+
+
+class HashMismatch(InfraError, FixCallError):
+    """A fetched file is not the one that the lock names; it was thrown away.
+
+    A proxy that answers with a page of its own, or a repository that was tampered with.
+    """
+
+    def __init__(self, file: str, expected: str, found: str) -> None:
+        super().__init__(
+            f"{file} has SHA-256 {found}, expected {expected}: the repository (or a proxy before "
+            "it) served another file; nothing of it was kept"
+        )
+        self.file = file
+        self.expected = expected
+        self.found = found
+
+
+class CacheBusy(InfraError, RetryError):
+    """Another process holds the cache's lock for longer than the deadline."""
+
+
+class NoJava(InfraError, FixCallError):
+    """No Java of the needed version was found; the message says what was tried."""
+
+
+class PortTaken(InfraError, FixCallError):
+    """The port asked for is in use by another process."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(f"port {port} is in use: give another one, or 0 for any free port")
+        self.port = port
+
+
+class BrokerFailed(InfraError):
+    """Base of the errors of a broker that does not run; ``log_tail`` holds its last lines."""
+
+    def __init__(
+        self, message: str, *, log: Path | None = None, log_tail: Sequence[str] = ()
+    ) -> None:
+        if log is not None:
+            message = f"{message}\nlast lines of {log}:\n" + "\n".join(f"  {e}" for e in log_tail)
+        super().__init__(message)
+        self.log = log
+        self.log_tail = tuple(log_tail)
+
+
+class BrokerDied(BrokerFailed):
+    """The broker (or the formatting of its storage) ended by itself."""
+
+
+class StartDeadlinePassed(BrokerFailed, RetryError):
+    """The broker did not answer in time and was stopped."""
+
+
+class BrokerNotRunning(BrokerFailed, FixCallError):
+    """The call needs a running broker."""
+
+
+class FolderMismatch(InfraError, FixCallError):
+    """The data folder was formatted with other settings than those asked for."""

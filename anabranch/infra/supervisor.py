@@ -1,0 +1,164 @@
+"""Runs one command and ends it when its owner ends, however that happens.
+
+Run as a script, in a session of its own, by `anabranch.infra.process`::
+
+    python -I -S supervisor.py OWNER_PID LOG REMOVE -- COMMAND...
+
+REMOVE is a folder to remove when the owner is gone, or empty. Standard input is a pipe whose other
+end only the owner holds; standard output goes to the owner. Only the standard library is needed.
+Three things each end the command, because none alone is enough:
+
+* the pipe's end of file: the owner closed it, or died. But a child that the owner forked without
+  exec holds a copy of the pipe, and keeps it open after the owner's death;
+* so the owner's process is watched too, by a pidfd where there is one, else by the parent's id;
+* this process's own death, by PR_SET_PDEATHSIG where Linux has it. (It would not do between owner
+  and command: it fires when the *thread* that forked ends. Here there is just one thread.)
+
+Orders come in as one byte each, and each is answered by a line: ``K`` kill, ``T`` terminate, ``P``
+pause, ``C`` continue. Signals are sent here, by the parent, so that they can't hit a process that
+got the id of one long gone. The lines sent: ``started PID``, ``failed REASON``, ``done ORDER``,
+``exited CODE`` (negative: the signal).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ORDERS = {
+    b"K": signal.SIGKILL,
+    b"T": signal.SIGTERM,
+    b"P": signal.SIGSTOP,
+    b"C": signal.SIGCONT,
+}
+_PR_SET_PDEATHSIG = 1
+_GRACE_S = 3.0
+_POLL_S = 0.25
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command to its end, or to the owner's."""
+    owner, log, remove = int(arguments[0]), arguments[1], arguments[2]
+    command = arguments[arguments.index("--") + 1 :]
+    # The owner may be gone at any moment, and writing to it must not end this process.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    owner_fd = _pidfd(owner)
+    if os.getppid() != owner:
+        return 1
+    # The owner may have blocked signals, and the mask is inherited: the command needs SIGTERM.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    # Whoever ends this process ends the command: by the same path as the owner's end.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with open(log, "ab") as output:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_die_with_parent(),
+            )
+    except (OSError, subprocess.SubprocessError) as error:
+        _tell(f"failed {error}")
+        return 1
+    _tell(f"started {child.pid}")
+    try:
+        _watch(child, owner, owner_fd, wake_read)
+    finally:
+        _end(child)
+    _tell(f"exited {child.returncode}")
+    if remove and _is_gone(owner):
+        shutil.rmtree(remove, ignore_errors=True)
+    return 0
+
+
+def _watch(child: subprocess.Popen[bytes], owner: int, owner_fd: int | None, wake: int) -> None:
+    """Returns when the command or the owner has ended; carries out orders until then."""
+    watched = [0, wake] if owner_fd is None else [0, wake, owner_fd]
+    while child.poll() is None:
+        ready, _, _ = select.select(watched, [], [], _POLL_S)
+        if owner_fd is not None and owner_fd in ready:
+            return
+        if owner_fd is None and os.getppid() != owner:
+            return
+        if wake in ready and signal.SIGTERM in os.read(wake, 4096):
+            return
+        if 0 in ready:
+            orders = os.read(0, 64)
+            if not orders:
+                return
+            for order in (orders[i : i + 1] for i in range(len(orders))):
+                if order in _ORDERS:
+                    child.send_signal(_ORDERS[order])
+                    _tell(f"done {order.decode()}")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ends the command, gently for `_GRACE_S` seconds; a paused one has to be woken for that."""
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + _GRACE_S
+        while child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if child.poll() is None:
+            child.kill()
+    child.wait()
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    # Before the fork: importing and loading are not safe between fork and exec.
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def apply() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return apply
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _is_gone(owner: int) -> bool:
+    """Whether the owner has ended; one that lives removes its folder itself.
+
+    A dying process closes its pipes a moment before it stops being the parent, hence the wait.
+    """
+    deadline = time.monotonic() + 0.5
+    while os.getppid() == owner and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return os.getppid() != owner
+
+
+def _tell(line: str) -> None:
+    with suppress(OSError):
+        os.write(1, (line.replace("\n", " ") + "\n").encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The long-lived services: thin loops round the core."""
