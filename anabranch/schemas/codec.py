@@ -1,6 +1,8 @@
 """Bytes <-> records: ``[format version][record type][Avro body]``, see ``docs/protocol.md``.
 
-The two leading bytes let every reader refuse by name what it does not know, before it parses anything.
+The two leading bytes let every reader refuse by name what it does not know, before it parses
+anything. Lengths that a hostile sender claims cost nothing: fastavro reads from bytes in memory,
+and allocates no more than lies there.
 """
 
 from __future__ import annotations
@@ -69,14 +71,14 @@ class _Packaged(AbstractSchemaRepository):
 
 
 @cache
-def schema_of(cls: type) -> Any:
+def schema_of(cls: Any) -> Any:
     """The parsed Avro schema of a record class."""
     return load_schema(f"anabranch.{cls.__name__}", repo=_Packaged())
 
 
 def encode(record: Any) -> bytes:
     """The framed bytes of a record (one of `TYPES`)."""
-    cls = type(record)
+    cls: Any = type(record)
     out = io.BytesIO()
     out.write(_PREFIX[cls])
     try:
@@ -89,8 +91,8 @@ def encode(record: Any) -> bytes:
 def decode(data: bytes) -> Any:
     """The record of framed bytes.
 
-    `UnsupportedVersion` for a version or type not known here, `MalformedRecord` for anything that is
-    not exactly one record.
+    `UnsupportedVersion` for a version or type not known here, `MalformedRecord` for anything that
+    is not exactly one record.
     """
     if len(data) < 2:
         raise MalformedRecord(f"a record has at least 2 bytes, not {len(data)}")
@@ -121,7 +123,24 @@ def decode_as(cls: type[T], data: bytes) -> T:
     return record
 
 
-def _record_class(avro: Any) -> type | None:
+def _int32(value: int) -> int:
+    # fastavro takes any 64 bits for an Avro int; what is read must be writable again, anywhere.
+    if not -(1 << 31) <= value < 1 << 31:
+        raise ValueError(f"{value} is not within the 32 bits of an int")
+    return value
+
+
+def _optional(step: _Plain) -> _Plain:
+    return lambda value: None if value is None else step(value)
+
+
+def _tagged(record: Any) -> tuple[str, Any]:
+    cls: Any = type(record)
+    return f"anabranch.{cls.__name__}", _to_plain(cls)(record)
+
+
+def _record_class(avro: Any) -> Any:
+    """The dataclass of a schema's record type, or None."""
     name = avro.get("name", "") if isinstance(avro, dict) and avro.get("type") == "record" else avro
     if isinstance(name, str) and name.startswith("anabranch."):
         found = getattr(r, name.rpartition(".")[2], None)
@@ -129,12 +148,12 @@ def _record_class(avro: Any) -> type | None:
     return None
 
 
-def _field_types(cls: type) -> list[tuple[str, Any]]:
+def _field_types(cls: Any) -> list[tuple[str, Any]]:
     return [(f["name"], f["type"]) for f in schema_of(cls)["fields"]]
 
 
 @cache
-def _from_plain(cls: type) -> _Plain:
+def _from_plain(cls: Any) -> _Plain:
     steps = [(name, _reader(avro)) for name, avro in _field_types(cls)]
 
     def build(plain: Any) -> Any:
@@ -147,19 +166,23 @@ def _reader(avro: Any) -> _Plain | None:
     cls = _record_class(avro)
     if cls is not None:
         return _from_plain(cls)
+    if avro == "int":
+        return _int32
     if isinstance(avro, list):
         if all(_record_class(branch) for branch in avro):
             return lambda pair: _from_plain(getattr(r, pair[0].rpartition(".")[2]))(pair[1])
         inner = _reader(avro[1])
-        return (lambda v: None if v is None else inner(v)) if inner else None
+        return _optional(inner) if inner else None
     if isinstance(avro, dict) and avro["type"] == "array":
-        inner = _reader(avro["items"])
-        return (lambda v: tuple([inner(x) for x in v])) if inner else tuple
+        item = _reader(avro["items"])
+        if item is None:
+            return tuple
+        return lambda values: tuple([item(value) for value in values])
     return None
 
 
 @cache
-def _to_plain(cls: type) -> _Plain:
+def _to_plain(cls: Any) -> _Plain:
     steps = [(name, _writer(avro)) for name, avro in _field_types(cls)]
 
     def flatten(record: Any) -> Any:
@@ -175,12 +198,16 @@ def _writer(avro: Any) -> _Plain | None:
     cls = _record_class(avro)
     if cls is not None:
         return _to_plain(cls)
+    if avro == "int":
+        return _int32
     if isinstance(avro, list):
         if all(_record_class(branch) for branch in avro):
-            return lambda rec: (f"anabranch.{type(rec).__name__}", _to_plain(type(rec))(rec))
+            return _tagged
         inner = _writer(avro[1])
-        return (lambda v: None if v is None else inner(v)) if inner else None
+        return _optional(inner) if inner else None
     if isinstance(avro, dict) and avro["type"] == "array":
-        inner = _writer(avro["items"])
-        return (lambda v: [inner(x) for x in v]) if inner else list
+        item = _writer(avro["items"])
+        if item is None:
+            return list
+        return lambda values: [item(value) for value in values]
     return None

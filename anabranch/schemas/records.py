@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-TxnState = Literal["OPEN", "COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS", "COMMITTED", "ABORT_IN_PROGRESS", "ABORTED"]
+TxnState = Literal[
+    "OPEN",
+    "COMMIT_IN_PROGRESS",
+    "FINALIZE_IN_PROGRESS",
+    "COMMITTED",
+    "ABORT_IN_PROGRESS",
+    "ABORTED",
+]
 ParticipantOp = Literal["BEGIN_TXN", "BEGIN_COMMIT", "FINALIZE_COMMIT", "ABORT_TXN"]
 
 
@@ -170,7 +177,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class AdoptScope:
-    """Command from the directory (control partition 0) to the control partition that serves a new scope."""
+    """Command from the directory (control partition 0) to the partition that serves a new scope."""
 
     scope: str
 
@@ -286,7 +293,17 @@ class Reply:
 
     correlation_id: bytes
     hybrid_time: int
-    result: Refusal | ScopeInfo | StreamList | Begun | Touched | Registered | Outcome | Alive | TransactionList
+    result: (
+        Refusal
+        | ScopeInfo
+        | StreamList
+        | Begun
+        | Touched
+        | Registered
+        | Outcome
+        | Alive
+        | TransactionList
+    )
 
 
 @dataclass(frozen=True, slots=True)
