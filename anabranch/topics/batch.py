@@ -1,0 +1,266 @@
+"""RecordBatch v2 (KIP-98): reading the header, checking the CRC, and patching it for splicing.
+
+Layout, big endian: base offset i64, length i32 (of all that follows it), leader epoch i32, magic i8,
+CRC-32C u32 (of all that follows it), attributes i16, last offset delta i32, base timestamp i64, max
+timestamp i64, producer id i64, producer epoch i16, base sequence i32, record count i32, records.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import google_crc32c
+
+from anabranch.ports import CorruptBatch, LogRefused, RawBatch
+
+HEADER_SIZE = 61
+MAGIC = 2
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1
+NO_LEADER_EPOCH = -1
+MAX_SEQUENCE = (1 << 31) - 1
+
+COMPRESSION_MASK = 0x07
+LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+# KIP-534: the base timestamp is a delete horizon too; the records' deltas are still relative to it.
+DELETE_HORIZON = 0x40
+
+# The broker's code for a batch that breaks a rule of the format.
+INVALID_RECORD = 87
+
+Buffer = bytes | bytearray | memoryview
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_LENGTH_AND_MAGIC = struct.Struct(">iib")
+_OFFSET = struct.Struct(">q")
+# What the CRC does not cover (21 bytes), and the rest of the header (40 bytes).
+_UNCOVERED = struct.Struct(">qiibI")
+_COVERED = struct.Struct(">hiqqqhii")
+_CRC_FROM = _UNCOVERED.size
+_LENGTH_FROM = 12
+
+
+class BatchHeader(NamedTuple):
+    """The header of a RecordBatch v2; timestamps in Unix milliseconds.
+
+    ``length`` counts the bytes after itself: the whole batch has 12 more.
+    """
+
+    base_offset: int
+    length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+
+    @property
+    def compression(self) -> int:
+        """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
+        return self.attributes & COMPRESSION_MASK
+
+    @property
+    def is_transactional(self) -> bool:
+        """Written inside a native transaction."""
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        """A marker of the broker (commit or abort), not data."""
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """All records have the batch's max timestamp."""
+        return bool(self.attributes & LOG_APPEND_TIME)
+
+    @property
+    def is_dense(self) -> bool:
+        """No record is missing (as in compacted batches): only these can be produced as they are."""
+        return self.count >= 1 and self.last_offset_delta == self.count - 1
+
+    @property
+    def next_offset(self) -> int:
+        """The last offset + 1."""
+        return self.base_offset + self.last_offset_delta + 1
+
+
+def read_header(data: Buffer) -> BatchHeader:
+    """The header at the start of ``data``. `CorruptBatch` if it is none of a RecordBatch v2.
+
+    ``data`` must hold exactly one batch.
+    """
+    if len(data) < HEADER_SIZE:
+        raise CorruptBatch(f"{len(data)} bytes are no record batch: its header alone has {HEADER_SIZE}")
+    header = BatchHeader._make(_HEADER.unpack_from(data))
+    if header.magic != MAGIC:
+        raise CorruptBatch(f"a batch of magic {header.magic}; only RecordBatch v2 is supported")
+    if header.length != len(data) - _LENGTH_FROM:
+        raise CorruptBatch(
+            f"the batch says it has {header.length + _LENGTH_FROM} bytes, not {len(data)}"
+        )
+    return header
+
+
+def compute_crc(data: Buffer) -> int:
+    """The CRC-32C that the batch should have."""
+    return google_crc32c.value(bytes(memoryview(data)[_CRC_FROM:]))
+
+
+def check_crc(data: Buffer) -> None:
+    """`CorruptBatch` unless the batch's CRC-32C matches its bytes."""
+    found = _UNCOVERED.unpack_from(data)[4]
+    if google_crc32c.value(bytes(memoryview(data)[_CRC_FROM:])) != found:
+        base = _OFFSET.unpack_from(data)[0]
+        raise CorruptBatch(f"the batch at offset {base} does not match its CRC-32C")
+
+
+def split_batches(blob: Buffer, *, check: bool = True) -> Iterator[RawBatch]:
+    """The batches of a fetched blob, control batches too; a partial last one is dropped.
+
+    Raises:
+        CorruptBatch: a CRC that does not match (unless ``check`` is False), or no RecordBatch v2.
+    """
+    view = memoryview(blob)
+    at, end = 0, len(view)
+    while end - at >= HEADER_SIZE:
+        length, _, magic = _LENGTH_AND_MAGIC.unpack_from(view, at + 8)
+        if magic != MAGIC:
+            raise CorruptBatch(f"a batch of magic {magic}; only RecordBatch v2 is supported")
+        if length < HEADER_SIZE - _LENGTH_FROM:
+            raise CorruptBatch(f"a batch of {length} bytes is shorter than its own header")
+        stop = at + _LENGTH_FROM + length
+        if stop > end:
+            return
+        data = view[at:stop]
+        if check:
+            check_crc(data)
+        header = _HEADER.unpack_from(data)
+        base, last_delta = header[0], header[6]
+        if last_delta < 0 or base < 0:
+            raise CorruptBatch(f"a batch at offset {base} with a last offset delta of {last_delta}")
+        yield RawBatch(base, base + last_delta + 1, data)
+        at = stop
+
+
+def patch_parts(
+    data: Buffer,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    *,
+    transactional: bool = True,
+) -> tuple[bytes, bytes]:
+    """The batch for another producer, as two buffers to be sent one after the other.
+
+    Base offset 0 and no leader epoch, as the broker asks; the bits for LogAppendTime, a delete horizon
+    and transactions are set for the new log (the broker would store wrong ones silently); the CRC is
+    computed anew, so check the old one first. Two buffers, because the CRC comes before what it covers:
+    a big batch is copied once only.
+
+    Raises:
+        LogRefused: (87) a control batch, or one with gaps in its offsets. The broker refuses both, and
+            a mended header would be stored with broken offsets: re-encode such a batch.
+        CorruptBatch: not one RecordBatch v2.
+    """
+    header = read_header(data)
+    if header.is_control:
+        raise LogRefused("a control batch can't be appended", INVALID_RECORD)
+    if not header.is_dense:
+        raise LogRefused(
+            f"a batch of {header.count} records over {header.last_offset_delta + 1} offsets "
+            "can't be appended as it is: re-encode it",
+            INVALID_RECORD,
+        )
+    attributes = header.attributes & COMPRESSION_MASK
+    if transactional:
+        attributes |= TRANSACTIONAL
+    covered = b"".join(
+        (
+            _COVERED.pack(
+                attributes,
+                header.last_offset_delta,
+                header.base_timestamp,
+                header.max_timestamp,
+                producer_id,
+                producer_epoch,
+                base_sequence,
+                header.count,
+            ),
+            memoryview(data)[HEADER_SIZE:],
+        )
+    )
+    uncovered = _UNCOVERED.pack(
+        0, header.length, NO_LEADER_EPOCH, MAGIC, google_crc32c.value(covered)
+    )
+    return uncovered, covered
+
+
+def patch(
+    data: Buffer,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    *,
+    transactional: bool = True,
+) -> bytes:
+    """`patch_parts` in one piece."""
+    return b"".join(
+        patch_parts(data, producer_id, producer_epoch, base_sequence, transactional=transactional)
+    )
+
+
+def frame(
+    body: Buffer,
+    *,
+    compression: int,
+    last_offset_delta: int,
+    count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    base_offset: int = 0,
+    attributes: int = 0,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+) -> bytes:
+    """A whole batch from its (compressed) records."""
+    covered = b"".join(
+        (
+            _COVERED.pack(
+                attributes | compression,
+                last_offset_delta,
+                base_timestamp,
+                max_timestamp,
+                producer_id,
+                producer_epoch,
+                base_sequence,
+                count,
+            ),
+            body,
+        )
+    )
+    length = _UNCOVERED.size - _LENGTH_FROM + len(covered)
+    crc = google_crc32c.value(covered)
+    return _UNCOVERED.pack(base_offset, length, NO_LEADER_EPOCH, MAGIC, crc) + covered
+
+
+def with_base_offset(data: Buffer, base_offset: int) -> bytes:
+    """The same batch at another offset (the CRC does not cover it)."""
+    return _OFFSET.pack(base_offset) + bytes(memoryview(data)[8:])
+
+
+def next_sequence(sequence: int, count: int) -> int:
+    """The sequence after ``count`` records from ``sequence``; 2^31-1 is followed by 0."""
+    return (sequence + count) & MAX_SEQUENCE

@@ -1,0 +1,220 @@
+"""Records of a RecordBatch v2 in plain Python: the oracle of the compiled code, and for small batches.
+
+A record: length, attributes i8, timestamp delta, offset delta, key, value, headers; all numbers are
+zigzag varints, lengths of -1 stand for null (KIP-98).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from anabranch.errors import InvalidArgument
+from anabranch.ports import CorruptBatch
+from anabranch.topics import compression
+from anabranch.topics.batch import HEADER_SIZE, Buffer, frame, read_header
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+# Seven one-byte fields: length, attributes, two deltas, key, value, number of headers.
+MIN_RECORD_BYTES = 7
+_MAX_VARINT_BITS = 32
+_MAX_VARLONG_BITS = 64
+
+
+class Record(NamedTuple):
+    """One record of the log. ``timestamp_ms``: Unix milliseconds. Null keys and values are None."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def decode_records(data: Buffer, *, limit: int = compression.MAX_UNPACKED_BYTES) -> list[Record]:
+    """All records of one batch; their offsets are those of the log.
+
+    Raises:
+        CorruptBatch: malformed in any way, or unpacking to more than ``limit`` bytes.
+    """
+    header = read_header(data)
+    body = compression.decompress(
+        header.compression, memoryview(data)[HEADER_SIZE:], limit=limit
+    )
+    if not 0 <= header.count <= len(body) // MIN_RECORD_BYTES:
+        raise CorruptBatch(f"{header.count} records don't fit into {len(body)} bytes")
+    reader = _Reader(body)
+    records: list[Record] = []
+    last_delta = -1
+    for _ in range(header.count):
+        size = reader.varint()
+        stop = reader.at + size
+        if size < 0 or stop > len(body):
+            raise CorruptBatch("a record goes beyond the end of its batch")
+        reader.end = stop
+        reader.skip(1)
+        timestamp = header.base_timestamp + reader.varlong()
+        delta = reader.varint()
+        if not last_delta < delta <= header.last_offset_delta:
+            raise CorruptBatch(f"offset delta {delta} after {last_delta}")
+        last_delta = delta
+        key = reader.nullable()
+        value = reader.nullable()
+        headers = reader.headers()
+        if reader.at != stop:
+            raise CorruptBatch("a record's length and its content disagree")
+        reader.end = len(body)
+        if header.is_log_append_time:
+            timestamp = header.max_timestamp
+        records.append(Record(header.base_offset + delta, timestamp, key, value, headers))
+    if reader.at != len(body):
+        raise CorruptBatch("bytes after the last record")
+    return records
+
+
+def encode_batch(records: Sequence[Record], compression: str | None = None) -> bytes:
+    """A batch with base offset 0 and no producer; the records' own offsets don't matter.
+
+    Raises:
+        InvalidArgument: no records, or a codec other than none, gzip, snappy, lz4, zstd.
+    """
+    return _encode(records, compression, dense=True)
+
+
+def encode_sparse(records: Sequence[Record], next_offset: int, compression: str | None = None) -> bytes:
+    """A batch that keeps the records' offsets, gaps and all, as compaction leaves it.
+
+    The batch ends at ``next_offset`` even if its last records are gone.
+    """
+    return _encode(records, compression, dense=False, next_offset=next_offset)
+
+
+def _encode(
+    records: Sequence[Record], codec: str | None, *, dense: bool, next_offset: int = 0
+) -> bytes:
+    if not records:
+        raise InvalidArgument("a batch has at least one record")
+    number = codec_number(codec)
+    base_timestamp = records[0].timestamp_ms
+    base_offset = 0 if dense else records[0].offset
+    body = bytearray()
+    for index, record in enumerate(records):
+        delta = index if dense else record.offset - base_offset
+        encode_record(body, record, delta, record.timestamp_ms - base_timestamp)
+    return frame(
+        compression.compress(number, body),
+        compression=number,
+        last_offset_delta=len(records) - 1 if dense else next_offset - 1 - base_offset,
+        count=len(records),
+        base_timestamp=base_timestamp,
+        max_timestamp=max(record.timestamp_ms for record in records),
+        base_offset=base_offset,
+    )
+
+
+def codec_number(name: str | None) -> int:
+    """The number of a codec's name; None is no compression."""
+    for known, number in compression.CODECS.items():
+        if known == (name or "none"):
+            return number
+    raise InvalidArgument(f"compression {name!r}: one of {', '.join(compression.CODECS)}")
+
+
+def encode_record(body: bytearray, record: Record, offset_delta: int, timestamp_delta: int) -> None:
+    """Append one record to ``body``."""
+    out = bytearray(b"\x00")
+    put_varint(out, timestamp_delta)
+    put_varint(out, offset_delta)
+    _put_nullable(out, record.key)
+    _put_nullable(out, record.value)
+    put_varint(out, len(record.headers))
+    for name, value in record.headers:
+        _put_nullable(out, name.encode("utf-8", "surrogateescape"))
+        _put_nullable(out, value)
+    put_varint(body, len(out))
+    body += out
+
+
+def put_varint(out: bytearray, value: int) -> None:
+    """Append a zigzag varint of up to 64 bits."""
+    value = (value << 1) ^ (value >> 63)
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _put_nullable(out: bytearray, data: bytes | None) -> None:
+    if data is None:
+        put_varint(out, -1)
+    else:
+        put_varint(out, len(data))
+        out += data
+
+
+class _Reader:
+    """Strict: nothing is read beyond ``end``."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.at = 0
+        self.end = len(body)
+
+    def skip(self, count: int) -> None:
+        if self.at + count > self.end:
+            raise CorruptBatch("a record ends in the middle of a field")
+        self.at += count
+
+    def _unsigned(self, bits: int) -> int:
+        value = shift = 0
+        while True:
+            if self.at >= self.end:
+                raise CorruptBatch("a record ends in the middle of a number")
+            byte = self.body[self.at]
+            self.at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift >= bits:
+                raise CorruptBatch("a number of too many bytes")
+        if value >> bits:
+            raise CorruptBatch("a number of too many bits")
+        return value
+
+    def varint(self) -> int:
+        value = self._unsigned(_MAX_VARINT_BITS)
+        return value >> 1 ^ -(value & 1)
+
+    def varlong(self) -> int:
+        value = self._unsigned(_MAX_VARLONG_BITS)
+        return value >> 1 ^ -(value & 1)
+
+    def nullable(self) -> bytes | None:
+        size = self.varint()
+        if size == -1:
+            return None
+        if size < 0:
+            raise CorruptBatch(f"a field of {size} bytes")
+        start = self.at
+        self.skip(size)
+        return self.body[start : self.at]
+
+    def headers(self) -> tuple[tuple[str, bytes | None], ...]:
+        count = self.varint()
+        # Each takes at least two bytes: its name's length and its value's.
+        if not 0 <= count <= (self.end - self.at) // 2:
+            raise CorruptBatch(f"{count} headers don't fit")
+        return tuple(self._header() for _ in range(count))
+
+    def _header(self) -> tuple[str, bytes | None]:
+        name = self.nullable()
+        if name is None:
+            raise CorruptBatch("a header without a name")
+        return name.decode("utf-8", "surrogateescape"), self.nullable()
+
+
+def records_of(values: Iterable[tuple[bytes | None, bytes | None]], timestamp_ms: int) -> list[Record]:
+    """Records of (key, value) pairs that all have one timestamp."""
+    return [Record(i, timestamp_ms, key, value) for i, (key, value) in enumerate(values)]
