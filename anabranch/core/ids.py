@@ -74,7 +74,9 @@ def pack_txn_header(txn_id: bytes, writer: int, stream_epoch: int) -> bytes:
 def unpack_txn_header(value: bytes) -> tuple[bytes, int, int]:
     """(transaction id, writer, stream epoch) of an ``ab.txn`` header."""
     if len(value) != TXN_HEADER_SIZE:
-        raise MalformedRecord(f"an {TXN_HEADER} header has {TXN_HEADER_SIZE} bytes, not {len(value)}")
+        raise MalformedRecord(
+            f"an {TXN_HEADER} header has {TXN_HEADER_SIZE} bytes, not {len(value)}"
+        )
     txn_id, writer, epoch = _TXN_HEADER_FORM.unpack(value)
     return txn_id, writer, epoch
 

@@ -1,0 +1,86 @@
+"""Commands and due deadlines -> what a round says. The entrance to all decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from anabranch.core import decide_admin, decide_commit, decide_txn
+from anabranch.core import rows as k
+from anabranch.core.ids import made_ms_of
+from anabranch.core.plan import ReplyTo
+from anabranch.core.turn import Turn, attempt
+from anabranch.errors import MalformedRecord
+from anabranch.schemas import records as r
+
+_DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
+    r.FindScope: decide_admin.find_scope,
+    r.AdoptScope: decide_admin.adopt_scope,
+    r.CreateStream: decide_admin.create_stream,
+    r.DescribeStreams: decide_admin.describe_streams,
+    r.Begin: decide_txn.begin,
+    r.Touch: decide_txn.touch,
+    r.Register: decide_txn.register,
+    r.Heartbeat: decide_txn.heartbeat,
+    r.Abort: decide_txn.abort,
+    r.GetState: decide_txn.get_state,
+    r.Resolve: decide_txn.resolve,
+    r.ListTransactions: decide_txn.list_transactions,
+    r.Commit: decide_commit.commit,
+    r.OneShot: decide_commit.one_shot,
+}
+
+
+CHECK_MS = 250  # how often silence and old outcomes are looked for
+
+
+def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
+    """Decide one command. A refusal is answered and changes nothing."""
+    decision = _DECISIONS.get(type(command))
+
+    def run() -> None:
+        if decision is None:
+            raise MalformedRecord(f"{type(command).__name__} is not a command")
+        decision(turn, command, to)
+
+    attempt(turn, to, run)
+
+
+def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
+    """What time and the journal bring: commits to decide or merge, stale transactions, old outcomes.
+
+    ``read_to_end``: the commands are read to their end; only then is staleness judged (a heartbeat may
+    wait unread). Returns the new horizon of forgotten ids, or None if it stays.
+    """
+    decide_commit.advance_commits(turn)
+    if turn.now_ms < turn.hearing.next_check_ms:
+        return None
+    if read_to_end:
+        turn.hearing.next_check_ms = turn.now_ms + CHECK_MS
+        _abort_stale(turn)
+    return _forget_old(turn)
+
+
+def _abort_stale(turn: Turn) -> None:
+    for txn_id, txn in list(turn.state.open.items()):
+        if txn.row.state != "OPEN" or txn.pending is not None:
+            continue
+        silent_ms = turn.now_ms - turn.hearing.last(txn_id)
+        if silent_ms > txn.row.keepalive_ms:
+            decide_txn.abort_txn(turn, txn_id, f"stale: nothing heard of it for {silent_ms} ms")
+
+
+def _forget_old(turn: Turn) -> int | None:
+    """Delete the rows of transactions that ended longer ago than the retention."""
+    horizon = turn.state.round.expired_ms
+    ended_before = turn.wall_ms - turn.settings.retention_ms
+    for txn_id in turn.state.finished_before(ended_before, turn.settings.purge_per_round):
+        row = turn.state.txn_row(txn_id)
+        if row is None:
+            continue
+        if row.name is not None and turn.state.holder(row.scope, row.name) == txn_id:
+            turn.put(k.name_key(row.scope, row.name), None)
+        for key in turn.state.row_keys(txn_id):
+            turn.put(key, None)
+        horizon = max(horizon, made_ms_of(txn_id))
+    return horizon if horizon != turn.state.round.expired_ms else None

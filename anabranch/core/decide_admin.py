@@ -1,0 +1,173 @@
+"""Decisions on scopes and streams."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from zlib import crc32
+
+from anabranch.core import rows as k
+from anabranch.core.ids import check_scope, segment_id, split_stream
+from anabranch.core.keyspace import even_ranges
+from anabranch.core.plan import NO_PREVIOUS, NewEpoch, ReplyTo
+from anabranch.core.turn import Turn, refuse
+from anabranch.errors import (
+    AnabranchError,
+    InvalidArgument,
+    StreamExists,
+    UnknownScope,
+    UnknownStream,
+)
+from anabranch.schemas.records import (
+    AdoptScope,
+    CreateStream,
+    DescribeStreams,
+    EpochRecord,
+    FindScope,
+    ScopeInfo,
+    ScopeRow,
+    SegmentRange,
+    StreamInfo,
+    StreamList,
+    StreamRow,
+)
+
+DIRECTORY = 0  # the control partition that knows where each scope is served
+CREATING = "CREATING"
+ACTIVE = "ACTIVE"
+
+
+def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
+    """Where a scope is served; stored when it is created, never hashed again."""
+    scope = check_scope(command.scope)
+    if turn.settings.control_partition != DIRECTORY:
+        raise InvalidArgument(f"ask control partition {DIRECTORY}, the directory, for scopes")
+    if scope == turn.settings.prefix:
+        raise InvalidArgument(
+            f"{scope!r} is the prefix of anabranch's own topics: choose another scope"
+        )
+    if scope not in turn.state.scopes:
+        if not command.create:
+            raise UnknownScope(f"there is no scope {scope!r}: create a stream in it first")
+        chosen = crc32(scope.encode()) % turn.settings.control_partitions
+        turn.put(k.scope_key(scope), ScopeRow(scope, chosen))
+        if chosen != DIRECTORY:
+            turn.round.commands.append((chosen, AdoptScope(scope)))
+    turn.reply(to, ScopeInfo(scope, turn.state.scopes[scope]))
+
+
+def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:
+    """The directory gave this control partition a scope."""
+    scope = check_scope(command.scope)
+    if scope not in turn.state.scopes:
+        turn.put(k.scope_key(scope), ScopeRow(scope, turn.settings.control_partition))
+    turn.reply(to, ScopeInfo(scope, turn.settings.control_partition))
+
+
+def check_served(turn: Turn, scope: str) -> None:
+    """The scope exists and is served here."""
+    served = turn.state.scopes.get(check_scope(scope))
+    if served is None:
+        raise UnknownScope(f"scope {scope!r} is not known here: create a stream in it first")
+    if served != turn.settings.control_partition:
+        raise UnknownScope(f"scope {scope!r} is served by control partition {served}")
+
+
+def active_stream(turn: Turn, stream: str) -> StreamRow:
+    """The row of a stream that can be written to."""
+    row = turn.state.streams.get(stream)
+    if row is None or row.state != ACTIVE:
+        raise UnknownStream(f"there is no stream {stream!r}: create it first")
+    return row
+
+
+def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None:
+    """Log the intent; the shell makes the topics, then `stream_created`."""
+    scope, _ = split_stream(command.stream)
+    check_served(turn, scope)
+    even_ranges(command.segments)  # refuses impossible counts
+    row = turn.state.streams.get(command.stream)
+    if row is not None:
+        if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
+            raise StreamExists(
+                f"{command.stream} exists with {row.segment_count} segments and settings "
+                f"{dict(row.settings)}"
+            )
+        if row.state == ACTIVE:
+            turn.reply(to, StreamList((stream_info(turn, row),)))
+            return
+    turn.put(
+        k.stream_key(command.stream),
+        StreamRow(
+            stream=command.stream,
+            state=CREATING,
+            segment_count=command.segments,
+            settings=dict(command.settings),
+            stream_epoch=0,
+            reference_epoch=0,
+            segments=(),
+            correlation_id=to.correlation_id if to else b"",
+            reply_partition=to.partition if to else -1,
+        ),
+    )
+
+
+def stream_created(turn: Turn, stream: str, starts: dict[int, int]) -> None:
+    """The topics exist: open the first epoch. ``starts``: end offset of each partition now."""
+    row = turn.state.streams[stream]
+    if row.state == ACTIVE:
+        return
+    segments = tuple(
+        SegmentRange(segment_id(0, number), low, high, number, starts[number])
+        for number, (low, high) in enumerate(even_ranges(row.segment_count))
+    )
+    active = replace(row, state=ACTIVE, segments=segments, correlation_id=b"", reply_partition=-1)
+    turn.put(k.stream_key(stream), active)
+    turn.round.epochs.append(
+        NewEpoch(
+            stream,
+            EpochRecord(0, 0, turn.next_timestamp(), segments, (), (), NO_PREVIOUS),
+        )
+    )
+    turn.reply(_waiting(row), StreamList((stream_info(turn, active),)))
+
+
+def stream_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+    """The topics can't be made as asked: the intent is taken back."""
+    row = turn.state.streams[stream]
+    turn.put(k.stream_key(stream), None)
+    turn.reply(_waiting(row), refuse(error))
+
+
+def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -> None:
+    """One stream, a scope's, or all of this control partition."""
+    if command.stream is not None:
+        rows = [active_stream(turn, command.stream)]
+    else:
+        rows = [
+            row
+            for name, row in sorted(turn.state.streams.items())
+            if command.scope is None or name.partition("/")[0] == command.scope
+        ]
+    turn.reply(to, StreamList(tuple(stream_info(turn, row) for row in rows)))
+
+
+def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
+    """A stream as its askers see it."""
+    return StreamInfo(
+        stream=row.stream,
+        state=row.state,
+        stream_epoch=row.stream_epoch,
+        reference_epoch=row.reference_epoch,
+        segments=row.segments,
+        settings=row.settings,
+        rejected=dict(turn.index.rejected.get(row.stream, {})),
+        journal={
+            str(partition): offset
+            for (stream, partition), offset in sorted(turn.index.positions.items())
+            if stream == row.stream
+        },
+    )
+
+
+def _waiting(row: StreamRow) -> ReplyTo | None:
+    return ReplyTo(row.correlation_id, row.reply_partition) if row.correlation_id else None

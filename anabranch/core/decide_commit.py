@@ -1,0 +1,332 @@
+"""Decisions on commits: which writers to take, when the journal covers them, what to merge.
+
+A commit goes: *pending* (logged; waits, with a deadline, for the journal to show all receipts) → *decided*
+(COMMIT_IN_PROGRESS and exactly the writers to take are logged; from here a successor finishes it) → *merged*
+(timestamp, merges, COMMIT, COMMITTED and the answers, in one round). A refusal before *decided* leaves the
+transaction open and unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from anabranch.core import rows as k
+from anabranch.core.decide_admin import active_stream, check_served
+from anabranch.core.decide_txn import (
+    abort_txn,
+    check_id_partition,
+    check_in_scope,
+    check_name,
+    check_receipts,
+    earlier_outcome,
+    end_pending,
+    finish,
+    journal_op,
+    put_receipt,
+    supersede,
+)
+from anabranch.core.ids import segment_epoch
+from anabranch.core.journal_index import Weighed, extents_of, layout, taken_runs
+from anabranch.core.keyspace import position_of
+from anabranch.core.plan import Part, ReplyTo, StreamCommit
+from anabranch.core.state import OpenTxn, State
+from anabranch.core.states import judge
+from anabranch.core.turn import Turn
+from anabranch.errors import (
+    AnabranchError,
+    InvalidArgument,
+    NotReady,
+    ReceiptMismatch,
+    ReceiptsNotCovered,
+    TransactionAborted,
+    WritersUnfinished,
+)
+from anabranch.schemas.records import (
+    Commit,
+    Event,
+    JournalOp,
+    OneShot,
+    PendingCommitRow,
+    Receipt,
+    SegmentRange,
+    StreamRow,
+    TxnRow,
+)
+
+MAX_WAIT_MS = 600_000
+
+
+def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
+    """Receive a commit: it is logged as pending, and decided as soon as the journal covers it."""
+    token = turn.token(command.token)
+    row = turn.row(token.txn_id)
+    if row.state == "COMMITTED":
+        turn.reply(to, turn.outcome(row))
+        return
+    moves = judge(row.state, "begin_commit", row.reason) is not None
+    turn.hear(token.txn_id)
+    txn = turn.open(token.txn_id)
+    if not moves:  # decided already: this asker waits too
+        turn.put(k.pending_key(row.txn_id), _join_waiting(txn.pending, to))
+        return
+    check_name(command.name)
+    if not 0 <= command.wait_ms <= MAX_WAIT_MS:
+        raise InvalidArgument(f"wait_ms {command.wait_ms} is not within 0 and {MAX_WAIT_MS}")
+    check_receipts(turn, row.txn_id, (*command.own, *(command.receipts or ())))
+    writers = _choose_writers(txn, command)
+    for receipt in command.own:
+        known = txn.writers.get(receipt.writer)
+        if known is None or known.sequence < receipt.sequence:
+            put_receipt(turn, receipt)
+    waiting = _join_waiting(txn.pending, to)
+    turn.put(
+        k.pending_key(row.txn_id),
+        replace(
+            waiting,
+            writers=writers,
+            name=command.name,
+            deadline_ms=turn.wall_ms + command.wait_ms,
+        ),
+    )
+
+
+def _join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> PendingCommitRow:
+    """One more who waits for the answer; a repeated command does not wait twice."""
+    if pending is None:
+        pending = PendingCommitRow((), (), False, (), None, 0)
+    if to is None or to.correlation_id in pending.correlation_ids:
+        return pending
+    return replace(
+        pending,
+        correlation_ids=(*pending.correlation_ids, to.correlation_id),
+        reply_partitions=(*pending.reply_partitions, to.partition),
+    )
+
+
+def _choose_writers(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
+    """Own writers always; of the others exactly those named, else every finished one."""
+    own = {receipt.writer: receipt for receipt in command.own}
+    if command.receipts is not None:
+        others = {r.writer: r for r in command.receipts if r.writer not in own}
+    else:
+        registered = {w: r for w, r in txn.writers.items() if w not in own}
+        unfinished = sorted(w for w, r in registered.items() if not r.finished)
+        if unfinished:
+            named = ", ".join(f"{w & (1 << 64) - 1:016x}" for w in unfinished)
+            raise WritersUnfinished(
+                f"registered but not finished: writer {named}; give the receipts to take, or let it finish"
+            )
+        others = registered
+    chosen = own | others
+    return tuple(chosen[writer] for writer in sorted(chosen))
+
+
+# -- due work -----------------------------------------------------------------------------------------
+
+
+def advance_commits(turn: Turn) -> None:
+    """Decide the pending commits that can be decided, and merge those decided in former rounds."""
+    merged_bytes = 0
+    for txn_id in list(turn.state.committing):
+        txn = turn.state.open.get(txn_id)
+        pending = txn.pending if txn is not None else None
+        if txn is None or pending is None:
+            continue  # ended meanwhile: superseded by another of its name
+        if not pending.decided:
+            _try_decide(turn, txn_id, txn, pending)
+        elif txn.row.state == "COMMIT_IN_PROGRESS" and merged_bytes < turn.settings.round_bytes:
+            merged_bytes += _merge(turn, txn_id, txn, pending)
+
+
+def next_deadline_ms(state: State) -> int | None:
+    """When the next commit is to be looked at, Unix milliseconds: 0 if one can be merged at once."""
+    deadlines = []
+    for txn_id in state.committing:
+        pending = state.open[txn_id].pending
+        if pending is not None:
+            deadlines.append(0 if pending.decided else pending.deadline_ms)
+    return min(deadlines, default=None)
+
+
+def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow) -> None:
+    weighed = turn.index.weigh(turn.state, txn_id, pending.writers)
+    late = turn.wall_ms >= pending.deadline_ms
+    error = _why_not(turn, txn_id, weighed, pending)
+    if error is None:
+        _decide(turn, txn_id, txn, pending, weighed)
+    elif late or not isinstance(error, ReceiptsNotCovered | NotReady):
+        end_pending(turn, txn_id, error)
+
+
+def _why_not(
+    turn: Turn, txn_id: bytes, weighed: Weighed, pending: PendingCommitRow
+) -> AnabranchError | None:
+    if not weighed.covered:
+        return ReceiptsNotCovered(
+            "the journal did not show all that the receipts claim before the deadline; the transaction "
+            "is still open: commit again"
+        )
+    if weighed.wrong:
+        return ReceiptMismatch(weighed.wrong)
+    try:
+        row = turn.open(txn_id).row
+        if pending.name is not None and pending.name != row.name:
+            earlier_outcome(turn, row.scope, pending.name)
+    except NotReady as error:
+        return error
+    return None
+
+
+def _decide(
+    turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow, weighed: Weighed
+) -> None:
+    """Log that the transaction commits, with exactly these writers."""
+    row = txn.row
+    if pending.name is not None and pending.name != row.name:
+        earlier = earlier_outcome(turn, row.scope, pending.name)
+        if earlier is not None:
+            _yield_to(turn, txn_id, earlier, pending.name)
+            return
+        supersede(turn, row.scope, pending.name, txn_id)
+        row = replace(row, name=pending.name)
+    moved = turn.move(row, "begin_commit", committed=weighed.committed, left_out=weighed.left_out)
+    turn.put(k.txn_key(txn_id), moved)
+    turn.put(k.pending_key(txn_id), replace(pending, decided=True))
+    for stream, epoch in txn.participants.items():
+        journal_op(turn, stream, JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
+
+
+def _yield_to(turn: Turn, txn_id: bytes, earlier: TxnRow, name: str) -> None:
+    """The name is committed already: its outcome is the answer, and this transaction is aborted."""
+    for to in end_pending(turn, txn_id, None):
+        turn.reply(to, turn.outcome(earlier))
+    abort_txn(turn, txn_id, f"the name {name!r} was committed before by {earlier.txn_id.hex()}")
+
+
+def _merge(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow) -> int:
+    """Plan the merge of a decided transaction; returns its size in bytes, about."""
+    timestamp = turn.next_timestamp()
+    extents = extents_of(pending.writers)
+    size = 0
+    for stream, epoch in txn.participants.items():
+        parts = []
+        for segment in layout(turn.state, stream, epoch):
+            here = {
+                writer: extent
+                for (writer, s, partition), extent in extents.items()
+                if (s, partition) == (stream, segment.partition)
+            }
+            runs = taken_runs(turn.index.runs(txn_id, stream, segment.partition), here)
+            if runs:
+                parts.append(Part(segment.segment_id, segment.partition, runs=tuple(runs)))
+                size += sum(run.batch_size for run in runs)
+        if parts:
+            turn.round.commits.append(StreamCommit(txn_id, stream, epoch, timestamp, tuple(parts)))
+        journal_op(turn, stream, JournalOp("FINALIZE_COMMIT", txn_id, epoch, timestamp))
+    row = turn.move(txn.row, "begin_finalize", commit_timestamp=timestamp)
+    row = turn.move(
+        row,
+        "finalize_commit",
+        finished_ms=turn.wall_ms,
+        rejected=turn.index.rejected_of(txn_id),
+    )
+    waiting = end_pending(turn, txn_id, None)
+    finish(turn, row)
+    outcome = turn.outcome(row)
+    for to in waiting:
+        turn.reply(to, outcome)
+    return size
+
+
+# -- one-shots ----------------------------------------------------------------------------------------
+
+
+def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
+    """A whole transaction in one command; events are placed by key in the active segments."""
+    check_served(turn, command.scope)
+    check_id_partition(turn, command.txn_id)
+    check_name(command.name)
+    row = turn.state.txn_row(command.txn_id)
+    if row is not None:
+        if row.state == "ABORTED":
+            raise TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
+        if row.state != "COMMITTED":
+            raise InvalidArgument("the transaction id is in use: make a new one")
+        turn.reply(to, turn.outcome(row))
+        return
+    turn.check_new_id(command.txn_id)
+    placed = _place(turn, command)
+    earlier = earlier_outcome(turn, command.scope, command.name)
+    if earlier is not None:
+        turn.reply(to, turn.outcome(earlier))
+        return
+    timestamp = turn.next_timestamp()
+    supersede(turn, command.scope, command.name, command.txn_id)
+    for stream, by_segment in placed.items():
+        parts = tuple(
+            Part(
+                segment.segment_id,
+                segment.partition,
+                events=tuple(events),
+            )
+            for segment, events in by_segment
+        )
+        epoch = segment_epoch(parts[0].segment_id)
+        turn.round.commits.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
+    row = TxnRow(
+        txn_id=command.txn_id,
+        scope=command.scope,
+        name=command.name,
+        state="COMMITTED",
+        keepalive_ms=0,
+        begun_ms=turn.wall_ms,
+        finished_ms=turn.wall_ms,
+        commit_timestamp=timestamp,
+        committed=len(command.events),
+        rejected=0,
+        left_out=0,
+        reason="",
+    )
+    turn.put(k.txn_key(command.txn_id), row)
+    turn.reply(to, turn.outcome(row, full=False))
+
+
+_Placed = list[tuple[SegmentRange, list[Event]]]
+
+
+def _place(turn: Turn, command: OneShot) -> dict[str, _Placed]:
+    """Events by stream and active segment, in order."""
+    rows: dict[str, StreamRow] = {}
+    lists: dict[str, dict[int, list[Event]]] = {}
+    for event in command.events:
+        stream = event.stream
+        if stream not in rows:
+            check_in_scope(stream, command.scope)
+            rows[stream] = active_stream(turn, stream)
+            lists[stream] = {}
+        for header in event.headers:
+            if header.key.startswith("ab."):
+                raise InvalidArgument(
+                    f"header {header.key!r}: names beginning with 'ab.' are reserved"
+                )
+        segment = _segment_of(rows[stream].segments, event)
+        lists[stream].setdefault(segment, []).append(event)
+    return {
+        stream: [(rows[stream].segments[i], lists[stream][i]) for i in sorted(lists[stream])]
+        for stream in rows
+    }
+
+
+def _segment_of(segments: Sequence[SegmentRange], event: Event) -> int:
+    """Index of the segment that holds the event's key; a null key stays where its client put it."""
+    if event.key is None:
+        for i, segment in enumerate(segments):
+            if segment.segment_id == event.segment_id:
+                return i
+        return 0
+    position = position_of(event.key)
+    for i, segment in enumerate(segments):
+        if segment.low <= position < segment.high:
+            return i
+    raise InvalidArgument("the stream's segments do not hold this key")

@@ -1,0 +1,317 @@
+"""Decisions on a transaction's life before its commit: begin, touch, register, abort, questions."""
+
+from __future__ import annotations
+
+from anabranch.core import rows as k
+from anabranch.core.decide_admin import active_stream, check_served
+from anabranch.core.ids import control_partition_of, split_stream
+from anabranch.core.plan import ReplyTo
+from anabranch.core.states import judge
+from anabranch.core.tokens import Token, sign
+from anabranch.core.turn import Turn, is_finished, refuse
+from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
+    CrossScope,
+    Expired,
+    InvalidArgument,
+    NotReady,
+    TooManyTransactions,
+    TransactionAborted,
+    UnknownStream,
+)
+from anabranch.schemas.records import (
+    Abort,
+    Alive,
+    Begin,
+    Begun,
+    GetState,
+    Heartbeat,
+    JournalOp,
+    ListTransactions,
+    NameRow,
+    ParticipantRow,
+    Receipt,
+    Register,
+    Registered,
+    Resolve,
+    Touch,
+    Touched,
+    TransactionList,
+    TxnRow,
+    WriterRow,
+)
+
+MIN_KEEPALIVE_MS = 1000
+MAX_NAME = 256
+MAX_LISTED = 10_000
+
+
+def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
+    """Begin, or answer a repeated begin; a committed name gives its outcome again."""
+    check_served(turn, command.scope)
+    check_id_partition(turn, command.txn_id)
+    check_name(command.name)
+    if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
+        raise InvalidArgument(
+            f"keepalive {command.keepalive_ms} ms is not within {MIN_KEEPALIVE_MS} and "
+            f"{turn.settings.max_keepalive_ms}"
+        )
+    row = turn.state.txn_row(command.txn_id)
+    if row is not None:
+        if (row.scope, row.name, row.keepalive_ms) != (
+            command.scope,
+            command.name,
+            command.keepalive_ms,
+        ):
+            raise InvalidArgument(
+                "the transaction id is in use with other arguments: make a new one"
+            )
+        judge(row.state, "begin", row.reason)
+        turn.hear(command.txn_id)
+        turn.reply(to, turn.outcome(row) if is_finished(row) else _begun(turn, row))
+        return
+    turn.check_new_id(command.txn_id)
+    earlier = earlier_outcome(turn, command.scope, command.name)
+    if earlier is not None:
+        turn.reply(to, turn.outcome(earlier))
+        return
+    if len(turn.state.open) >= turn.settings.max_open:
+        raise TooManyTransactions(
+            f"{turn.settings.max_open} transactions are open: wait for some to end"
+        )
+    supersede(turn, command.scope, command.name, command.txn_id)
+    row = TxnRow(
+        txn_id=command.txn_id,
+        scope=command.scope,
+        name=command.name,
+        state="OPEN",
+        keepalive_ms=command.keepalive_ms,
+        begun_ms=turn.wall_ms,
+        finished_ms=0,
+        commit_timestamp=0,
+        committed=0,
+        rejected=0,
+        left_out=0,
+        reason="",
+    )
+    turn.put(k.txn_key(command.txn_id), row)
+    turn.hear(command.txn_id)
+    turn.reply(to, _begun(turn, row))
+
+
+def _begun(turn: Turn, row: TxnRow) -> Begun:
+    token = sign(Token(row.txn_id, row.keepalive_ms, row.scope), turn.settings.token_key)
+    return Begun(row.txn_id, token, row.keepalive_ms)
+
+
+def check_id_partition(turn: Turn, txn_id: bytes) -> None:
+    """The id's first two bytes name this control partition."""
+    if control_partition_of(txn_id) != turn.settings.control_partition:
+        raise InvalidArgument(
+            f"the transaction id names control partition {control_partition_of(txn_id)}; "
+            f"this is {turn.settings.control_partition}"
+        )
+
+
+def check_name(name: str | None) -> None:
+    """A name has 1 to 256 characters."""
+    if name is not None and not 1 <= len(name) <= MAX_NAME:
+        raise InvalidArgument(f"a transaction's name has 1 to {MAX_NAME} characters")
+
+
+def earlier_outcome(turn: Turn, scope: str, name: str | None) -> TxnRow | None:
+    """The committed transaction of that name. `NotReady` while one of that name is being committed."""
+    holder = turn.state.holder(scope, name) if name is not None else None
+    row = turn.state.txn_row(holder) if holder is not None else None
+    if row is None or row.state in ("OPEN", "ABORT_IN_PROGRESS", "ABORTED"):
+        return None
+    if row.state == "COMMITTED":
+        return row
+    raise NotReady("a transaction of that name is being committed: ask again for its outcome")
+
+
+def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
+    """Give the name to this transaction; an open one that held it is aborted."""
+    if name is None:
+        return
+    holder = turn.state.holder(scope, name)
+    if holder is not None and holder != txn_id and holder in turn.state.open:
+        abort_txn(turn, holder, f"superseded by a newer transaction named {name!r}")
+    turn.put(k.name_key(scope, name), NameRow(txn_id))
+
+
+def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
+    """Register a stream; the first registration pins the reference epoch for all writers."""
+    token = turn.token(command.token)
+    row = turn.row(token.txn_id)
+    judge(row.state, "touch", row.reason)
+    check_in_scope(command.stream, row.scope)
+    stream = active_stream(turn, command.stream)
+    turn.hear(token.txn_id)
+    txn = turn.open(token.txn_id)
+    if command.stream not in txn.participants:
+        epoch = stream.reference_epoch
+        turn.put(
+            k.participant_key(token.txn_id, command.stream), ParticipantRow(command.stream, epoch)
+        )
+        journal_op(turn, command.stream, JournalOp("BEGIN_TXN", token.txn_id, epoch, 0))
+    turn.reply(to, Touched(command.stream, txn.participants[command.stream], stream.segments))
+
+
+def check_in_scope(stream: str, scope: str) -> None:
+    """`CrossScope` unless the stream is the scope's."""
+    if split_stream(stream)[0] != scope:
+        raise CrossScope(
+            f"{stream} is not in scope {scope!r}: a transaction writes to one scope, for now"
+        )
+
+
+def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
+    """A participant op stands on the journal partition of the first segment of its epoch."""
+    row = turn.state.streams[stream]
+    turn.round.ops.append((stream, min(s.partition for s in row.segments), op))
+
+
+def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
+    """A writer's cumulative receipt; the highest sequence wins."""
+    token = turn.token(command.token)
+    row = turn.row(token.txn_id)
+    judge(row.state, "register", row.reason)
+    check_receipts(turn, token.txn_id, (command.receipt,))
+    turn.hear(token.txn_id)
+    known = turn.open(token.txn_id).writers.get(command.receipt.writer)
+    if known is None or known.sequence < command.receipt.sequence:
+        put_receipt(turn, command.receipt)
+    turn.reply(to, Registered(turn.open(token.txn_id).writers[command.receipt.writer].sequence))
+
+
+def put_receipt(turn: Turn, receipt: Receipt) -> None:
+    turn.put(k.writer_key(receipt.txn_id, receipt.writer), WriterRow(receipt))
+
+
+def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> None:
+    """Receipts are of this transaction, well formed, and name only streams that it touched."""
+    touched = turn.state.participants(txn_id)
+    for receipt in receipts:
+        if receipt.txn_id != txn_id:
+            raise InvalidArgument("a receipt is of another transaction")
+        places = [(e.stream, e.partition) for e in receipt.extents]
+        if len(set(places)) != len(places):
+            raise InvalidArgument("a receipt names a journal partition twice")
+        for extent in receipt.extents:
+            if extent.stream not in touched:
+                raise UnknownStream(
+                    f"a receipt names {extent.stream}, which the transaction never touched"
+                )
+            if not 0 <= extent.first <= extent.end or extent.count < 0 or extent.crc_sum < 0:
+                raise InvalidArgument(f"a receipt's extent of {extent.stream} is out of range")
+
+
+def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
+    """Answered only when some transaction is not open (any more)."""
+    gone = []
+    for data in command.tokens:
+        token = turn.token(data)
+        row = turn.state.txn_row(token.txn_id)
+        if row is not None and row.state not in ("ABORT_IN_PROGRESS", "ABORTED", "COMMITTED"):
+            turn.hear(token.txn_id)
+        elif row is not None:
+            gone.append(turn.outcome(row, full=False))
+    if gone:
+        turn.reply(to, Alive(tuple(gone)))
+
+
+def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
+    """Abort by a client or an operator."""
+    token = turn.token(command.token)
+    row = turn.row(token.txn_id)
+    if row.state == "COMMITTED":
+        raise AlreadyCommitted("the transaction is committed: there is no abort any more")
+    if judge(row.state, "begin_abort", row.reason) is not None:
+        abort_txn(turn, token.txn_id, command.reason or "aborted by a client")
+    turn.reply(to, turn.outcome(turn.row(token.txn_id)))
+
+
+def abort_txn(turn: Turn, txn_id: bytes, reason: str) -> None:
+    """Abort an open transaction; whoever waits for its commit is told."""
+    txn = turn.open(txn_id)
+    row = turn.move(txn.row, "begin_abort", reason=reason, finished_ms=turn.wall_ms)
+    row = turn.move(row, "finalize_abort", rejected=turn.index.rejected_of(txn_id))
+    for stream, epoch in txn.participants.items():
+        journal_op(turn, stream, JournalOp("ABORT_TXN", txn_id, epoch, 0))
+    end_pending(turn, txn_id, TransactionAborted(f"the transaction is aborted ({reason})"))
+    finish(turn, row)
+
+
+def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list[ReplyTo]:
+    """Take the waiting commit away; with an error, tell those who wait."""
+    pending = turn.open(txn_id).pending
+    if pending is None:
+        return []
+    waiting = [
+        ReplyTo(c, p)
+        for c, p in zip(pending.correlation_ids, pending.reply_partitions, strict=True)
+    ]
+    turn.put(k.pending_key(txn_id), None)
+    if error is not None:
+        for to in waiting:
+            turn.reply(to, refuse(error))
+    return waiting
+
+
+def finish(turn: Turn, row: TxnRow) -> None:
+    """Put a finished transaction's row and forget what only an open one needs."""
+    for key in turn.index.forget(turn.state, row.txn_id):
+        turn.state.drop(key)
+    turn.put(k.txn_key(row.txn_id), row)
+    turn.hearing.heard.pop(row.txn_id, None)
+
+
+def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
+    """The state as it is."""
+    turn.reply(to, turn.outcome(turn.row(command.txn_id)))
+
+
+def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
+    """The outcome; where there is no row, ABORTED is logged first, so that the answer is for ever."""
+    check_id_partition(turn, command.txn_id)
+    row = turn.state.txn_row(command.txn_id)
+    if row is None:
+        if turn.is_forgotten(command.txn_id):
+            raise Expired("the outcome is older than the retention of outcomes")
+        turn.check_new_id(command.txn_id)
+        row = TxnRow(
+            txn_id=command.txn_id,
+            scope="",
+            name=None,
+            state="ABORTED",
+            keepalive_ms=0,
+            begun_ms=turn.wall_ms,
+            finished_ms=turn.wall_ms,
+            commit_timestamp=0,
+            committed=0,
+            rejected=0,
+            left_out=0,
+            reason="it was resolved before any other command of it arrived",
+        )
+        turn.put(k.txn_key(command.txn_id), row)
+    turn.reply(to, turn.outcome(row))
+
+
+def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None) -> None:
+    """Transactions, the oldest first."""
+    if not 1 <= command.limit <= MAX_LISTED:
+        raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
+    rows = (
+        turn.state.all_txn_rows()
+        if command.include_finished
+        else (turn.state.open[txn_id].row for txn_id in sorted(turn.state.open))
+    )
+    found = []
+    for row in rows:
+        if command.scope is None or row.scope == command.scope:
+            found.append(turn.outcome(row, full=False))
+            if len(found) == command.limit:
+                break
+    turn.reply(to, TransactionList(tuple(found)))

@@ -1,0 +1,279 @@
+"""The journal index: which writer of which transaction wrote what, where.
+
+Journals are read to their end; each batch is cut into *runs*, consecutive records of one writer. The index
+keeps the runs of transactions that may still commit and counts what it rejects, by reason. It is derived
+from the journals and the status rows alone, so it can be rebuilt at any time.
+
+Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first offset (8)``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from anabranch.core import rows as k
+from anabranch.core.overlay import Rows
+from anabranch.core.state import OpenTxn, State
+from anabranch.core.states import FINISHED
+from anabranch.schemas.records import Extent, Receipt, SegmentRange
+
+_VALUE = struct.Struct(">qqqqqq?")
+CRC_MODULUS = 1 << 63
+
+REASONS = (
+    "unknown_transaction",
+    "untouched_stream",
+    "wrong_stream_epoch",
+    "wrong_segment",
+    "late",
+    "bad_header",
+    "plain_write",
+    "native_transaction",
+    "malformed_batch",
+)
+
+
+class Run(NamedTuple):
+    """Consecutive records of one writer inside one batch.
+
+    ``low``/``high``: least and greatest key position of the keyed records, -1 if none has a key.
+    ``pure``: the run is the whole batch and the batch may be copied as it is.
+    """
+
+    txn_id: bytes
+    writer: int
+    stream_epoch: int
+    first: int
+    end: int
+    records: int
+    crc_sum: int
+    low: int
+    high: int
+    batch_base: int
+    batch_size: int
+    pure: bool
+
+
+class StoredRun(NamedTuple):
+    """A run as the index keeps it."""
+
+    writer: int
+    first: int
+    end: int
+    records: int
+    crc_sum: int
+    batch_base: int
+    batch_size: int
+    pure: bool
+
+
+@dataclass(slots=True)
+class Weighed:
+    """Receipts held against the index."""
+
+    covered: bool  # the journal is indexed up to the end of every extent
+    wrong: str  # what does not agree, empty if all does
+    committed: int  # records in the receipts
+    left_out: int  # indexed records that no receipt takes
+    size: int  # bytes of the batches to merge, about
+
+
+@dataclass(slots=True)
+class JournalIndex:
+    """Index rows live in the table; where reading goes on and the counts of rejections are kept here."""
+
+    rows: Rows
+    positions: dict[tuple[str, int], int] = field(default_factory=dict)
+    rejected: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def load(self) -> None:
+        """Read the positions from the table."""
+        self.positions.clear()
+        for key, value in self.rows.scan(k.POSITION + b"j"):
+            stream, partition = key[2:-4].decode(), int.from_bytes(key[-4:], "big")
+            self.positions[stream, partition] = int.from_bytes(value, "big")
+
+    def add(
+        self,
+        state: State,
+        stream: str,
+        partition: int,
+        runs: Iterable[Run],
+        next_offset: int,
+        *,
+        counting: bool = True,
+    ) -> dict[bytes, bytes | None]:
+        """Index runs of one journal partition, read up to ``next_offset``. Returns the table changes.
+
+        ``counting`` False while a new leader reads again what former leaders have judged already.
+        """
+        changes: dict[bytes, bytes | None] = {}
+        refused: Counter[bytes] = Counter()
+        prefix = _prefix(stream, partition)
+        for run in runs:
+            reason = self.verdict(state, stream, partition, run)
+            if reason:
+                if counting:
+                    self.rejected[stream][reason] += run.records
+                if run.txn_id in state.open:
+                    refused[run.txn_id] += run.records
+                continue
+            changes[_key(prefix, run)] = _VALUE.pack(
+                run.end,
+                run.records,
+                run.crc_sum,
+                run.batch_base,
+                run.batch_size,
+                0,
+                run.pure,
+            )
+        for txn_id, count in refused.items():
+            total = self.rejected_of(txn_id) + count
+            changes[k.REJECTED + txn_id] = total.to_bytes(8, "big")
+        self.positions[stream, partition] = next_offset
+        changes[position_key(stream, partition)] = next_offset.to_bytes(8, "big")
+        return changes
+
+    def verdict(self, state: State, stream: str, partition: int, run: Run) -> str:
+        """Why the run is rejected, or an empty text."""
+        txn = state.open.get(run.txn_id)
+        if txn is None:
+            row = state.txn_row(run.txn_id)
+            return "late" if row is not None and row.state in FINISHED else "unknown_transaction"
+        if stream not in txn.participants:
+            return "untouched_stream"
+        if txn.participants[stream] != run.stream_epoch:
+            return "wrong_stream_epoch"
+        segment = segment_on(state, stream, run.stream_epoch, partition)
+        if segment is None or (
+            run.low >= 0 and (run.low < segment.low or run.high >= segment.high)
+        ):
+            return "wrong_segment"
+        if _is_decided(txn) and not _taken(txn, stream, partition, run):
+            return "late"
+        return ""
+
+    def reject(self, stream: str, reason: str, count: int) -> None:
+        """Count records that belong to no transaction."""
+        self.rejected[stream][reason] += count
+
+    def rejected_of(self, txn_id: bytes) -> int:
+        """How many journal records of a transaction were rejected while it was open."""
+        value = self.rows.get(k.REJECTED + txn_id)
+        return int.from_bytes(value, "big") if value else 0
+
+    def runs(self, txn_id: bytes, stream: str, partition: int) -> list[StoredRun]:
+        """A transaction's runs in a journal partition, by writer and offset."""
+        prefix = _prefix(stream, partition) + txn_id
+        found = []
+        for key, value in self.rows.scan(prefix):
+            end, count, crc_sum, base, size, _, pure = _VALUE.unpack(value)
+            writer, first = struct.unpack(">Qq", key[-16:])
+            writer -= 1 << 63
+            found.append(StoredRun(writer, first, end, count, crc_sum, base, size, pure))
+        return found
+
+    def forget(self, state: State, txn_id: bytes) -> list[bytes]:
+        """The table keys of a finished transaction's runs, to be dropped with the round."""
+        keys = [k.REJECTED + txn_id]
+        for stream, epoch in state.participants(txn_id).items():
+            for segment in layout(state, stream, epoch):
+                prefix = _prefix(stream, segment.partition) + txn_id
+                keys += [key for key, _ in self.rows.scan(prefix)]
+        return keys
+
+    def weigh(self, state: State, txn_id: bytes, receipts: Sequence[Receipt]) -> Weighed:
+        """Hold receipts against what was indexed."""
+        due = extents_of(receipts)
+        out = Weighed(covered=True, wrong="", committed=0, left_out=0, size=0)
+        for (writer, stream, partition), extent in due.items():
+            if self.positions.get((stream, partition), 0) < extent.end:
+                out.covered = False
+            if stream not in state.participants(txn_id):
+                out.wrong = f"writer {writer:x} names {stream}, which the transaction never touched"
+        total = 0
+        seen: dict[tuple[int, str, int], list[int]] = {key: [0, 0] for key in due}
+        for stream, epoch in state.participants(txn_id).items():
+            for segment in layout(state, stream, epoch):
+                for run in self.runs(txn_id, stream, segment.partition):
+                    total += run.records
+                    key = (run.writer, stream, segment.partition)
+                    wanted = due.get(key)
+                    if wanted is not None and wanted.first <= run.first and run.end <= wanted.end:
+                        seen[key][0] += run.records
+                        seen[key][1] = (seen[key][1] + run.crc_sum) % CRC_MODULUS
+                        out.size += run.batch_size
+        for key, (count, crc_sum) in seen.items():
+            out.committed += count
+            extent = due[key]
+            if (count, crc_sum) != (extent.count, extent.crc_sum):
+                kind = "count" if count != extent.count else "checksum"
+                out.wrong = out.wrong or (
+                    f"writer {key[0] & (1 << 64) - 1:016x}, {key[1]} journal partition {key[2]}: the "
+                    f"receipt says {extent.count} records, the journal shows {count} ({kind} differs)"
+                )
+        out.left_out = total - out.committed
+        return out
+
+
+def extents_of(receipts: Sequence[Receipt]) -> dict[tuple[int, str, int], Extent]:
+    """(writer, stream, partition) -> extent."""
+    return {
+        (receipt.writer, extent.stream, extent.partition): extent
+        for receipt in receipts
+        for extent in receipt.extents
+    }
+
+
+def layout(state: State, stream: str, epoch: int) -> Sequence[SegmentRange]:
+    """The segments of a stream epoch, empty if it is not known."""
+    row = state.streams.get(stream)
+    return row.segments if row is not None and row.stream_epoch == epoch else ()
+
+
+def segment_on(state: State, stream: str, epoch: int, partition: int) -> SegmentRange | None:
+    """The segment of a stream epoch that lies on a partition."""
+    for segment in layout(state, stream, epoch):
+        if segment.partition == partition:
+            return segment
+    return None
+
+
+def position_key(stream: str, partition: int) -> bytes:
+    """Table key of a journal partition's reading position."""
+    return k.POSITION + b"j" + stream.encode() + partition.to_bytes(4, "big")
+
+
+def taken_runs(runs: Iterable[StoredRun], extents: Mapping[int, Extent]) -> list[StoredRun]:
+    """The runs inside the extents of their writers, in journal order."""
+    inside = [
+        run
+        for run in runs
+        if run.writer in extents
+        and extents[run.writer].first <= run.first
+        and run.end <= extents[run.writer].end
+    ]
+    return sorted(inside, key=lambda run: run.first)
+
+
+def _is_decided(txn: OpenTxn) -> bool:
+    return txn.pending is not None and txn.pending.decided
+
+
+def _taken(txn: OpenTxn, stream: str, partition: int, run: Run) -> bool:
+    if txn.pending is None:
+        return False
+    extent = extents_of(txn.pending.writers).get((run.writer, stream, partition))
+    return extent is not None and extent.first <= run.first and run.end <= extent.end
+
+
+def _prefix(stream: str, partition: int) -> bytes:
+    return k.INDEX + stream.encode() + b"\0" + partition.to_bytes(4, "big")
+
+
+def _key(prefix: bytes, run: Run) -> bytes:
+    return prefix + run.txn_id + struct.pack(">Qq", run.writer + (1 << 63), run.first)

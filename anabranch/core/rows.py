@@ -1,0 +1,80 @@
+"""Keys of the status log and of the table that materialises it.
+
+A status key is ``txn_id (16) | entry type (1) | identifier``; records of no transaction use sixteen zero
+bytes. In the table every status key stands under ``s``; what is derived from the logs and can be rebuilt
+stands under the other prefixes.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.errors import MalformedRecord
+
+
+class Entry(IntEnum):
+    """The entry type, byte 16 of a status key."""
+
+    TERM = 1
+    ROUND = 2
+    SCOPE = 3
+    STREAM = 4
+    NAME = 5
+    TXN = 16
+    PARTICIPANT = 17
+    WRITER = 18
+    PENDING_COMMIT = 19
+
+
+TERM_KEY = NO_TXN + bytes((Entry.TERM,))
+ROUND_KEY = NO_TXN + bytes((Entry.ROUND,))
+
+# Table prefixes.
+STATUS = b"s"  # + status key -> row
+OPEN = b"o"  # + txn id -> b"": transactions that are not finished
+FINISHED = b"f"  # + finished ms (8) + txn id -> b"": in the order in which they may be forgotten
+INDEX = b"i"  # + see journal_index: runs of journal records
+REJECTED = b"x"  # + txn id -> count (8): its journal records that were rejected
+POSITION = b"p"  # + name -> offset (8): where reading goes on
+
+
+def scope_key(scope: str) -> bytes:
+    return NO_TXN + bytes((Entry.SCOPE,)) + scope.encode()
+
+
+def stream_key(stream: str) -> bytes:
+    return NO_TXN + bytes((Entry.STREAM,)) + stream.encode()
+
+
+def name_key(scope: str, name: str) -> bytes:
+    return NO_TXN + bytes((Entry.NAME,)) + scope.encode() + b"/" + name.encode()
+
+
+def txn_key(txn_id: bytes) -> bytes:
+    return txn_id + bytes((Entry.TXN,))
+
+
+def participant_key(txn_id: bytes, stream: str) -> bytes:
+    return txn_id + bytes((Entry.PARTICIPANT,)) + stream.encode()
+
+
+def writer_key(txn_id: bytes, writer: int) -> bytes:
+    return txn_id + bytes((Entry.WRITER,)) + writer.to_bytes(8, "big", signed=True)
+
+
+def pending_key(txn_id: bytes) -> bytes:
+    return txn_id + bytes((Entry.PENDING_COMMIT,))
+
+
+def split_key(key: bytes) -> tuple[bytes, Entry, bytes]:
+    """(transaction id, entry type, identifier) of a status key."""
+    try:
+        return key[:TXN_ID_SIZE], Entry(key[TXN_ID_SIZE]), key[TXN_ID_SIZE + 1 :]
+    except (IndexError, ValueError) as error:
+        raise MalformedRecord(f"not a status key: {key.hex()}") from error
+
+
+def finished_key(finished_ms: int, txn_id: bytes) -> bytes:
+    """Derived table key that orders finished transactions by their end."""
+    return FINISHED + finished_ms.to_bytes(8, "big") + txn_id

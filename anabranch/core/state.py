@@ -1,0 +1,223 @@
+"""The state of a control partition: the fold of its status log.
+
+`State.apply` is the only thing that changes it, live and on replay alike. It upserts whole rows and judges
+nothing (compaction skips states). What is kept decoded here (open transactions, streams, scopes) is derived
+from the rows and from nothing else, so folding a log, compacted or not, gives the same tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from anabranch.core import rows as k
+from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.core.overlay import Overlay, Rows
+from anabranch.core.rows import Entry
+from anabranch.core.states import FINISHED
+from anabranch.errors import InvariantViolation
+from anabranch.schemas.codec import decode, encode
+from anabranch.schemas.records import (
+    NameRow,
+    ParticipantRow,
+    PendingCommitRow,
+    Receipt,
+    RoundRow,
+    StreamRow,
+    TermRow,
+    TxnRow,
+    WriterRow,
+)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class OpenTxn:
+    """A transaction that is not finished, with its rows decoded."""
+
+    row: TxnRow
+    participants: dict[str, int] = field(default_factory=dict)  # stream -> reference epoch
+    writers: dict[int, Receipt] = field(default_factory=dict)
+    pending: PendingCommitRow | None = None
+
+
+class State:
+    """The rows, plus decoded views of what commands need often.
+
+    ``rows`` is the table as of the last `take_changes`; changes since then lie over it until they are
+    taken, written to the log, and then to the table.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._table = Overlay(rows)
+        self.term: TermRow | None = None
+        self.round = RoundRow(term=0, hybrid_time=0, commands_offset=0, expired_ms=0)
+        self.scopes: dict[str, int] = {}
+        self.streams: dict[str, StreamRow] = {}
+        self.open: dict[bytes, OpenTxn] = {}
+        self.committing: dict[bytes, None] = {}  # open ones with a pending commit, in order
+        self.rederive()
+
+    def rederive(self) -> None:
+        """Derive the decoded views afresh from the rows, after `fold_row`s or at the start."""
+        self.term = None
+        self.round = RoundRow(term=0, hybrid_time=0, commands_offset=0, expired_ms=0)
+        self.scopes.clear()
+        self.streams.clear()
+        self.open.clear()
+        self.committing.clear()
+        for key, value in self._table.scan(k.STATUS + NO_TXN):
+            self._derive(key[1:], decode(value))
+        for open_key in [key for key, _ in self._table.scan(k.OPEN)]:
+            # The transaction's own row has the lowest entry type: it comes first.
+            for key, value in self._table.scan(k.STATUS + open_key[1:]):
+                self._derive(key[1:], decode(value))
+
+    # -- the one way to change it --------------------------------------------------------------------
+
+    def apply(self, key: bytes, row: Any) -> bytes | None:
+        """Upsert one row (None: delete), live. Returns its encoded value, as it goes on the log."""
+        value = None if row is None else encode(row)
+        self._upsert(key, row, value)
+        self._derive(key, row)
+        return value
+
+    def fold_row(self, key: bytes, value: bytes | None) -> None:
+        """Upsert one record read from the log. Call `rederive` after the last one."""
+        is_txn = len(key) == TXN_ID_SIZE + 1 and key[-1] == Entry.TXN
+        self._upsert(key, decode(value) if is_txn and value is not None else None, value)
+
+    def _upsert(self, key: bytes, row: Any, value: bytes | None) -> None:
+        self._set_derived(key, row)
+        self._table.set(k.STATUS + key, value)
+
+    def _set_derived(self, key: bytes, row: Any) -> None:
+        """Keep the derived table keys ``o`` and ``f`` in step with a transaction's row."""
+        if len(key) <= TXN_ID_SIZE or key[TXN_ID_SIZE] != Entry.TXN:
+            return
+        txn_id = key[:TXN_ID_SIZE]
+        old = self.txn_row(txn_id)
+        if old is not None and old.state in FINISHED:
+            self._table.set(k.finished_key(old.finished_ms, txn_id), None)
+        if row is None or row.state in FINISHED:
+            self._table.set(k.OPEN + txn_id, None)
+            if row is not None:
+                self._table.set(k.finished_key(row.finished_ms, txn_id), b"")
+        else:
+            self._table.set(k.OPEN + txn_id, b"")
+
+    def _derive(self, key: bytes, row: Any) -> None:
+        txn_id, entry, identifier = k.split_key(key)
+        if entry >= Entry.TXN:
+            self._derive_txn(txn_id, entry, identifier, row)
+        elif entry is Entry.TERM:
+            self.term = row
+        elif entry is Entry.ROUND:
+            self.round = row
+        elif entry is Entry.SCOPE:
+            _put(self.scopes, identifier.decode(), row and row.control_partition)
+        elif entry is Entry.STREAM:
+            _put(self.streams, identifier.decode(), row)
+
+    def _derive_txn(self, txn_id: bytes, entry: Entry, identifier: bytes, row: Any) -> None:
+        if entry is Entry.TXN:
+            if row is None or row.state in FINISHED:
+                self.open.pop(txn_id, None)
+                self.committing.pop(txn_id, None)
+            elif txn_id in self.open:
+                self.open[txn_id].row = row
+            else:
+                self.open[txn_id] = OpenTxn(row)
+            return
+        txn = self.open.get(txn_id)
+        if txn is None:
+            return  # finished: its rows stay for those who ask
+        if entry is Entry.PARTICIPANT:
+            _put(txn.participants, identifier.decode(), row and row.reference_epoch)
+        elif entry is Entry.WRITER:
+            writer = int.from_bytes(identifier, "big", signed=True)
+            _put(txn.writers, writer, row and row.receipt)
+        elif entry is Entry.PENDING_COMMIT:
+            txn.pending = row
+            if row is None:
+                self.committing.pop(txn_id, None)
+            else:
+                self.committing[txn_id] = None
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> Any:
+        """The row of a status key, or None."""
+        value = self._table.get(k.STATUS + key)
+        return None if value is None else decode(value)
+
+    def txn_row(self, txn_id: bytes) -> TxnRow | None:
+        """The transaction's row, open or finished."""
+        txn = self.open.get(txn_id)
+        row = txn.row if txn is not None else self.get(k.txn_key(txn_id))
+        if row is not None and not isinstance(row, TxnRow):
+            raise InvariantViolation(f"a TXN key holds a {type(row).__name__}")
+        return row
+
+    def participants(self, txn_id: bytes) -> dict[str, int]:
+        """stream -> reference epoch, of any transaction."""
+        if txn_id in self.open:
+            return dict(self.open[txn_id].participants)
+        prefix = k.STATUS + txn_id + bytes((Entry.PARTICIPANT,))
+        return {r.stream: r.reference_epoch for _, r in self._decoded(prefix, ParticipantRow)}
+
+    def writers(self, txn_id: bytes) -> dict[int, Receipt]:
+        """writer -> receipt, of any transaction."""
+        if txn_id in self.open:
+            return dict(self.open[txn_id].writers)
+        prefix = k.STATUS + txn_id + bytes((Entry.WRITER,))
+        return {r.receipt.writer: r.receipt for _, r in self._decoded(prefix, WriterRow)}
+
+    def holder(self, scope: str, name: str) -> bytes | None:
+        """The transaction that holds a name."""
+        row = self.get(k.name_key(scope, name))
+        return row.txn_id if isinstance(row, NameRow) else None
+
+    def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
+        """Transactions that ended before a time, the longest ended first."""
+        found: list[bytes] = []
+        for key, _ in self._table.scan(k.FINISHED):
+            if int.from_bytes(key[1:9], "big") >= unix_ms or len(found) == limit:
+                break
+            found.append(key[9:])
+        return found
+
+    def all_txn_rows(self) -> Iterator[TxnRow]:
+        """Every transaction's row, oldest id first. Walks the table: for people's questions only."""
+        for key, value in self._table.scan(k.STATUS):
+            if len(key) == 1 + TXN_ID_SIZE + 1 and key[-1] == Entry.TXN and key[1:17] != NO_TXN:
+                yield decode(value)
+
+    def row_keys(self, txn_id: bytes) -> list[bytes]:
+        """All status keys of a transaction."""
+        return [key[1:] for key, _ in self._table.scan(k.STATUS + txn_id)]
+
+    def _decoded(self, prefix: bytes, cls: type) -> Iterator[tuple[bytes, Any]]:
+        for key, value in self._table.scan(prefix):
+            row = decode(value)
+            if isinstance(row, cls):
+                yield key, row
+
+    def drop(self, table_key: bytes) -> None:
+        """Delete a derived table key together with this round's rows."""
+        self._table.set(table_key, None)
+
+    def take_changes(self) -> dict[bytes, bytes | None]:
+        """The table changes since the last call; the caller writes them to the table, then goes on."""
+        return self._table.take()
+
+
+def _put(into: dict[K, V], key: K, value: V | None) -> None:
+    if value is None:
+        into.pop(key, None)
+    else:
+        into[key] = value

@@ -1,0 +1,209 @@
+"""One turn of a control partition: commands and due deadlines become one `Round`.
+
+Decisions are functions over a `Turn` (state, index, settings, time given from outside). They judge first and
+only then put rows; a refusal is an error raised before anything was put. `put` applies each row at once, so
+that the next command of the same round sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from anabranch.core import hybrid_time
+from anabranch.core import rows as k
+from anabranch.core.ids import made_ms_of
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.plan import ReplyTo, Round
+from anabranch.core.state import OpenTxn, State
+from anabranch.core.states import FINISHED, Op, judge
+from anabranch.core.tokens import Token, verify
+from anabranch.errors import (
+    AnabranchError,
+    ClockSkew,
+    Expired,
+    InvalidToken,
+    UnknownTransaction,
+    check,
+)
+from anabranch.schemas.records import Outcome, Refusal, RoundRow, TxnRow
+
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a control partition's decisions depend on besides the log."""
+
+    control_partition: int
+    control_partitions: int
+    prefix: str
+    token_key: bytes
+    retention_ms: int = 7 * DAY_MS
+    max_open: int = 100_000
+    max_keepalive_ms: int = 30 * DAY_MS
+    round_bytes: int = 64 << 20  # merges of one round, about; one bigger merge goes alone
+    purge_per_round: int = 500
+
+
+@dataclass(slots=True)
+class Hearing:
+    """When each open transaction was last heard of, monotonic ms. In memory only; begins afresh."""
+
+    since_ms: int
+    heard: dict[bytes, int] = field(default_factory=dict)
+    next_check_ms: int = 0
+
+    def last(self, txn_id: bytes) -> int:
+        return self.heard.get(txn_id, self.since_ms)
+
+
+@dataclass(slots=True)
+class Turn:
+    """The state as this round leaves it, and the round itself.
+
+    ``now_us``: wall clock, Unix microseconds. ``now_ms``: a monotonic clock, milliseconds; only keepalives
+    are judged by it.
+    """
+
+    state: State
+    index: JournalIndex
+    settings: Settings
+    hearing: Hearing
+    now_us: int
+    now_ms: int
+    round: Round = field(default_factory=Round)
+    hybrid_time: int = 0
+    puts: int = 0
+
+    def __post_init__(self) -> None:
+        self.hybrid_time = self.state.round.hybrid_time
+
+    # -- what decisions do ----------------------------------------------------------------------------
+
+    @property
+    def wall_ms(self) -> int:
+        """Unix milliseconds."""
+        return self.now_us // 1000
+
+    def put(self, key: bytes, row: Any) -> None:
+        """Write a row (None: delete it)."""
+        value = self.state.apply(key, row)
+        self.puts += 1
+        self.round.rows.pop(key, None)  # only the last row of a key goes on the log, in its order
+        self.round.rows[key] = value
+
+    def reply(self, to: ReplyTo | None, result: Any) -> None:
+        """Answer, unless nobody waits."""
+        if to is not None:
+            self.round.replies.append((to, result))
+
+    def next_timestamp(self) -> int:
+        """A commit timestamp above all before."""
+        self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us)
+        return self.hybrid_time
+
+    def move(self, row: TxnRow, op: Op, **changes: Any) -> TxnRow:
+        """The transaction's row after a legal op; raises for an illegal one. Does not put it."""
+        state = judge(row.state, op, row.reason)
+        return replace(row, state=state if state is not None else row.state, **changes)
+
+    # -- looking up -----------------------------------------------------------------------------------
+
+    def token(self, data: bytes) -> Token:
+        """The token, if its signature holds and it is of this control partition."""
+        token = verify(data, self.settings.token_key)
+        if int.from_bytes(token.txn_id[:2], "big") != self.settings.control_partition:
+            raise InvalidToken(
+                "the token is of another control partition: send the command to "
+                f"partition {int.from_bytes(token.txn_id[:2], 'big')}"
+            )
+        return token
+
+    def row(self, txn_id: bytes) -> TxnRow:
+        """The transaction's row; `Expired` or `UnknownTransaction` where there is none."""
+        row = self.state.txn_row(txn_id)
+        if row is None:
+            if self.is_forgotten(txn_id):
+                raise Expired("the outcome is older than the retention of outcomes")
+            raise UnknownTransaction("no such transaction: begin it first")
+        return row
+
+    def is_forgotten(self, txn_id: bytes) -> bool:
+        """Whether an id without a row may have had one once."""
+        return made_ms_of(txn_id) <= self.state.round.expired_ms
+
+    def check_new_id(self, txn_id: bytes) -> None:
+        """An id that is about to get its first row."""
+        if self.is_forgotten(txn_id):
+            raise Expired("the transaction id is too old: begin a new one")
+        if made_ms_of(txn_id) > self.wall_ms + DAY_MS:
+            raise ClockSkew(
+                "the transaction id was made more than a day ahead of the controller's clock: set the clock"
+            )
+
+    def open(self, txn_id: bytes) -> OpenTxn:
+        """An unfinished transaction."""
+        txn = self.state.open.get(txn_id)
+        check(txn is not None, "an unfinished transaction is not among the open ones")
+        assert txn is not None
+        return txn
+
+    def hear(self, txn_id: bytes) -> None:
+        """A command about this transaction was received."""
+        self.hearing.heard[txn_id] = self.now_ms
+
+    def outcome(self, row: TxnRow, *, full: bool = True) -> Outcome:
+        """A transaction as its askers see it."""
+        return Outcome(
+            txn_id=row.txn_id,
+            state=row.state,
+            scope=row.scope,
+            name=row.name,
+            commit_timestamp=row.commit_timestamp,
+            committed=row.committed,
+            rejected=row.rejected,
+            left_out=row.left_out,
+            reason=row.reason,
+            begun_ms=row.begun_ms,
+            finished_ms=row.finished_ms,
+            keepalive_ms=row.keepalive_ms,
+            streams=tuple(sorted(self.state.participants(row.txn_id))) if full else (),
+            writers=tuple(self.state.writers(row.txn_id).values()) if full else (),
+        )
+
+
+def refuse(error: AnabranchError) -> Refusal:
+    """The answer for an error."""
+    return Refusal(code=type(error).__name__, message=str(error))
+
+
+def attempt(turn: Turn, to: ReplyTo | None, decision: Callable[[], None]) -> None:
+    """Run a decision; an error becomes its answer, and must not have changed anything."""
+    before = (turn.puts, len(turn.round.replies), turn.hybrid_time)
+    try:
+        decision()
+    except AnabranchError as error:
+        after = (turn.puts, len(turn.round.replies), turn.hybrid_time)
+        check(before == after, f"a refused command changed something: {error}")
+        turn.reply(to, refuse(error))
+
+
+def close_round(turn: Turn, commands_offset: int, *, expired_ms: int | None = None) -> Round:
+    """The round, with the row that says how far the control partition has come."""
+    old = turn.state.round
+    row = RoundRow(
+        term=turn.state.term.term if turn.state.term else 0,
+        hybrid_time=turn.hybrid_time,
+        commands_offset=commands_offset,
+        expired_ms=old.expired_ms if expired_ms is None else expired_ms,
+    )
+    if not turn.round.empty:
+        turn.put(k.ROUND_KEY, row)
+    return turn.round
+
+
+def is_finished(row: TxnRow) -> bool:
+    """Committed or aborted."""
+    return row.state in FINISHED
