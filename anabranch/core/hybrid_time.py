@@ -71,7 +71,7 @@ def to_datetime(timestamp: int) -> datetime:
 
 def from_datetime(moment: datetime) -> int:
     """The lowest hybrid time of a moment; `InvalidArgument` without a time zone or out of range."""
-    if moment.tzinfo is None or moment.utcoffset() is None:
+    if moment.utcoffset() is None:
         raise InvalidArgument(f"{moment.isoformat()} has no time zone")
     return from_us((moment - _UNIX_EPOCH) // timedelta(microseconds=1))
 

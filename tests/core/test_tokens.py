@@ -32,6 +32,14 @@ def test_a_signed_token_comes_back(token: Token, key: bytes) -> None:
     assert sign(token, key) == data
 
 
+@pytest.mark.parametrize("scope", ["x", "x" * 100])
+def test_the_shortest_and_the_longest_scope(scope: str) -> None:
+    token = Token(bytes(16), 1, scope)
+    assert verify(sign(token, KEY), KEY) == token
+    with pytest.raises(InvalidToken, match="malformed token: 57 bytes"):
+        peek(sign(token, KEY)[:57])
+
+
 def test_layout() -> None:
     signed = (
         b"\x01"
