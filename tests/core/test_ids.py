@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anabranch.core import ids
@@ -88,6 +88,7 @@ def test_a_txn_header_of_another_size_is_malformed(value: bytes) -> None:
 
 
 @given(st.integers(0, (1 << 31) - 1), st.integers(0, (1 << 32) - 1))
+@example((1 << 31) - 1, (1 << 32) - 1)
 def test_a_segment_id_is_epoch_and_number(epoch: int, number: int) -> None:
     segment = ids.segment_id(epoch, number)
     assert 0 <= segment < 1 << 63  # an Avro long
