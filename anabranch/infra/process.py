@@ -120,9 +120,10 @@ class SupervisedProcess:
             return
         with self._lock:
             stdin, stdout = self._supervisor.stdin, self._supervisor.stdout
-            if stdin is not None:
+            if stdin is not None and not stdin.closed:
                 with suppress(OSError):
-                    stdin.close()
+                    stdin.write(b"Q")
+                stdin.close()
             self._supervisor.wait()
             if stdout is not None:
                 while self.returncode is None and self._take_lines(0.0):

@@ -14,10 +14,15 @@ Three things each end the command, because none alone is enough:
 * this process's own death, by PR_SET_PDEATHSIG where Linux has it. (It would not do between owner
   and command: it fires when the *thread* that forked ends. Here there is just one thread.)
 
-Orders come in as one byte each, and each is answered by a line: ``K`` kill, ``T`` terminate, ``P``
-pause, ``C`` continue. Signals are sent here, by the parent, so that they can't hit a process that
-got the id of one long gone. The lines sent: ``started PID``, ``failed REASON``, ``done ORDER``,
-``exited CODE`` (negative: the signal).
+Orders come in as one byte each:
+
+* ``K`` kill, ``T`` terminate, ``P`` pause, ``C`` continue. Signals are sent here, by the parent, so
+  that they can't hit a process that got the id of one long gone;
+* ``Q`` end the command and this process, for the owner has no more use for them. (The end of file
+  would not come while a forked child holds a copy of the pipe.)
+
+Lines go out: ``started PID``, ``failed REASON``, ``done ORDER``, ``exited CODE`` (negative: the
+signal). After the last one this process stays until the owner says ``Q`` or is gone.
 """
 
 from __future__ import annotations
@@ -41,6 +46,7 @@ _ORDERS = {
     b"P": signal.SIGSTOP,
     b"C": signal.SIGCONT,
 }
+_QUIT = b"Q"
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 3.0
 _POLL_S = 0.25
@@ -77,34 +83,45 @@ def main(arguments: list[str]) -> int:
         return 1
     _tell(f"started {child.pid}")
     try:
-        _watch(child, owner, owner_fd, wake_read)
+        released = _watch(child, owner, owner_fd, wake_read)
     finally:
         _end(child)
     _tell(f"exited {child.returncode}")
-    if remove and _is_gone(owner):
+    if released is None:
+        released = _watch(None, owner, owner_fd, wake_read)
+    if remove and not released:
         shutil.rmtree(remove, ignore_errors=True)
     return 0
 
 
-def _watch(child: subprocess.Popen[bytes], owner: int, owner_fd: int | None, wake: int) -> None:
-    """Returns when the command or the owner has ended; carries out orders until then."""
+def _watch(
+    child: subprocess.Popen[bytes] | None, owner: int, owner_fd: int | None, wake: int
+) -> bool | None:
+    """Carries out orders until something ends, and says what.
+
+    True: the owner released us; False: the owner is gone; None: ``child`` has ended.
+    """
     watched = [0, wake] if owner_fd is None else [0, wake, owner_fd]
-    while child.poll() is None:
+    while child is None or child.poll() is None:
         ready, _, _ = select.select(watched, [], [], _POLL_S)
         if owner_fd is not None and owner_fd in ready:
-            return
+            return False
         if owner_fd is None and os.getppid() != owner:
-            return
+            return False
         if wake in ready and signal.SIGTERM in os.read(wake, 4096):
-            return
+            return True
         if 0 in ready:
             orders = os.read(0, 64)
             if not orders:
-                return
+                # Closed without a word: by a death, for `close` says so first.
+                return False
             for order in (orders[i : i + 1] for i in range(len(orders))):
-                if order in _ORDERS:
+                if order == _QUIT:
+                    return True
+                if child is not None and order in _ORDERS:
                     child.send_signal(_ORDERS[order])
                     _tell(f"done {order.decode()}")
+    return None
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -142,17 +159,6 @@ def _pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
-
-
-def _is_gone(owner: int) -> bool:
-    """Whether the owner has ended; one that lives removes its folder itself.
-
-    A dying process closes its pipes a moment before it stops being the parent, hence the wait.
-    """
-    deadline = time.monotonic() + 0.5
-    while os.getppid() == owner and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return os.getppid() != owner
 
 
 def _tell(line: str) -> None:
