@@ -102,7 +102,9 @@ def read_header(data: Buffer) -> BatchHeader:
     ``data`` must hold exactly one batch.
     """
     if len(data) < HEADER_SIZE:
-        raise CorruptBatch(f"{len(data)} bytes are no record batch: its header alone has {HEADER_SIZE}")
+        raise CorruptBatch(
+            f"{len(data)} bytes are no record batch: its header alone has {HEADER_SIZE}"
+        )
     header = BatchHeader._make(_HEADER.unpack_from(data))
     if header.magic != MAGIC:
         raise CorruptBatch(f"a batch of magic {header.magic}; only RecordBatch v2 is supported")

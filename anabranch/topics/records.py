@@ -39,9 +39,7 @@ def decode_records(data: Buffer, *, limit: int = compression.MAX_UNPACKED_BYTES)
         CorruptBatch: malformed in any way, or unpacking to more than ``limit`` bytes.
     """
     header = read_header(data)
-    body = compression.decompress(
-        header.compression, memoryview(data)[HEADER_SIZE:], limit=limit
-    )
+    body = compression.decompress(header.compression, memoryview(data)[HEADER_SIZE:], limit=limit)
     if not 0 <= header.count <= len(body) // MIN_RECORD_BYTES:
         raise CorruptBatch(f"{header.count} records don't fit into {len(body)} bytes")
     reader = _Reader(body)
@@ -82,7 +80,9 @@ def encode_batch(records: Sequence[Record], compression: str | None = None) -> b
     return _encode(records, compression, dense=True)
 
 
-def encode_sparse(records: Sequence[Record], next_offset: int, compression: str | None = None) -> bytes:
+def encode_sparse(
+    records: Sequence[Record], next_offset: int, compression: str | None = None
+) -> bytes:
     """A batch that keeps the records' offsets, gaps and all, as compaction leaves it.
 
     The batch ends at ``next_offset`` even if its last records are gone.
@@ -215,6 +215,8 @@ class _Reader:
         return name.decode("utf-8", "surrogateescape"), self.nullable()
 
 
-def records_of(values: Iterable[tuple[bytes | None, bytes | None]], timestamp_ms: int) -> list[Record]:
+def records_of(
+    values: Iterable[tuple[bytes | None, bytes | None]], timestamp_ms: int
+) -> list[Record]:
     """Records of (key, value) pairs that all have one timestamp."""
     return [Record(i, timestamp_ms, key, value) for i, (key, value) in enumerate(values)]

@@ -1,0 +1,221 @@
+"""Topics and offsets: the seldom calls of `KafkaLog`. Each may raise `Again`, for `Cluster.repeat`."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from anabranch.ports import LogRefused, LogUnavailable, TopicInfo, TopicPartition, TopicSpec
+from anabranch.topics.wire import calls, codes, data
+from anabranch.topics.wire.calls import (
+    CREATE_TOPICS,
+    DELETE_RECORDS,
+    DESCRIBE_CONFIGS,
+    LIST_OFFSETS,
+)
+from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
+from anabranch.topics.wire.codes import NONE
+
+_TOPIC_RESOURCE = 2
+_METADATA_PAUSE_S = 0.02
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        topics.setdefault(topic, []).append(partition)
+    return topics
+
+
+def list_offsets(
+    cluster: Cluster,
+    partitions: Sequence[TopicPartition],
+    timestamp: int,
+    *,
+    committed: bool,
+    deadline: float,
+) -> dict[TopicPartition, int]:
+    """The offset for a timestamp (-1 latest, -2 earliest) of each partition; -1: there is none."""
+    found: dict[TopicPartition, int] = {}
+    for node, group in cluster.by_leader(partitions, deadline).items():
+        with cluster.connection(node, deadline) as connection:
+            version = connection.version(LIST_OFFSETS)
+            topics = tuple(
+                calls.part(
+                    LIST_OFFSETS,
+                    version,
+                    "ListOffsetsTopic",
+                    name=topic,
+                    partitions=tuple(
+                        calls.part(
+                            LIST_OFFSETS,
+                            version,
+                            "ListOffsetsPartition",
+                            partition_index=number,
+                            timestamp=timestamp,
+                        )
+                        for number in numbers
+                    ),
+                )
+                for topic, numbers in _by_topic(group).items()
+            )
+            body = calls.request(
+                LIST_OFFSETS,
+                version,
+                replica_id=-1,
+                isolation_level=data.READ_COMMITTED if committed else data.READ_UNCOMMITTED,
+                topics=topics,
+            )
+            answer = calls.answer(
+                LIST_OFFSETS, version, connection.call(LIST_OFFSETS, version, body, deadline)
+            )
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                code = int(partition.error_code)
+                if code != NONE:
+                    cluster.forget((str(topic.name),))
+                    raise_or_again(codes.READ_CODES, code, f"offsets of {topic.name}")
+                key = TopicPartition(str(topic.name), int(partition.partition_index))
+                found[key] = int(partition.offset)
+    return found
+
+
+def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadline: float) -> None:
+    """Move the log start offsets up."""
+    for node, group in cluster.by_leader(before, deadline).items():
+        with cluster.connection(node, deadline) as connection:
+            version = connection.version(DELETE_RECORDS)
+            topics = tuple(
+                calls.part(
+                    DELETE_RECORDS,
+                    version,
+                    "DeleteRecordsTopic",
+                    name=topic,
+                    partitions=tuple(
+                        calls.part(
+                            DELETE_RECORDS,
+                            version,
+                            "DeleteRecordsPartition",
+                            partition_index=number,
+                            offset=before[TopicPartition(topic, number)],
+                        )
+                        for number in numbers
+                    ),
+                )
+                for topic, numbers in _by_topic(group).items()
+            )
+            body = calls.request(
+                DELETE_RECORDS,
+                version,
+                topics=topics,
+                timeout=datetime.timedelta(seconds=cluster.settings.request_timeout),
+            )
+            answer = calls.answer(
+                DELETE_RECORDS, version, connection.call(DELETE_RECORDS, version, body, deadline)
+            )
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                code = int(partition.error_code)
+                # The start is beyond the offset already, or the offset is beyond the end.
+                if code == codes.OFFSET_OUT_OF_RANGE:
+                    raise LogRefused(f"delete records of {topic.name}: no such offset", code)
+                if code != NONE:
+                    cluster.forget((str(topic.name),))
+                    raise_or_again(codes.READ_CODES, code, f"delete records of {topic.name}")
+
+
+def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float) -> None:
+    """Create topics; existing ones are left alone."""
+    with cluster.connection(None, deadline) as connection:
+        version = connection.version(CREATE_TOPICS)
+        topics = tuple(
+            calls.part(
+                CREATE_TOPICS,
+                version,
+                "CreatableTopic",
+                name=spec.name,
+                num_partitions=spec.partitions,
+                replication_factor=spec.replication_factor,
+                assignments=(),
+                configs=tuple(
+                    calls.part(
+                        CREATE_TOPICS, version, "CreatableTopicConfig", name=name, value=value
+                    )
+                    for name, value in spec.config.items()
+                ),
+            )
+            for spec in specs
+        )
+        body = calls.request(
+            CREATE_TOPICS,
+            version,
+            topics=topics,
+            timeout=datetime.timedelta(seconds=cluster.settings.request_timeout),
+            validate_only=False,
+        )
+        answer = calls.answer(
+            CREATE_TOPICS, version, connection.call(CREATE_TOPICS, version, body, deadline)
+        )
+    for topic in answer.topics:
+        code = int(topic.error_code)
+        if code in (NONE, codes.TOPIC_ALREADY_EXISTS):
+            continue
+        detail = str(topic.error_message) if topic.error_message else None
+        raise_or_again(codes.CREATE_CODES, code, f"create topic {topic.name}", detail)
+
+
+def wait_for_leaders(
+    cluster: Cluster, partitions: Sequence[TopicPartition], deadline: float
+) -> None:
+    """Return when every partition has a leader (brokers learn of a new topic a little later)."""
+    while True:
+        try:
+            if len(cluster.leaders(partitions, deadline)) == len(partitions):
+                return
+        except LogRefused:
+            # An existing topic with fewer partitions than asked for: that is for the check to say.
+            return
+        if time.monotonic() > deadline:
+            raise LogUnavailable("new topics have no leaders")
+        time.sleep(_METADATA_PAUSE_S)
+
+
+def describe_topics(
+    cluster: Cluster, names: Sequence[str], deadline: float
+) -> dict[str, TopicInfo]:
+    """Partitions, replication and effective settings of the topics that exist."""
+    topics = cluster.refresh(names, deadline)
+    if not topics:
+        return {}
+    with cluster.connection(None, deadline) as connection:
+        version = connection.version(DESCRIBE_CONFIGS)
+        resources = tuple(
+            calls.part(
+                DESCRIBE_CONFIGS,
+                version,
+                "DescribeConfigsResource",
+                resource_type=_TOPIC_RESOURCE,
+                resource_name=name,
+                configuration_keys=None,
+            )
+            for name in topics
+        )
+        body = calls.request(DESCRIBE_CONFIGS, version, resources=resources)
+        answer = calls.answer(
+            DESCRIBE_CONFIGS, version, connection.call(DESCRIBE_CONFIGS, version, body, deadline)
+        )
+    found = {}
+    for result in answer.results:
+        code = int(result.error_code)
+        name = str(result.resource_name)
+        if code == codes.UNKNOWN_TOPIC_OR_PARTITION:
+            continue
+        if code != NONE:
+            raise_or_again(codes.READ_CODES, code, f"settings of {name}")
+        topic = topics.get(name)
+        if topic is None:
+            raise Again(LogUnavailable(f"settings of {name}, not asked for"))
+        config = {str(c.name): str(c.value) for c in result.configs if c.value is not None}
+        found[name] = TopicInfo(name, topic.partitions, topic.replication_factor, config)
+    return found

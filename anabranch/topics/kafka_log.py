@@ -1,0 +1,337 @@
+"""The log on Kafka-compatible brokers, over raw connections. See `anabranch.ports.Log`."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from anabranch.ports import (
+    CorruptBatch,
+    Fetched,
+    LogUnavailable,
+    OffsetOutOfRange,
+    RawBatch,
+    TopicInfo,
+    TopicPartition,
+    TopicSpec,
+)
+from anabranch.topics import kafka_admin
+from anabranch.topics.batch import read_header, split_batches
+from anabranch.topics.kafka_producer import KafkaProducer
+from anabranch.topics.records import decode_records
+from anabranch.topics.settings import parse_settings
+from anabranch.topics.wire import codes, data
+from anabranch.topics.wire.calls import FETCH
+from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
+from anabranch.topics.wire.codes import NONE, Act, meaning
+from anabranch.topics.wire.connection import Connection, ConnectionBroken
+
+_LATEST = -1
+_EARLIEST = -2
+_MAX_I32 = (1 << 31) - 1
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A fetch under way to one broker."""
+
+    connection: Connection
+    address: tuple[str, int]
+    version: int
+    correlation: int
+    positions: dict[TopicPartition, int]
+
+
+class KafkaLog:
+    """The `Log` port over Kafka's protocol. Safe for threads: each call uses connections of its own.
+
+    ``options`` as librdkafka names them; what can't be honoured raises `UnsupportedSetting`.
+    """
+
+    def __init__(self, bootstrap: str, options: Mapping[str, object] | None = None) -> None:
+        self._cluster = Cluster(parse_settings(bootstrap, options or {}))
+        self._turn = 0
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_wait: float,
+        max_bytes: int,
+        committed: bool,
+    ) -> dict[TopicPartition, Fetched]:
+        """See `anabranch.ports.Log.fetch`.
+
+        One request per broker; each batch's CRC is checked. While leaders move, it waits for up to the
+        request timeout, then raises `LogUnavailable`.
+        """
+        if not positions:
+            return {}
+        now = time.monotonic()
+        give_up = now + max_wait
+        deadline = give_up + self._cluster.settings.request_timeout
+        return self._cluster.repeat(
+            "fetch",
+            deadline,
+            lambda: self._fetch(positions, give_up, max_bytes, committed, deadline),
+        )
+
+    def _fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        give_up: float,
+        max_bytes: int,
+        committed: bool,
+        deadline: float,
+    ) -> dict[TopicPartition, Fetched]:
+        groups = self._cluster.by_leader(positions, deadline)
+        asked: list[_Asked] = []
+        wait = max(0.0, give_up - time.monotonic())
+        self._turn += 1
+        result: dict[TopicPartition, Fetched] = {}
+        try:
+            for node, partitions in groups.items():
+                # Each partition comes first in turn: only the first one's batch may exceed max_bytes.
+                turn = self._turn % len(partitions)
+                group = partitions[turn:] + partitions[:turn]
+                asked.append(
+                    self._ask(node, group, positions, wait, max_bytes, committed, deadline)
+                )
+            waiting = list(asked)
+            while waiting and not result:
+                for one in _ready(waiting, deadline):
+                    waiting.remove(one)
+                    result.update(self._take(one, committed, deadline))
+            # Whatever else is there already comes along.
+            for one in _ready(waiting, None) if waiting else ():
+                result.update(self._take(one, committed, deadline))
+        except Again:
+            # Partitions that moved are asked for anew next time; what came from others is good.
+            if result:
+                return result
+            raise
+        finally:
+            for one in asked:
+                self._cluster.give(one.connection, one.address)
+        return result
+
+    def _ask(
+        self,
+        node: int,
+        partitions: Sequence[TopicPartition],
+        positions: Mapping[TopicPartition, int],
+        wait: float,
+        max_bytes: int,
+        committed: bool,
+        deadline: float,
+    ) -> _Asked:
+        address = self._cluster.address(node)
+        connection = self._cluster.take(address, deadline)
+        version = connection.version(FETCH)
+        asked = {}
+        for partition in partitions:
+            leader = self._cluster.leader(partition)
+            asked[partition] = data.FetchPosition(
+                positions[partition], leader.epoch if leader else -1
+            )
+        parts = data.fetch_request(
+            version,
+            asked,
+            self._cluster.topic_ids,
+            max_wait_ms=min(round(wait * 1000), _MAX_I32),
+            max_bytes=min(max_bytes, _MAX_I32),
+            isolation=data.READ_COMMITTED if committed else data.READ_UNCOMMITTED,
+        )
+        correlation = connection.send(
+            FETCH.key,
+            version,
+            parts,
+            flexible=version >= FETCH.flexible_from,
+            deadline=deadline,
+        )
+        wanted = {partition: positions[partition] for partition in partitions}
+        return _Asked(connection, address, version, correlation, wanted)
+
+    def _take(
+        self, asked: _Asked, committed: bool, deadline: float
+    ) -> dict[TopicPartition, Fetched]:
+        body = asked.connection.receive(asked.correlation, deadline)
+        try:
+            error, answers = data.fetch_answer(asked.version, body, self._cluster.topic_names)
+        except data.MalformedAnswer as problem:
+            raise Again(problem) from problem
+        if error != NONE:
+            self._cluster.forget({partition.topic for partition in asked.positions})
+            raise_or_again(codes.READ_CODES, error, "fetch")
+        result = {}
+        failure: tuple[TopicPartition, int] | None = None
+        for partition, answer in answers.items():
+            position = asked.positions.get(partition)
+            if position is None:
+                continue
+            if answer.error == codes.OFFSET_OUT_OF_RANGE:
+                raise OffsetOutOfRange(partition, position)
+            if answer.error != NONE:
+                failure = partition, answer.error
+                self._cluster.forget((partition.topic,))
+                if meaning(codes.READ_CODES, answer.error).act is Act.REFUSED:
+                    raise_or_again(codes.READ_CODES, answer.error, f"fetch {partition.topic}")
+                continue
+            fetched = _fetched(partition, answer, position, committed)
+            if fetched is not None:
+                result[partition] = fetched
+        if failure is not None and not result:
+            raise_or_again(codes.READ_CODES, failure[1], f"fetch {failure[0].topic}")
+        return result
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], *, committed: bool
+    ) -> dict[TopicPartition, int]:
+        """See `anabranch.ports.Log.end_offsets`."""
+        return self._offsets(partitions, _LATEST, committed=committed)
+
+    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """See `anabranch.ports.Log.start_offsets`."""
+        return self._offsets(partitions, _EARLIEST, committed=False)
+
+    def offsets_for_time(
+        self, partitions: Iterable[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int | None]:
+        """See `anabranch.ports.Log.offsets_for_time`. Also looks into native transactions still open."""
+        found = self._offsets(partitions, max(timestamp_ms, 0), committed=False)
+        return {partition: offset if offset >= 0 else None for partition, offset in found.items()}
+
+    def _offsets(
+        self, partitions: Iterable[TopicPartition], timestamp: int, *, committed: bool
+    ) -> dict[TopicPartition, int]:
+        wanted = list(partitions)
+        deadline = self._cluster.deadline()
+        return self._cluster.repeat(
+            "list offsets",
+            deadline,
+            lambda: kafka_admin.list_offsets(
+                self._cluster, wanted, timestamp, committed=committed, deadline=deadline
+            ),
+        )
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def producer(self, transactional_id: str, *, timeout: float) -> KafkaProducer:
+        """See `anabranch.ports.Log.producer`."""
+        return KafkaProducer(self._cluster, transactional_id, timeout)
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
+        """Delete all records below the given offsets; reading then starts there."""
+        deadline = self._cluster.deadline()
+        self._cluster.repeat(
+            "delete records",
+            deadline,
+            lambda: kafka_admin.delete_records(self._cluster, before, deadline),
+        )
+
+    # -- topics ---------------------------------------------------------------------------------------
+
+    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+        """See `anabranch.ports.Log.create_topics`. Returns when all have leaders."""
+        if specs:
+            deadline = self._cluster.deadline()
+            self._cluster.repeat(
+                "create topics",
+                deadline,
+                lambda: kafka_admin.create_topics(self._cluster, specs, deadline),
+            )
+            wanted = [TopicPartition(s.name, n) for s in specs for n in range(s.partitions)]
+            self._cluster.forget({spec.name for spec in specs})
+            kafka_admin.wait_for_leaders(self._cluster, wanted, deadline)
+
+    def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+        """See `anabranch.ports.Log.describe_topics`."""
+        deadline = self._cluster.deadline()
+        return self._cluster.repeat(
+            "describe topics",
+            deadline,
+            lambda: kafka_admin.describe_topics(self._cluster, names, deadline),
+        )
+
+    def close(self) -> None:
+        """See `anabranch.ports.Log.close`. Producers have connections of their own."""
+        self._cluster.close()
+
+
+def _ready(waiting: Sequence[_Asked], deadline: float | None) -> list[_Asked]:
+    """Those whose answer has begun to arrive. Waits for one until ``deadline`` (None: not at all)."""
+    buffered = [one for one in waiting if one.connection.buffered()]
+    if buffered:
+        return buffered
+    if deadline is not None and len(waiting) == 1:
+        # Reading waits by itself.
+        return list(waiting)
+    wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
+    ready, _, _ = select.select([one.connection for one in waiting], (), (), wait)
+    if not ready and deadline is not None:
+        raise LogUnavailable("fetch: no broker answered in time")
+    return [one for one in waiting if one.connection in ready]
+
+
+def _fetched(
+    partition: TopicPartition, answer: data.PartitionFetch, position: int, committed: bool
+) -> Fetched | None:
+    batches: list[RawBatch] = []
+    after = position
+    try:
+        for batch in _visible(answer, committed):
+            after = max(after, batch.next_offset)
+            if batch.next_offset > position and not batch.hidden:
+                batches.append(batch.raw)
+    except CorruptBatch as error:
+        raise CorruptBatch(f"{partition.topic}[{partition.partition}]: {error}") from error
+    if after == position:
+        return None
+    return Fetched(
+        batches, after, answer.high_watermark, answer.last_stable_offset, answer.log_start_offset
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A batch of an answer; ``hidden`` if it is a marker, or of an aborted native transaction."""
+
+    raw: RawBatch
+    hidden: bool
+
+    @property
+    def next_offset(self) -> int:
+        return self.raw.next_offset
+
+
+def _visible(answer: data.PartitionFetch, committed: bool) -> Iterator[_Seen]:
+    """The batches in order, with aborted ones marked if ``committed``.
+
+    The broker lists the aborted transactions that overlap the answer as (producer id, first offset): a
+    producer's batches are aborted from that offset until its next abort marker.
+    """
+    coming = answer.aborted if committed else []
+    at = 0
+    aborting: set[int] = set()
+    for raw in split_batches(answer.records):
+        while at < len(coming) and coming[at][1] < raw.next_offset:
+            aborting.add(coming[at][0])
+            at += 1
+        header = read_header(raw.data)
+        if header.is_control:
+            if is_abort_marker(raw):
+                aborting.discard(header.producer_id)
+            yield _Seen(raw, True)
+        else:
+            hidden = header.is_transactional and header.producer_id in aborting
+            yield _Seen(raw, hidden)
+
+
+def is_abort_marker(control: RawBatch) -> bool:
+    """Whether a control batch is an abort marker: its key is version i16, type i16 (0 = abort)."""
+    records = decode_records(control.data)
+    return bool(records) and records[0].key is not None and records[0].key[2:4] == b"\x00\x00"

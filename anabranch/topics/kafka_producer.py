@@ -1,0 +1,507 @@
+"""One transactional id's producer over raw batches: native transactions of KIP-98 and KIP-890.
+
+Where the cluster has ``transaction.version`` 2, Produce adds partitions by itself and EndTxn gives a new
+epoch, so that nothing sent late can hit a later transaction. Else AddPartitionsToTxn comes first and the
+epoch stays.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from anabranch.ports import (
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    LogUncertain,
+    TopicPartition,
+)
+from anabranch.topics.batch import Buffer, next_sequence, patch_parts, read_header
+from anabranch.topics.wire import calls, codes, data
+from anabranch.topics.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE
+from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
+from anabranch.topics.wire.codes import NONE, Act, error_for, meaning
+from anabranch.topics.wire.connection import Connection, ConnectionBroken
+
+# More requests under way on one connection don't help: the broker takes them one at a time.
+MAX_IN_FLIGHT = 5
+_FEATURE = "transaction.version"
+_V2 = 2
+# From this version on, Produce adds partitions to the transaction (KIP-890).
+_PRODUCE_ADDS_FROM = 12
+_END_TXN_BUMPS_FROM = 5
+# A transaction that just ended is in the way for a millisecond or two, seldom for 25.
+_FIRST_PAUSE_S = 0.001
+_LAST_PAUSE_S = 0.02
+_PAUSE_GROWTH = 1.5
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One batch on its way; ``index`` is its place in the caller's list."""
+
+    index: int
+    partition: TopicPartition
+    parts: tuple[Buffer, Buffer]
+    next_sequence: int
+
+
+@dataclass(slots=True)
+class _Wave:
+    """One Produce request: at most one batch per partition (the broker's rule)."""
+
+    pieces: dict[TopicPartition, _Piece]
+    size: int = 0
+    correlation: int = -1
+
+
+@dataclass(slots=True)
+class _Link:
+    """A broker that leads some of the partitions, and the requests under way to it."""
+
+    node: int
+    connection: Connection
+    version: int
+    gathering: _Wave
+    in_flight: deque[_Wave]
+
+
+class KafkaProducer:
+    """See `anabranch.ports.Producer`. Made by `KafkaLog.producer`; one thread at a time."""
+
+    def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
+        """Initialise the transactional id (``timeout`` in seconds, of one native transaction).
+
+        Raises:
+            LogUnavailable: no coordinator until the deadline.
+            LogRefused: the broker does not allow the id or the timeout.
+        """
+        self._cluster = cluster
+        self._id = transactional_id
+        self._timeout_ms = round(timeout * 1000)
+        self._links: dict[int, _Link] = {}
+        self._coordinator: Connection | None = None
+        self._sequences: dict[TopicPartition, int] = {}
+        self._acked: dict[TopicPartition, int] = {}
+        self._added: set[TopicPartition] = set()
+        self._begun = False
+        self._ended: LogError | None = None
+        self._refusal: LogRefused | None = None
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.is_v2 = False
+        deadline = cluster.deadline()
+        cluster.repeat(f"initialise {transactional_id}", deadline, lambda: self._init(deadline))
+
+    # -- the port -----------------------------------------------------------------------------------
+
+    def append(self, batches: Sequence[tuple[TopicPartition, bytes]]) -> list[int]:
+        """See `anabranch.ports.Producer.append`.
+
+        The n-th batches of all partitions of a broker go into one request. Memory: the requests under
+        way, at most `MAX_IN_FLIGHT` times ``max_request_bytes`` per broker, besides the given batches.
+        """
+        seen: dict[TopicPartition, int] = {}
+        ranked = []
+        for index, (partition, _) in enumerate(batches):
+            rank = seen.get(partition, 0)
+            seen[partition] = rank + 1
+            ranked.append((rank, index))
+        ranked.sort()
+        order = [index for _, index in ranked]
+        if not self.is_v2:
+            self._check_usable()
+            self._add_partitions(seen)
+        offsets = self.append_stream(batches[index] for index in order)
+        result = [0] * len(order)
+        for index, offset in zip(order, offsets, strict=True):
+            result[index] = offset
+        return result
+
+    def append_stream(self, batches: Iterable[tuple[TopicPartition, Buffer]]) -> list[int]:
+        """Like `append`, of batches that are made while earlier ones are on their way.
+
+        A request goes out when a partition comes a second time, or at ``max_request_bytes``.
+        """
+        self._check_usable()
+        offsets: list[int] = []
+        try:
+            for index, (partition, batch) in enumerate(batches):
+                offsets.append(-1)
+                self._gather(index, partition, batch, offsets)
+            for link in self._links.values():
+                self._send(link, offsets)
+            for link in self._links.values():
+                while link.in_flight:
+                    self._settle(link, offsets)
+        except BaseException as error:
+            self._after_failure(error)
+            raise
+        return offsets
+
+    def commit(self) -> None:
+        """See `anabranch.ports.Producer.commit`."""
+        self._check_usable()
+        if self._begun:
+            self._end(commit=True)
+
+    def abort(self) -> None:
+        """See `anabranch.ports.Producer.abort`."""
+        if self._ended is not None:
+            raise self._ended
+        self._refusal = None
+        if self._begun:
+            self._end(commit=False)
+
+    def close(self) -> None:
+        """See `anabranch.ports.Producer.close`."""
+        self._ended = self._ended or LogFenced(f"{self._id}: the producer is closed")
+        for link in self._links.values():
+            link.connection.close()
+        self._links.clear()
+        if self._coordinator is not None:
+            self._coordinator.close()
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._ended is not None:
+            raise type(self._ended)(str(self._ended)) from self._ended
+        if self._refusal is not None:
+            raise LogRefused(
+                f"abort first, the native transaction lacks what was refused: {self._refusal}",
+                self._refusal.error,
+            )
+
+    def _after_failure(self, error: BaseException) -> None:
+        """Nothing is sent again: either the transaction has to be aborted, or the producer is over."""
+        broken = False
+        for link in self._links.values():
+            link.gathering = _Wave({})
+            while link.in_flight and not broken:
+                # The answers still under way say nothing that matters, but keep the connection.
+                wave = link.in_flight.popleft()
+                try:
+                    link.connection.receive(wave.correlation, self._cluster.deadline())
+                except ConnectionBroken:
+                    broken = True
+            link.in_flight.clear()
+        self._sequences = dict(self._acked)
+        if isinstance(error, LogRefused):
+            if self._begun:
+                self._refusal = error
+        elif isinstance(error, LogFenced | LogUncertain):
+            self._ended = error
+        else:
+            # An interrupt, or the caller's own generator failed: the transaction is not whole.
+            self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
+        for partition in self._added:
+            self._cluster.forget((partition.topic,))
+
+    def _over(self, error: LogError) -> LogError:
+        self._ended = error
+        return error
+
+    # -- append ---------------------------------------------------------------------------------------
+
+    def _gather(
+        self, index: int, partition: TopicPartition, batch: Buffer, offsets: list[int]
+    ) -> None:
+        count = read_header(batch).count
+        link = self._link(partition)
+        wave = link.gathering
+        if partition in wave.pieces or (
+            wave.pieces and wave.size + len(batch) > self._cluster.settings.max_request_bytes
+        ):
+            self._send(link, offsets)
+            wave = link.gathering
+        sequence = self._sequences.get(partition, 0)
+        parts = patch_parts(batch, self.producer_id, self.producer_epoch, sequence)
+        following = next_sequence(sequence, count)
+        self._sequences[partition] = following
+        wave.pieces[partition] = _Piece(index, partition, parts, following)
+        wave.size += len(batch)
+
+    def _link(self, partition: TopicPartition) -> _Link:
+        leader = self._cluster.leader(partition)
+        if leader is None:
+            leader = self._cluster.leaders((partition,), self._cluster.deadline())[partition]
+        link = self._links.get(leader.node)
+        if link is not None and (link.in_flight or link.connection.usable()):
+            return link
+        deadline = self._cluster.deadline()
+        try:
+            connection = self._cluster.open(self._cluster.address(leader.node), deadline)
+        except ConnectionBroken as error:
+            self._cluster.forget((partition.topic,))
+            raise self._unreachable(str(error)) from error
+        version = connection.version(
+            PRODUCE, PRODUCE.highest if self.is_v2 else _PRODUCE_ADDS_FROM - 1
+        )
+        gathering = link.gathering if link is not None else _Wave({})
+        link = _Link(leader.node, connection, version, gathering, deque())
+        self._links[leader.node] = link
+        return link
+
+    def _unreachable(self, message: str) -> LogError:
+        """Nothing of this append was sent there; but what was appended before would lack it."""
+        if self._begun:
+            return LogUncertain(f"{self._id}: {message}")
+        return LogUnavailable(f"{self._id}: {message}")
+
+    def _send(self, link: _Link, offsets: list[int]) -> None:
+        wave = link.gathering
+        if not wave.pieces:
+            return
+        link.gathering = _Wave({})
+        new = [partition for partition in wave.pieces if partition not in self._added]
+        if new:
+            # Adding partitions may have to be repeated, so nothing else may be under way.
+            while link.in_flight:
+                self._settle(link, offsets)
+            if not self.is_v2:
+                self._add_partitions(new)
+            self._begun = True
+            self._send_first(link, wave, offsets)
+            self._added.update(new)
+            return
+        while len(link.in_flight) >= MAX_IN_FLIGHT:
+            self._settle(link, offsets)
+        self._write(link, wave)
+        link.in_flight.append(wave)
+
+    def _write(self, link: _Link, wave: _Wave) -> None:
+        settings = self._cluster.settings
+        parts = data.produce_request(
+            link.version,
+            self._id,
+            round(settings.request_timeout * 1000),
+            {partition: piece.parts for partition, piece in wave.pieces.items()},
+            self._cluster.topic_ids,
+        )
+        try:
+            wave.correlation = link.connection.send(
+                PRODUCE.key,
+                link.version,
+                parts,
+                flexible=link.version >= PRODUCE.flexible_from,
+                deadline=self._cluster.deadline(),
+            )
+        except ConnectionBroken as error:
+            raise LogUncertain(f"{self._id}: append: {error}") from error
+
+    def _read(self, link: _Link, wave: _Wave) -> dict[TopicPartition, data.Produced]:
+        try:
+            body = link.connection.receive(wave.correlation, self._cluster.deadline())
+            answers = data.produce_answer(link.version, body, self._cluster.topic_names)
+        except (ConnectionBroken, data.MalformedAnswer) as error:
+            raise LogUncertain(f"{self._id}: append: {error}") from error
+        missing = wave.pieces.keys() - answers.keys()
+        if missing:
+            raise LogUncertain(f"{self._id}: append: no answer about {sorted(missing)[0]}")
+        return answers
+
+    def _settle(self, link: _Link, offsets: list[int]) -> None:
+        """Read the oldest answer under way; any error in it ends the append."""
+        wave = link.in_flight.popleft()
+        answers = self._read(link, wave)
+        failed = self._take_answers(wave, answers, offsets)
+        if failed:
+            raise self._failure(failed, answers, last=True)
+
+    def _take_answers(
+        self, wave: _Wave, answers: dict[TopicPartition, data.Produced], offsets: list[int]
+    ) -> list[_Piece]:
+        failed = []
+        for partition, piece in wave.pieces.items():
+            produced = answers[partition]
+            if produced.error == NONE:
+                offsets[piece.index] = produced.base_offset
+                self._acked[partition] = piece.next_sequence
+            else:
+                failed.append(piece)
+        return failed
+
+    def _send_first(self, link: _Link, wave: _Wave, offsets: list[int]) -> None:
+        """Send a wave with new partitions; those that can't be added yet are sent again."""
+        deadline = self._cluster.deadline()
+        pause = _FIRST_PAUSE_S
+        while True:
+            self._write(link, wave)
+            answers = self._read(link, wave)
+            failed = self._take_answers(wave, answers, offsets)
+            if not failed:
+                return
+            error = self._failure(failed, answers, last=time.monotonic() + pause > deadline)
+            if error is not None:
+                raise error
+            time.sleep(pause)
+            pause = min(pause * _PAUSE_GROWTH, _LAST_PAUSE_S)
+            wave = _Wave({piece.partition: piece for piece in failed})
+
+    def _failure(
+        self, failed: list[_Piece], answers: dict[TopicPartition, data.Produced], *, last: bool
+    ) -> LogError | None:
+        """The worst of what the answers say; None if all may be sent again (not if ``last``)."""
+        errors: list[LogError] = []
+        for piece in failed:
+            produced = answers[piece.partition]
+            meant = meaning(codes.PRODUCE_CODES, produced.error)
+            if meant.act in (Act.RETRY, Act.REFRESH):
+                if not last:
+                    continue
+                meant = meant._replace(act=Act.UNCERTAIN)
+            what = f"{self._id}: append to {piece.partition.topic}[{piece.partition.partition}]"
+            errors.append(error_for(meant, produced.error, what, produced.message))
+        if not errors:
+            return None
+        for kind in (LogFenced, LogUncertain):
+            for error in errors:
+                if isinstance(error, kind):
+                    return error
+        return errors[0]
+
+    # -- coordinator ----------------------------------------------------------------------------------
+
+    def _init(self, deadline: float) -> None:
+        connection = self._connect_coordinator(deadline)
+        version = connection.version(INIT_PRODUCER_ID)
+        body = calls.request(
+            INIT_PRODUCER_ID,
+            version,
+            transactional_id=self._id,
+            transaction_timeout=datetime.timedelta(milliseconds=self._timeout_ms),
+        )
+        found = calls.answer(
+            INIT_PRODUCER_ID, version, connection.call(INIT_PRODUCER_ID, version, body, deadline)
+        )
+        code = int(found.error_code)
+        if code != NONE:
+            self._coordinator_error(codes.INIT_CODES, code, f"initialise {self._id}")
+        self.producer_id = int(found.producer_id)
+        self.producer_epoch = int(found.producer_epoch)
+        end_txn = connection.versions.get(END_TXN.key, (0, 0))[1]
+        self.is_v2 = (
+            connection.features.get(_FEATURE, 0) >= _V2
+            and end_txn >= _END_TXN_BUMPS_FROM
+            and connection.versions.get(PRODUCE.key, (0, 0))[1] >= _PRODUCE_ADDS_FROM
+        )
+
+    def _connect_coordinator(self, deadline: float) -> Connection:
+        connection = self._coordinator
+        if connection is None or not connection.usable():
+            address = self._cluster.coordinator(self._id, deadline)
+            connection = self._coordinator = self._cluster.open(address, deadline)
+        return connection
+
+    def _coordinator_error(self, table: dict[int, codes.Meaning], code: int, what: str) -> None:
+        """Raise what a coordinator's code means; `Again` where it did nothing."""
+        if meaning(table, code).act is Act.REFRESH and self._coordinator is not None:
+            self._coordinator.close()
+        raise_or_again(table, code, what)
+
+    def _add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """AddPartitionsToTxn, for clusters below ``transaction.version`` 2."""
+        new = [partition for partition in partitions if partition not in self._added]
+        if not new:
+            return
+        deadline = self._cluster.deadline()
+        try:
+            self._repeat_quickly(deadline, lambda: self._add_once(new, deadline))
+        except (ConnectionBroken, LogUnavailable) as error:
+            raise self._over(LogUncertain(f"{self._id}: add partitions: {error}")) from error
+        except (LogFenced, LogUncertain) as error:
+            raise self._over(error) from None
+        self._begun = True
+        self._added.update(new)
+
+    def _add_once(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        connection = self._connect_coordinator(deadline)
+        version = connection.version(ADD_PARTITIONS_TO_TXN)
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            by_topic.setdefault(topic, []).append(partition)
+        topics = tuple(
+            calls.part(
+                ADD_PARTITIONS_TO_TXN,
+                version,
+                "AddPartitionsToTxnTopic",
+                name=topic,
+                partitions=tuple(numbers),
+            )
+            for topic, numbers in by_topic.items()
+        )
+        body = calls.request(
+            ADD_PARTITIONS_TO_TXN,
+            version,
+            v3_and_below_transactional_id=self._id,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.producer_epoch,
+            v3_and_below_topics=topics,
+        )
+        self._begun = True
+        found = calls.answer(
+            ADD_PARTITIONS_TO_TXN,
+            version,
+            connection.call(ADD_PARTITIONS_TO_TXN, version, body, deadline),
+        )
+        failures = {
+            int(result.partition_error_code)
+            for topic in found.results_by_topic_v3_and_below
+            for result in topic.results_by_partition
+        } - {NONE}
+        # One that says why comes before "not attempted because of another".
+        for code in sorted(failures, key=lambda code: code == 55):
+            self._coordinator_error(codes.ADD_PARTITIONS_CODES, code, f"{self._id}: add partitions")
+
+    def _end(self, *, commit: bool) -> None:
+        what = f"{self._id}: {'commit' if commit else 'abort'}"
+        deadline = self._cluster.deadline()
+        try:
+            self._repeat_quickly(deadline, lambda: self._end_once(commit, deadline, what))
+        except (ConnectionBroken, LogUnavailable, LogRefused) as error:
+            raise self._over(LogUncertain(f"{what}: {error}")) from error
+        except (LogFenced, LogUncertain) as error:
+            raise self._over(error) from None
+        self._begun = False
+        self._added.clear()
+
+    def _end_once(self, commit: bool, deadline: float, what: str) -> None:
+        connection = self._connect_coordinator(deadline)
+        version = connection.version(
+            END_TXN, END_TXN.highest if self.is_v2 else _END_TXN_BUMPS_FROM - 2
+        )
+        body = calls.request(
+            END_TXN,
+            version,
+            transactional_id=self._id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            committed=commit,
+        )
+        found = calls.answer(END_TXN, version, connection.call(END_TXN, version, body, deadline))
+        code = int(found.error_code)
+        if code != NONE:
+            self._coordinator_error(codes.END_TXN_CODES, code, what)
+        if self.is_v2:
+            self.producer_id = int(found.producer_id)
+            self.producer_epoch = int(found.producer_epoch)
+            self._sequences.clear()
+            self._acked.clear()
+
+    def _repeat_quickly(self, deadline: float, attempt: Callable[[], None]) -> None:
+        """Repeat while the coordinator says that it did nothing; a broken connection ends it."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                return attempt()
+            except Again as again:
+                if time.monotonic() + pause > deadline:
+                    raise LogUnavailable(str(again)) from again
+            time.sleep(pause)
+            pause = min(pause * _PAUSE_GROWTH, _LAST_PAUSE_S)

@@ -1,0 +1,343 @@
+"""What is known of a cluster: brokers, leaders, topic ids; and the connections to its brokers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from anabranch.ports import LogRefused, LogUnavailable, TopicPartition
+from anabranch.topics.settings import Settings
+from anabranch.topics.wire import calls
+from anabranch.topics.wire.calls import FIND_COORDINATOR, METADATA
+from anabranch.topics.wire.codes import (
+    NONE,
+    READ_CODES,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    Act,
+    error_for,
+    meaning,
+)
+from anabranch.topics.wire.connection import Connection, ConnectionBroken
+
+T = TypeVar("T")
+
+# A new topic may not be known to every broker at once; after that, it does not exist.
+_UNKNOWN_TOPIC_S = 5.0
+_TRANSACTION_KEY_TYPE = 1
+_NO_TOPIC_ID = bytes(16)
+
+
+class Leader(NamedTuple):
+    """Who leads a partition, and the leader epoch that says so (-1: not told)."""
+
+    node: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the cluster's metadata show it. ``topic_id`` is all zeros with older brokers."""
+
+    name: str
+    topic_id: bytes
+    leaders: dict[int, Leader]
+    partitions: int
+    replication_factor: int
+
+
+class Cluster:
+    """Metadata and connections, shared by a log and its producers; safe for threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._brokers: dict[int, tuple[str, int]] = {}
+        self._topics: dict[str, Topic] = {}
+        # Two views that the hot calls read, replaced as a whole.
+        self.topic_ids: dict[str, bytes] = {}
+        self.topic_names: dict[bytes, str] = {}
+        self._idle: dict[tuple[str, int], list[Connection]] = {}
+        self._parked: dict[tuple[str, int], list[Connection]] = {}
+        self._closed = False
+
+    # -- connections ----------------------------------------------------------------------------
+
+    def open(self, address: tuple[str, int], deadline: float) -> Connection:
+        """A new connection that has learnt the broker's versions."""
+        settings = self.settings
+        limit = min(deadline, time.monotonic() + settings.connect_timeout)
+        connection = Connection(
+            *address, client_id=settings.client_id, deadline=limit, tls=settings.tls
+        )
+        try:
+            connection.greet(limit)
+        except ConnectionBroken as error:
+            connection.close()
+            raise ConnectionBroken(str(error), sent=False) from error
+        return connection
+
+    def take(self, address: tuple[str, int], deadline: float) -> Connection:
+        """An idle connection, or a new one. Give it back with `give`."""
+        with self._lock:
+            if self._closed:
+                raise LogUnavailable("the log is closed")
+            idle = self._idle.setdefault(address, [])
+            waiting = self._parked.pop(address, [])
+        parked = []
+        for connection in waiting:
+            if connection.drain():
+                idle.append(connection)
+            elif not connection.broken:
+                parked.append(connection)
+        if parked:
+            with self._lock:
+                self._parked.setdefault(address, []).extend(parked)
+        while True:
+            try:
+                connection = idle.pop()
+            except IndexError:
+                return self.open(address, deadline)
+            if connection.usable():
+                return connection
+
+    def give(self, connection: Connection, address: tuple[str, int]) -> None:
+        """Give a connection back; one with answers under way waits until they came."""
+        if connection.broken:
+            return
+        with self._lock:
+            if self._closed:
+                connection.close()
+            elif connection.idle:
+                self._idle.setdefault(address, []).append(connection)
+            else:
+                self._parked.setdefault(address, []).append(connection)
+
+    @contextmanager
+    def connection(self, node: int | None, deadline: float) -> Iterator[Connection]:
+        """A connection to a broker (None: any) for the length of a ``with``."""
+        if node is None:
+            connection, address = self._any(deadline)
+        else:
+            address = self.address(node)
+            connection = self.take(address, deadline)
+        try:
+            yield connection
+        finally:
+            self.give(connection, address)
+
+    def address(self, node: int) -> tuple[str, int]:
+        """A broker's address. `ConnectionBroken` (nothing sent) if it is not known."""
+        try:
+            return self._brokers[node]
+        except KeyError:
+            raise ConnectionBroken(f"broker {node} is not known", sent=False) from None
+
+    def _any(self, deadline: float) -> tuple[Connection, tuple[str, int]]:
+        problems = []
+        for address in dict.fromkeys((*self._brokers.values(), *self.settings.bootstrap)):
+            try:
+                return self.take(address, deadline), address
+            except ConnectionBroken as error:
+                problems.append(str(error))
+        raise ConnectionBroken("; ".join(problems), sent=False)
+
+    def close(self) -> None:
+        """Close all idle connections; those in use are closed when they come back."""
+        with self._lock:
+            self._closed = True
+            for pool in (self._idle, self._parked):
+                for connections in pool.values():
+                    for connection in connections:
+                        connection.close()
+                pool.clear()
+
+    # -- calls that may be repeated --------------------------------------------------------------
+
+    def deadline(self, seconds: float | None = None) -> float:
+        """The monotonic time at which a call gives up."""
+        return time.monotonic() + (self.settings.request_timeout if seconds is None else seconds)
+
+    def repeat(self, what: str, deadline: float, attempt: Callable[[], T]) -> T:
+        """Repeat ``attempt`` until it returns, as long as it raises `Again` or the connection breaks.
+
+        Only for calls that change nothing, or are safe to repeat.
+
+        Raises:
+            LogUnavailable: the deadline passed.
+        """
+        while True:
+            try:
+                return attempt()
+            except ConnectionBroken as error:
+                problem: Exception = error
+                pause = self.settings.retry_backoff
+            except Again as error:
+                problem = error.problem
+                pause = error.pause or self.settings.retry_backoff
+            if time.monotonic() + pause >= deadline:
+                raise LogUnavailable(f"{what}: {problem}") from problem
+            time.sleep(pause)
+
+    # -- metadata ---------------------------------------------------------------------------------
+
+    def refresh(self, names: Iterable[str], deadline: float) -> dict[str, Topic]:
+        """Ask for topics anew; those that don't exist are left out and forgotten."""
+        wanted = sorted(set(names))
+        return self.repeat("metadata", deadline, lambda: self._refresh(wanted, deadline))
+
+    def _refresh(self, names: list[str], deadline: float) -> dict[str, Topic]:
+        with self.connection(None, deadline) as connection:
+            version = connection.version(METADATA)
+            topics = tuple(
+                calls.part(METADATA, version, "MetadataRequestTopic", topic_id=None, name=name)
+                for name in names
+            )
+            body = calls.request(
+                METADATA,
+                version,
+                topics=topics,
+                allow_auto_topic_creation=False,
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=False,
+            )
+            found = calls.answer(
+                METADATA, version, connection.call(METADATA, version, body, deadline)
+            )
+        topics_found = {}
+        for topic in found.topics:
+            code = int(topic.error_code)
+            if code == NONE:
+                topics_found[str(topic.name)] = _topic(topic)
+            elif meaning(READ_CODES, code).act is Act.REFUSED:
+                raise error_for(meaning(READ_CODES, code), code, f"topic {topic.name}")
+        with self._lock:
+            self._brokers = {
+                int(broker.node_id): (str(broker.host), int(broker.port))
+                for broker in found.brokers
+            }
+            for name in names:
+                self._topics.pop(name, None)
+            self._topics.update(topics_found)
+            self.topic_ids = {name: topic.topic_id for name, topic in self._topics.items()}
+            self.topic_names = {topic.topic_id: name for name, topic in self._topics.items()}
+        return topics_found
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Ask anew for these topics when they are needed next."""
+        with self._lock:
+            for name in names:
+                self._topics.pop(name, None)
+
+    def leader(self, partition: TopicPartition) -> Leader | None:
+        """The leader as far as known now."""
+        topic = self._topics.get(partition.topic)
+        return topic.leaders.get(partition.partition) if topic else None
+
+    def leaders(
+        self, partitions: Iterable[TopicPartition], deadline: float
+    ) -> dict[TopicPartition, Leader]:
+        """The leaders of all these partitions, asked for where they are not known.
+
+        Raises:
+            LogRefused: (3) a topic or partition does not exist.
+            LogUnavailable: there was no leader until the deadline.
+        """
+        wanted = list(partitions)
+        started = time.monotonic()
+        while True:
+            known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
+            missing = [p for p in wanted if p not in known]
+            if not missing:
+                return known
+            found = self.refresh({p.topic for p in missing}, deadline)
+            now = time.monotonic()
+            for p in missing:
+                topic = found.get(p.topic)
+                absent = topic is None or not 0 <= p.partition < topic.partitions
+                if absent and now - started > _UNKNOWN_TOPIC_S:
+                    raise LogRefused(
+                        f"{p.topic}[{p.partition}] does not exist", UNKNOWN_TOPIC_OR_PARTITION
+                    )
+            if any(self.leader(p) is None for p in missing):
+                if now + self.settings.retry_backoff > deadline:
+                    raise LogUnavailable(f"{missing[0].topic} has partitions without a leader")
+                time.sleep(self.settings.retry_backoff)
+
+    def by_leader(
+        self, partitions: Iterable[TopicPartition], deadline: float
+    ) -> dict[int, list[TopicPartition]]:
+        """The partitions grouped by the broker that leads them."""
+        groups: dict[int, list[TopicPartition]] = {}
+        for partition, leader in self.leaders(partitions, deadline).items():
+            groups.setdefault(leader.node, []).append(partition)
+        return groups
+
+    def coordinator(self, transactional_id: str, deadline: float) -> tuple[str, int]:
+        """The address of a transactional id's coordinator."""
+        return self.repeat(
+            f"coordinator of {transactional_id}",
+            deadline,
+            lambda: self._coordinator(transactional_id, deadline),
+        )
+
+    def _coordinator(self, transactional_id: str, deadline: float) -> tuple[str, int]:
+        with self.connection(None, deadline) as connection:
+            version = connection.version(FIND_COORDINATOR)
+            body = calls.request(
+                FIND_COORDINATOR,
+                version,
+                key=transactional_id,
+                key_type=_TRANSACTION_KEY_TYPE,
+                coordinator_keys=(transactional_id,),
+            )
+            found = calls.answer(
+                FIND_COORDINATOR,
+                version,
+                connection.call(FIND_COORDINATOR, version, body, deadline),
+            )
+        one = found.coordinators[0] if version >= 4 else found
+        code = int(one.error_code)
+        if code != NONE:
+            raise_or_again(READ_CODES, code, f"coordinator of {transactional_id}")
+        return str(one.host), int(one.port)
+
+
+class Again(Exception):
+    """Nothing happened: repeat the call after ``pause`` seconds (None: the usual back-off)."""
+
+    def __init__(self, problem: Exception, pause: float | None = None) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+        self.pause = pause
+
+
+def raise_or_again(table: dict[int, Any], code: int, what: str, detail: str | None = None) -> None:
+    """Raise what a code means: `Again` if the call may be repeated."""
+    meant = meaning(table, code)
+    error = error_for(meant, code, what, detail)
+    if meant.act in (Act.RETRY, Act.REFRESH):
+        raise Again(error)
+    raise error
+
+
+def _topic(found: Any) -> Topic:
+    leaders = {}
+    replicas = 0
+    for partition in found.partitions:
+        replicas = max(replicas, len(partition.replica_nodes))
+        node = int(partition.leader_id)
+        if node >= 0:
+            epoch = int(getattr(partition, "leader_epoch", -1))
+            leaders[int(partition.partition_index)] = Leader(node, epoch)
+    topic_id = getattr(found, "topic_id", None)
+    return Topic(
+        name=str(found.name),
+        topic_id=topic_id.bytes if topic_id is not None else _NO_TOPIC_ID,
+        leaders=leaders,
+        partitions=len(found.partitions),
+        replication_factor=replicas,
+    )
