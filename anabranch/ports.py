@@ -93,6 +93,14 @@ class Producer(Protocol):
         ``batches``: (partition, RecordBatch v2 bytes with base offset 0); of one partition they are
         appended in the order given. Producer id, epoch, sequence, the transactional bit and the CRC are
         patched in here. Returns the base offsets, in the same order.
+
+        `LogRefused`: the broker does not take the content (or a control batch, or one with gaps in its
+        offsets, was given); the native transaction has to be aborted, then the producer goes on.
+        """
+
+    def append_stream(self, batches: Iterable[tuple[TopicPartition, bytes]]) -> list[int]:
+        """Like `append`, for long lists: each batch is taken from ``batches`` when the ones before are
+        on their way, so that making it overlaps with the broker's work. Per partition in the order given.
         """
 
     def commit(self) -> None:
@@ -123,7 +131,8 @@ class Log(Protocol):
 
         ``max_wait`` in seconds (0: don't wait). ``max_bytes``: about so many per answer; a bigger single
         batch comes all the same. ``committed``: the isolation level. Partitions with nothing new may be
-        missing in the answer. A position below the log's start raises `OffsetOutOfRange`.
+        missing in the answer. A position below the log's start raises `OffsetOutOfRange`, and so does one
+        beyond its end. A batch that spans the position comes whole.
         """
 
     def end_offsets(
@@ -144,6 +153,12 @@ class Log(Protocol):
 
         An ongoing native transaction of the predecessor is aborted first. ``timeout`` in seconds is the
         broker's limit for one native transaction.
+        """
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
+        """Delete all records below these offsets; one at or below the log's start changes nothing.
+
+        `LogRefused` (1): beyond the high watermark.
         """
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
@@ -190,7 +205,7 @@ class OffsetOutOfRange(LogError):
 
 
 class CorruptBatch(LogError):
-    """A batch's CRC does not match what was fetched."""
+    """A batch's CRC does not match, or its bytes are no RecordBatch v2, or its records are malformed."""
 
 
 class Table(Protocol):

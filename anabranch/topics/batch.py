@@ -63,7 +63,7 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int
+    record_count: int
 
     @property
     def compression(self) -> int:
@@ -88,7 +88,7 @@ class BatchHeader(NamedTuple):
     @property
     def is_dense(self) -> bool:
         """No record is missing (as in compacted batches): only these can be produced as they are."""
-        return self.count >= 1 and self.last_offset_delta == self.count - 1
+        return self.record_count >= 1 and self.last_offset_delta == self.record_count - 1
 
     @property
     def next_offset(self) -> int:
@@ -117,7 +117,7 @@ def read_header(data: Buffer) -> BatchHeader:
 
 def compute_crc(data: Buffer) -> int:
     """The CRC-32C that the batch should have."""
-    return google_crc32c.value(bytes(memoryview(data)[_CRC_FROM:]))
+    return int(google_crc32c.value(bytes(memoryview(data)[_CRC_FROM:])))
 
 
 def check_crc(data: Buffer) -> None:
@@ -181,7 +181,7 @@ def patch_parts(
         raise LogRefused("a control batch can't be appended", INVALID_RECORD)
     if not header.is_dense:
         raise LogRefused(
-            f"a batch of {header.count} records over {header.last_offset_delta + 1} offsets "
+            f"a batch of {header.record_count} records over {header.last_offset_delta + 1} offsets "
             "can't be appended as it is: re-encode it",
             INVALID_RECORD,
         )
@@ -198,7 +198,7 @@ def patch_parts(
                 producer_id,
                 producer_epoch,
                 base_sequence,
-                header.count,
+                header.record_count,
             ),
             memoryview(data)[HEADER_SIZE:],
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 import cramjam
 
@@ -130,7 +130,7 @@ def _unpack_snappy(data: Buffer, limit: int) -> memoryview:
 def _unpack_snappy_block(block: memoryview, done: int, limit: int) -> int:
     """Unpacks into the scratch from ``done`` on; the block's own claim is checked first."""
     try:
-        need = cast(int, cramjam.snappy.decompress_raw_len(block))
+        need = cramjam.snappy.decompress_raw_len(block)
         if done + need > len(_scratch.room):
             kept = bytes(memoryview(_scratch.room)[:done])
             _grow(done + need, limit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -109,7 +109,7 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadl
                 DELETE_RECORDS,
                 version,
                 topics=topics,
-                timeout=datetime.timedelta(seconds=cluster.settings.request_timeout),
+                timeout=dt.timedelta(seconds=cluster.settings.request_timeout),
             )
             answer = calls.answer(
                 DELETE_RECORDS, version, connection.call(DELETE_RECORDS, version, body, deadline)
@@ -151,7 +151,7 @@ def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float)
             CREATE_TOPICS,
             version,
             topics=topics,
-            timeout=datetime.timedelta(seconds=cluster.settings.request_timeout),
+            timeout=dt.timedelta(seconds=cluster.settings.request_timeout),
             validate_only=False,
         )
         answer = calls.answer(

@@ -26,7 +26,7 @@ from anabranch.topics.wire import codes, data
 from anabranch.topics.wire.calls import FETCH
 from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
 from anabranch.topics.wire.codes import NONE, Act, meaning
-from anabranch.topics.wire.connection import Connection, ConnectionBroken
+from anabranch.topics.wire.connection import Connection
 
 _LATEST = -1
 _EARLIEST = -2

@@ -7,7 +7,7 @@ epoch stays.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -212,7 +212,7 @@ class KafkaProducer:
     def _gather(
         self, index: int, partition: TopicPartition, batch: Buffer, offsets: list[int]
     ) -> None:
-        count = read_header(batch).count
+        count = read_header(batch).record_count
         link = self._link(partition)
         wave = link.gathering
         if partition in wave.pieces or (
@@ -312,7 +312,8 @@ class KafkaProducer:
         answers = self._read(link, wave)
         failed = self._take_answers(wave, answers, offsets)
         if failed:
-            raise self._failure(failed, answers, last=True)
+            error = self._failure(failed, answers, last=True)
+            raise error or LogUncertain(f"{self._id}: append failed")
 
     def _take_answers(
         self, wave: _Wave, answers: dict[TopicPartition, data.Produced], offsets: list[int]
@@ -375,7 +376,7 @@ class KafkaProducer:
             INIT_PRODUCER_ID,
             version,
             transactional_id=self._id,
-            transaction_timeout=datetime.timedelta(milliseconds=self._timeout_ms),
+            transaction_timeout=dt.timedelta(milliseconds=self._timeout_ms),
         )
         found = calls.answer(
             INIT_PRODUCER_ID, version, connection.call(INIT_PRODUCER_ID, version, body, deadline)

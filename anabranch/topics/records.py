@@ -40,12 +40,12 @@ def decode_records(data: Buffer, *, limit: int = compression.MAX_UNPACKED_BYTES)
     """
     header = read_header(data)
     body = compression.decompress(header.compression, memoryview(data)[HEADER_SIZE:], limit=limit)
-    if not 0 <= header.count <= len(body) // MIN_RECORD_BYTES:
-        raise CorruptBatch(f"{header.count} records don't fit into {len(body)} bytes")
+    if not 0 <= header.record_count <= len(body) // MIN_RECORD_BYTES:
+        raise CorruptBatch(f"{header.record_count} records don't fit into {len(body)} bytes")
     reader = _Reader(body)
     records: list[Record] = []
     last_delta = -1
-    for _ in range(header.count):
+    for _ in range(header.record_count):
         size = reader.varint()
         stop = reader.at + size
         if size < 0 or stop > len(body):

@@ -225,7 +225,7 @@ class Connection:
                     buffers[at] = memoryview(buffers[at])[done:]
         except OSError as error:
             self.close()
-            raise ConnectionBroken(f"{self.address}: {error or 'timed out'}", sent=sent) from error
+            raise ConnectionBroken(f"{self.address}: {error}", sent=sent) from error
 
     def _read_frame(self, deadline: float) -> memoryview:
         size = _SIZE.unpack(self._read_exactly(4, deadline))[0]
@@ -247,7 +247,7 @@ class Connection:
                 done += got
         except OSError as error:
             self.close()
-            raise ConnectionBroken(f"{self.address}: {error or 'timed out'}") from error
+            raise ConnectionBroken(f"{self.address}: {error}") from error
         return room
 
 

@@ -207,7 +207,8 @@ def fetch_answer(
             partition, code, high, stable, start = reader.take(_FETCHED)
             aborted = []
             for _ in range(reader.array()):
-                aborted.append(reader.take(_PAIR))
+                producer_id, first_offset = reader.take(_PAIR)
+                aborted.append((producer_id, first_offset))
                 reader.tags()
             reader.skip(4)  # preferred read replica
             records = reader.nullable_bytes()
