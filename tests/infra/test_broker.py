@@ -1,0 +1,299 @@
+"""The embedded broker: its life, its end with its owner, and how it says that it can't start."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from anabranch.infra import broker as broker_module
+from anabranch.infra.broker import EmbeddedBroker
+from anabranch.infra.errors import (
+    BrokerDied,
+    BrokerNotRunning,
+    FolderMismatch,
+    NoJava,
+    PortTaken,
+    StartDeadlinePassed,
+)
+from anabranch.infra.ports import HOST, free_port, is_free
+from anabranch.infra.ready import is_ready
+from tests.infra.kafka import finalized_features
+from tests.infra.test_process import ROOT, eventually, state
+
+pytestmark = pytest.mark.broker
+QUIET = {"log_level": 0}
+
+
+def create_topic(bootstrap: str, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+    for done in admin.create_topics([NewTopic(name, 1, 1)]).values():
+        done.result(20)
+
+
+def produce(bootstrap: str, topic: str, *values: bytes) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **QUIET})
+    errors: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            errors.append(error)
+
+    for value in values:
+        producer.produce(topic, value, on_delivery=delivered)
+    assert producer.flush(20) == 0
+    assert errors == []
+
+
+def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
+    """The first ``count`` values, read by a member of a new group."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"{topic}-{time.monotonic_ns()}",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            **QUIET,
+        }
+    )
+    consumer.subscribe([topic])
+    values: list[bytes] = []
+    deadline = time.monotonic() + 30
+    while len(values) < count and time.monotonic() < deadline:
+        message = consumer.poll(0.5)
+        if message is not None and message.error() is None:
+            values.append(message.value() or b"")
+    consumer.close()
+    return values
+
+
+def test_a_life(tmp_path: Path) -> None:
+    broker = EmbeddedBroker(tmp_path / "folder with é")
+    with pytest.raises(BrokerNotRunning):
+        _ = broker.port
+    with broker:
+        bootstrap, first_pid = broker.bootstrap, broker.pid
+        assert state(first_pid) is not None
+        create_topic(bootstrap, "kept")
+        produce(bootstrap, "kept", b"1")
+
+        broker.start()  # it runs: nothing happens
+        assert broker.pid == first_pid
+
+        broker.restart()
+        assert broker.bootstrap == bootstrap
+        assert broker.pid != first_pid
+        assert state(first_pid) is None
+        produce(bootstrap, "kept", b"2")
+
+        broker.kill()
+        assert not broker.running
+        with pytest.raises(BrokerNotRunning, match="Kafka Server started"):
+            broker.pause()
+        broker.start()
+        assert broker.bootstrap == bootstrap
+        assert consume(bootstrap, "kept", 2) == [b"1", b"2"]
+
+        last_pid, port = broker.pid, broker.port
+        cluster = re.findall(r'"cluster_id": "(.+)"', (broker.folder / "broker.json").read_text())
+        assert is_ready(HOST, port, cluster[0])
+        # Another broker on our port is not taken for ours.
+        assert not is_ready(HOST, port, "another")
+        broker.pause()
+        assert eventually(lambda: state(last_pid) == "T")
+        assert not is_ready(HOST, port, cluster[0], timeout_s=0.2)
+        broker.resume()
+        assert eventually(lambda: is_ready(HOST, port, cluster[0]))
+        # Stopping one that is paused works, too.
+        broker.pause()
+    assert state(last_pid) is None
+    assert not broker.running
+    assert is_free(port)
+    assert (tmp_path / "folder with é" / "data").is_dir()
+    assert "starting Kafka" in broker.log.read_text()
+    broker.stop()  # it is stopped: nothing happens
+
+
+@pytest.mark.parametrize(("fixture", "version"), [("broker", 2), ("broker_tv0", 0)])
+def test_the_transaction_version(
+    request: pytest.FixtureRequest, fixture: str, version: int
+) -> None:
+    if fixture == "broker" and request.config.getoption("--bootstrap"):
+        pytest.skip("a cluster of one's own may be of any version")
+    bootstrap = request.getfixturevalue(fixture).bootstrap
+    # A level of 0 is not listed.
+    assert finalized_features(bootstrap).get("transaction.version", 0) == version
+
+
+def test_native_transactions_work_on_the_old_protocol(
+    broker_tv0: EmbeddedBroker, unique: str
+) -> None:
+    create_topic(broker_tv0.bootstrap, unique)
+    producer = Producer(
+        {"bootstrap.servers": broker_tv0.bootstrap, "transactional.id": unique, **QUIET}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(unique, b"aborted")
+    producer.abort_transaction(30)
+    producer.begin_transaction()
+    producer.produce(unique, b"committed")
+    producer.commit_transaction(30)
+    assert consume(broker_tv0.bootstrap, unique, 1) == [b"committed"]
+
+
+OWNER = """
+import sys, time
+from anabranch.infra.broker import EmbeddedBroker
+broker = EmbeddedBroker()
+broker.start()
+print(broker.pid, broker.folder, flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "exits"])
+def test_it_ends_with_its_owner(end: str) -> None:
+    then = "time.sleep(300)" if end == "killed" else "sys.exit()"
+    owner = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", OWNER.format(then=then)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    words = owner.stdout.readline().split()
+    owner.stdout.close()
+    pid, folder = int(words[0]), Path(words[1])
+    if end == "killed":
+        assert state(pid) is not None
+        assert folder.is_dir()
+        owner.send_signal(signal.SIGKILL)
+    owner.wait(30)
+    assert eventually(lambda: state(pid) is None, timeout_s=5)
+    assert eventually(lambda: not folder.exists())
+
+
+@pytest.fixture
+def no_temporary_folder_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def listener() -> Iterator[int]:
+    """A port that somebody else listens on."""
+    with socket.create_server((HOST, 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.usefixtures("no_temporary_folder_left")
+def test_a_port_that_is_taken(listener: int) -> None:
+    broker = EmbeddedBroker(port=listener)
+    with pytest.raises(PortTaken, match=f"port {listener} is in use"):
+        broker.start()
+    assert not broker.running
+
+
+@pytest.mark.usefixtures("no_temporary_folder_left")
+def test_a_port_lost_between_the_choice_and_the_start(
+    listener: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = iter([listener, free_port()])
+
+    def lose_once(avoid: frozenset[int] = frozenset()) -> int:
+        return next(chosen) if not avoid else free_port(avoid)
+
+    monkeypatch.setattr(broker_module, "free_port", lose_once)
+    # Along the way: quick_start, and a collector of one's own in place of ours.
+    with EmbeddedBroker(quick_start=True, java_options=["-XX:+UseParallelGC"]) as broker:
+        assert broker.port != listener
+        assert broker.running
+
+
+@pytest.mark.usefixtures("no_temporary_folder_left")
+def test_a_broker_that_dies_says_why() -> None:
+    broker = EmbeddedBroker(properties={"num.io.threads": "none"})
+    with pytest.raises(BrokerDied, match=r"exit code 1\b") as caught:
+        broker.start()
+    assert any("num.io.threads" in line for line in caught.value.log_tail)
+    assert "num.io.threads" in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_temporary_folder_left")
+def test_a_broker_that_dies_after_formatting_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "elsewhere" / "log"
+    monkeypatch.setattr(broker_module, "ensure_formatted", lambda *_, **__: "none")
+    broker = EmbeddedBroker(log=log)
+    with pytest.raises(BrokerDied, match="ended while starting, with exit code 1"):
+        broker.start()
+    assert "meta.properties" in log.read_text()
+
+
+@pytest.mark.usefixtures("no_temporary_folder_left")
+@pytest.mark.parametrize("timeout_s", [0.1, 1.2])
+def test_a_start_that_takes_too_long(timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "is_ready", lambda *_: False)
+    started = time.monotonic()
+    with pytest.raises(StartDeadlinePassed):
+        EmbeddedBroker(start_timeout_s=timeout_s).start()
+    assert time.monotonic() - started < timeout_s + 5
+
+
+def test_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise NoJava("none")
+
+    monkeypatch.setattr(broker_module, "find_java", refuse)
+    with pytest.raises(NoJava):
+        EmbeddedBroker().start()
+
+
+def test_a_folder_of_another_transaction_version(tmp_path: Path) -> None:
+    (tmp_path / "broker.json").write_text(
+        '{"formatted": true, "transaction_version": 0, "cluster_id": "x"}'
+    )
+    with pytest.raises(FolderMismatch, match=r"transaction\.version=0, not 2"):
+        EmbeddedBroker(tmp_path).start()
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "data" / "precious"
+    theirs.parent.mkdir()
+    theirs.write_text("x")
+    with pytest.raises(FolderMismatch, match="files of somebody else"):
+        EmbeddedBroker(tmp_path).start()
+    assert theirs.read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"transaction_version": 3},
+        {"port": 65536},
+        {"port": -1},
+        {"heap_mb": 1},
+        {"folder": "one,two"},
+        {"properties": {"listeners": "PLAINTEXT://0.0.0.0:9092"}},
+        {"properties": {"log.dirs": "/var/lib"}},
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(arguments: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        EmbeddedBroker(**arguments)  # type: ignore[arg-type]
