@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch
-from anabranch.topics import compression
 from anabranch.topics.batch import HEADER_SIZE, Buffer, frame, read_header
+from anabranch.topics.compression import CODECS, MAX_UNPACKED_BYTES, compress, decompress
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -32,14 +32,17 @@ class Record(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
-def decode_records(data: Buffer, *, limit: int = compression.MAX_UNPACKED_BYTES) -> list[Record]:
+def decode_records(data: Buffer, *, limit: int = MAX_UNPACKED_BYTES) -> list[Record]:
     """All records of one batch; their offsets are those of the log.
 
     Raises:
         CorruptBatch: malformed in any way, or unpacking to more than ``limit`` bytes.
     """
     header = read_header(data)
-    body = compression.decompress(header.compression, memoryview(data)[HEADER_SIZE:], limit=limit)
+    if header.record_count == 0 and len(data) == HEADER_SIZE:
+        # Compaction keeps the last batch of a producer, for its sequence, even if no record is left.
+        return []
+    body = decompress(header.compression, memoryview(data)[HEADER_SIZE:], limit=limit)
     if not 0 <= header.record_count <= len(body) // MIN_RECORD_BYTES:
         raise CorruptBatch(f"{header.record_count} records don't fit into {len(body)} bytes")
     reader = _Reader(body)
@@ -77,48 +80,51 @@ def encode_batch(records: Sequence[Record], compression: str | None = None) -> b
     Raises:
         InvalidArgument: no records, or a codec other than none, gzip, snappy, lz4, zstd.
     """
-    return _encode(records, compression, dense=True)
+    if not records:
+        raise InvalidArgument("a batch has at least one record")
+    return _encode(records, compression, None, len(records))
 
 
 def encode_sparse(
-    records: Sequence[Record], next_offset: int, compression: str | None = None
+    records: Sequence[Record],
+    *,
+    base_offset: int,
+    next_offset: int,
+    compression: str | None = None,
 ) -> bytes:
-    """A batch that keeps the records' offsets, gaps and all, as compaction leaves it.
+    """A batch from ``base_offset`` up to ``next_offset`` that keeps its records' own offsets.
 
-    The batch ends at ``next_offset`` even if its last records are gone.
+    As compaction leaves it: with gaps, or without any record.
     """
-    return _encode(records, compression, dense=False, next_offset=next_offset)
+    return _encode(records, compression, base_offset, next_offset)
 
 
 def _encode(
-    records: Sequence[Record], codec: str | None, *, dense: bool, next_offset: int = 0
+    records: Sequence[Record], codec: str | None, base_offset: int | None, next_offset: int
 ) -> bytes:
-    if not records:
-        raise InvalidArgument("a batch has at least one record")
     number = codec_number(codec)
-    base_timestamp = records[0].timestamp_ms
-    base_offset = 0 if dense else records[0].offset
+    base_timestamp = records[0].timestamp_ms if records else -1
     body = bytearray()
     for index, record in enumerate(records):
-        delta = index if dense else record.offset - base_offset
+        delta = index if base_offset is None else record.offset - base_offset
         encode_record(body, record, delta, record.timestamp_ms - base_timestamp)
     return frame(
-        compression.compress(number, body),
+        compress(number, body) if records else b"",
         compression=number,
-        last_offset_delta=len(records) - 1 if dense else next_offset - 1 - base_offset,
+        last_offset_delta=next_offset - 1 - (base_offset or 0),
         count=len(records),
         base_timestamp=base_timestamp,
-        max_timestamp=max(record.timestamp_ms for record in records),
-        base_offset=base_offset,
+        max_timestamp=max((record.timestamp_ms for record in records), default=-1),
+        base_offset=base_offset or 0,
     )
 
 
 def codec_number(name: str | None) -> int:
     """The number of a codec's name; None is no compression."""
-    for known, number in compression.CODECS.items():
+    for known, number in CODECS.items():
         if known == (name or "none"):
             return number
-    raise InvalidArgument(f"compression {name!r}: one of {', '.join(compression.CODECS)}")
+    raise InvalidArgument(f"compression {name!r}: one of {', '.join(CODECS)}")
 
 
 def encode_record(body: bytearray, record: Record, offset_delta: int, timestamp_delta: int) -> None:
