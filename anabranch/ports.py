@@ -69,6 +69,7 @@ class TopicInfo:
     partitions: int
     replication_factor: int
     config: Mapping[str, str]
+    topic_id: str = ""  # tells a topic made anew from its namesake
 
 
 class Clock(Protocol):

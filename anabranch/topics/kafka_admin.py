@@ -217,5 +217,7 @@ def describe_topics(
         if topic is None:
             raise Again(LogUnavailable(f"settings of {name}, not asked for"))
         config = {str(c.name): str(c.value) for c in result.configs if c.value is not None}
-        found[name] = TopicInfo(name, topic.partitions, topic.replication_factor, config)
+        found[name] = TopicInfo(
+            name, topic.partitions, topic.replication_factor, config, topic.topic_id.hex()
+        )
     return found

@@ -142,7 +142,11 @@ class MemoryCluster:
                 continue
             config = {**DEFAULT_CONFIG, **spec.config}
             self.topics[spec.name] = TopicInfo(
-                spec.name, spec.partitions, max(spec.replication_factor, 1), config
+                spec.name,
+                spec.partitions,
+                max(spec.replication_factor, 1),
+                config,
+                f"memory-{len(self.topics)}",
             )
             for number in range(spec.partitions):
                 name = TopicPartition(spec.name, number)

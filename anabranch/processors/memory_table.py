@@ -1,0 +1,123 @@
+"""The in-memory `Table`: sorted bytes, with what a crash of its process or its disk leaves behind."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping
+
+from anabranch.ports import TableError
+
+OnCall = Callable[[str, str], None]
+
+
+class MemoryStore:
+    """A disk: what is written outlives the process that wrote it.
+
+    `snapshot` and `restore` set it back to an earlier state, as a disk that lost its last writes, or
+    that was copied; each write is whole or not there.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, bytes] = {}
+        self._keys: list[bytes] = []
+        self._owner: str | None = None
+
+    def open(self, process: str, *, on_call: OnCall | None = None) -> MemoryTable:
+        """Open it for one process.
+
+        Raises:
+            TableError: another process has it open.
+        """
+        if self._owner is not None:
+            raise TableError(f"the table is open in {self._owner}: only one process may have it")
+        self._owner = process
+        return MemoryTable(self, process, on_call)
+
+    def release(self) -> None:
+        """The process that had it open is dead: its lock is gone, and its table can't write any more."""
+        self._owner = None
+
+    def snapshot(self) -> dict[bytes, bytes]:
+        """All rows as they are now."""
+        return dict(self._rows)
+
+    def restore(self, rows: Mapping[bytes, bytes]) -> None:
+        """Set all rows."""
+        self._rows = dict(rows)
+        self._keys = sorted(rows)
+
+    # -- for the table --------------------------------------------------------------------------------
+
+    def is_owned_by(self, process: str) -> bool:
+        """Whether this process holds the lock."""
+        return self._owner == process
+
+    def row(self, key: bytes) -> bytes | None:
+        """The value, or None."""
+        return self._rows.get(key)
+
+    def rows_from(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """A copy of all rows with that prefix, in key order."""
+        found = []
+        for index in range(bisect_left(self._keys, prefix), len(self._keys)):
+            key = self._keys[index]
+            if not key.startswith(prefix):
+                break
+            found.append((key, self._rows[key]))
+        return found
+
+    def change(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Put and delete."""
+        for key, value in changes.items():
+            if value is not None:
+                if key not in self._rows:
+                    insort(self._keys, key)
+                self._rows[key] = value
+            elif self._rows.pop(key, None) is not None:
+                del self._keys[bisect_left(self._keys, key)]
+
+
+class MemoryTable:
+    """See `anabranch.ports.Table`. Made by `MemoryStore.open`.
+
+    ``on_call(process, name)`` comes before and (``.after``) behind the effect of each write, and before
+    each read: a simulator's place to switch, crash the process or raise `TableError`.
+    """
+
+    def __init__(self, store: MemoryStore, process: str, on_call: OnCall | None) -> None:
+        self._store = store
+        self._process = process
+        self._on_call = on_call
+        self._open = True
+
+    def get(self, key: bytes) -> bytes | None:
+        """See `anabranch.ports.Table.get`."""
+        self._enter("table.get")
+        return self._store.row(key)
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See `anabranch.ports.Table.scan`."""
+        self._enter("table.scan")
+        return iter(self._store.rows_from(prefix))
+
+    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """See `anabranch.ports.Table.write`."""
+        self._enter("table.write")
+        # Taken now, as a write batch takes them: the hook behind may change the caller's mapping.
+        self._store.change(changes)
+        self._called("table.write.after")
+
+    def close(self) -> None:
+        """See `anabranch.ports.Table.close`."""
+        if self._open and self._store.is_owned_by(self._process):
+            self._store.release()
+        self._open = False
+
+    def _enter(self, name: str) -> None:
+        self._called(name)
+        if not self._open or not self._store.is_owned_by(self._process):
+            raise TableError("the table is closed")
+
+    def _called(self, name: str) -> None:
+        if self._on_call is not None:
+            self._on_call(self._process, name)
