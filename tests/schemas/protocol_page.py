@@ -1,0 +1,375 @@
+"""The generated blocks of docs/protocol.md: tables and examples, made from the code.
+
+``python -m tests.schemas.protocol_page`` writes them anew.
+"""
+
+import dataclasses
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from anabranch import errors
+from anabranch.core import decide_commit, decide_txn, hybrid_time, ids, tokens
+from anabranch.core.journal_index import CRC_MODULUS, REASONS
+from anabranch.core.keyspace import even_ranges, position_of, record_checksum
+from anabranch.core.rows import Entry
+from anabranch.core.turn import DAY_MS, Settings
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import TYPES, encode, schema_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+BLOCK = re.compile(r"(<!-- generated: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+# -- the story of the examples --------------------------------------------------------------------
+
+MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
+KEY = bytes(range(32))
+TXN = ids.make_txn_id(3, MS, 0x0123456789ABCDEF)
+SHOT = ids.make_txn_id(3, MS + 5000, 0xFEDCBA9876543210)
+TOKEN = tokens.sign(tokens.Token(TXN, 60_000, "nyc"), KEY)
+WRITER = 0x1122334455667788
+CID = bytes.fromhex("a1a2a3a4a5a6a7a8")
+CREATED = hybrid_time.from_us((MS - 1000) * 1000)
+STAMP = hybrid_time.from_us((MS + 2500) * 1000 + 7)
+EVENTS = [(b"UA", b"1545"), (b"AA", b"1141"), (b"UA", b"1714")]
+SEGMENTS = tuple(
+    r.SegmentRange(ids.segment_id(0, i), low, high, i, 0)
+    for i, (low, high) in enumerate(even_ranges(2))
+)
+
+
+def _segment_of(key: bytes) -> int:
+    return next(i for i, s in enumerate(SEGMENTS) if s.low <= position_of(key) < s.high)
+
+
+def _extents() -> tuple[r.Extent, ...]:
+    found = []
+    for i in range(2):
+        mine = [(k, v) for k, v in EVENTS if _segment_of(k) == i]
+        if mine:
+            crc_sum = sum(record_checksum(k, v) for k, v in mine) % CRC_MODULUS
+            found.append(r.Extent("nyc/flights", i, 17, 17 + len(mine), len(mine), crc_sum))
+    return tuple(found)
+
+
+RECEIPT = r.Receipt(TXN, WRITER, 1, True, _extents())
+OUTCOME = r.Outcome(
+    txn_id=TXN,
+    state="COMMITTED",
+    scope="nyc",
+    name=None,
+    commit_timestamp=STAMP,
+    committed=3,
+    rejected=0,
+    left_out=0,
+    reason="",
+    begun_ms=MS + 12,
+    finished_ms=MS + 2500,
+    keepalive_ms=60_000,
+    streams=("nyc/flights",),
+    writers=(RECEIPT,),
+)
+VECTOR = tuple(
+    r.Position(i, 40 + sum(e.count for e in RECEIPT.extents if e.partition == i)) for i in range(2)
+)
+
+
+def _reply(number: int, result: Any) -> r.Reply:
+    return r.Reply(CID + number.to_bytes(8, "big"), STAMP if number > 6 else CREATED, result)
+
+
+EXAMPLES: dict[str, Any] = {
+    "FindScope": r.FindScope("nyc", create=True),
+    "Reply: ScopeInfo": _reply(1, r.ScopeInfo("nyc", 3)),
+    "CreateStream": r.CreateStream("nyc/flights", 2, {"retention.ms": "-1"}),
+    "Reply: StreamList": _reply(
+        2,
+        r.StreamList(
+            (
+                r.StreamInfo(
+                    "nyc/flights",
+                    "ACTIVE",
+                    0,
+                    0,
+                    SEGMENTS,
+                    {"retention.ms": "-1"},
+                    {"plain_write": 1},
+                    {"0": 17, "1": 17},
+                ),
+            )
+        ),
+    ),
+    "Begin": r.Begin(TXN, "nyc", None, 60_000),
+    "Reply: Begun": _reply(3, r.Begun(TXN, TOKEN, 60_000)),
+    "Heartbeat": r.Heartbeat((TOKEN,)),
+    "Touch": r.Touch(TOKEN, "nyc/flights"),
+    "Reply: Touched": _reply(4, r.Touched("nyc/flights", 0, SEGMENTS)),
+    "Receipt": RECEIPT,
+    "Register": r.Register(TOKEN, RECEIPT),
+    "Reply: Registered": _reply(5, r.Registered(1)),
+    "Commit": r.Commit(TOKEN, (RECEIPT,), None, None, 30_000),
+    "Reply: Refusal": _reply(
+        6, r.Refusal("ReceiptMismatch", "a receipt and the journal disagree in count")
+    ),
+    "Reply: Outcome": _reply(7, OUTCOME),
+    "EpochRecord": r.EpochRecord(
+        0,
+        0,
+        CREATED,
+        SEGMENTS,
+        (),
+        tuple(r.Position(i, 0) for i in range(2)),
+        -1,
+    ),
+    "CommitRecord": r.CommitRecord(
+        TXN,
+        0,
+        STAMP,
+        tuple(
+            r.SegmentCommit(ids.segment_id(0, e.partition), e.partition, 40, 40 + e.count, e.count)
+            for e in RECEIPT.extents
+        ),
+        VECTOR,
+        11,
+    ),
+    "OneShot": r.OneShot(
+        SHOT,
+        "nyc",
+        "night-of-2026-01-01",
+        (
+            r.Event("nyc/flights", -1, b"UA", b"1545", (r.EventHeader("source", b"demo"),), -1),
+            r.Event("nyc/flights", ids.segment_id(0, 1), None, b"", (), MS),
+        ),
+    ),
+    "Resolve": r.Resolve(SHOT),
+    "GetState": r.GetState(TXN),
+    "Abort": r.Abort(TOKEN, "no longer needed"),
+    "DescribeStreams": r.DescribeStreams("nyc", None),
+    "ListTransactions": r.ListTransactions(None, include_finished=False, limit=100),
+    "Reply: TransactionList": _reply(8, r.TransactionList(())),
+    "Reply: Alive": _reply(9, r.Alive((dataclasses.replace(OUTCOME, streams=(), writers=()),))),
+    "JournalOp": r.JournalOp("FINALIZE_COMMIT", TXN, 0, STAMP),
+}
+IN_THE_TEXT = ("Begin", "Reply: Begun")
+
+# -- writing the blocks ---------------------------------------------------------------------------
+
+
+def as_json(value: Any, *, tagged: bool = False) -> Any:
+    """A record as the page shows it; ``tagged``: with the name of its union branch."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        plain = {
+            field.name: as_json(getattr(value, field.name), tagged=field.name == "result")
+            for field in dataclasses.fields(value)
+        }
+        return {type(value).__name__: plain} if tagged else plain
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, tuple):
+        return [as_json(item) for item in value]
+    return dict(value) if isinstance(value, dict) else value
+
+
+def json_lines(value: Any, indent: str = "", room: int = 100) -> str:
+    """JSON that is broken into lines only where it has to be."""
+    flat = json.dumps(value)
+    if len(indent) + len(flat) <= room or not isinstance(value, dict | list) or not value:
+        return flat
+    inner = indent + "  "
+    if isinstance(value, dict):
+        items = [f"{json.dumps(k)}: {json_lines(v, inner, room)}" for k, v in value.items()]
+        opening, closing = "{", "}"
+    else:
+        items = [json_lines(v, inner, room) for v in value]
+        opening, closing = "[", "]"
+    return f"{opening}\n{inner}" + f",\n{inner}".join(items) + f"\n{indent}{closing}"
+
+
+def hex_lines(data: bytes) -> str:
+    """32 bytes a line, in groups of four."""
+    return "\n".join(data[i : i + 32].hex(" ", -4) for i in range(0, len(data), 32))
+
+
+def example(name: str) -> str:
+    record = EXAMPLES[name]
+    text = json_lines(as_json(record))
+    return f"**{name}**\n\n```json\n{text}\n```\n```hex\n{hex_lines(encode(record))}\n```\n"
+
+
+def table(head: str, rows: list[list[Any]]) -> str:
+    columns = head.split(" | ")
+    lines = [f"| {head} |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def types_block() -> str:
+    def kind(number: int) -> str:
+        if number < 32:
+            return "command"
+        if number < 64:
+            return "reply" if number == 32 else "from process to process"
+        return "status row" if number < 96 else "journal" if number == 96 else "history"
+
+    rows = [[n, f"{n:02x}", f"`{c.__name__}`", kind(n)] for n, c in sorted(TYPES.items())]
+    return table("type | byte 1 | record | what", rows) + (
+        "\n`AdoptScope` is sent by controllers to each other.\n"
+    )
+
+
+def header_lines(headers: list[tuple[str, bytes]]) -> str:
+    return "```headers\n" + "".join(f"{n:8} {v.hex()}\n" for n, v in headers) + "```\n"
+
+
+def positions_block() -> str:
+    keys: list[tuple[str, bytes]] = [
+        ("empty", b""),
+        ("one byte, zero", b"\0"),
+        ("one byte", b"a"),
+        ("one byte, high", b"\xff"),
+        ("`UA`", b"UA"),
+        ("`JFK`", b"JFK"),
+        ("`123456789`", b"123456789"),
+        ("`N14228`", b"N14228"),
+        ("`key-1`", b"key-1"),
+        ("`key-2`", b"key-2"),
+        ("UTF-8, `Zürich`", "Zürich".encode()),
+        ("UTF-8, `東京`", "東京".encode()),
+        ("UTF-8, an aeroplane (U+2708)", "\u2708".encode()),
+        ("64-bit number 1", (1).to_bytes(8, "big")),
+        ("64-bit number -1", b"\xff" * 8),
+        ("32 zero bytes", bytes(32)),
+        ("1000 times `x`", b"x" * 1000),
+        ("the bytes 00 to ff", bytes(range(256))),
+    ]
+    rows = []
+    for text, key in keys:
+        shown = key.hex() if len(key) <= 32 else "-"
+        position = position_of(key)
+        rows.append([text, shown or "-", f"{crc32(key):08x}", position, position * 4 >> 32])
+    return table("key | bytes | CRC-32 | position | segment of 4", rows)
+
+
+def worked_block() -> str:
+    steps = [crc32(b"JFK")]
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        steps.append(steps[-1] ^ steps[-1] >> shift)
+        steps.append(steps[-1] * factor & 0xFFFFFFFF)
+    texts = ["crc32(JFK)", "h ^ h >> 16", "h * 85ebca6b", "h ^ h >> 13", "h * c2b2ae35"]
+    texts.append("h ^ h >> 16")
+    shown = "".join(f"{t:12} = {h:08x}\n" for t, h in zip(texts, steps, strict=False))
+    return f"```\n{shown}{'position':12} = {steps[-1]}\n```\n"
+
+
+def checksums_block() -> str:
+    pairs: list[tuple[bytes | None, bytes | None]] = [
+        (None, None),
+        (b"", b""),
+        (None, b"abc"),
+        (b"abc", None),
+        (b"a", b"bc"),
+        (b"UA", b"1545"),
+        (b"AA", b"1141"),
+        (b"UA", b"1714"),
+    ]
+
+    def show(data: bytes | None) -> str:
+        return "null" if data is None else data.hex() or "empty"
+
+    rows = [[show(k), show(v), record_checksum(k, v)] for k, v in pairs]
+    total = sum(record_checksum(k, v) for k, v in EVENTS)
+    return table("key | value | checksum", rows) + f"\nThe last three together: {total}.\n"
+
+
+def error_rows() -> list[list[str]]:
+    kinds = {
+        "RetryError": "retry",
+        "BeginAgainError": "begin again",
+        "AskOutcomeError": "ask the outcome",
+        "FixCallError": "fix the call",
+    }
+    rows = []
+    for base, kind in kinds.items():
+        for cls in getattr(errors, base).__subclasses__():
+            if cls.__module__ != errors.__name__:
+                continue  # the broker's, for instance: they never come over the wire
+            doc = inspect.getdoc(cls) or ""
+            first = " ".join(doc.partition("\n\n")[0].split())
+            rows.append([f"`{cls.__name__}`", kind, first])
+    return rows
+
+
+def rows_block() -> str:
+    record_of = {
+        Entry.TERM: (r.TermRow, "empty"),
+        Entry.ROUND: (r.RoundRow, "empty"),
+        Entry.SCOPE: (r.ScopeRow, "scope"),
+        Entry.STREAM: (r.StreamRow, "scope/stream"),
+        Entry.NAME: (r.NameRow, "scope/name"),
+        Entry.TXN: (r.TxnRow, "empty"),
+        Entry.PARTICIPANT: (r.ParticipantRow, "scope/stream"),
+        Entry.WRITER: (r.WriterRow, "writer, 8 bytes"),
+        Entry.PENDING_COMMIT: (r.PendingCommitRow, "empty"),
+    }
+    rows = []
+    for entry in Entry:
+        cls, identifier = record_of[entry]
+        doc = schema_of(cls)["doc"].removeprefix("Status row: ").removeprefix("Status row ")
+        of = "no transaction" if entry < Entry.TXN else "a transaction"
+        rows.append([int(entry), of, f"`{cls.__name__}`", identifier, doc])
+    return table("entry type | of | row | identifier | what", rows)
+
+
+def limits_block() -> str:
+    defaults = Settings(0, 1, "anabranch", KEY)
+    longest_ms = min(defaults.max_keepalive_ms, tokens.MAX_KEEPALIVE_MS)
+    rows: list[list[Any]] = [
+        [
+            "keepalive, ms",
+            f"{decide_txn.MIN_KEEPALIVE_MS:,} to {longest_ms:,}",
+        ],
+        ["name, characters", f"1 to {decide_txn.MAX_NAME}"],
+        ["`wait_ms`", f"0 to {decide_commit.MAX_WAIT_MS:,}"],
+        ["`ListTransactions.limit`", f"1 to {decide_txn.MAX_LISTED:,}"],
+        ["open transactions of a control partition", f"{defaults.max_open:,} (default)"],
+        ["outcomes are kept, days", f"{defaults.retention_ms // DAY_MS} (default)"],
+    ]
+    return table("limit | value", rows)
+
+
+def token_block() -> str:
+    rest = len(TOKEN) - 57
+    parts = [TOKEN[:1], TOKEN[1:5], TOKEN[5:21], TOKEN[21:25], TOKEN[25 : 25 + rest], TOKEN[-32:]]
+    return "```token\n" + "\n".join(part.hex() for part in parts) + "\n```\n"
+
+
+def blocks() -> dict[str, str]:
+    found = {
+        "types": types_block(),
+        "headers command": header_lines(
+            [
+                (ids.CORRELATION_HEADER, CID + (1).to_bytes(8, "big")),
+                (ids.REPLY_HEADER, (5).to_bytes(4, "big")),
+            ]
+        ),
+        "headers write": header_lines([(ids.TXN_HEADER, ids.pack_txn_header(TXN, WRITER, 0))]),
+        "token": token_block(),
+        "worked": worked_block(),
+        "positions": positions_block(),
+        "reasons": ", ".join(f"`{reason}`" for reason in REASONS) + ".\n",
+        "checksums": checksums_block(),
+        "errors": table("code | kind | meaning", error_rows()),
+        "limits": limits_block(),
+        "rows": rows_block(),
+        "examples": "\n".join(example(name) for name in EXAMPLES if name not in IN_THE_TEXT),
+    }
+    return found | {f"example {name}": example(name) for name in IN_THE_TEXT}
+
+
+if __name__ == "__main__":
+    made = blocks()
+    page = BLOCK.sub(lambda m: m[1] + made[m[2]] + m[4], PAGE.read_text("utf-8"))
+    PAGE.write_text(page, "utf-8")

@@ -1,0 +1,175 @@
+"""docs/protocol.md says what the code does: its examples are read from the page and checked."""
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from anabranch import errors
+from anabranch.core import ids, tokens
+from anabranch.core.keyspace import even_ranges, position_of, record_checksum
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import FORMAT_VERSION, TYPES, decode, encode, schema_of
+from tests.schemas.protocol_page import BLOCK, CID, KEY, PAGE, TXN, WRITER, blocks
+
+TEXT = PAGE.read_text("utf-8")
+
+
+def section(name: str) -> str:
+    """A generated block of the page."""
+    return next(match[3] for match in BLOCK.finditer(TEXT) if match[2] == name)
+
+
+def cells(name: str) -> list[list[str]]:
+    """The rows of a table on the page."""
+    lines = [line for line in section(name).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def of_json(plain: Any, avro: Any) -> Any:
+    """The value that the page's JSON stands for, read by the schema and not by the code above."""
+    if isinstance(avro, list):
+        if isinstance(plain, dict):
+            [(name, inner)] = plain.items()
+            return of_json(inner, f"anabranch.{name}")
+        return None if plain is None else of_json(plain, avro[1])
+    if isinstance(avro, dict) and avro["type"] == "array":
+        return tuple(of_json(item, avro["items"]) for item in plain)
+    if isinstance(avro, dict) and avro["type"] == "map":
+        return plain
+    name = avro if isinstance(avro, str) else avro.get("name", avro["type"])
+    if name in ("bytes", "anabranch.TxnId"):
+        return bytes.fromhex(plain)
+    cls = getattr(r, name.removeprefix("anabranch."), None)
+    if isinstance(cls, type):
+        fields = schema_of(cls)["fields"]
+        assert set(plain) == {field["name"] for field in fields}
+        return cls(*[of_json(plain[field["name"]], field["type"]) for field in fields])
+    return plain
+
+
+SHOWN = re.findall(r"\*\*([^\n]+)\*\*\n\n```json\n([^`]+)\n```\n```hex\n([^`]+)\n```", TEXT)
+
+
+def test_the_page_is_as_generated() -> None:
+    generated = blocks()
+    names = [name for _, name, _, _ in BLOCK.findall(TEXT)]
+    assert sorted(names) == sorted(generated)
+    for name in names:
+        assert section(name) == generated[name], "python -m tests.schemas.protocol_page"
+
+
+@pytest.mark.parametrize(("name", "text", "shown"), SHOWN, ids=[name for name, _, _ in SHOWN])
+def test_an_example_is_what_its_bytes_say(name: str, text: str, shown: str) -> None:
+    cls = getattr(r, name.partition(":")[0])
+    record = of_json(json.loads(text), f"anabranch.{cls.__name__}")
+    data = bytes.fromhex(shown)
+    assert isinstance(record, cls)
+    assert decode(data) == record
+    assert encode(record) == data
+    if ": " in name:
+        assert type(record.result).__name__ == name.partition(": ")[2]
+
+
+def test_every_kind_of_command_and_reply_has_an_example() -> None:
+    shown = {name for name, _, _ in SHOWN}
+    commands = {cls.__name__ for number, cls in TYPES.items() if number < 32} - {"AdoptScope"}
+    branches = re.findall(r"\w+", str(r.Reply.__annotations__["result"]))
+    replies = {f"Reply: {name}" for name in branches}
+    assert shown >= commands | replies | {"Receipt", "EpochRecord", "CommitRecord", "JournalOp"}
+
+
+def test_type_numbers() -> None:
+    on_page = {int(row[0]): row[2].strip("`") for row in cells("types")}
+    assert on_page == {number: cls.__name__ for number, cls in TYPES.items()}
+    assert all(int(row[1], 16) == int(row[0]) for row in cells("types"))
+    assert f"format version: {FORMAT_VERSION:02x}" in TEXT
+
+
+def test_the_errors_are_those_of_the_code() -> None:
+    tree = ast.parse(inspect.getsource(errors))
+    bases = {
+        node.name: getattr(node.bases[0], "id", "")
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.bases
+    }
+    kinds = {"RetryError", "BeginAgainError", "AskOutcomeError", "FixCallError"}
+    on_page = {row[0].strip("`"): row[1] for row in cells("errors")}
+    assert set(on_page) == {name for name, base in bases.items() if base in kinds}
+    for code, kind in on_page.items():
+        error = errors.error_of(code, "why") if code != "OutcomeUnknown" else None
+        name = bases[code].removesuffix("Error")
+        assert kind.replace(" ", "").lower().replace("the", "") in name.lower()
+        assert error is None or (type(error).__name__, str(error)) == (code, "why")
+
+
+def page_function() -> Callable[[bytes], int]:
+    [code] = [c for c in re.findall(r"```python\n(.+?)```", TEXT, re.DOTALL) if "position" in c]
+    scope: dict[str, Any] = {}
+    exec(code, scope)  # noqa: S102
+    found: Callable[[bytes], int] = scope["position"]
+    return found
+
+
+def test_key_positions() -> None:
+    rows = cells("positions")
+    function = page_function()
+    long_ones = {"1000 times `x`": b"x" * 1000, "the bytes 00 to ff": bytes(range(256))}
+    assert len(rows) >= 12
+    for text, shown, crc, position, segment in rows:
+        key = long_ones.get(text, bytes.fromhex(shown.replace("-", "")))
+        if text.startswith("UTF-8, `"):
+            assert key.decode() in text
+        assert (f"{crc32(key):08x}", str(position_of(key))) == (crc, position)
+        assert function(key) == int(position)
+        low, high = even_ranges(4)[int(segment)]
+        assert low <= int(position) < high
+    assert {segment for *_, segment in rows} == {"0", "1", "2", "3"}
+
+
+def test_the_worked_position() -> None:
+    values = re.findall(r"= ([0-9a-f]{8})\n", section("worked"))
+    assert int(values[0], 16) == crc32(b"JFK")
+    assert int(values[-1], 16) == position_of(b"JFK")
+    assert f"= {position_of(b'JFK')}\n" in section("worked")
+
+
+def test_checksums() -> None:
+    def given(cell: str) -> bytes | None:
+        return None if cell == "null" else bytes.fromhex(cell.replace("empty", ""))
+
+    rows = cells("checksums")
+    for key, value, checksum in rows:
+        assert record_checksum(given(key), given(value)) == int(checksum)
+    total = sum(int(checksum) for *_, checksum in rows[-3:])
+    assert f"together: {total}." in section("checksums")
+
+
+def test_headers() -> None:
+    found = dict(re.findall(r"^(ab\.\w+) +([0-9a-f]+)$", TEXT, re.MULTILINE))
+    txn_id, writer, epoch = ids.unpack_txn_header(bytes.fromhex(found["ab.txn"]))
+    assert (txn_id, writer, epoch) == (TXN, WRITER, 0)
+    assert len(bytes.fromhex(found["ab.cid"])) == 16
+    assert int.from_bytes(bytes.fromhex(found["ab.reply"]), "big") == 5
+    assert found["ab.cid"].startswith(CID.hex())
+
+
+def test_the_token() -> None:
+    lines = section("token").splitlines()[1:-1]
+    data = bytes.fromhex("".join(lines))
+    assert [len(line) // 2 for line in lines[:4]] == [1, 4, 16, 4]
+    assert tokens.verify(data, KEY) == tokens.Token(TXN, 60_000, "nyc")
+    assert bytes.fromhex(lines[1]) == tokens.key_id(KEY)
+    assert data[5:7] == (3).to_bytes(2, "big")
+
+
+def test_the_page_names_every_topic_and_header() -> None:
+    for name in (ids.TXN_HEADER, ids.OP_HEADER, ids.CORRELATION_HEADER, ids.REPLY_HEADER):
+        assert f"`{name}`" in TEXT
+    for topic in ("commands", "replies", "status"):
+        assert f"`<prefix>.{topic}`" in TEXT
