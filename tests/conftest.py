@@ -15,7 +15,9 @@ from typing import Protocol
 
 import pytest
 
+import anabranch
 from anabranch.infra.broker import EmbeddedBroker
+from tests.cluster import Cluster, start_cluster
 
 
 class Broker(Protocol):
@@ -59,6 +61,21 @@ def broker_tv0() -> Iterator[Broker]:
     """An embedded broker with transaction.version=0: the protocol before KIP-890's second part."""
     with EmbeddedBroker(transaction_version=0) as embedded:
         yield embedded
+
+
+@pytest.fixture(scope="session")
+def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The session's broker with a controller that leads. Tests share it and must not stop it."""
+    running = start_cluster(broker.bootstrap, tmp_path_factory.mktemp("cluster"))
+    yield running
+    running.controller.stop()
+
+
+@pytest.fixture(scope="session")
+def client(cluster: Cluster) -> Iterator[anabranch.Client]:
+    """A client of the session's cluster."""
+    with anabranch.connect(cluster.bootstrap) as connected:
+        yield connected
 
 
 @pytest.fixture

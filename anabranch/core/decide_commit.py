@@ -127,7 +127,8 @@ def _choose_writers(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
 
 def advance_commits(turn: Turn) -> None:
     """Decide the pending commits that can be decided, and merge those decided in former rounds."""
-    merged_bytes = 0
+    merged = merged_bytes = 0
+    limit = turn.merge_limit
     for txn_id in list(turn.state.committing):
         txn = turn.state.open.get(txn_id)
         pending = txn.pending if txn is not None else None
@@ -135,8 +136,9 @@ def advance_commits(turn: Turn) -> None:
             continue  # ended meanwhile: superseded by another of its name
         if not pending.decided:
             _try_decide(turn, txn_id, txn, pending)
-        elif txn.row.state == "COMMIT_IN_PROGRESS" and merged_bytes < turn.settings.round_bytes:
+        elif merged_bytes < turn.settings.round_bytes and (limit is None or merged < limit):
             merged_bytes += _merge(turn, txn_id, txn, pending)
+            merged += 1
 
 
 def next_deadline_ms(state: State) -> int | None:

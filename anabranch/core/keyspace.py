@@ -9,6 +9,7 @@ test vectors).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from zlib import crc32
 
 from anabranch.errors import InvalidArgument
@@ -41,7 +42,7 @@ def even_ranges(count: int) -> list[tuple[int, int]]:
     if not 1 <= count <= 10_000:
         raise InvalidArgument(f"a stream has 1 to 10,000 segments, not {count}")
     bounds = [SPACE * i // count for i in range(count + 1)]
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(pairwise(bounds))
 
 
 def tiles(ranges: Sequence[tuple[int, int]]) -> bool:
@@ -50,5 +51,5 @@ def tiles(ranges: Sequence[tuple[int, int]]) -> bool:
     if not ordered or ordered[0][0] != 0 or ordered[-1][1] != SPACE:
         return False
     return all(low < high for low, high in ordered) and all(
-        a[1] == b[0] for a, b in zip(ordered, ordered[1:], strict=False)
+        a[1] == b[0] for a, b in pairwise(ordered)
     )

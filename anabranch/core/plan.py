@@ -88,6 +88,11 @@ class Round:
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
 
     @property
+    def streams(self) -> set[str]:
+        """The streams whose history this round continues."""
+        return {new.stream for new in self.epochs} | {commit.stream for commit in self.commits}
+
+    @property
     def empty(self) -> bool:
         """Nothing to say: no native transaction is needed."""
         return not (self.rows or self.replies or self.commands)

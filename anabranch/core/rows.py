@@ -36,6 +36,7 @@ OPEN = b"o"  # + txn id -> b"": transactions that are not finished
 FINISHED = b"f"  # + finished ms (8) + txn id -> b"": in the order in which they may be forgotten
 INDEX = b"i"  # + see journal_index: runs of journal records
 REJECTED = b"x"  # + txn id -> count (8): its journal records that were rejected
+META = b"m"  # + name: about the table itself
 POSITION = b"p"  # + name -> offset (8): where reading goes on
 
 

@@ -30,7 +30,6 @@ from anabranch.schemas.records import (
     WriterRow,
 )
 
-
 K = TypeVar("K")
 V = TypeVar("V")
 

@@ -42,17 +42,17 @@ _same = Verdict.ALREADY
 
 # fmt: off
 _TABLE: dict[Op, tuple[TxnState | Verdict, ...]] = {
-    # op                OPEN                  COMMIT_IN_PROGRESS      FINALIZE_IN_PROGRESS    COMMITTED ABORT_IN_PROGRESS    ABORTED
-    "begin":           (_same,                _same,                  _same,                  _same,    _,                   _),
-    "touch":           ("OPEN",               _,                      _,                      _,        _,                   _),
-    "register":        ("OPEN",               _,                      _,                      _,        _,                   _),
-    "heartbeat":       ("OPEN",               _same,                  _same,                  _same,    _,                   _),
-    "begin_commit":    ("COMMIT_IN_PROGRESS", _same,                  _same,                  _same,    _,                   _),
-    "begin_finalize":  (_,                    "FINALIZE_IN_PROGRESS", _same,                  _same,    _,                   _),
-    "finalize_commit": (_,                    _,                      "COMMITTED",            _same,    _,                   _),
-    "begin_abort":     ("ABORT_IN_PROGRESS",  "ABORT_IN_PROGRESS",    _,                      _,        _same,               _same),
-    "finalize_abort":  (_,                    _,                      _,                      _,        "ABORTED",           _same),
-    "expire":          ("ABORT_IN_PROGRESS",  _,                      _,                      _,        _same,               _same),
+    # OPEN, COMMIT_IN_PROGRESS, FINALIZE_IN_PROGRESS, COMMITTED, ABORT_IN_PROGRESS, ABORTED
+    "begin":            (_same, _same, _same, _same, _, _),
+    "touch":            ("OPEN", _, _, _, _, _),
+    "register":         ("OPEN", _, _, _, _, _),
+    "heartbeat":        ("OPEN", _same, _same, _same, _, _),
+    "begin_commit":     ("COMMIT_IN_PROGRESS", _same, _same, _same, _, _),
+    "begin_finalize":   (_, "FINALIZE_IN_PROGRESS", _same, _same, _, _),
+    "finalize_commit":  (_, _, "COMMITTED", _same, _, _),
+    "begin_abort":      ("ABORT_IN_PROGRESS", "ABORT_IN_PROGRESS", _, _, _same, _same),
+    "finalize_abort":   (_, _, _, _, "ABORTED", _same),
+    "expire":           ("ABORT_IN_PROGRESS", _, _, _, _same, _same),
 }
 # fmt: on
 

@@ -24,6 +24,7 @@ from anabranch.errors import (
     ClockSkew,
     Expired,
     InvalidToken,
+    InvariantViolation,
     UnknownTransaction,
     check,
 )
@@ -40,6 +41,7 @@ class Settings:
     control_partitions: int
     prefix: str
     token_key: bytes
+    reply_partitions: int = 1
     retention_ms: int = 7 * DAY_MS
     max_open: int = 100_000
     max_keepalive_ms: int = 30 * DAY_MS
@@ -76,6 +78,7 @@ class Turn:
     round: Round = field(default_factory=Round)
     hybrid_time: int = 0
     puts: int = 0
+    merge_limit: int | None = None  # at most so many merges in this round
 
     def __post_init__(self) -> None:
         self.hybrid_time = self.state.round.hybrid_time
@@ -146,8 +149,8 @@ class Turn:
     def open(self, txn_id: bytes) -> OpenTxn:
         """An unfinished transaction."""
         txn = self.state.open.get(txn_id)
-        check(txn is not None, "an unfinished transaction is not among the open ones")
-        assert txn is not None
+        if txn is None:
+            raise InvariantViolation("an unfinished transaction is not among the open ones")
         return txn
 
     def hear(self, txn_id: bytes) -> None:

@@ -1,0 +1,349 @@
+"""The controller of one control partition: a thin loop round the core.
+
+`Controller.step` is one pass, as `docs/architecture.md` lists it. It has no thread, clock or sleep of its own:
+time and I/O come through the ports, so the same loop runs on Kafka and in the simulator.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from anabranch.core.decide import CHECK_MS, decide, decide_due
+from anabranch.core.decide_admin import ACTIVE, CREATING, stream_created, stream_refused
+from anabranch.core.decide_commit import next_deadline_ms
+from anabranch.core.decide_txn import abort_txn
+from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.plan import ReplyTo, Tail
+from anabranch.core.state import State
+from anabranch.core.turn import Hearing, Settings, Turn, close_round, refuse
+from anabranch.errors import AnabranchError, EventTooLarge, InvalidArgument, NotLeading, check
+from anabranch.ports import (
+    Clock,
+    Fetched,
+    Log,
+    LogRefused,
+    OffsetOutOfRange,
+    Table,
+    TopicPartition,
+)
+from anabranch.processors.durability import Durable, write_round
+from anabranch.processors.failpoints import AFTER_DECISION
+from anabranch.processors.history_tail import load_tail
+from anabranch.processors.journals import index_fetched
+from anabranch.processors.leadership import Lease, take_lead
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import AdoptScope
+from anabranch.topics.batch import read_header
+from anabranch.topics.declarations import create_stream_topics
+from anabranch.topics.names import commands_topic, journal_topic
+from anabranch.topics.records import Record, decode_records
+
+FETCH_BYTES = 4 << 20
+MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
+MESSAGE_TOO_LARGE = 10
+
+
+@dataclass(slots=True)
+class Command:
+    """A record of the commands topic."""
+
+    offset: int
+    to: ReplyTo | None
+    payload: bytes
+    native: bool  # sent inside a native transaction
+
+
+@dataclass(slots=True)
+class Controller:
+    """Decides, merges and answers for one control partition while it leads.
+
+    ``leader``: who this is, for people (host, process, start).
+    """
+
+    log: Log
+    table: Table
+    clock: Clock
+    settings: Settings
+    leader: str
+    native_timeout: float = 60.0
+    on_event: Callable[[str, str], None] | None = None  # a failpoint's hook
+    lease: Lease | None = None
+    rounds: int = 0
+    _state: State = field(init=False)
+    _index: JournalIndex = field(init=False)
+    _hearing: Hearing = field(init=False)
+    _tails: dict[str, Tail] = field(default_factory=dict)
+    _commands_at: int = 0
+    _queue: list[Command] = field(default_factory=list)
+    _queue_is_end: bool = False
+    _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
+    _careful: int = 0  # so many commands get a round of their own: the broker refused a round
+
+    def __post_init__(self) -> None:
+        self._state = State(self.table)
+        self._index = JournalIndex(self.table)
+        self._hearing = Hearing(0)
+
+    # -- leading --------------------------------------------------------------------------------------
+
+    def lead(self) -> None:
+        """Take the lead (design §5). Everything unlogged is dropped first."""
+        self.resign()
+        self._state = State(self.table)
+        self.lease = take_lead(
+            self.log,
+            self.table,
+            self._state,
+            self.clock,
+            control_partition=self.settings.control_partition,
+            prefix=self.settings.prefix,
+            leader=self.leader,
+            token_key=self.settings.token_key,
+            native_timeout=self.native_timeout,
+        )
+        self._index.load()
+        self._index.rejected.clear()
+        self._hearing = Hearing(self._now_ms())
+        self._tails.clear()
+        journals = {tp: stream for tp, (stream, _) in self._journal_positions()}
+        ends = self.log.end_offsets(journals, committed=False)
+        self._known_until = {(journals[tp], tp.partition): end for tp, end in ends.items()}
+        self._queue.clear()
+        self._queue_is_end = False
+        self._commands_at = self._state.round.commands_offset
+        self._finish_creations()
+
+    def resign(self) -> None:
+        """Lead no more. Nothing needs to be said: a successor fences what is left."""
+        if self.lease is not None:
+            self.lease.close()
+            self.lease = None
+
+    @property
+    def state(self) -> State:
+        """The fold, for inspection."""
+        return self._state
+
+    # -- one pass -------------------------------------------------------------------------------------
+
+    def step(self, max_wait: float) -> bool:
+        """One pass; waits at most ``max_wait`` seconds for something to do. True if a round was written."""
+        check(self.lease is not None, "step is for a controller that leads")
+        if not self._queue:
+            self._fetch(self._wait_for(max_wait))
+        limit = 1 if self._careful else MAX_COMMANDS
+        batch = self._queue[:limit]
+        at_end = self._queue_is_end and len(batch) == len(self._queue)
+        turn = self._turn()
+        try:
+            wrote = self._round(turn, batch, read_to_end=at_end)
+        except LogRefused as error:
+            self._after_refusal(turn, batch, error)
+            return True
+        del self._queue[:limit]
+        self._careful = max(0, self._careful - 1)
+        self._finish_creations()
+        return wrote
+
+    def _round(self, turn: Turn, commands: list[Command], *, read_to_end: bool) -> bool:
+        for command in commands:
+            self._decide(turn, command)
+        horizon = None
+        if not (self._careful and commands):
+            horizon = decide_due(turn, read_to_end=read_to_end)
+        offset = commands[-1].offset + 1 if commands else self._done_up_to()
+        return self._write(turn, offset, horizon)
+
+    def _after_refusal(self, turn: Turn, commands: list[Command], error: LogRefused) -> None:
+        """The broker refused the round's data; nothing happened. Find whose it was and refuse that.
+
+        First each command, and each merge, gets a round of its own; what is refused then is answered
+        with an error, or aborted if it was a decided transaction. All others go on.
+        """
+        self._state = State(self.table)  # the table holds what is committed, and nothing else
+        self._tails.clear()
+        if not self._careful:
+            self._careful = len(commands) + len(turn.state.committing) + 1
+            return
+        fresh = self._turn()
+        if commands:
+            kind = EventTooLarge if error.error == MESSAGE_TOO_LARGE else InvalidArgument
+            fresh.reply(commands[0].to, refuse(kind(f"the broker refused the events: {error}")))
+            self._write(fresh, commands[0].offset + 1)
+            del self._queue[0]
+            return
+        for txn_id in {commit.txn_id for commit in turn.round.commits}:
+            abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
+        check(not fresh.round.empty, f"the broker refuses what the controller itself says: {error}")
+        self._write(fresh, self._done_up_to())
+
+    def _write(self, turn: Turn, commands_offset: int, horizon: int | None = None) -> bool:
+        round_ = close_round(turn, commands_offset, expired_ms=horizon)
+        if round_.empty:
+            return False
+        for stream in round_.streams:
+            if stream not in self._tails:
+                self._tails[stream] = load_tail(self.log, stream)
+        if self.lease is None:
+            raise NotLeading("a round is for a controller that leads")
+        write_round(
+            Durable(self.log, self.table, self.settings.prefix, self.settings.control_partition),
+            self.lease.next_producer(),
+            round_,
+            self._state,
+            self._tails,
+            wall_ms=turn.wall_ms,
+        )
+        self.rounds += 1
+        if self.on_event is not None and any(op.op == "BEGIN_COMMIT" for _, _, op in round_.ops):
+            self.on_event(AFTER_DECISION, "after")
+        return True
+
+    def _turn(self) -> Turn:
+        return Turn(
+            state=self._state,
+            index=self._index,
+            settings=self.settings,
+            hearing=self._hearing,
+            now_us=int(self.clock.wall() * 1_000_000),
+            now_ms=self._now_ms(),
+            merge_limit=1 if self._careful else None,
+        )
+
+    def _now_ms(self) -> int:
+        return int(self.clock.monotonic() * 1000)
+
+    def _decide(self, turn: Turn, command: Command) -> None:
+        try:
+            record = decode(command.payload)
+        except AnabranchError as error:
+            turn.reply(command.to, refuse(error))
+            return
+        if command.native and not isinstance(record, AdoptScope):
+            # It is read before its transaction ends, so it could take effect and yet be aborted.
+            refusal = InvalidArgument("send commands outside of native transactions")
+            turn.reply(command.to, refuse(refusal))
+            return
+        decide(turn, record, command.to)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def _wait_for(self, max_wait: float) -> float:
+        """Seconds that this pass may wait for new records: until the next deadline."""
+        deadline_ms = next_deadline_ms(self._state)
+        if deadline_ms is not None:
+            max_wait = min(max_wait, deadline_ms / 1000 - self.clock.wall())
+        if self._state.open:
+            max_wait = min(max_wait, CHECK_MS / 1000)
+        return max(0.0, max_wait)
+
+    def _fetch(self, max_wait: float) -> None:
+        """Fetch commands and journals together; index the journals, queue the commands."""
+        commands = TopicPartition(
+            commands_topic(self.settings.prefix), self.settings.control_partition
+        )
+        positions = {commands: self._commands_at}
+        journals = dict(self._journal_positions())
+        positions.update({tp: at for tp, (_, at) in journals.items()})
+        try:
+            fetched = self.log.fetch(
+                positions, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False
+            )
+        except OffsetOutOfRange as error:
+            self._skip_deleted(error, commands, journals)
+            return
+        for tp, (stream, _) in journals.items():
+            if tp in fetched:
+                self._index_journal(stream, tp.partition, fetched[tp])
+        if commands in fetched:
+            self._queue_commands(fetched[commands])
+            self._queue_is_end = self._commands_at >= fetched[commands].high_watermark
+        else:
+            self._queue_is_end = True
+
+    def _skip_deleted(
+        self,
+        error: OffsetOutOfRange,
+        commands: TopicPartition,
+        journals: dict[TopicPartition, tuple[str, int]],
+    ) -> None:
+        """Retention took records that were not read: go on where the log begins now."""
+        start = self.log.start_offsets([error.partition])[error.partition]
+        check(start > error.position, f"{error} but it begins at {start}")
+        if error.partition == commands:
+            self._commands_at = start
+        else:
+            stream, _ = journals[error.partition]
+            self._index.positions[stream, error.partition.partition] = start
+
+    def _journal_positions(self) -> list[tuple[TopicPartition, tuple[str, int]]]:
+        found = []
+        for name, row in self._state.streams.items():
+            if row.state != ACTIVE:
+                continue
+            for segment in row.segments:
+                at = self._index.positions.get((name, segment.partition), 0)
+                tp = TopicPartition(journal_topic(name), segment.partition)
+                found.append((tp, (name, at)))
+        return found
+
+    def _index_journal(self, stream: str, partition: int, fetched: Fetched) -> None:
+        # What stood there when this leader began was judged by a former one: don't count it again.
+        known_until = self._known_until.get((stream, partition), 0)
+        index_fetched(
+            self.table,
+            self._index,
+            self._state,
+            stream,
+            partition,
+            fetched,
+            counting=fetched.next_offset > known_until,
+        )
+
+    def _queue_commands(self, fetched: Fetched) -> None:
+        for batch in fetched.batches:
+            native = read_header(batch.data).is_transactional
+            for record in decode_records(batch.data):
+                if record.offset >= self._commands_at:
+                    self._queue.append(self._command(record, native))
+        self._commands_at = fetched.next_offset
+
+    def _done_up_to(self) -> int:
+        return self._queue[0].offset if self._queue else self._commands_at
+
+    # -- effects --------------------------------------------------------------------------------------
+
+    def _finish_creations(self) -> None:
+        """Make the topics of streams whose creation is logged; also those a former leader left."""
+        creating = [name for name, row in self._state.streams.items() if row.state == CREATING]
+        for stream in creating:
+            row = self._state.streams[stream]
+            try:
+                starts = create_stream_topics(
+                    self.log, stream, segments=row.segment_count, settings=row.settings
+                )
+            except LogRefused as error:
+                turn = self._turn()
+                stream_refused(turn, stream, InvalidArgument(f"the broker refused: {error}"))
+            except AnabranchError as error:
+                turn = self._turn()
+                stream_refused(turn, stream, error)
+            else:
+                turn = self._turn()
+                stream_created(turn, stream, starts)
+            self._write(turn, self._done_up_to())
+
+    def _command(self, record: Record, native: bool) -> Command:
+        """The command in a record; without its two headers nobody waits for an answer."""
+        headers = dict(record.headers)
+        correlation_id = headers.get(CORRELATION_HEADER)
+        partition = headers.get(REPLY_HEADER)
+        to = None
+        if correlation_id and partition is not None and len(partition) == 4:
+            number = struct.unpack(">i", partition)[0]
+            if 0 <= number < self.settings.reply_partitions and len(correlation_id) <= 64:
+                to = ReplyTo(correlation_id, number)
+        return Command(record.offset, to, record.value or b"", native)

@@ -1,0 +1,173 @@
+"""The one home of the order in which a round becomes durable.
+
+1. *append* stream data, journal ops, status rows, replies and commands to other control partitions. Nothing
+   of it is visible yet. Data first, because
+2. *append* the history records, which name the offsets that step 1 returned. They can't be predicted: the
+   markers of the round before may land in between.
+3. *commit* the native transaction. From here the round has happened, for everyone, whole.
+4. *write* the table: the rows and how far the status log is folded, in one batch. A crash before it costs
+   nothing: the rows are read again from the log.
+5. only then look at the next command. Memory, too, is a copy of what is on the log.
+
+Why not the table before the commit: a round that never happened would be believed. Why replies inside the
+native transaction: an answer that leaves any other way could come from a process that leads no more.
+
+If 1 is refused by the broker, the native transaction is aborted and nothing happened. If anything in 1 to 3
+is uncertain, everything unlogged is dropped and leadership begins anew (`leadership`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from anabranch.core import hybrid_time
+from anabranch.core.ids import OP_HEADER
+from anabranch.core.plan import Round, Tail, history_records
+from anabranch.core.state import State
+from anabranch.ports import Log, LogRefused, Producer, Table, TopicPartition
+from anabranch.processors.leadership import STATUS_POSITION
+from anabranch.processors.merge import BATCH_BYTES, Merge, Placed
+from anabranch.schemas.codec import encode
+from anabranch.schemas.records import EpochRecord, Reply
+from anabranch.topics.builder import BatchBuilder
+from anabranch.topics.names import (
+    commands_topic,
+    history_topic,
+    journal_topic,
+    replies_topic,
+    status_topic,
+)
+
+CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """Where rounds of one control partition go."""
+
+    log: Log
+    table: Table
+    prefix: str
+    control_partition: int
+
+
+def write_round(
+    to: Durable,
+    producer: Producer,
+    round_: Round,
+    state: State,
+    tails: Mapping[str, Tail],
+    *,
+    wall_ms: int,
+) -> None:
+    """Steps 1 to 4. ``tails`` are moved to the new end of each history.
+
+    Raises:
+        LogRefused: the broker refused some of it; the native transaction is aborted, nothing happened.
+        LogUncertain, LogFenced, LogUnavailable: lead anew.
+        TableError: the round has happened; the table can't follow.
+    """
+    merge = Merge(to.log, round_)
+    status = TopicPartition(status_topic(to.prefix), to.control_partition)
+    try:
+        rest = _append_most(producer, merge)
+        records = list(_records(to, round_, state, status, wall_ms))
+        bases = producer.append([(p.partition, p.data) for p in rest] + [r[:2] for r in records])
+        for placed, base in zip(rest, bases, strict=False):
+            merge.note(placed, base)
+        _append_history(producer, round_, merge, tails)
+    except LogRefused:
+        producer.abort()
+        raise
+    producer.commit()
+    changes = state.take_changes()
+    ends = [
+        base + count
+        for (partition, _, count), base in zip(records, bases[len(rest) :], strict=True)
+        if partition == status
+    ]
+    if ends:
+        changes[STATUS_POSITION] = max(ends).to_bytes(8, "big")
+    to.table.write(changes)
+
+
+def _append_most(producer: Producer, merge: Merge) -> list[Placed]:
+    """Append the merged batches, a bounded number of bytes at a time.
+
+    What is left over (all of it, for a small round) goes into one request with the records.
+    """
+    chunk: list[Placed] = []
+    size = 0
+    for placed in merge.batches():
+        chunk.append(placed)
+        size += len(placed.data)
+        if size >= CHUNK_BYTES:
+            for done, base in zip(
+                chunk, producer.append([(p.partition, p.data) for p in chunk]), strict=True
+            ):
+                merge.note(done, base)
+            chunk, size = [], 0
+    return chunk
+
+
+_Batch = tuple[TopicPartition, bytes, int]  # where, the batch, its number of records
+_Pairs = Iterable[tuple[bytes, bytes | None]]
+
+
+def _records(
+    to: Durable, round_: Round, state: State, status: TopicPartition, wall_ms: int
+) -> Iterator[_Batch]:
+    """Everything whose content does not depend on offsets."""
+    yield from _batches(status, round_.rows.items(), wall_ms)
+    replies: dict[int, list[tuple[bytes, bytes | None]]] = {}
+    time = state.round.hybrid_time
+    for waiting, result in round_.replies:
+        reply = Reply(waiting.correlation_id, time, result)
+        replies.setdefault(waiting.partition, []).append((waiting.correlation_id, encode(reply)))
+    for partition, answers in replies.items():
+        yield from _batches(TopicPartition(replies_topic(to.prefix), partition), answers, wall_ms)
+    ops: dict[TopicPartition, list[tuple[bytes, bytes | None]]] = {}
+    for stream, partition, op in round_.ops:
+        where = TopicPartition(journal_topic(stream), partition)
+        ops.setdefault(where, []).append((op.txn_id, encode(op)))
+    for where, pairs in ops.items():
+        yield from _batches(where, pairs, wall_ms, ((OP_HEADER, b""),))
+    for partition, command in round_.commands:
+        where = TopicPartition(commands_topic(to.prefix), partition)
+        yield from _batches(where, [(b"", encode(command))], wall_ms)
+
+
+def _batches(
+    where: TopicPartition,
+    pairs: _Pairs,
+    wall_ms: int,
+    headers: tuple[tuple[str, bytes | None], ...] = (),
+) -> Iterator[_Batch]:
+    """Records of one time in as few batches as their sizes allow."""
+    builder = BatchBuilder()
+    for key, value in pairs:
+        builder.add(key, value, headers, wall_ms)
+        if builder.size_estimate >= BATCH_BYTES:
+            yield where, builder.build(), builder.count
+            builder = BatchBuilder()
+    if builder.count:
+        yield where, builder.build(), builder.count
+
+
+def _append_history(
+    producer: Producer, round_: Round, merge: Merge, tails: Mapping[str, Tail]
+) -> None:
+    histories = history_records(round_, merge.landed, tails)
+    batches: list[tuple[TopicPartition, bytes]] = []
+    for stream, records in histories.items():
+        builder = BatchBuilder()
+        for record in records:
+            key = b"" if isinstance(record, EpochRecord) else record.txn_id
+            builder.add(key, encode(record), (), hybrid_time.to_ms(record.timestamp))
+        batches.append((TopicPartition(history_topic(stream), 0), builder.build()))
+    if not batches:
+        return
+    bases = producer.append(batches)
+    for (stream, records), base in zip(histories.items(), bases, strict=True):
+        tails[stream].last = base + len(records) - 1

@@ -1,0 +1,185 @@
+"""Every port call is a failpoint, by construction.
+
+`FailingLog` and `FailingTable` stand before the real ports and call a hook before and after each call, with the
+name of the call. A test's hook records the names, raises, stops or kills. In production they are used only
+when ``ANABRANCH_FAILPOINT`` is set: ``name[#n]:before|after:kill|stop`` (the n-th such call of the process), or
+``after-decision:kill``: right after the round that logs a commit's decision.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from anabranch.errors import InvalidArgument
+from anabranch.ports import (
+    Fetched,
+    Log,
+    Producer,
+    Table,
+    TopicInfo,
+    TopicPartition,
+    TopicSpec,
+)
+
+Hook = Callable[[str, str], None]  # (name of the call, "before" or "after")
+T = TypeVar("T")
+VARIABLE = "ANABRANCH_FAILPOINT"
+AFTER_DECISION = "after-decision"
+
+
+def _around(hook: Hook, name: str, call: Callable[[], T]) -> T:
+    hook(name, "before")
+    result = call()
+    hook(name, "after")
+    return result
+
+
+class FailingProducer:
+    """A `Producer` whose calls pass the hook."""
+
+    def __init__(self, producer: Producer, hook: Hook) -> None:
+        self._producer = producer
+        self._hook = hook
+
+    def append(self, batches: Sequence[tuple[TopicPartition, bytes]]) -> list[int]:
+        kinds = "+".join(sorted({_kind(tp.topic) for tp, _ in batches}))
+        return _around(self._hook, f"append:{kinds}", lambda: self._producer.append(batches))
+
+    def append_stream(self, batches: Iterable[tuple[TopicPartition, bytes]]) -> list[int]:
+        return _around(self._hook, "append:stream", lambda: self._producer.append_stream(batches))
+
+    def commit(self) -> None:
+        _around(self._hook, "end:commit", self._producer.commit)
+
+    def abort(self) -> None:
+        _around(self._hook, "end:abort", self._producer.abort)
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+def _kind(topic: str) -> str:
+    """commands, replies, status, journal, history or stream."""
+    last = topic.rpartition(".")[2]
+    return last if last in ("commands", "replies", "status", "journal", "history") else "stream"
+
+
+class FailingLog:
+    """A `Log` whose calls pass the hook."""
+
+    def __init__(self, log: Log, hook: Hook) -> None:
+        self._log = log
+        self._hook = hook
+
+    def fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_wait: float,
+        max_bytes: int,
+        committed: bool,
+    ) -> dict[TopicPartition, Fetched]:
+        kinds = "+".join(sorted({_kind(tp.topic) for tp in positions}))
+        return _around(
+            self._hook,
+            f"fetch:{kinds}",
+            lambda: self._log.fetch(
+                positions, max_wait=max_wait, max_bytes=max_bytes, committed=committed
+            ),
+        )
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], *, committed: bool
+    ) -> dict[TopicPartition, int]:
+        return _around(
+            self._hook,
+            "end_offsets",
+            lambda: self._log.end_offsets(partitions, committed=committed),
+        )
+
+    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return _around(self._hook, "start_offsets", lambda: self._log.start_offsets(partitions))
+
+    def offsets_for_time(
+        self, partitions: Iterable[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int | None]:
+        return _around(
+            self._hook,
+            "offsets_for_time",
+            lambda: self._log.offsets_for_time(partitions, timestamp_ms),
+        )
+
+    def producer(self, transactional_id: str, *, timeout: float) -> Producer:
+        which = transactional_id.rpartition(".")[2]
+        producer = _around(
+            self._hook,
+            f"producer:{which}",
+            lambda: self._log.producer(transactional_id, timeout=timeout),
+        )
+        return FailingProducer(producer, self._hook)
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
+        _around(self._hook, "delete_records", lambda: self._log.delete_records(before))
+
+    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+        _around(self._hook, "create_topics", lambda: self._log.create_topics(specs))
+
+    def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+        return _around(self._hook, "describe_topics", lambda: self._log.describe_topics(names))
+
+    def close(self) -> None:
+        self._log.close()
+
+
+class FailingTable:
+    """A `Table` whose writes pass the hook (reads change nothing, so nothing is cut by stopping there)."""
+
+    def __init__(self, table: Table, hook: Hook) -> None:
+        self._table = table
+        self._hook = hook
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._table.get(key)
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._table.scan(prefix)
+
+    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        rows = any(key.startswith(b"s") for key in changes)
+        name = "table:rows" if rows else "table:index"
+        _around(self._hook, name, lambda: self._table.write(changes))
+
+    def close(self) -> None:
+        self._table.close()
+
+
+def hook_from_environment() -> Hook | None:
+    """The hook that ``ANABRANCH_FAILPOINT`` asks for, or None."""
+    spec = os.environ.get(VARIABLE, "")
+    return parse(spec) if spec else None
+
+
+def parse(spec: str) -> Hook:
+    """A hook that kills (SIGKILL) or freezes (SIGSTOP) this process at a point."""
+    parts = spec.split(":")
+    action = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}.get(parts[-1])
+    if parts[0] == AFTER_DECISION and len(parts) == 2:
+        parts.insert(1, "after")
+    phase, target = parts[-2], ":".join(parts[:-2])
+    name, _, number = target.partition("#")
+    if action is None or phase not in ("before", "after") or not name:
+        raise InvalidArgument(f"{VARIABLE}={spec!r}: name[#n]:before|after:kill|stop")
+    wanted = int(number or 1)
+    seen: Counter[str] = Counter()
+
+    def hook(call: str, when: str) -> None:
+        if call == name and when == phase:
+            seen[call] += 1
+            if seen[call] == wanted:
+                os.kill(os.getpid(), action)
+
+    return hook

@@ -1,0 +1,45 @@
+"""The end of a stream's history: found once when leading begins, then kept by who writes it."""
+
+from __future__ import annotations
+
+from anabranch.core.plan import Tail
+from anabranch.ports import Log, TopicPartition
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import CommitRecord, EpochRecord
+from anabranch.topics.names import history_topic
+from anabranch.topics.records import Record, decode_records
+
+_WINDOW = 64
+
+
+def load_tail(log: Log, stream: str) -> Tail:
+    """The vector and the offset of the newest committed history record; empty for a new stream."""
+    partition = TopicPartition(history_topic(stream), 0)
+    end = log.end_offsets([partition], committed=True)[partition]
+    start = log.start_offsets([partition])[partition]
+    window = _WINDOW
+    while True:
+        low = max(start, end - window)
+        last = _last_record(log, partition, low, end)
+        if last is not None:
+            record = decode(last.value or b"")
+            if not isinstance(record, EpochRecord | CommitRecord):
+                raise TypeError(f"history of {stream} holds a {type(record).__name__}")
+            return Tail({p.partition: p.offset for p in record.vector}, last.offset)
+        if low == start:
+            return Tail()
+        window *= 8  # markers and aborted rounds fill the window
+
+
+def _last_record(log: Log, partition: TopicPartition, low: int, end: int) -> Record | None:
+    last: Record | None = None
+    position = low
+    while position < end:
+        fetched = log.fetch({partition: position}, max_wait=1.0, max_bytes=1 << 20, committed=True)
+        if partition not in fetched:
+            continue
+        for batch in fetched[partition].batches:
+            records = [r for r in decode_records(batch.data) if low <= r.offset < end]
+            last = records[-1] if records else last
+        position = fetched[partition].next_offset
+    return last

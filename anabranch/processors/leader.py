@@ -1,0 +1,135 @@
+"""One led control partition on its own thread: lead, step, and in doubt lead anew."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from anabranch.core.turn import Settings
+from anabranch.errors import AnabranchError, NotLeading
+from anabranch.ports import Clock, Log, LogError, LogFenced, Table, TableError
+from anabranch.processors import failpoints
+from anabranch.processors.checkpoint import open_checkpoint
+from anabranch.processors.controller import Controller
+
+log = logging.getLogger("anabranch.controller")
+
+IDLE_WAIT_S = 0.5
+FENCED_PAUSE_S = 1.0
+TROUBLE_PAUSE_S = 0.2
+
+
+class Leader:
+    """A thread that leads a control partition until it is stopped.
+
+    A `TableError` or a wrong token key ends it for good (``failure`` says why): another process, with a
+    healthy disk and the right key, must take over.
+    """
+
+    def __init__(
+        self,
+        make_log: Callable[[], Log],
+        clock: Clock,
+        settings: Settings,
+        *,
+        folder: Path,
+        leader: str,
+        native_timeout: float,
+        on_change: Callable[[], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._make_log = make_log
+        self._clock = clock
+        self._settings = settings
+        self._folder = folder
+        self._leader = leader
+        self._native_timeout = native_timeout
+        self._on_change = on_change
+        self._on_failure = on_failure
+        self._stop = threading.Event()
+        self.leading = False
+        self.term = 0
+        name = f"control-{settings.control_partition}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Finish the round under way and lead no more. False if it did not end in time."""
+        self._stop.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        partition = self._settings.control_partition
+        source: Log | None = None
+        table: Table | None = None
+        try:
+            source = self._make_log()
+            table = open_checkpoint(
+                self._folder, source, self._clock, self._settings.prefix, partition
+            )
+            self._loop(*_with_failpoints(source, table))
+        except (TableError, AnabranchError) as error:
+            log.error("control partition %d: %s", partition, error)
+            self._on_failure(error)
+        except Exception as error:
+            log.exception("control partition %d: a defect; leading no more", partition)
+            self._on_failure(error)
+        finally:
+            self._lead_is(False)
+            if source is not None:
+                source.close()
+            if table is not None:
+                table.close()
+
+    def _loop(self, source: Log, table: Table, hook: failpoints.Hook | None) -> None:
+        controller = Controller(
+            source,
+            table,
+            self._clock,
+            self._settings,
+            leader=self._leader,
+            native_timeout=self._native_timeout,
+            on_event=hook,
+        )
+        try:
+            while not self._stop.is_set():
+                try:
+                    controller.lead()
+                    self.term = controller.lease.term if controller.lease else 0
+                    self._lead_is(True)
+                    while not self._stop.is_set():
+                        controller.step(IDLE_WAIT_S)
+                except (LogFenced, NotLeading) as error:
+                    log.warning("control partition %d: %s", self._settings.control_partition, error)
+                    self._pause(FENCED_PAUSE_S)
+                except LogError as error:
+                    log.warning("control partition %d: %s", self._settings.control_partition, error)
+                    self._pause(TROUBLE_PAUSE_S)
+        finally:
+            controller.resign()
+
+    def _pause(self, seconds: float) -> None:
+        self._lead_is(False)
+        self._stop.wait(seconds)
+
+    def _lead_is(self, leading: bool) -> None:
+        if self.leading != leading:
+            self.leading = leading
+            log.info(
+                "control partition %d: %s",
+                self._settings.control_partition,
+                f"leading, term {self.term}" if leading else "leads no more",
+            )
+            self._on_change()
+
+
+def _with_failpoints(source: Log, table: Table) -> tuple[Log, Table, failpoints.Hook | None]:
+    hook = failpoints.hook_from_environment()
+    if hook is None:
+        return source, table, None
+    return failpoints.FailingLog(source, hook), failpoints.FailingTable(table, hook), hook

@@ -1,0 +1,114 @@
+"""Leading a control partition (design §5): the order that makes every other process harmless.
+
+1. initialise transactional id A, then B: whoever led before can append nothing more
+2. fold the status log to its end: nobody else can add to it now
+3. commit a TERM record through A: a rival that came in between has fenced A, and this fails
+4. fold again to the end: the TERM record must be the last one and ours
+5. only then act; consumed commands, hybrid time and horizon come from the folded ROUND record
+
+Every re-initialisation repeats all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anabranch.core import rows as k
+from anabranch.core.state import State
+from anabranch.core.tokens import key_id
+from anabranch.errors import InvalidToken, NotLeading
+from anabranch.ports import Clock, Log, LogUnavailable, Producer, Table, TopicPartition
+from anabranch.schemas.codec import encode
+from anabranch.schemas.records import TermRow
+from anabranch.topics.names import status_topic, transactional_ids
+from anabranch.topics.records import Record, decode_records, encode_batch
+
+STATUS_POSITION = k.POSITION + b"status"
+FOLD_DEADLINE_S = 60.0
+_FETCH_BYTES = 8 << 20
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to act: two initialised producers, used in turn, and the term."""
+
+    producers: list[Producer]
+    term: int
+    turn: int = 0
+
+    def next_producer(self) -> Producer:
+        """A, B, A, B, …: a round need not wait for the markers of the one before."""
+        self.turn += 1
+        return self.producers[self.turn % len(self.producers)]
+
+    def close(self) -> None:
+        for producer in self.producers:
+            producer.close()
+
+
+def take_lead(
+    log: Log,
+    table: Table,
+    state: State,
+    clock: Clock,
+    *,
+    control_partition: int,
+    prefix: str,
+    leader: str,
+    token_key: bytes,
+    native_timeout: float,
+) -> Lease:
+    """Go through the whole sequence. `LogFenced` or `NotLeading` if another one was quicker."""
+    status = TopicPartition(status_topic(prefix), control_partition)
+    fold_to_end(log, table, state, clock, status)  # most of the way, while nobody is disturbed
+    id_a, id_b = transactional_ids(control_partition, prefix)
+    producers = [log.producer(id_a, timeout=native_timeout)]
+    producers.append(log.producer(id_b, timeout=native_timeout))
+    fold_to_end(log, table, state, clock, status)
+    former = state.term
+    if former is not None and former.key_id != key_id(token_key):
+        raise InvalidToken(
+            f"this controller's token key ({key_id(token_key).hex()}) is not that of the cluster "
+            f"({former.key_id.hex()}): give every controller the same key file"
+        )
+    row = TermRow(
+        term=(former.term if former else 0) + 1,
+        leader=leader,
+        since_ms=int(clock.wall() * 1000),
+        key_id=key_id(token_key),
+    )
+    record = Record(0, row.since_ms, k.TERM_KEY, encode(row))
+    producers[0].append([(status, encode_batch([record]))])
+    producers[0].commit()
+    fold_to_end(log, table, state, clock, status)
+    if state.term != row:
+        raise NotLeading(f"term {row.term} was not the last one: another controller leads")
+    return Lease(producers, row.term)
+
+
+def fold_to_end(log: Log, table: Table, state: State, clock: Clock, status: TopicPartition) -> None:
+    """Apply the status log up to its end as of now, rows and position in one table write each."""
+    deadline = clock.monotonic() + FOLD_DEADLINE_S
+    end = log.end_offsets([status], committed=False)[status]
+    stored = table.get(STATUS_POSITION)
+    position = int.from_bytes(stored, "big") if stored else log.start_offsets([status])[status]
+    while position < end:
+        if clock.monotonic() > deadline:
+            raise LogUnavailable(
+                f"{status.topic}[{status.partition}] could not be read from {position} to {end} in "
+                f"{FOLD_DEADLINE_S:.0f} s"
+            )
+        fetched = log.fetch(
+            {status: position}, max_wait=0.5, max_bytes=_FETCH_BYTES, committed=True
+        )
+        if status not in fetched:
+            continue
+        for batch in fetched[status].batches:
+            for record in decode_records(batch.data):
+                if record.key is not None and record.offset >= position:
+                    state.fold_row(record.key, record.value)
+        position = fetched[status].next_offset
+        changes = state.take_changes()
+        changes[STATUS_POSITION] = position.to_bytes(8, "big")
+        table.write(changes)
+    state.rederive()

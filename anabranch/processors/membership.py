@@ -1,0 +1,91 @@
+"""Who should try to lead what: a hint by the consumer group's assignment, nothing more (design §5)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException
+
+_POLL_S = 0.1
+
+
+class Membership:
+    """A member of the controllers' group; calls back with control partitions gained and lost.
+
+    The callbacks run on the membership's own thread. ``on_lost`` returns when nothing is led any more, so
+    that the next owner starts at once.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        group: str,
+        topic: str,
+        session_timeout_s: float,
+        options: Mapping[str, str],
+        on_gained: Callable[[set[int]], None],
+        on_lost: Callable[[set[int]], None],
+    ) -> None:
+        self._on_gained = on_gained
+        self._on_lost = on_lost
+        self._topic = topic
+        self._stop = threading.Event()
+        self.error: KafkaException | None = None
+        self._consumer = Consumer(
+            {
+                **options,
+                "bootstrap.servers": bootstrap,
+                "group.id": group,
+                "session.timeout.ms": int(session_timeout_s * 1000),
+                "heartbeat.interval.ms": min(500, int(session_timeout_s * 1000 / 4)),
+                "enable.auto.commit": False,
+                "auto.offset.reset": "latest",
+                "partition.assignment.strategy": "cooperative-sticky",
+            }
+        )
+        self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
+
+    def start(self) -> None:
+        """Join the group."""
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """Leave the group: the partitions are given to others at once."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still takes part in the group."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        self._consumer.subscribe(
+            [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
+        try:
+            while not self._stop.is_set():
+                message = self._consumer.poll(_POLL_S)
+                error = message.error() if message is not None else None
+                if error is not None and error.fatal():
+                    raise KafkaException(error)
+        except KafkaException as error:
+            self.error = error
+        finally:
+            self._consumer.close()
+
+    def _assigned(self, consumer: Consumer, partitions: list[Any]) -> None:
+        # Nothing is to be fetched through it: the controller reads the log itself.
+        consumer.incremental_assign(partitions)
+        if partitions:
+            consumer.pause(partitions)
+            self._on_gained({p.partition for p in partitions})
+
+    def _revoked(self, consumer: Consumer, partitions: list[Any]) -> None:
+        if partitions:
+            self._on_lost({p.partition for p in partitions})
+        consumer.incremental_unassign(partitions)

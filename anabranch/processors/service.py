@@ -1,0 +1,185 @@
+"""`anabranch controller`: a long-lived process that leads the control partitions it is given.
+
+Hosted by mode for its lifecycle (signals, graceful stop, supervision of tasks); everything that a commit depends
+on runs on threads of our own (`Leader`), as docs/evidence/faust.md found sound. Any number of these processes may
+run: the group's assignment says who tries, the sequence in `leadership` makes sure of who may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import mode
+
+from anabranch.core.turn import Settings
+from anabranch.ports import TableError
+from anabranch.processors.config import ControllerOptions
+from anabranch.processors.keyfile import load_or_create
+from anabranch.processors.leader import Leader
+from anabranch.processors.membership import Membership
+from anabranch.processors.system_clock import SystemClock
+from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.kafka_log import KafkaLog
+from anabranch.topics.names import commands_topic, controllers_group
+
+log = logging.getLogger("anabranch.controller")
+
+STOP_LEADER_S = 20.0
+LEAVE_GROUP_S = 10.0
+EXIT_OK = 0
+EXIT_ENVIRONMENT = 6
+EXIT_DEFECT = 70
+
+
+class ControllerService(mode.Service):
+    """Starts a `Leader` for each control partition that the group assigns to this process."""
+
+    def __init__(self, options: ControllerOptions, **kwargs: Any) -> None:
+        self.options = options
+        self.exit_code = EXIT_OK
+        self.failure: Exception | None = None
+        self._leaders: dict[int, Leader] = {}
+        self._lock = threading.Lock()
+        self._key = load_or_create(options.key_file)
+        self._control_partitions = options.control_partitions
+        self._replies = 1
+        self._since = time.time()
+        self._wake = threading.Event()
+        self._membership: Membership | None = None
+        super().__init__(**kwargs)
+
+    # -- lifecycle (mode) -----------------------------------------------------------------------------
+
+    async def on_start(self) -> None:
+        await asyncio.to_thread(self._prepare)
+        options = self.options
+        self._membership = Membership(
+            options.bootstrap,
+            group=controllers_group(options.prefix),
+            topic=commands_topic(options.prefix),
+            session_timeout_s=options.session_timeout_s,
+            options=options.kafka,
+            on_gained=self._gained,
+            on_lost=self._lost,
+        )
+        self._membership.start()
+        self._write_status()
+
+    @mode.Service.task
+    async def _watch(self) -> None:
+        """End the process when a leader or the membership has failed: others take over."""
+        while not self.should_stop:
+            await self.sleep(0.2)
+            membership = self._membership
+            if membership is not None and membership.error is not None:
+                self.failure = membership.error
+            if self.failure is not None:
+                self.exit_code = _exit_code(self.failure)
+                self.set_shutdown()
+                await self.crash(self.failure)
+                return
+
+    async def on_stop(self) -> None:
+        await asyncio.to_thread(self._leave)
+
+    def _prepare(self) -> None:
+        source = KafkaLog(self.options.bootstrap, self.options.kafka)
+        try:
+            topics = create_control_topics(
+                source,
+                self.options.prefix,
+                control_partitions=self.options.control_partitions,
+                replication_factor=self.options.replication_factor,
+            )
+            self._control_partitions, self._replies = topics
+        finally:
+            source.close()
+
+    def _leave(self) -> None:
+        with self._lock:
+            partitions = set(self._leaders)
+        self._lost(partitions)
+        if self._membership is not None:
+            self._membership.stop(LEAVE_GROUP_S)
+        self._write_status()
+
+    # -- what the group says --------------------------------------------------------------------------
+
+    def _gained(self, partitions: set[int]) -> None:
+        for partition in sorted(partitions):
+            leader = Leader(
+                lambda: KafkaLog(self.options.bootstrap, self.options.kafka),
+                SystemClock(),
+                self._settings(partition),
+                folder=self.options.data_dir / f"control-{partition}",
+                leader=f"{socket.gethostname()}/{os.getpid()}/{self._since:.0f}",
+                native_timeout=self.options.native_timeout_s,
+                on_change=self._write_status,
+                on_failure=self._failed,
+            )
+            with self._lock:
+                self._leaders[partition] = leader
+            leader.start()
+
+    def _lost(self, partitions: set[int]) -> None:
+        for partition in sorted(partitions):
+            with self._lock:
+                leader = self._leaders.pop(partition, None)
+            if leader is not None and not leader.stop(STOP_LEADER_S):
+                log.warning("control partition %d did not stop in time; it gets fenced", partition)
+
+    def _failed(self, error: Exception) -> None:
+        self.failure = error
+
+    def _settings(self, partition: int) -> Settings:
+        return Settings(
+            control_partition=partition,
+            control_partitions=self._control_partitions,
+            reply_partitions=self._replies,
+            prefix=self.options.prefix,
+            token_key=self._key,
+            retention_ms=int(self.options.retention_s * 1000),
+            max_open=self.options.max_open,
+        )
+
+    def _write_status(self) -> None:
+        """Say, in the status file, what this process leads."""
+        path = self.options.status_file
+        if path is None:
+            return
+        with self._lock:
+            leading = {p: leader.term for p, leader in self._leaders.items() if leader.leading}
+        status = {"pid": os.getpid(), "leading": sorted(leading), "terms": leading}
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+        temporary.write_text(json.dumps(status))
+        temporary.replace(path)
+
+
+def _exit_code(error: Exception) -> int:
+    from anabranch.errors import FixCallError
+
+    if isinstance(error, FixCallError):
+        return 2
+    return EXIT_ENVIRONMENT if isinstance(error, TableError | OSError) else EXIT_DEFECT
+
+
+def run_controller(options: ControllerOptions, *, loglevel: str = "INFO") -> int:
+    """Run until SIGTERM or SIGINT (a clean hand-over), or until a failure; returns the exit code."""
+    logging.basicConfig(
+        level=loglevel, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
+    )
+    service = ControllerService(options)
+    worker = mode.Worker(service, loglevel=loglevel, daemon=True, override_logging=False)
+    try:
+        worker.execute_from_commandline()
+    except SystemExit as end:
+        if service.exit_code == EXIT_OK and end.code not in (None, 0):
+            return EXIT_DEFECT
+    return service.exit_code

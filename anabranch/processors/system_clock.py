@@ -1,0 +1,18 @@
+"""The machine's clock as a port."""
+
+from __future__ import annotations
+
+import time
+
+
+class SystemClock:
+    """`anabranch.ports.Clock` by the operating system."""
+
+    def wall(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)

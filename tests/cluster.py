@@ -1,0 +1,134 @@
+"""A controller process under test: started, killed, frozen and watched as an operator would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 30.0
+
+
+@dataclass
+class ControllerProcess:
+    """`anabranch controller` in a process of its own. ``folder`` is kept across restarts."""
+
+    bootstrap: str
+    folder: Path
+    key_file: Path
+    prefix: str = "anabranch"
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def status_file(self) -> Path:
+        return self.folder / "status.json"
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "controller.log"
+
+    def start(self) -> ControllerProcess:
+        """Start it; `wait_leading` says when it leads."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.status_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "anabranch.cli", "controller"]
+        command += ["--bootstrap", self.bootstrap, "--prefix", self.prefix]
+        command += ["--data-dir", str(self.folder / "data"), "--key-file", str(self.key_file)]
+        command += ["--status-file", str(self.status_file), *self.arguments]
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | self.environment,
+            )
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def leading(self) -> list[int]:
+        """Control partitions that it says it leads."""
+        if not self.running:
+            return []
+        try:
+            return list(json.loads(self.status_file.read_text())["leading"])
+        except (FileNotFoundError, json.JSONDecodeError):
+            return []
+
+    def wait_leading(self, deadline_s: float = START_DEADLINE_S) -> None:
+        """Until it leads control partition 0."""
+        until = time.monotonic() + deadline_s
+        while 0 not in self.leading():
+            if not self.running or time.monotonic() > until:
+                tail = self.log_file.read_text(errors="replace")[-4000:]
+                raise AssertionError(f"the controller does not lead:\n{tail}")
+            time.sleep(0.02)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, also of a frozen one."""
+        if self.running:
+            self.signal(signal.SIGKILL)
+            assert self.process is not None
+            self.process.wait(STOP_DEADLINE_S)
+
+    def stop(self) -> int:
+        """SIGTERM: hands over. Returns the exit code."""
+        assert self.process is not None
+        if self.running:
+            self.signal(signal.SIGTERM)
+        return self.process.wait(STOP_DEADLINE_S)
+
+    def __enter__(self) -> ControllerProcess:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+
+@dataclass
+class Cluster:
+    """A broker with a controller that leads."""
+
+    bootstrap: str
+    controller: ControllerProcess
+    key_file: Path
+    prefix: str = "anabranch"
+
+
+def start_cluster(bootstrap: str, folder: Path | None = None, prefix: str = "anabranch") -> Cluster:
+    """Start a controller on a broker and wait until it leads."""
+    place = folder or Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
+    key_file = place / "token.key"
+    controller = ControllerProcess(bootstrap, place / "c0", key_file, prefix).start()
+    try:
+        controller.wait_leading()
+    except BaseException:
+        controller.kill()
+        raise
+    return Cluster(bootstrap, controller, key_file, prefix)
