@@ -1,1 +1,1 @@
-"""What users import."""
+"""What users import; everything public is exported by `anabranch` itself."""

@@ -1,0 +1,262 @@
+"""The client: everything starts here, with `connect`."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from anabranch.client.handle import Shared
+from anabranch.client.heart import Heart
+from anabranch.client.ports import ClientPorts
+from anabranch.client.protocol import Session
+from anabranch.client.transaction import Transaction
+from anabranch.client.types import (
+    Receipt,
+    Result,
+    StreamDescription,
+    TransactionInfo,
+    counts_of,
+    description_of,
+    info_of,
+    receipt_records,
+)
+from anabranch.client.writer import Writer
+from anabranch.core.ids import TXN_ID_SIZE, check_scope, parse_txn_text
+from anabranch.core.tokens import peek
+from anabranch.errors import InvalidArgument, NotForkSafe
+
+DEFAULT_TIMEOUT_S = 30.0
+DEFAULT_KEEPALIVE_S = 30.0
+DEFAULT_ONE_SHOT_BYTES = 256 << 10
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+class Client:
+    """A connection to the controllers of a cluster. Thread-safe; not to be used in a forked child.
+
+    Calls without a ``timeout`` of their own end after the client's, in seconds. Made by `anabranch.connect`.
+    """
+
+    def __init__(
+        self,
+        ports: ClientPorts,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        one_shot_bytes: int = DEFAULT_ONE_SHOT_BYTES,
+        threads: bool = True,
+    ) -> None:
+        """``threads`` False: no heartbeats by themselves: drive `heart` (the simulator does)."""
+        if not 0 < timeout < 1e9:
+            raise InvalidArgument(f"timeout {timeout!r}: seconds above 0")
+        if not 0 <= one_shot_bytes <= 1 << 30:
+            raise InvalidArgument(f"one_shot_bytes {one_shot_bytes!r}: 0 to 2^30")
+        self._ports = ports
+        self._session = Session(ports)
+        self._heart = Heart(self._session, thread=threads)
+        self._shared = Shared(
+            self._session, ports.journals, timeout, one_shot_bytes, self._heart.add
+        )
+        self._close_lock = threading.Lock()
+        _clients.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._shared.forked:
+            self.close()
+
+    @property
+    def heart(self) -> Heart:
+        """The heartbeats, for who drives them step by step."""
+        return self._heart
+
+    # -- streams --------------------------------------------------------------------------------------
+
+    def create_stream(
+        self,
+        stream: str,
+        segments: int = 1,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> StreamDescription:
+        """Create a stream (``scope/name``), and its scope if it is new. The same again changes nothing.
+
+        ``segments``: 1 to 10,000 key ranges, each a partition. ``settings``: of the stream's topic, as Kafka
+        spells them.
+
+        Raises: StreamExists (with other settings), InvalidArgument, TopicMisconfigured, NotReady,
+        DeadlineExceeded (again is safe).
+        """
+        self._shared.check()
+        texts = {name: _setting(value) for name, value in (settings or {}).items()}
+        info = self._session.create_stream(stream, segments, texts, self._shared.deadline(timeout))
+        self._shared.layouts[stream] = info.segments
+        return description_of(info)
+
+    def streams(
+        self, scope: str | None = None, *, timeout: float | None = None
+    ) -> list[StreamDescription]:
+        """All streams of a scope, or of the cluster, by name. Raises: UnknownScope, NotReady, DeadlineExceeded."""
+        self._shared.check()
+        found = self._session.streams(scope, self._shared.deadline(timeout))
+        return [description_of(info) for info in found]
+
+    def describe(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
+        """One stream. Raises: UnknownScope, UnknownStream, NotReady, DeadlineExceeded."""
+        self._shared.check()
+        info = self._session.describe(stream, self._shared.deadline(timeout))
+        self._shared.layouts[stream] = info.segments
+        return description_of(info)
+
+    # -- transactions ---------------------------------------------------------------------------------
+
+    def begin(
+        self, scope: str, name: str | None = None, keepalive: float = DEFAULT_KEEPALIVE_S
+    ) -> Transaction:
+        """Begin a transaction in a scope.
+
+        Nothing is sent before it is needed, unless a ``name`` is given: a name is unique in its scope. If it is
+        committed already, the handle has its `result`; an open transaction of that name is aborted.
+        ``keepalive``: seconds, at least 1, of silence after which the controller aborts it; the handle sends
+        heartbeats by itself.
+
+        Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, NotReady, DeadlineExceeded.
+        """
+        self._shared.check()
+        if not 1 <= keepalive < (1 << 31) / 1000:
+            raise InvalidArgument(f"keepalive {keepalive!r}: seconds, at least 1")
+        txn = Transaction(self._shared, check_scope(scope), name, int(keepalive * 1000))
+        if name is not None:
+            txn.open_named()
+        return txn
+
+    def join(self, token: bytes, heartbeat: bool = False) -> Writer:
+        """Write to a transaction begun elsewhere. Nothing is sent before the first write.
+
+        ``heartbeat``: keep the transaction alive from here too. Raises: InvalidToken.
+        """
+        self._shared.check()
+        return Writer(self._shared, token, peek(token), heartbeat=heartbeat)
+
+    def commit(
+        self,
+        token: bytes,
+        receipts: Sequence[Receipt | bytes] | None = None,
+        name: str | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Result:
+        """Commit a transaction by its token; see `Transaction.commit`. Committed already: the same result.
+
+        ``receipts``: exactly the writers to take; None: every finished one.
+        """
+        self._shared.check()
+        records = receipt_records(receipts, peek(token).txn_id)
+        outcome = self._session.commit(token, (), records, name, self._shared.deadline(timeout))
+        return Result(outcome.txn_id, outcome.commit_timestamp, counts_of(outcome), outcome.name)
+
+    def abort(
+        self,
+        token: bytes,
+        reason: str = "aborted by a client",
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Abort a transaction by its token; aborted already is fine.
+
+        Raises: AlreadyCommitted, InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded.
+        """
+        self._shared.check()
+        self._session.abort(token, reason, self._shared.deadline(timeout))
+
+    def state(self, transaction: bytes | str, *, timeout: float | None = None) -> TransactionInfo:
+        """What is known of a transaction, given its token or id (16 bytes or 32 digits). Changes nothing.
+
+        Raises: UnknownTransaction (nothing is known of it *so far*: a command may be on its way; `resolve`
+        makes it final), Expired, InvalidToken, NotReady, DeadlineExceeded.
+        """
+        self._shared.check()
+        return info_of(self._session.state(_id_of(transaction), self._shared.deadline(timeout)))
+
+    def resolve(self, transaction: bytes | str, *, timeout: float | None = None) -> TransactionInfo:
+        """`state`, made final: a transaction of which nothing is known is aborted, for ever.
+
+        Raises: Expired, InvalidToken, NotReady, DeadlineExceeded (again is safe).
+        """
+        self._shared.check()
+        return info_of(self._session.resolve(_id_of(transaction), self._shared.deadline(timeout)))
+
+    def transactions(
+        self,
+        scope: str | None = None,
+        finished: bool = False,
+        limit: int = 100,
+        *,
+        timeout: float | None = None,
+    ) -> list[TransactionInfo]:
+        """Open transactions, the oldest first; with ``finished`` the ended ones too.
+
+        Raises: UnknownScope, InvalidArgument (``limit`` is 1 to 10,000), NotReady, DeadlineExceeded.
+        """
+        self._shared.check()
+        found = self._session.transactions(scope, finished, limit, self._shared.deadline(timeout))
+        return [info_of(outcome) for outcome in found]
+
+    # -- its end --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free everything. Handles that are open go stale at the controller; abort them first."""
+        if self._shared.forked:
+            raise NotForkSafe("this client was made before a fork: the parent closes it")
+        with self._close_lock:
+            if self._shared.closed:
+                return
+            self._shared.closed = True
+        for handle in list(self._shared.handles):
+            handle.client_closes()
+        self._heart.close()
+        self._ports.journals.close()
+        self._ports.bus.close()
+
+    def __del__(self) -> None:
+        shared = getattr(self, "_shared", None)
+        if shared is not None and not shared.closed and not shared.forked:
+            self.close()
+
+    def _after_fork(self) -> None:
+        self._shared.forked = True
+        for handle in list(self._shared.handles):
+            handle.after_fork()
+        self._ports.bus.after_fork()
+        self._ports.journals.after_fork()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._after_fork()  # noqa: SLF001
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _id_of(transaction: bytes | str) -> bytes:
+    """The transaction id of a token, an id or its text."""
+    if isinstance(transaction, str):
+        return parse_txn_text(transaction)
+    return transaction if len(transaction) == TXN_ID_SIZE else peek(transaction).txn_id
+
+
+def _setting(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,55 @@
+"""`connect`: a client on a real cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
+from anabranch.client.kafka import KafkaBus, SystemClock
+from anabranch.client.kafka_admin import KafkaAdmin
+from anabranch.client.kafka_journal import KafkaJournals
+from anabranch.client.options import Options, named_options
+from anabranch.client.ports import ClientPorts
+from anabranch.errors import InvalidArgument
+from anabranch.topics.names import DEFAULT_PREFIX, check_prefix
+
+BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
+
+
+def connect(
+    bootstrap: str | None = None,
+    *,
+    prefix: str = DEFAULT_PREFIX,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    one_shot_bytes: int = DEFAULT_ONE_SHOT_BYTES,
+    config: Mapping[str, Any] | None = None,
+    **librdkafka_options: Any,
+) -> Client:
+    """A client of the cluster at ``bootstrap`` (``host:port``, several with commas; default $ANABRANCH_BOOTSTRAP).
+
+    Nothing is sent before the first call. Close the client, or use it as a context manager.
+
+    Args:
+        bootstrap: the brokers to ask first.
+        prefix: of the topics that controllers and clients share.
+        timeout: seconds until a call ends that has no timeout of its own.
+        one_shot_bytes: how much a transaction keeps in memory before it opens.
+        config: librdkafka options by their names.
+        librdkafka_options: the same as keywords, dots as underscores: ``security_protocol="SSL"``.
+
+    Raises:
+        UnsupportedSetting: an option that would break a promise, or that librdkafka does not take.
+        InvalidArgument: no address, or an argument out of its range.
+    """
+    bootstrap = bootstrap or os.environ.get(BOOTSTRAP_VARIABLE)
+    if not bootstrap:
+        raise InvalidArgument(f"no address: give host:port, or set {BOOTSTRAP_VARIABLE}")
+    options = Options(bootstrap, named_options(config, librdkafka_options))
+    clock = SystemClock()
+    admin = KafkaAdmin(options, clock)
+    bus = KafkaBus(options, admin, check_prefix(prefix), clock, os.urandom)
+    journals = KafkaJournals(options, admin, clock, timeout)
+    ports = ClientPorts(bus, journals, clock, os.urandom)
+    return Client(ports, timeout=timeout, one_shot_bytes=one_shot_bytes)

@@ -1,0 +1,225 @@
+"""What the two kinds of handles, `Transaction` and `Writer`, have in common: the way of their writes."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from anabranch.client.ports import Journals, RecordHeaders
+from anabranch.client.protocol import Session
+from anabranch.client.types import Headers
+from anabranch.client.writing import (
+    StreamLane,
+    WriteFunction,
+    WriterAccount,
+    check_event,
+    check_headers,
+    check_timestamp,
+)
+from anabranch.core.ids import split_stream
+from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
+    CrossScope,
+    IllegalState,
+    InvalidArgument,
+    NotForkSafe,
+    TransactionAborted,
+    WriteFailed,
+)
+from anabranch.schemas.records import Outcome, SegmentRange
+
+Heart: TypeAlias = "Callable[[Handle], None]"
+
+QUIET_S = 5.0  # most seconds for an abort while an exception is on its way
+
+
+@dataclass
+class Shared:
+    """What all handles of a client share."""
+
+    session: Session
+    journals: Journals
+    timeout: float
+    one_shot_bytes: int
+    heart: Heart  # begins to send heartbeats for a handle
+    handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
+    layouts: dict[str, Sequence[SegmentRange]] = field(default_factory=dict)
+    forked: bool = False
+    closed: bool = False
+
+    def check(self) -> None:
+        """`NotForkSafe` in a forked child, `IllegalState` once closed."""
+        if self.forked:
+            raise NotForkSafe("this client was made before a fork: connect again in the child")
+        if self.closed:
+            raise IllegalState("the client is closed")
+
+    def deadline(self, timeout: float | None) -> float:
+        """When a call ends that begins now."""
+        seconds = self.timeout if timeout is None else timeout
+        if not 0 <= seconds < 1e9:
+            raise InvalidArgument(f"timeout {seconds!r}: seconds, 0 or more")
+        return self.session.now() + seconds
+
+
+class Handle:
+    """One writer of one transaction."""
+
+    def __init__(self, shared: Shared, scope: str, keepalive_ms: int) -> None:
+        self._shared = shared
+        self._session = shared.session
+        self._scope = scope
+        self._lock = threading.RLock()
+        self._hot: dict[str, WriteFunction] = {}
+        self._account: WriterAccount | None = None
+        self._token: bytes | None = None
+        self._over: AnabranchError | None = None
+        self._legal: set[str] = set()
+        self.keepalive_ms = keepalive_ms
+        self.beating = False
+        shared.handles.add(self)
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        stream: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Write an event. It is queued; `flush` or the commit waits until it is safe.
+
+        ``headers``: (name, bytes) pairs or a mapping; names beginning with "ab." are reserved. ``timestamp``:
+        Unix milliseconds above 0; None: now. Events of one key keep their order.
+
+        Raises:
+            InvalidArgument, CrossScope: of the arguments; nothing was written.
+            EventTooLarge: bigger than the stream's journal takes; nothing was written, go on.
+            UnknownStream: found out by the first write that isn't buffered, or by the commit.
+            TransactionAborted, AlreadyCommitted, IllegalState: the transaction is over.
+            WriteFailed: a write of this writer failed; it gives no receipt any more.
+            DeadlineExceeded: no room in the queue, or no answer, within the client's timeout.
+        """
+        pairs = check_headers(headers) if headers is not None else None
+        if timestamp is not None:
+            check_timestamp(timestamp)
+        with self._lock:
+            try:
+                hot = self._hot.get(stream)
+                if hot is not None:
+                    hot(key, value, pairs, timestamp)
+                else:
+                    self._shared.check()
+                    check_event(key, value, timestamp)
+                    self._check_stream(stream)
+                    self._write_cold(stream, key, value, pairs, timestamp)
+            except TypeError:
+                check_event(key, value, timestamp)
+                raise
+            except WriteFailed as error:
+                self._end(error)
+                raise
+
+    def _write_cold(
+        self,
+        stream: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders | None,
+        timestamp: int | None,
+    ) -> None:
+        raise NotImplementedError
+
+    def _check_stream(self, stream: str) -> None:
+        if stream not in self._legal:
+            if not isinstance(stream, str):
+                raise InvalidArgument(f"a stream is 'scope/name', not {type(stream).__name__}")
+            if split_stream(stream)[0] != self._scope:
+                raise CrossScope(
+                    f"{stream} is not in scope {self._scope!r}: a transaction writes to streams of its own "
+                    "scope only, for now"
+                )
+            self._legal.add(stream)
+
+    def _touch(self, stream: str, deadline: float) -> StreamLane:
+        """The way into a stream; the first time, it is registered with the transaction."""
+        if self._account is None or self._token is None:
+            raise IllegalState("the transaction is not open")
+        lane = self._account.lanes.get(stream)
+        if lane is None:
+            touched = self._session.touch(self._token, stream, deadline)
+            self._shared.layouts[stream] = touched.segments
+            lane = self._account.add(touched, deadline)
+        return lane
+
+    def _flush(self, deadline: float) -> None:
+        if self._account is not None:
+            try:
+                self._account.flush(deadline)
+            except WriteFailed as error:
+                self._end(error)
+                raise
+
+    # -- its end --------------------------------------------------------------------------------------
+
+    def _end(self, error: AnabranchError) -> None:
+        """From now on every call raises this error."""
+        self._over = error
+        self._hot.clear()
+        self.beating = self.beating and isinstance(error, WriteFailed)
+
+    def _check_not_over(self) -> None:
+        if self._over is not None:
+            raise _again(self._over)
+
+    def _discard(self) -> None:
+        """Drop unflushed writes and free the journal writer."""
+        self._hot.clear()
+        self.beating = False
+        if self._account is not None:
+            self._account.journal.discard()
+
+    def _release(self) -> None:
+        """Free the journal writer: all is flushed."""
+        self._hot.clear()
+        self.beating = False
+        if self._account is not None:
+            self._account.journal.release()
+
+    def gone(self, outcome: Outcome) -> None:
+        """A heartbeat's answer says that the transaction is over. Called by the heart's thread."""
+        if not self.beating:
+            return
+        if outcome.state == "COMMITTED":
+            self._end(AlreadyCommitted("the transaction was committed elsewhere"))
+        else:
+            why = outcome.reason or outcome.state
+            self._end(TransactionAborted(f"the transaction is aborted ({why}): begin a new one"))
+
+    def client_closes(self) -> None:
+        """The client is closed: nothing can be written any more."""
+        self.beating = False
+        self._hot.clear()
+
+    @property
+    def live_token(self) -> bytes | None:
+        """The token to send heartbeats for, None if there is nothing to keep alive."""
+        return self._token if self.beating else None
+
+    def after_fork(self) -> None:
+        """In a forked child: no call may reach the parent's connections or wait for its locks."""
+        self._lock = threading.RLock()
+        self._hot = {}
+
+
+def _again(error: AnabranchError) -> AnabranchError:
+    """A fresh copy to raise: one raised twice would collect tracebacks."""
+    copy = type(error)(str(error))
+    copy.__dict__.update(error.__dict__)
+    return copy

@@ -1,0 +1,277 @@
+"""The command bus on confluent-kafka: one producer of commands, one consumer of one replies partition."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, TypeAlias
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from anabranch.client.kafka_admin import KafkaAdmin
+from anabranch.client.options import Options, with_error_callback
+from anabranch.client.ports import Entropy
+from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.errors import EventTooLarge, NotReady, UnsupportedSetting
+from anabranch.ports import Clock
+from anabranch.topics.names import commands_topic, replies_topic
+
+log = logging.getLogger("anabranch.client")
+
+_POLL_S = 0.1
+_TOPICS_S = 10.0  # how long the cluster's topics may be missing
+_JOIN_S = 10.0
+_LAST_WORDS_S = 1.0
+_FRAMING = 512  # more than a command's record takes besides its payload
+
+_Answer: TypeAlias = "bytes | EventTooLarge | None"
+
+
+class KafkaBus:
+    """See `CommandBus`."""
+
+    def __init__(
+        self, options: Options, admin: KafkaAdmin, prefix: str, clock: Clock, entropy: Entropy
+    ) -> None:
+        self._options = options
+        self._admin = admin
+        self._commands = commands_topic(prefix)
+        self._replies = replies_topic(prefix)
+        self._clock = clock
+        self._entropy = entropy
+        self._lock = threading.Lock()
+        self._slots: dict[bytes, SimpleQueue[_Answer]] = {}
+        self._ready = False
+        self._closed = False
+        self._partitions = 0
+        self._max_bytes = 0
+        self._reply_header = (REPLY_HEADER, b"")
+        self._trouble = ""
+        self._producer: Producer | None = None
+        self._consumer: Consumer | None = None
+        self._thread: threading.Thread | None = None
+
+    # -- starting -------------------------------------------------------------------------------------
+
+    def ready(self, deadline: float) -> None:
+        """Find the topics, and stand at the end of a replies partition before anything is sent."""
+        if self._ready:
+            return
+        with self._lock:
+            self._start_once(deadline)
+
+    def _start_once(self, deadline: float) -> None:
+        if self._ready or self._closed:
+            return
+        self._start(deadline)
+        self._ready = True
+
+    def _start(self, deadline: float) -> None:
+        counts = self._find_topics(deadline)
+        self._partitions = counts[self._commands]
+        limits = self._admin.max_message_bytes([self._commands], deadline)
+        self._max_bytes = min(limits[self._commands], self._options.message_max_bytes)
+        partition = int.from_bytes(self._entropy(4), "big") % counts[self._replies]
+        consumer = make(Consumer, self._options.replies(), self._on_error)
+        producer = self._new_producer()
+        end = self._admin.end_offsets([(self._replies, partition)], deadline)
+        consumer.assign([TopicPartition(self._replies, partition, end[self._replies, partition])])
+        self._reply_header = (REPLY_HEADER, partition.to_bytes(4, "big"))
+        self._consumer, self._producer = consumer, producer
+        self._thread = threading.Thread(target=self._receive, name="anabranch-replies", daemon=True)
+        self._thread.start()
+
+    def _find_topics(self, deadline: float) -> dict[str, int]:
+        give_up = min(deadline, self._clock.monotonic() + _TOPICS_S)
+        names = [self._commands, self._replies]
+        pause = 0.1
+        while True:
+            counts = self._admin.partition_counts(names, deadline)
+            if all(name in counts for name in names):
+                return counts
+            if self._clock.monotonic() + pause > give_up:
+                missing = ", ".join(name for name in names if name not in counts)
+                raise NotReady(f"there is no topic {missing}: start `anabranch controller`")
+            self._clock.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    def _new_producer(self) -> Producer:
+        config = self._options.commands(self._max_bytes) | {"on_delivery": self._undelivered}
+        producer: Producer = make(Producer, config, self._on_error)
+        return producer
+
+    def control_partitions(self) -> int:
+        """Partitions of the commands topic."""
+        return self._partitions
+
+    def max_command_bytes(self) -> int:
+        """By the commands topic's limit."""
+        return self._max_bytes - _FRAMING
+
+    # -- commands and replies -------------------------------------------------------------------------
+
+    def send(self, control_partition: int, correlation_id: bytes, payload: bytes) -> None:
+        """Queue a command."""
+        producer = self._producer
+        if producer is None or self._closed:
+            return
+        self._slots.setdefault(correlation_id, SimpleQueue())
+        headers = [(CORRELATION_HEADER, correlation_id), self._reply_header]
+        try:
+            producer.produce(
+                self._commands,
+                payload,
+                None,
+                control_partition,
+                headers=headers,  # type: ignore[arg-type]
+            )
+        except BufferError:
+            self._trouble = "the queue of commands is full"
+        except KafkaException as error:
+            self._refused(error.args[0], correlation_id, producer)
+
+    def _refused(self, error: KafkaError, correlation_id: bytes, producer: Producer) -> None:
+        self._trouble = str(error)
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._answer(correlation_id, EventTooLarge(f"a command is too large: {error}"))
+        elif error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
+            # A new producer id: commands are told apart by their own ids, so nothing is lost by it.
+            with self._lock:
+                if self._producer is producer and not self._closed:
+                    self._producer = self._new_producer()
+
+    def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
+        """The next reply."""
+        slot = self._slots.setdefault(correlation_id, SimpleQueue())
+        left = deadline - self._clock.monotonic()
+        try:
+            answer = (
+                slot.get(timeout=min(left, threading.TIMEOUT_MAX))
+                if left > 0
+                else slot.get_nowait()
+            )
+        except Empty:
+            return None
+        if isinstance(answer, EventTooLarge):
+            raise answer
+        return answer
+
+    def forget(self, correlation_id: bytes) -> None:
+        """Drop the slot and wake its waiter."""
+        slot = self._slots.pop(correlation_id, None)
+        if slot is not None:
+            slot.put(None)
+
+    def trouble(self) -> str:
+        """The last error."""
+        return self._trouble
+
+    def _answer(self, correlation_id: bytes, answer: _Answer) -> None:
+        slot = self._slots.get(correlation_id)
+        if slot is not None:
+            slot.put(answer)
+
+    def _receive(self) -> None:
+        """The replies thread."""
+        consumer = self._consumer
+        if consumer is None:
+            return
+        try:
+            while not self._closed:
+                message = consumer.poll(_POLL_S)
+                producer = self._producer
+                if producer is not None:
+                    producer.poll(0)
+                if message is None:
+                    continue
+                error = message.error()
+                if error is not None:
+                    self._on_error(error)
+                    continue
+                key = message.key()
+                value = message.value()
+                if isinstance(key, bytes) and isinstance(value, bytes):
+                    self._answer(key, value)
+        finally:
+            consumer.close()
+
+    def _undelivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            return
+        self._trouble = str(error)
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            headers = message.headers()
+            correlation_id = dict(headers or ()).get(CORRELATION_HEADER)
+            if isinstance(correlation_id, bytes):
+                refusal = EventTooLarge(f"the broker refused a command: {error}")
+                self._answer(correlation_id, refusal)
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._trouble = str(error)
+        log.debug("commands and replies: %s", error)
+
+    # -- its end --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop the thread; who waits gets None."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for correlation_id in list(self._slots):
+            self.forget(correlation_id)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+        if self._producer is not None:
+            self._producer.flush(_LAST_WORDS_S)
+            drop(self._producer)
+            self._producer = None
+
+    def after_fork(self) -> None:
+        """See `CommandBus`."""
+        for thing in (self._producer, self._consumer):
+            leak(thing)
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
+def make(
+    kind: Callable[[dict[str, Any]], Any], config: dict[str, Any], on_error: Callable[[Any], None]
+) -> Any:
+    """A producer or consumer; an option that librdkafka does not take is `UnsupportedSetting`."""
+    try:
+        return kind(with_error_callback(config, on_error))
+    except (KafkaException, TypeError, ValueError) as error:
+        raise UnsupportedSetting(f"librdkafka refuses the options: {error}") from error
+
+
+def drop(producer: Producer) -> None:
+    """Free a producer at once; what it has not delivered is lost."""
+    producer.purge(in_queue=True, in_flight=True, blocking=False)
+    producer.flush(_LAST_WORDS_S)
+    if not len(producer):
+        producer.close()
+
+
+def leak(thing: object) -> None:
+    """Never free this object. In a forked child, freeing would wait for threads that aren't there."""
+    if thing is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

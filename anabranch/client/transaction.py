@@ -1,0 +1,343 @@
+"""The handle of who begins a transaction."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from anabranch.client.handle import QUIET_S, Handle, Shared
+from anabranch.client.ports import RecordHeaders
+from anabranch.client.types import Receipt, Result, counts_of, receipt_records
+from anabranch.client.writing import WriterAccount, headers_size
+from anabranch.core.ids import txn_text
+from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
+    EventTooLarge,
+    IllegalState,
+    InvalidArgument,
+    OutcomeUnknown,
+    TransactionAborted,
+)
+from anabranch.schemas import records as r
+
+log = logging.getLogger("anabranch.client")
+
+_EVENT_OVERHEAD = 48  # more than an event's fields take in a command, besides its bytes
+
+
+class Transaction(Handle):
+    """A transaction begun here. Use it as a context manager: leaving without a commit aborts.
+
+    Writes are kept in memory first. If the commit comes while all of them are there, and no token was asked
+    for, the whole transaction is one command; else it opens: begun at the controller, and written to journals.
+    Made by `Client.begin`. Any thread may use it.
+    """
+
+    def __init__(self, shared: Shared, scope: str, name: str | None, keepalive_ms: int) -> None:
+        super().__init__(shared, scope, keepalive_ms)
+        self._name = name
+        self._txn_id: bytes | None = None
+        self._buffer: list[r.Event] = []
+        self._buffered_bytes = 0
+        self._result: Result | None = None
+        self._own: r.Receipt | None = None
+        self._in_doubt = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._result is not None or self._in_doubt or self._shared.forked:
+            return
+        if error is None:
+            self.abort()
+            return
+        try:
+            self.abort(f"left by {kind.__name__ if kind else 'error'}", timeout=QUIET_S)
+        except AnabranchError as trouble:
+            log.warning("%r could not be aborted and will go stale: %s", self, trouble)
+
+    def __repr__(self) -> str:
+        known = txn_text(self._txn_id) if self._txn_id else "buffered"
+        return f"<Transaction {self._scope} {known}>"
+
+    @property
+    def txn_id(self) -> bytes | None:
+        """16 bytes; None while nothing was sent."""
+        return self._txn_id
+
+    @property
+    def result(self) -> Result | None:
+        """The outcome once committed; at once if the name was committed before."""
+        return self._result
+
+    # -- opening --------------------------------------------------------------------------------------
+
+    def token(self) -> bytes:
+        """What other processes join, commit or abort with. Opens the transaction.
+
+        Raises: UnknownScope, NotReady, DeadlineExceeded, and as `write` if the transaction is over.
+        """
+        with self._lock:
+            self._check_usable()
+            self._open(self._shared.deadline(None))
+            if self._token is None:
+                raise IllegalState("the transaction has no token")
+            return self._token
+
+    def open_named(self) -> None:
+        """Begin at once, under the name; a committed name brings its result."""
+        with self._lock:
+            self._begin(self._shared.deadline(None))
+
+    def _begin(self, deadline: float) -> None:
+        txn_id = self._make_id(deadline)
+        begun = self._session.begin(txn_id, self._scope, self._name, self.keepalive_ms, deadline)
+        if isinstance(begun, r.Outcome):
+            self._settle(begun)
+            return
+        self._token = begun.token
+        self._account = WriterAccount(
+            txn_id, self._session.random64(), self._shared.journals.writer()
+        )
+        self.beating = True
+        self._shared.heart(self)
+
+    def _make_id(self, deadline: float) -> bytes:
+        if self._txn_id is None:
+            self._txn_id = self._session.new_txn_id(self._scope, deadline)
+        return self._txn_id
+
+    def _open(self, deadline: float) -> None:
+        """Begin if need be; bring everything buffered to the journals, or nothing of it."""
+        if self._token is None:
+            self._begin(deadline)
+        lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
+        for event in self._buffer:
+            lanes[event.stream].check_size(event.key, event.value, _pairs(event))
+        for event in self._buffer:
+            stamp = event.timestamp if event.timestamp > 0 else None
+            lanes[event.stream].write(event.key, event.value, _pairs(event), stamp)
+        self._buffer.clear()
+        self._buffered_bytes = 0
+        for stream, lane in lanes.items():
+            self._hot[stream] = lane.write
+
+    def _write_cold(
+        self,
+        stream: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders | None,
+        timestamp: int | None,
+    ) -> None:
+        self._check_usable()
+        if self._token is None or self._buffer:
+            size = len(key or b"") + len(value or b"") + headers_size(headers)
+            size += len(stream) + _EVENT_OVERHEAD
+            if self._token is None and self._buffered_bytes + size <= self._shared.one_shot_bytes:
+                self._buffer.append(
+                    r.Event(
+                        stream=stream,
+                        segment_id=-1,
+                        key=key,
+                        value=value,
+                        headers=tuple(r.EventHeader(*pair) for pair in headers or ()),
+                        timestamp=timestamp or -1,
+                    )
+                )
+                self._buffered_bytes += size
+                return
+            self._open(self._shared.deadline(None))
+        lane = self._touch(stream, self._shared.deadline(None))
+        lane.write(key, value, headers, timestamp)
+        self._hot[stream] = lane.write
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything written is acknowledged and its receipt registered. Opens the transaction.
+
+        ``timeout`` in seconds. Raises: WriteFailed, DeadlineExceeded (again is safe), and as `write`.
+        """
+        with self._lock:
+            self._check_usable()
+            deadline = self._shared.deadline(timeout)
+            self._open(deadline)
+            self._flush(deadline)
+            if self._account is not None and self._token is not None:
+                receipt = self._account.receipt(finished=False)
+                self._session.register(self._token, receipt, deadline)
+
+    # -- ending ---------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        receipts: Sequence[Receipt | bytes] | None = None,
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Result:
+        """Commit: everything becomes visible at once. Returns the same result ever after.
+
+        ``receipts``: exactly the writers to take besides this handle's own writes; None: every finished one.
+        ``name``: claim this name; if it is committed already, its outcome is the result and nothing of this
+        transaction becomes visible. ``timeout`` in seconds.
+
+        Raises:
+            WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument: the
+                transaction is open and unchanged; mend it and commit again, or abort.
+            TransactionAborted: it is over without effect; begin a new one.
+            WriteFailed: an own write failed; abort.
+            OutcomeUnknown: no answer in time. Commit again, or ask ``client.state`` later.
+        """
+        with self._lock:
+            if self._result is not None:
+                return self._result
+            self._shared.check()
+            self._check_not_over()
+            deadline = self._shared.deadline(timeout)
+            if self._token is None and not receipts:
+                return self._commit_one_shot(name, deadline)
+            if self._token is None and receipts:
+                raise InvalidArgument(
+                    "nobody can have written: this transaction's token was never asked for"
+                )
+            self._open(deadline)
+            if self._result is None:
+                self._commit_open(receipts, name, deadline)
+            return self._done()
+
+    def _commit_one_shot(self, name: str | None, deadline: float) -> Result:
+        txn_id = self._make_id(deadline)
+        self._place_null_keys(deadline)
+        try:
+            outcome = self._session.one_shot(txn_id, self._scope, name, self._buffer, deadline)
+        except (OutcomeUnknown, TransactionAborted) as error:
+            self._failed_to_commit(error)
+            raise
+        except EventTooLarge:
+            self._open(deadline)
+            self._commit_open(None, name, deadline)
+            return self._done()
+        self._settle(outcome)
+        return self._done()
+
+    def _commit_open(
+        self, receipts: Sequence[Receipt | bytes] | None, name: str | None, deadline: float
+    ) -> None:
+        others = receipt_records(receipts, self._txn_id)
+        self._flush(deadline)
+        if self._account is None or self._token is None:
+            raise IllegalState("the transaction is not open")
+        if self._own is None or not self._in_doubt:
+            self._own = self._account.receipt(finished=True)
+        own = (self._own,) if self._own.extents else ()
+        try:
+            outcome = self._session.commit(self._token, own, others, name, deadline)
+        except (OutcomeUnknown, TransactionAborted) as error:
+            self._failed_to_commit(error)
+            raise
+        self._check_taken(outcome, own)
+        self._settle(outcome)
+
+    def _check_taken(self, outcome: r.Outcome, own: Sequence[r.Receipt]) -> None:
+        """Somebody else with the token may have committed before, without what was written here."""
+        if outcome.txn_id == self._txn_id and any(
+            receipt not in outcome.writers for receipt in own
+        ):
+            error = AlreadyCommitted(
+                "the transaction was committed elsewhere, without what this handle wrote"
+            )
+            self._end(error)
+            self._discard()
+            raise error
+
+    def _failed_to_commit(self, error: OutcomeUnknown | TransactionAborted) -> None:
+        if isinstance(error, OutcomeUnknown):
+            self._in_doubt = True
+            self.beating = False
+            self._hot.clear()
+        else:
+            self._end(error)
+            self._discard()
+
+    def _settle(self, outcome: r.Outcome) -> None:
+        if outcome.state != "COMMITTED":
+            self._end(TransactionAborted(f"the transaction is aborted ({outcome.reason})"))
+            self._check_not_over()
+        self._result = Result(
+            outcome.txn_id, outcome.commit_timestamp, counts_of(outcome), outcome.name
+        )
+        self._in_doubt = False
+        self._buffer.clear()
+        self._release()
+
+    def _done(self) -> Result:
+        if self._result is None:
+            raise IllegalState("the transaction is not committed")
+        return self._result
+
+    def _place_null_keys(self, deadline: float) -> None:
+        """Spread events without a key over the segments as far as the layout is known."""
+        turn: dict[str, int] = {}
+        for i, event in enumerate(self._buffer):
+            if event.key is None and event.segment_id == -1:
+                layout = self._shared.layouts.get(event.stream)
+                if layout is None:
+                    info = self._session.describe(event.stream, deadline)
+                    layout = self._shared.layouts[event.stream] = info.segments
+                at = turn.setdefault(event.stream, self._session.random64() % len(layout))
+                self._buffer[i] = _placed(event, layout[at % len(layout)].segment_id)
+
+    def abort(self, reason: str = "aborted by the client", *, timeout: float | None = None) -> None:
+        """Give up: nothing of it becomes visible. Harmless if it is aborted already.
+
+        Raises: AlreadyCommitted; DeadlineExceeded (again is safe; silence aborts it too).
+        """
+        with self._lock:
+            if self._result is not None:
+                raise AlreadyCommitted("the transaction is committed: there is no abort any more")
+            self._shared.check()
+            try:
+                if self._token is not None:
+                    if not isinstance(self._over, TransactionAborted):
+                        deadline = self._shared.deadline(timeout)
+                        self._session.abort(self._token, reason, deadline)
+                elif self._in_doubt and self._txn_id is not None:
+                    deadline = self._shared.deadline(timeout)
+                    self._settle_doubt(self._session.resolve(self._txn_id, deadline))
+            finally:
+                if self._result is None:
+                    self._end(TransactionAborted(f"the transaction is aborted ({reason})"))
+                    self._buffer.clear()
+                    self._discard()
+
+    def _settle_doubt(self, outcome: r.Outcome) -> None:
+        if outcome.state == "COMMITTED":
+            self._settle(outcome)
+            raise AlreadyCommitted("the transaction is committed: there is no abort any more")
+
+    def _check_usable(self) -> None:
+        self._shared.check()
+        if self._result is not None:
+            raise AlreadyCommitted("the transaction is committed: its result stands")
+        if self._in_doubt:
+            raise IllegalState(
+                "the outcome of the commit is unknown: commit again, or ask client.state"
+            )
+        self._check_not_over()
+
+
+def _pairs(event: r.Event) -> RecordHeaders | None:
+    return [(h.key, h.value) for h in event.headers] if event.headers else None
+
+
+def _placed(event: r.Event, segment_id: int) -> r.Event:
+    return r.Event(event.stream, segment_id, event.key, event.value, event.headers, event.timestamp)

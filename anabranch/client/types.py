@@ -1,0 +1,191 @@
+"""What callers get back: events, receipts, results and descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from anabranch.core.ids import txn_text
+from anabranch.errors import InvalidArgument
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import decode_as, encode
+from anabranch.schemas.records import SegmentRange, TxnState
+
+Headers: TypeAlias = "Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]"
+
+
+class Event(NamedTuple):
+    """A committed event, as a reader sees it.
+
+    ``timestamp``: Unix milliseconds, the event's own. ``txn_id``: None for a plain write. ``commit_timestamp``:
+    hybrid time (microseconds << 12 | logical). ``offset`` and ``partition``: where it lies in the stream's topic.
+    """
+
+    stream: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp: int
+    txn_id: bytes | None
+    commit_timestamp: int
+    segment_id: int
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Events of a transaction: ``committed``; ``rejected`` (written too late or to the wrong place);
+    ``left_out`` (of writers that the commit did not take).
+    """
+
+    committed: int
+    rejected: int
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a commit, for ever the same.
+
+    ``txn_id`` is another than the handle's where a name was committed before. ``commit_timestamp``: hybrid time.
+    """
+
+    txn_id: bytes
+    commit_timestamp: int
+    counts: Counts
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One writer's account of what it wrote, to be carried to whoever commits."""
+
+    record: r.Receipt
+
+    @property
+    def txn_id(self) -> bytes:
+        """The transaction, 16 bytes."""
+        return self.record.txn_id
+
+    @property
+    def writer(self) -> int:
+        """The writer: 64 random bits, as a signed number."""
+        return self.record.writer
+
+    @property
+    def finished(self) -> bool:
+        """Whether the writer is complete."""
+        return self.record.finished
+
+    @property
+    def events(self) -> int:
+        """How many events it stands for."""
+        return sum(extent.count for extent in self.record.extents)
+
+    def to_bytes(self) -> bytes:
+        """The receipt as bytes, the same in every language."""
+        return encode(self.record)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Receipt:
+        """The receipt of `to_bytes`. `MalformedRecord` or `UnsupportedVersion` if it is not one."""
+        return cls(decode_as(r.Receipt, bytes(data)))
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInfo:
+    """A transaction as the controller knows it.
+
+    Times are Unix milliseconds (0: not yet), ``keepalive`` seconds, ``commit_timestamp`` hybrid time (0: not
+    committed). ``streams`` and ``writers`` are empty in lists and for one-shots.
+    """
+
+    txn_id: bytes
+    state: TxnState
+    scope: str
+    name: str | None
+    commit_timestamp: int
+    counts: Counts
+    reason: str
+    begun_ms: int
+    finished_ms: int
+    keepalive: float
+    streams: tuple[str, ...]
+    writers: tuple[Receipt, ...]
+
+    def __str__(self) -> str:
+        return f"{txn_text(self.txn_id)} {self.state}"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDescription:
+    """A stream as it is now.
+
+    ``segments``: the active ones, by key range. ``rejected``: journal records rejected, by reason, since the
+    present controller leads. ``journal``: how far each journal partition is indexed.
+    """
+
+    stream: str
+    stream_epoch: int
+    reference_epoch: int
+    segments: tuple[SegmentRange, ...]
+    settings: Mapping[str, str]
+    rejected: Mapping[str, int]
+    journal: Mapping[int, int]
+
+
+def info_of(outcome: r.Outcome) -> TransactionInfo:
+    """An `Outcome` record for callers."""
+    return TransactionInfo(
+        txn_id=outcome.txn_id,
+        state=outcome.state,
+        scope=outcome.scope,
+        name=outcome.name,
+        commit_timestamp=outcome.commit_timestamp,
+        counts=counts_of(outcome),
+        reason=outcome.reason,
+        begun_ms=outcome.begun_ms,
+        finished_ms=outcome.finished_ms,
+        keepalive=outcome.keepalive_ms / 1000,
+        streams=outcome.streams,
+        writers=tuple(Receipt(receipt) for receipt in outcome.writers),
+    )
+
+
+def counts_of(outcome: r.Outcome) -> Counts:
+    """The counts of an `Outcome` record."""
+    return Counts(outcome.committed, outcome.rejected, outcome.left_out)
+
+
+def description_of(info: r.StreamInfo) -> StreamDescription:
+    """A `StreamInfo` record for callers."""
+    return StreamDescription(
+        stream=info.stream,
+        stream_epoch=info.stream_epoch,
+        reference_epoch=info.reference_epoch,
+        segments=info.segments,
+        settings=info.settings,
+        rejected=info.rejected,
+        journal={int(partition): offset for partition, offset in info.journal.items()},
+    )
+
+
+def receipt_records(
+    receipts: Sequence[Receipt | bytes] | None, txn_id: bytes | None
+) -> tuple[r.Receipt, ...] | None:
+    """The records of receipts given as objects or bytes, all of one transaction."""
+    if receipts is None:
+        return None
+    if isinstance(receipts, Receipt | bytes):
+        raise InvalidArgument("receipts is a list of receipts, not one")
+    found = []
+    for given in receipts:
+        receipt = given if isinstance(given, Receipt) else Receipt.from_bytes(given)
+        if receipt.txn_id != txn_id:
+            raise InvalidArgument(
+                f"a receipt is of transaction {txn_text(receipt.txn_id)}, not of this one"
+            )
+        found.append(receipt.record)
+    return tuple(found)

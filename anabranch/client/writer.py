@@ -1,0 +1,113 @@
+"""The handle of who joins a transaction by its token."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from anabranch.client.handle import Handle, Shared
+from anabranch.client.ports import RecordHeaders
+from anabranch.client.types import Receipt
+from anabranch.client.writing import WriterAccount
+from anabranch.core.ids import txn_text
+from anabranch.core.tokens import Token
+from anabranch.errors import IllegalState
+from anabranch.schemas import records as r
+
+
+class Writer(Handle):
+    """A writer of somebody's transaction. Leaving its `with` cleanly finishes it, by an exception doesn't.
+
+    Made by `Client.join`. Any thread may use it; each join is a writer of its own.
+    """
+
+    def __init__(self, shared: Shared, token: bytes, claims: Token, *, heartbeat: bool) -> None:
+        super().__init__(shared, claims.scope, claims.keepalive_ms)
+        self._token = token
+        self._account = WriterAccount(
+            claims.txn_id, self._session.random64(), shared.journals.writer()
+        )
+        self._finished: Receipt | None = None
+        if heartbeat:
+            self.beating = True
+            shared.heart(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._shared.forked:
+            return
+        if error is None:
+            self.finish()
+        elif self._finished is None:
+            self.discard()
+
+    def __repr__(self) -> str:
+        return f"<Writer of {txn_text(self.txn_id)}>"
+
+    @property
+    def txn_id(self) -> bytes:
+        """The transaction, 16 bytes."""
+        if self._account is None:
+            raise IllegalState("the writer has no account")
+        return self._account.txn_id
+
+    def _write_cold(
+        self,
+        stream: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders | None,
+        timestamp: int | None,
+    ) -> None:
+        self._check_writable()
+        lane = self._touch(stream, self._shared.deadline(None))
+        lane.write(key, value, headers, timestamp)
+        self._hot[stream] = lane.write
+
+    def flush(self, timeout: float | None = None) -> Receipt:
+        """Wait until everything written is acknowledged, and register the receipt; the writer goes on.
+
+        Raises: WriteFailed (for ever: join again and rewrite), DeadlineExceeded (again is safe),
+        TransactionAborted, AlreadyCommitted, IllegalState.
+        """
+        with self._lock:
+            self._check_writable()
+            return self._register(timeout, finished=False)
+
+    def finish(self, timeout: float | None = None) -> Receipt:
+        """`flush`, and say that this writer is complete. Returns the same receipt ever after."""
+        with self._lock:
+            if self._finished is None:
+                self._check_writable()
+                self._finished = self._register(timeout, finished=True)
+                self._release()
+            return self._finished
+
+    def discard(self) -> None:
+        """Drop what is not flushed; what is stays out of the commit unless its receipt is named."""
+        with self._lock:
+            if self._finished is None and self._over is None:
+                self._end(IllegalState("the writer was discarded"))
+            self._discard()
+
+    def _register(self, timeout: float | None, *, finished: bool) -> Receipt:
+        deadline = self._shared.deadline(timeout)
+        self._flush(deadline)
+        if self._account is None or self._token is None:
+            raise IllegalState("the writer is not open")
+        record: r.Receipt = self._account.receipt(finished=finished)
+        self._session.register(self._token, record, deadline)
+        return Receipt(record)
+
+    def _check_writable(self) -> None:
+        self._shared.check()
+        if self._finished is not None:
+            raise IllegalState("the writer is finished: join again to write more")
+        self._check_not_over()
