@@ -324,8 +324,8 @@ def rows_block() -> str:
 
 
 def limits_block() -> str:
-    defaults = Settings(0, 1, "anabranch", KEY)
-    longest_ms = min(defaults.max_keepalive_ms, tokens.MAX_KEEPALIVE_MS)
+    default: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
+    longest_ms = min(default["max_keepalive_ms"], tokens.MAX_KEEPALIVE_MS)
     rows: list[list[Any]] = [
         [
             "keepalive, ms",
@@ -334,8 +334,8 @@ def limits_block() -> str:
         ["name, characters", f"1 to {decide_txn.MAX_NAME}"],
         ["`wait_ms`", f"0 to {decide_commit.MAX_WAIT_MS:,}"],
         ["`ListTransactions.limit`", f"1 to {decide_txn.MAX_LISTED:,}"],
-        ["open transactions of a control partition", f"{defaults.max_open:,} (default)"],
-        ["outcomes are kept, days", f"{defaults.retention_ms // DAY_MS} (default)"],
+        ["open transactions of a control partition", f"{default['max_open']:,} (default)"],
+        ["outcomes are kept, days", f"{default['retention_ms'] // DAY_MS} (default)"],
     ]
     return table("limit | value", rows)
 
