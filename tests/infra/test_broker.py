@@ -115,8 +115,10 @@ def test_a_life(tmp_path: Path) -> None:
         assert not is_ready(HOST, port, cluster[0], timeout_s=0.2)
         broker.resume()
         assert eventually(lambda: is_ready(HOST, port, cluster[0]))
-        # Stopping one that is paused works, too.
+        # Stopping one that is paused works, too, and at once.
         broker.pause()
+        stopped_at = time.monotonic()
+    assert time.monotonic() - stopped_at < 6
     assert state(last_pid) is None
     assert not broker.running
     assert is_free(port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import subprocess
@@ -18,6 +19,9 @@ from anabranch.infra import fetch
 from anabranch.infra.errors import CacheBusy, DownloadFailed, HashMismatch
 from anabranch.infra.fetch import Progress, ensure_broker
 from anabranch.infra.lock import KAFKA_VERSION, BrokerLock, LockedJar, broker_lock
+
+# jgo leaves the connection of a refused download to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 CONTENT = {"a": b"first " * 1000, "b": b"second " * 2000, "c": b"third"}
 PATHS = {f"/org/example/{name}/1.0/{name}-1.0.jar": CONTENT[name] for name in CONTENT}
@@ -90,6 +94,7 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
     monkeypatch.setenv(fetch.REPOSITORY_VARIABLE, served.url)
     yield served
     served.close()
+    gc.collect()  # here, where the warning is expected, not in somebody else's test
 
 
 def whole(folder: Path) -> bool:
@@ -119,7 +124,8 @@ def test_a_first_fetch_reports_its_progress_and_a_second_needs_no_network(
 def test_a_damaged_jar_is_found_and_fetched_again(
     repository: Repository, tmp_path: Path, damage: str, fresh_process: bool
 ) -> None:
-    ensure_broker(folder=tmp_path)
+    for _ in range(2):  # the second one remembers what it verified
+        ensure_broker(folder=tmp_path)
     jar = tmp_path / "b-1.0.jar"
     stat = jar.stat()
     if damage == "missing":
