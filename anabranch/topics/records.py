@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch
-from anabranch.topics.batch import HEADER_SIZE, Buffer, frame, read_header
+from anabranch.topics.batch import HEADER_SIZE, BatchHeader, Buffer, frame, read_header
 from anabranch.topics.compression import CODECS, MAX_UNPACKED_BYTES, compress, decompress
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -20,6 +20,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 MIN_RECORD_BYTES = 7
 _MAX_VARINT_BITS = 32
 _MAX_VARLONG_BITS = 64
+_I64 = 1 << 63
 
 
 class Record(NamedTuple):
@@ -43,19 +44,21 @@ def decode_records(data: Buffer, *, limit: int = MAX_UNPACKED_BYTES) -> list[Rec
         # Compaction keeps the last batch of a producer, for its sequence, even if no record is left.
         return []
     body = decompress(header.compression, memoryview(data)[HEADER_SIZE:], limit=limit)
+    return decode_body(body, header)
+
+
+def decode_body(body: bytes, header: BatchHeader) -> list[Record]:
+    """`decode_records` of a body that is unpacked already."""
     if not 0 <= header.record_count <= len(body) // MIN_RECORD_BYTES:
         raise CorruptBatch(f"{header.record_count} records don't fit into {len(body)} bytes")
-    reader = _Reader(body)
+    reader = Reader(body)
     records: list[Record] = []
     last_delta = -1
     for _ in range(header.record_count):
-        size = reader.varint()
-        stop = reader.at + size
-        if size < 0 or stop > len(body):
-            raise CorruptBatch("a record goes beyond the end of its batch")
-        reader.end = stop
-        reader.skip(1)
+        reader.enter_record()
         timestamp = header.base_timestamp + reader.varlong()
+        if not -_I64 <= timestamp < _I64:
+            raise CorruptBatch("a timestamp of more than 64 bits")
         delta = reader.varint()
         if not last_delta < delta <= header.last_offset_delta:
             raise CorruptBatch(f"offset delta {delta} after {last_delta}")
@@ -63,9 +66,7 @@ def decode_records(data: Buffer, *, limit: int = MAX_UNPACKED_BYTES) -> list[Rec
         key = reader.nullable()
         value = reader.nullable()
         headers = reader.headers()
-        if reader.at != stop:
-            raise CorruptBatch("a record's length and its content disagree")
-        reader.end = len(body)
+        reader.leave_record()
         if header.is_log_append_time:
             timestamp = header.max_timestamp
         records.append(Record(header.base_offset + delta, timestamp, key, value, headers))
@@ -159,15 +160,30 @@ def _put_nullable(out: bytearray, data: bytes | None) -> None:
         out += data
 
 
-class _Reader:
-    """Strict: nothing is read beyond ``end``."""
+class Reader:
+    """Reads a batch's body. Strict: nothing beyond ``end``, the end of the record being read."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
         self.at = 0
         self.end = len(body)
 
+    def enter_record(self) -> None:
+        """Go behind a record's length and attributes; from here on its end bounds all reading."""
+        size = self.varint()
+        if size < 0 or self.at + size > len(self.body):
+            raise CorruptBatch("a record goes beyond the end of its batch")
+        self.end = self.at + size
+        self.skip(1)
+
+    def leave_record(self) -> None:
+        """The record must be read to its end."""
+        if self.at != self.end:
+            raise CorruptBatch("a record's length and its content disagree")
+        self.end = len(self.body)
+
     def skip(self, count: int) -> None:
+        """Go on by so many bytes."""
         if self.at + count > self.end:
             raise CorruptBatch("a record ends in the middle of a field")
         self.at += count
@@ -190,14 +206,17 @@ class _Reader:
         return value
 
     def varint(self) -> int:
+        """A zigzag varint of 32 bits."""
         value = self._unsigned(_MAX_VARINT_BITS)
         return value >> 1 ^ -(value & 1)
 
     def varlong(self) -> int:
+        """A zigzag varint of 64 bits."""
         value = self._unsigned(_MAX_VARLONG_BITS)
         return value >> 1 ^ -(value & 1)
 
     def nullable(self) -> bytes | None:
+        """Bytes with their length in front; -1 is null."""
         size = self.varint()
         if size == -1:
             return None
@@ -207,18 +226,31 @@ class _Reader:
         self.skip(size)
         return self.body[start : self.at]
 
-    def headers(self) -> tuple[tuple[str, bytes | None], ...]:
+    def header_count(self) -> int:
+        """The number of headers, each of which must follow."""
         count = self.varint()
         # Each takes at least two bytes: its name's length and its value's.
         if not 0 <= count <= (self.end - self.at) // 2:
             raise CorruptBatch(f"{count} headers don't fit")
-        return tuple(self._header() for _ in range(count))
+        return count
 
-    def _header(self) -> tuple[str, bytes | None]:
+    def header_place(self) -> tuple[bytes, int, int]:
+        """A header's name, and where its value stands: (offset, size or -1 for null)."""
         name = self.nullable()
         if name is None:
             raise CorruptBatch("a header without a name")
-        return name.decode("utf-8", "surrogateescape"), self.nullable()
+        value = self.nullable()
+        size = -1 if value is None else len(value)
+        return name, self.at - max(size, 0), size
+
+    def headers(self) -> tuple[tuple[str, bytes | None], ...]:
+        """All headers."""
+        return tuple(self._header() for _ in range(self.header_count()))
+
+    def _header(self) -> tuple[str, bytes | None]:
+        name, at, size = self.header_place()
+        value = self.body[at : at + size] if size >= 0 else None
+        return name.decode("utf-8", "surrogateescape"), value
 
 
 def records_of(
