@@ -1,10 +1,11 @@
-"""The command line. Commands are added beside this module."""
+"""The command line: `anabranch --help`. The commands are modules beside this one."""
 
-import typer
-
-app = typer.Typer(no_args_is_help=True, help=__doc__)
+from __future__ import annotations
 
 
-@app.callback()
-def main() -> None:
-    """Transactions for Kafka-compatible logs."""
+def app() -> None:
+    """Runs the command line, and ends the process with one of `anabranch.cli.errors.ExitCode`."""
+    # Imported here: child processes import modules of this package, and need no command line.
+    from anabranch.cli.main import app as commands
+
+    commands()

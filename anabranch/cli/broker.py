@@ -1,0 +1,51 @@
+"""`anabranch broker`: the embedded broker in the foreground."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anabranch.cli.options import Json, Verbose
+
+_POLL_S = 0.2
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder",
+        metavar="DIR",
+        help="Where data is kept, for the next time too (default: a temporary folder).",
+        show_default=False,
+    ),
+]
+Port = Annotated[
+    int, typer.Option("--port", min=0, max=65_535, help="Where to listen; 0: any free port.")
+]
+Heap = Annotated[int, typer.Option("--heap", min=128, metavar="MB", help="Most Java heap.")]
+
+
+def command(
+    folder: Folder = None,
+    port: Port = 9092,
+    heap: Heap = 512,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run an embedded Kafka broker until Ctrl-C or SIGTERM.
+
+    The first start fetches it (44 MB). It listens on this machine only, without authentication.
+    """
+    from anabranch.cli.output import print_json, print_line
+    from anabranch.infra.broker import EmbeddedBroker
+    from anabranch.infra.errors import BrokerDied
+
+    with EmbeddedBroker(folder, port=port, heap_mb=heap) as broker:
+        if json:
+            print_json({"bootstrap": broker.bootstrap, "folder": str(broker.folder)})
+        else:
+            print_line(f"broker: {broker.bootstrap}   data: {broker.folder}   Ctrl-C ends it")
+        while broker.running:
+            time.sleep(_POLL_S)
+        raise BrokerDied("the broker ended", log=broker.log, log_tail=broker.log_tail())

@@ -1,0 +1,137 @@
+"""Controllers as child processes, for `dev` and `quickstart`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anabranch
+from anabranch.cli.controller import arguments_of
+from anabranch.cli.errors import ChildFailed
+from anabranch.infra import logs
+from anabranch.infra.process import SupervisedProcess
+
+if TYPE_CHECKING:
+    from anabranch.processors.config import ControllerOptions
+
+STOP_TIMEOUT_S = 10.0
+_TAIL_LINES = 15
+
+
+def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment, with which a child finds this same anabranch from any folder."""
+    environment = dict(os.environ)
+    here = str(Path(anabranch.__file__).resolve().parents[1])
+    others = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p]
+    paths = [here, *(str(Path(p).absolute()) for p in others)]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment | dict(extra or {})
+
+
+class ControllerProcess:
+    """One controller: started, killed and started again under the same name, folder and options."""
+
+    def __init__(self, name: str, options: ControllerOptions, log: Path) -> None:
+        """Nothing is started yet. ``options.status_file`` must be given."""
+        self.name = name
+        self.options = options
+        self.log = log
+        self._process: SupervisedProcess | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 if it does not run."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, extra: Mapping[str, str] | None = None) -> None:
+        """Starts it; ``extra`` adds environment variables."""
+        self.close()
+        if self.options.status_file is not None:
+            self.options.status_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "anabranch.cli", *arguments_of(self.options)]
+        self._process = SupervisedProcess.start(
+            command, log=self.log, environment=child_environment(extra)
+        )
+
+    def leads(self) -> frozenset[int]:
+        """The control partitions that it says it leads; none if it does not run."""
+        status = self.options.status_file
+        if status is None or not self.running:
+            return frozenset()
+        try:
+            document = json.loads(status.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return frozenset()
+        if document.get("pid") != self.pid:
+            return frozenset()
+        return frozenset(document.get("leading", ()))
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(STOP_TIMEOUT_S)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, or None if it runs longer than that."""
+        return self._process.wait(timeout_s) if self._process else None
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL if that does not help in time."""
+        if self._process is not None:
+            self._process.terminate()
+            if self._process.wait(STOP_TIMEOUT_S) is None:
+                self._process.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Ends what still runs, and forgets it."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def check(self) -> None:
+        """`ChildFailed`, with the end of its log, if it ended by itself."""
+        if self._process is None:
+            return
+        code = self._process.poll()
+        if code is not None:
+            raise ChildFailed(self.failure(f"{self.name} ended with exit code {code}"))
+
+    def failure(self, what: str) -> str:
+        """A message with the log's last lines."""
+        tail = "\n".join(f"  {line}" for line in logs.tail(self.log, _TAIL_LINES))
+        return f"{what}\nlast lines of {self.log}:\n{tail}"
+
+
+def await_leader(
+    controllers: list[ControllerProcess], partition: int, timeout_s: float
+) -> ControllerProcess:
+    """The controller that leads the control partition, as soon as one says so.
+
+    `ChildFailed` if none does in time, or one ended.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        for controller in controllers:
+            if partition in controller.leads():
+                return controller
+            controller.check()
+        if time.monotonic() > deadline:
+            raise ChildFailed(
+                controllers[0].failure(
+                    f"no controller leads control partition {partition} after {timeout_s:g} s"
+                )
+            )
+        time.sleep(0.02)

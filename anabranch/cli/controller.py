@@ -1,0 +1,139 @@
+"""`anabranch controller`: runs a controller in the foreground."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from anabranch.cli.options import Bootstrap, Kafka, KeyFile, Prefix, Verbose
+from anabranch.topics.names import DEFAULT_PREFIX
+
+if TYPE_CHECKING:
+    from anabranch.processors.config import ControllerOptions
+
+DEFAULT_RETENTION_S = 7 * 86_400.0
+
+# The one mapping of options to `ControllerOptions`: field -> option. `arguments_of` reads it for
+# child processes; a test holds it, the command below and the dataclass together.
+OPTIONS = {
+    "bootstrap": "--bootstrap",
+    "data_dir": "--data-dir",
+    "prefix": "--prefix",
+    "key_file": "--key-file",
+    "control_partitions": "--control-partitions",
+    "replication_factor": "--replication-factor",
+    "session_timeout_s": "--session-timeout",
+    "retention_s": "--retention",
+    "max_open": "--max-open",
+    "native_timeout_s": "--native-timeout",
+    "status_file": "--status-file",
+    "kafka": "--kafka",
+}
+
+
+def command(
+    data_dir: Annotated[
+        Path,
+        typer.Option(
+            OPTIONS["data_dir"],
+            metavar="DIR",
+            help="Tables, rebuilt from the log if they are deleted. Not shared with another one.",
+        ),
+    ] = Path("anabranch-data"),
+    key_file: KeyFile = None,
+    control_partitions: Annotated[
+        int,
+        typer.Option(
+            OPTIONS["control_partitions"], min=1, max=65_536, help="Of a new cluster's commands."
+        ),
+    ] = 1,
+    replication_factor: Annotated[
+        int, typer.Option(OPTIONS["replication_factor"], help="Of new topics; -1: the broker's.")
+    ] = -1,
+    session_timeout: Annotated[
+        float,
+        typer.Option(
+            OPTIONS["session_timeout_s"],
+            min=1.0,
+            metavar="SECONDS",
+            help="How long after a crash another controller takes over.",
+        ),
+    ] = 6.0,
+    retention: Annotated[
+        float,
+        typer.Option(
+            OPTIONS["retention_s"],
+            min=1.0,
+            metavar="SECONDS",
+            help="How long the outcome of a transaction can be asked for.",
+        ),
+    ] = DEFAULT_RETENTION_S,
+    max_open: Annotated[
+        int, typer.Option(OPTIONS["max_open"], min=1, help="Most open transactions.")
+    ] = 100_000,
+    native_timeout: Annotated[
+        float,
+        typer.Option(
+            OPTIONS["native_timeout_s"],
+            min=1.0,
+            metavar="SECONDS",
+            help="The broker's limit for one commit round.",
+        ),
+    ] = 60.0,
+    status_file: Annotated[
+        Path | None,
+        typer.Option(
+            OPTIONS["status_file"],
+            metavar="FILE",
+            help="Where to write, as JSON, which control partitions this process leads.",
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run a controller until Ctrl-C or SIGTERM.
+
+    Run two or more, on different machines, with the same key file: when one ends, another takes
+    over.
+    """
+    from anabranch.cli.session import need_bootstrap, parse_kafka
+    from anabranch.processors.config import ControllerOptions
+    from anabranch.processors.service import run_controller
+
+    raise typer.Exit(
+        run_controller(
+            ControllerOptions(
+                bootstrap=need_bootstrap(bootstrap),
+                data_dir=data_dir,
+                prefix=prefix,
+                key_file=key_file,
+                control_partitions=control_partitions,
+                replication_factor=replication_factor,
+                session_timeout_s=session_timeout,
+                retention_s=retention,
+                max_open=max_open,
+                native_timeout_s=native_timeout,
+                status_file=status_file,
+                kafka=parse_kafka(kafka),
+            )
+        )
+    )
+
+
+def arguments_of(options: ControllerOptions) -> Sequence[str]:
+    """The arguments of `anabranch controller` for these options."""
+    arguments = ["controller"]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name == "kafka":
+            for name, setting in value.items():
+                arguments += [OPTIONS["kafka"], f"{name}={setting}"]
+        elif value is not None:
+            arguments += [OPTIONS[field.name], str(value)]
+    return arguments

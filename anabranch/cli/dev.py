@@ -1,0 +1,91 @@
+"""`anabranch dev`: broker and controllers in the foreground, for local work."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from anabranch.cli.broker import Folder, Heap, Port
+from anabranch.cli.options import Json, Verbose
+
+if TYPE_CHECKING:
+    from anabranch.cli.cluster import ControllerProcess
+
+_POLL_S = 0.2
+_LEAD_TIMEOUT_S = 60.0
+_SESSION_TIMEOUT_S = 3.0
+
+
+def command(
+    folder: Folder = None,
+    port: Port = 9092,
+    controllers: Annotated[
+        int, typer.Option("--controllers", min=1, max=16, help="How many controllers.")
+    ] = 1,
+    heap: Heap = 512,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a broker and controllers for local work, until Ctrl-C or SIGTERM.
+
+    Prints the address for ANABRANCH_BOOTSTRAP once both answer. With --folder everything is there
+    again the next time: streams, transactions and the key.
+    """
+    from tempfile import TemporaryDirectory
+
+    from anabranch.cli.cluster import await_leader
+    from anabranch.cli.output import print_json, print_line
+    from anabranch.infra.broker import EmbeddedBroker
+    from anabranch.infra.errors import BrokerDied
+
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="anabranch-dev-")))
+        folder = folder.absolute()
+        broker = stack.enter_context(EmbeddedBroker(folder / "broker", port=port, heap_mb=heap))
+        running = [_controller(broker.bootstrap, folder, n) for n in range(1, controllers + 1)]
+        for controller in running:
+            stack.callback(controller.stop)
+            controller.start()
+        await_leader(running, 0, _LEAD_TIMEOUT_S)
+        key_file = folder / "token.key"
+        if json:
+            print_json(
+                {
+                    "bootstrap": broker.bootstrap,
+                    "folder": str(folder),
+                    "key_file": str(key_file),
+                    "controllers": [controller.pid for controller in running],
+                }
+            )
+        else:
+            print_line(f"export ANABRANCH_BOOTSTRAP={broker.bootstrap}")
+            print_line(f"export ANABRANCH_KEY_FILE={key_file}   # for `anabranch txn abort`")
+            print_line(f"data and logs: {folder}   Ctrl-C ends it")
+        while broker.running:
+            for controller in running:
+                controller.check()
+            time.sleep(_POLL_S)
+        raise BrokerDied("the broker ended", log=broker.log, log_tail=broker.log_tail())
+
+
+def _controller(bootstrap: str, folder: Path, number: int) -> ControllerProcess:
+    from anabranch.cli.cluster import ControllerProcess
+    from anabranch.processors.config import ControllerOptions
+
+    name = f"controller-{number}"
+    return ControllerProcess(
+        name,
+        ControllerOptions(
+            bootstrap=bootstrap,
+            data_dir=folder / name,
+            key_file=folder / "token.key",
+            session_timeout_s=_SESSION_TIMEOUT_S,
+            status_file=folder / f"{name}.status.json",
+        ),
+        folder / f"{name}.log",
+    )

@@ -1,0 +1,164 @@
+"""How the command line ends: exit codes by what the caller does next, and errors in one line.
+
+`EXIT_CODES` is what docs/cli.md shows; a test keeps the two in step.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TextIO
+
+from anabranch.errors import (
+    AnabranchError,
+    AskOutcomeError,
+    BeginAgainError,
+    FixCallError,
+    InvariantViolation,
+    RetryError,
+)
+
+
+class ExitCode(IntEnum):
+    """What the exit code tells a script."""
+
+    OK = 0
+    DIFFERENCE = 1
+    USAGE = 2
+    RETRY = 3
+    BEGIN_AGAIN = 4
+    OUTCOME_UNKNOWN = 5
+    ENVIRONMENT = 6
+    DEFECT = 70
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+# Code: (what it means, what to do). The second is the end of every error line.
+EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
+    ExitCode.OK: ("done", ""),
+    ExitCode.DIFFERENCE: ("a check found a difference", "look at the differences shown"),
+    ExitCode.USAGE: ("the call can't succeed as it is", "change the call"),
+    ExitCode.RETRY: ("nothing happened, or repeating is safe", "run it again"),
+    ExitCode.BEGIN_AGAIN: ("the transaction is over without effect", "begin a new transaction"),
+    ExitCode.OUTCOME_UNKNOWN: (
+        "the outcome is not known here",
+        "ask with `anabranch txn describe ID`",
+    ),
+    ExitCode.ENVIRONMENT: (
+        "something around it is missing: download, Java, port, disk",
+        "mend that, then run it again",
+    ),
+    ExitCode.DEFECT: (
+        "a defect in anabranch",
+        "please report it, with what -v shows",
+    ),
+    ExitCode.INTERRUPTED: ("interrupted by Ctrl-C", ""),
+    ExitCode.TERMINATED: ("ended by SIGTERM", ""),
+}
+
+
+class Terminated(BaseException):
+    """SIGTERM came: like KeyboardInterrupt, past every `except Exception`."""
+
+
+class CheckFailed(AnabranchError):
+    """What was checked differs from what was expected; its differences were shown."""
+
+
+class ChildFailed(AnabranchError):
+    """A process that this one started ended in a way it should not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as the command line shows it."""
+
+    name: str
+    message: str
+    code: ExitCode
+    txn_id: str | None = None
+
+    @property
+    def to_do(self) -> str:
+        """What the user does next."""
+        return EXIT_CODES[self.code][1]
+
+    def line(self) -> str:
+        """One line for people."""
+        lines = self.message.strip().splitlines() or ["no message"]
+        text = lines[0].rstrip(" .:")
+        more = " (-v shows more)" if len(lines) > 1 else ""
+        known = f" [transaction {self.txn_id}]" if self.txn_id else ""
+        return f"{self.name}: {text}{more}{known} -> {self.to_do}"
+
+    def document(self) -> dict[str, object]:
+        """The same for programs."""
+        error: dict[str, object] = {
+            "name": self.name,
+            "message": self.message,
+            "exit_code": int(self.code),
+            "to_do": self.to_do,
+        }
+        if self.txn_id:
+            error["txn_id"] = self.txn_id
+        return {"error": error}
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """The exit code of an exception. What nobody expected is a defect."""
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    if isinstance(error, Terminated):
+        return ExitCode.TERMINATED
+    if isinstance(error, InvariantViolation):
+        return ExitCode.DEFECT
+    if isinstance(error, CheckFailed):
+        return ExitCode.DIFFERENCE
+    if _is_environment(error):
+        return ExitCode.ENVIRONMENT
+    kinds: tuple[tuple[type[AnabranchError], ExitCode], ...] = (
+        (FixCallError, ExitCode.USAGE),
+        (RetryError, ExitCode.RETRY),
+        (BeginAgainError, ExitCode.BEGIN_AGAIN),
+        (AskOutcomeError, ExitCode.OUTCOME_UNKNOWN),
+    )
+    for kind, code in kinds:
+        if isinstance(error, kind):
+            return code
+    return ExitCode.DEFECT
+
+
+def _is_environment(error: BaseException) -> bool:
+    if isinstance(error, OSError | ChildFailed):
+        return True
+    # Not imported for its own sake: where it was never loaded, nothing can have raised its errors.
+    infra = sys.modules.get("anabranch.infra.errors")
+    return infra is not None and isinstance(error, infra.InfraError)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What to show of an exception."""
+    txn_id = getattr(error, "txn_id", None)
+    return Failure(
+        name=type(error).__name__,
+        message=str(error) or (type(error).__doc__ or "").strip(),
+        code=exit_code_of(error),
+        txn_id=txn_id.hex() if isinstance(txn_id, bytes) else None,
+    )
+
+
+def show(failure: Failure, *, as_json: bool, file: TextIO | None = None) -> None:
+    """Write the failure to standard error, in one line."""
+    stream = file or sys.stderr
+    text = json.dumps(failure.document()) if as_json else failure.line()
+    stream.write(text + "\n")
+    stream.flush()
+
+
+def is_broken_pipe(error: BaseException) -> bool:
+    """Whether the reader of our output went away (`anabranch read ... | head`)."""
+    return isinstance(error, OSError) and error.errno == errno.EPIPE

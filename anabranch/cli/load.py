@@ -1,0 +1,163 @@
+"""`anabranch load`: CSV files into a stream, in one transaction, by several processes."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
+from anabranch.topics.names import DEFAULT_PREFIX
+
+if TYPE_CHECKING:
+    from anabranch.cli.load_pool import Loaded
+    from anabranch.cli.session import Target
+    from anabranch import Client, Result
+
+_TIMEOUT_S = 60.0
+_KEEPALIVE_S = 60.0
+
+
+class Form(StrEnum):
+    """What becomes of a row."""
+
+    JSON = "json"
+    CSV = "csv"
+
+
+def command(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="CSV files with a header row, UTF-8; also .gz, or .zip with one CSV file in it.",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+        ),
+    ],
+    stream: Annotated[
+        str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="Where to.")
+    ],
+    workers: Annotated[
+        int, typer.Option("--workers", "-w", min=1, max=256, help="How many processes write.")
+    ] = 2,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="COLUMN",
+            help="The events' key; rows of a key keep their order. An empty field is no key.",
+        ),
+    ] = None,
+    timestamp: Annotated[
+        str | None,
+        typer.Option(
+            "--timestamp",
+            metavar="COLUMN",
+            help="The events' time: ISO 8601, or seconds or milliseconds since 1970.",
+        ),
+    ] = None,
+    form: Annotated[
+        Form, typer.Option("--format", help="The value: the row as a JSON object, or as CSV.")
+    ] = Form.JSON,
+    segments: Annotated[
+        int | None,
+        typer.Option("--segments", min=1, help="Create the stream first, with so many segments."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="A name that can be loaded only once: repeat it safely."),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=1.0, help="Of the commit and of each request."
+        ),
+    ] = _TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Load CSV files into a stream: all of them at once, or nothing.
+
+    The worker processes join one transaction. If any of them fails, it is aborted.
+    """
+    from anabranch.cli.session import connected, target_of
+
+    target = target_of(bootstrap, prefix, timeout, kafka)
+    started = time.monotonic()
+    with connected(target) as client:
+        if segments is not None:
+            client.create_stream(stream, segments=segments)
+        else:
+            client.describe(stream)
+        document = _load(
+            client, target, files, stream, workers, key, timestamp, form.value, name, quiet=json
+        )
+    document["seconds"] = round(time.monotonic() - started, 3)
+    _show(document, as_json=json)
+
+
+def _load(
+    client: Client,
+    target: Target,
+    files: list[Path],
+    stream: str,
+    workers: int,
+    key: str | None,
+    timestamp: str | None,
+    form: str,
+    name: str | None,
+    *,
+    quiet: bool,
+) -> dict[str, Any]:
+    from anabranch.cli.load_pool import LoadPlan, run_workers
+    from anabranch.core.ids import split_stream
+
+    scope, _ = split_stream(stream)
+    with client.begin(scope, name=name, keepalive=_KEEPALIVE_S) as txn:
+        if txn.result is not None:
+            return _document(stream, txn.result, None)
+        plan = LoadPlan(target, txn.token(), stream, form, key, timestamp, workers)
+        loaded = run_workers(plan, files, quiet=quiet)
+        result = txn.commit(receipts=loaded.receipts)
+    return _document(stream, result, loaded)
+
+
+def _document(stream: str, result: Result, loaded: Loaded | None) -> dict[str, Any]:
+    return {
+        "stream": stream,
+        "txn_id": result.txn_id.hex(),
+        "name": result.name,
+        "already_committed": loaded is None,
+        "commit_timestamp": result.commit_timestamp,
+        "rows": result.counts.committed,
+        "files": loaded.files if loaded else 0,
+        "workers": loaded.workers if loaded else 0,
+    }
+
+
+def _show(document: dict[str, Any], *, as_json: bool) -> None:
+    from anabranch.cli.output import print_json, print_line
+
+    if as_json:
+        print_json(document)
+        return
+    if document["already_committed"]:
+        print_line(
+            f"{document['name']} was loaded before: transaction {document['txn_id']}, "
+            f"{document['rows']:,} events; nothing was written now"
+        )
+        return
+    rate = document["rows"] / max(document["seconds"], 0.001)
+    print_line(
+        f"{document['rows']:,} rows of {document['files']} files in {document['stream']}, "
+        f"all at once, by {document['workers']} processes in {document['seconds']:.1f} s "
+        f"({rate:,.0f}/s): transaction {document['txn_id']}"
+    )

@@ -1,0 +1,156 @@
+"""The tree of commands, and the one place where their errors end.
+
+Everything a command needs beyond its options is imported inside it: `anabranch --help` must be quick.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from anabranch.cli import broker, controller, dev, load, read, stream, txn
+from anabranch.cli.errors import (
+    EXIT_CODES,
+    ExitCode,
+    Failure,
+    Terminated,
+    failure_of,
+    is_broken_pipe,
+    show,
+)
+from anabranch.cli.quickstart import command as quickstart
+
+
+class Commands(TyperGroup):
+    """The root group: errors become one line and an exit code, never a traceback (but with -v)."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Runs a command and exits."""
+        given = list(sys.argv[1:] if args is None else args)
+        try:
+            with _sigterm_raises():
+                code = super().main(
+                    given, prog_name or "anabranch", complete_var, False, False, **extra
+                )
+        except BaseException as error:  # noqa: BLE001 - this is where all of them end
+            sys.exit(_end(error, given))
+        sys.exit(code if isinstance(code, int) else ExitCode.OK)
+
+
+def _end(error: BaseException, given: Sequence[str]) -> int:
+    """Shows an error; the exit code."""
+    as_json = "--json" in given
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else ExitCode.DIFFERENCE
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if is_broken_pipe(error):
+        # Nobody reads any more; closing standard output at exit must not complain again.
+        sys.stdout = None
+        return ExitCode.OK
+    if isinstance(error, typer.TyperException):
+        return _end_usage(error, as_json=as_json)
+    if isinstance(error, typer.Abort):
+        error = KeyboardInterrupt()
+    failure = failure_of(error)
+    if failure.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+        return failure.code
+    if {"-v", "--verbose"} & set(given):
+        traceback.print_exception(error, file=sys.stderr)
+    show(failure, as_json=as_json)
+    return failure.code
+
+
+def _end_usage(error: typer.TyperException, *, as_json: bool) -> int:
+    """A call that the parser refuses: what is wrong, and where the help is."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(error.format_message() + "\n")
+        return ExitCode.USAGE
+    message = " ".join(error.format_message().split())
+    context = getattr(error, "ctx", None)
+    if context is not None and not as_json:
+        message = f"{message.rstrip('.')} (see `{context.command_path} --help`)"
+    show(Failure("Usage", message, ExitCode.USAGE), as_json=as_json)
+    return ExitCode.USAGE
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM unwinds the stack as Ctrl-C does, so that everything started is stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def raise_terminated(_signal: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _epilog() -> str:
+    codes = [f"{int(code)} {meaning}" for code, (meaning, _) in EXIT_CODES.items()]
+    return "Exit codes: " + "; ".join(codes) + "."
+
+
+app = typer.Typer(
+    name="anabranch",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Transactions for Kafka-compatible logs.",
+    epilog=_epilog(),
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"anabranch {version('anabranch')}")
+        except PackageNotFoundError:
+            typer.echo("anabranch (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Transactions for Kafka-compatible logs."""
+
+
+app.command("quickstart")(quickstart.command)
+app.command("dev")(dev.command)
+app.command("broker")(broker.command)
+app.command("controller")(controller.command)
+app.add_typer(stream.app, name="stream")
+app.add_typer(txn.app, name="txn")
+app.command("read")(read.command)
+app.command("load")(load.command)

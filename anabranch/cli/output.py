@@ -1,0 +1,103 @@
+"""Tables, JSON and progress: what commands print, in one place."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+
+def print_json(document: object) -> None:
+    """One JSON document (or one line of a stream of them) on standard output."""
+    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_line(text: str) -> None:
+    """A plain line on standard output, not wrapped."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def console(*, to_stderr: bool = False) -> Console:
+    """A rich console on the present standard output (or error)."""
+    from rich.console import Console
+
+    file = sys.stderr if to_stderr else sys.stdout
+    # A table in a file or pipe is not cut to the width of a terminal that nobody looks at.
+    width = None if file.isatty() else 200
+    return Console(file=file, width=width, highlight=False)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table; numbers are set to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    cells = [list(row) for row in rows]
+    for index, column in enumerate(columns):
+        numbers = bool(cells) and all(isinstance(row[index], int | float) for row in cells)
+        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(show_cell(cell)) for cell in row))
+    console().print(table)
+
+
+def show_cell(value: object) -> str:
+    """A value in a table."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    return str(value)
+
+
+def progress_bar(*, quiet: bool) -> Progress:
+    """A progress bar on standard error; it shows nothing if ``quiet`` or without a terminal."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console(to_stderr=True),
+        transient=True,
+        disable=quiet or not sys.stderr.isatty(),
+    )
+
+
+def put_bytes(document: dict[str, Any], name: str, data: bytes | None) -> None:
+    """``name`` as text; what is no UTF-8 becomes ``name_base64`` instead."""
+    try:
+        document[name] = None if data is None else data.decode("utf-8")
+    except UnicodeDecodeError:
+        document[f"{name}_base64"] = base64.b64encode(data or b"").decode("ascii")
+
+
+def time_text(unix_ms: int) -> str | None:
+    """Unix milliseconds as ISO 8601 in UTC; None for 0, which stands for "not yet"."""
+    if not unix_ms:
+        return None
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def shorten(text: str, limit: int = 60) -> str:
+    """At most ``limit`` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,142 @@
+"""`anabranch read`: committed events, or whole transactions, as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from anabranch.cli.options import Bootstrap, Kafka, Prefix, Verbose
+from anabranch.topics.names import DEFAULT_PREFIX
+
+if TYPE_CHECKING:
+    from anabranch import Committed, Event
+
+T = TypeVar("T")
+_CONNECT_TIMEOUT_S = 30.0
+
+
+class From(StrEnum):
+    """Where a group that has no position yet begins."""
+
+    BEGIN = "begin"
+    END = "end"
+
+
+def command(
+    stream: Annotated[str, typer.Argument(metavar="SCOPE/STREAM", help="The stream.")],
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            "-g",
+            help="Consumer group, which goes on where it stopped (default: a new one).",
+        ),
+    ] = None,
+    transactions: Annotated[
+        bool, typer.Option("--transactions", "-t", help="Whole transactions, one line each.")
+    ] = False,
+    start: Annotated[From, typer.Option("--from", help="Where a new group begins.")] = From.BEGIN,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="End after so many.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=0.1,
+            help="End when nothing came for so long (default: wait for ever).",
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Read committed events of a stream, in stream order."""
+    import secrets
+
+    from anabranch.cli.output import print_json, print_line
+    from anabranch.cli.session import connected, target_of
+
+    group = group or f"anabranch-cli-{secrets.token_hex(4)}"
+    with connected(target_of(bootstrap, prefix, _CONNECT_TIMEOUT_S, kafka)) as client:
+        if transactions:
+            for committed in _take(
+                client.read_transactions(stream, group=group, timeout=timeout, start=start.value),
+                limit,
+            ):
+                if json:
+                    print_json(transaction_document(committed))
+                else:
+                    print_line(transaction_line(committed))
+            return
+        for event in _take(
+            client.read(stream, group=group, timeout=timeout, start=start.value), limit
+        ):
+            if json:
+                print_json(event_document(event))
+            else:
+                print_line(event_line(event))
+
+
+def _take(items: Iterable[T], limit: int | None) -> Iterator[T]:
+    return iter(items) if limit is None else islice(items, limit)
+
+
+def event_document(event: Event) -> dict[str, Any]:
+    """An event as JSON; bytes that are no UTF-8 go into fields that end in _base64."""
+    from anabranch.cli.output import put_bytes
+
+    document: dict[str, Any] = {"stream": event.stream}
+    put_bytes(document, "key", event.key)
+    put_bytes(document, "value", event.value)
+    headers = []
+    for name, value in event.headers:
+        header: dict[str, Any] = {"name": name}
+        put_bytes(header, "value", value)
+        headers.append(header)
+    return document | {
+        "headers": headers,
+        "timestamp": event.timestamp,
+        "txn_id": event.txn_id.hex() if event.txn_id else None,
+        "commit_timestamp": event.commit_timestamp,
+        "segment_id": event.segment_id,
+        "partition": event.partition,
+        "offset": event.offset,
+    }
+
+
+def event_line(event: Event) -> str:
+    """An event for people."""
+    key = "-" if event.key is None else event.key.decode("utf-8", "backslashreplace")
+    value = "null" if event.value is None else event.value.decode("utf-8", "backslashreplace")
+    return f"{event.partition}@{event.offset}\t{key}\t{value}"
+
+
+def transaction_document(committed: Committed) -> dict[str, Any]:
+    """A whole transaction as JSON."""
+    from anabranch.core.hybrid_time import to_text
+
+    events = [event_document(event) for event in committed.events]
+    return {
+        "txn_id": committed.txn_id.hex() if committed.txn_id else None,
+        "commit_timestamp": committed.commit_timestamp,
+        "committed_at": to_text(committed.commit_timestamp),
+        "count": len(events),
+        "events": events,
+    }
+
+
+def transaction_line(committed: Committed) -> str:
+    """A whole transaction for people: when, which, and how many events."""
+    from anabranch.core.hybrid_time import to_text
+
+    name = committed.txn_id.hex() if committed.txn_id else "plain writes"
+    count = sum(1 for _ in committed.events)
+    return f"{to_text(committed.commit_timestamp)}\t{name}\t{count:,} events"

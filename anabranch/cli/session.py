@@ -1,0 +1,64 @@
+"""From options to a connected client: the one seam between the commands and the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from anabranch.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from anabranch import Client
+
+NO_BOOTSTRAP = (
+    "no broker given: use --bootstrap HOST:PORT or set ANABRANCH_BOOTSTRAP "
+    "(`anabranch dev` starts one and prints its address)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which cluster to talk to, and how."""
+
+    bootstrap: str
+    prefix: str
+    timeout: float
+    kafka: Mapping[str, str] = field(default_factory=dict)
+
+
+def target_of(
+    bootstrap: str | None, prefix: str, timeout: float, kafka: Sequence[str] | None
+) -> Target:
+    """The target that the shared options describe. `InvalidArgument` if they don't."""
+    return Target(need_bootstrap(bootstrap), prefix, timeout, parse_kafka(kafka))
+
+
+def need_bootstrap(bootstrap: str | None) -> str:
+    """The broker's address. `InvalidArgument` says how to give one."""
+    if not bootstrap:
+        raise InvalidArgument(NO_BOOTSTRAP)
+    return bootstrap
+
+
+def parse_kafka(settings: Sequence[str] | None) -> dict[str, str]:
+    """``["a.b=c"]`` as a mapping. `InvalidArgument` for what is not NAME=VALUE."""
+    found: dict[str, str] = {}
+    for setting in settings or ():
+        name, equals, value = setting.partition("=")
+        if not equals or not name.strip():
+            raise InvalidArgument(f"--kafka {setting!r} is not of the form NAME=VALUE")
+        found[name.strip()] = value
+    return found
+
+
+@contextmanager
+def connected(target: Target) -> Iterator[Client]:
+    """A client for the time of a command."""
+    import anabranch
+
+    with anabranch.connect(
+        target.bootstrap, prefix=target.prefix, timeout=target.timeout, config=target.kafka
+    ) as client:
+        yield client

@@ -1,0 +1,177 @@
+"""`anabranch txn`: list, describe and abort transactions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from anabranch.cli.options import (
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    Json,
+    Kafka,
+    KeyFile,
+    Prefix,
+    Timeout,
+    Verbose,
+)
+from anabranch.topics.names import DEFAULT_PREFIX
+
+if TYPE_CHECKING:
+    from anabranch import TransactionInfo
+
+app = typer.Typer(no_args_is_help=True, help="List, describe and abort transactions.")
+TxnIdText = Annotated[
+    str, typer.Argument(metavar="ID", help="The transaction's id, 32 hexadecimal digits.")
+]
+
+
+@app.command("list")
+def list_transactions(
+    scope: Annotated[str | None, typer.Argument(metavar="SCOPE", help="Only this scope.")] = None,
+    finished: Annotated[
+        bool, typer.Option("--finished", "-f", help="Committed and aborted ones too.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """List transactions: the open ones, or all that are still known."""
+    from anabranch.cli.output import print_json, print_table, time_text
+    from anabranch.cli.session import connected, target_of
+
+    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+        found = list(client.transactions(scope=scope, finished=finished, limit=limit))
+    if json:
+        print_json({"transactions": [document_of(each) for each in found]})
+        return
+    print_table(
+        "Transactions" if finished else "Open transactions",
+        ("id", "scope", "name", "state", "begun", "committed", "rejected", "left out"),
+        (
+            (t.txn_id.hex(), t.scope, t.name, t.state, time_text(t.begun_ms), t.counts.committed,
+             t.counts.rejected, t.counts.left_out)
+            for t in found
+        ),
+    )  # fmt: skip
+
+
+@app.command("describe")
+def describe(
+    txn: TxnIdText,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show a transaction: its state and outcome, its streams and writers."""
+    from anabranch.cli.session import connected, target_of
+    from anabranch.core.ids import parse_txn_text
+
+    txn_id = parse_txn_text(txn)
+    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+        _show(client.state(txn_id), as_json=json)
+
+
+@app.command("abort")
+def abort(
+    txn: TxnIdText,
+    key_file: KeyFile = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Abort an open transaction, as an operator.
+
+    Only a token allows that, and only who holds the controllers' key file can make one for an id:
+    run this where the key file is, or give it with --key-file. Programs that hold the
+    transaction's token call client.abort(token) instead.
+    """
+    from anabranch.cli.session import connected, target_of
+    from anabranch.core.ids import parse_txn_text
+    from anabranch.core.tokens import Token, sign
+
+    txn_id = parse_txn_text(txn)
+    key = _operator_key(key_file)
+    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+        info = client.state(txn_id)
+        token = sign(Token(txn_id, round(info.keepalive * 1000), info.scope), key)
+        client.abort(token)
+        _show(client.state(txn_id), as_json=json)
+
+
+def _operator_key(key_file: Path | None) -> bytes:
+    """The controllers' key; never makes one, for a new key would sign for nobody."""
+    from anabranch.errors import InvalidArgument
+    from anabranch.processors.keyfile import key_path, load_or_create
+
+    path = key_path(key_file)
+    if not path.exists():
+        raise InvalidArgument(
+            f"aborting by id needs the controllers' key file, and {path} is not there: "
+            "run this on a controller's machine, or give it with --key-file"
+        )
+    return load_or_create(path)
+
+
+def document_of(info: TransactionInfo) -> dict[str, Any]:
+    """A transaction as JSON."""
+    from anabranch.cli.output import time_text
+    from anabranch.core.hybrid_time import to_text
+
+    return {
+        "txn_id": info.txn_id.hex(),
+        "state": info.state,
+        "scope": info.scope,
+        "name": info.name,
+        "commit_timestamp": info.commit_timestamp,
+        "committed_at": to_text(info.commit_timestamp) if info.commit_timestamp else None,
+        "counts": {
+            "committed": info.counts.committed,
+            "rejected": info.counts.rejected,
+            "left_out": info.counts.left_out,
+        },
+        "reason": info.reason,
+        "begun_at": time_text(info.begun_ms),
+        "finished_at": time_text(info.finished_ms),
+        "keepalive_s": info.keepalive,
+        "streams": list(info.streams),
+        "writers": [
+            {
+                "writer": f"{w.writer & 0xFFFFFFFFFFFFFFFF:016x}",
+                "events": w.events,
+                "finished": w.finished,
+            }
+            for w in info.writers
+        ],
+    }
+
+
+def _show(info: TransactionInfo, *, as_json: bool) -> None:
+    from anabranch.cli.output import print_json, print_table
+
+    document = document_of(info)
+    if as_json:
+        print_json(document)
+        return
+    counts, writers = document.pop("counts"), document.pop("writers")
+    rows = [*document.items(), *counts.items()]
+    rows = [(k.replace("_", " "), ", ".join(v) if isinstance(v, list) else v) for k, v in rows]
+    print_table("Transaction", ("", "value"), [(k, "-" if v in ("", None) else v) for k, v in rows])
+    if writers:
+        print_table(
+            "Writers",
+            ("writer", "events", "finished"),
+            ((w["writer"], w["events"], "yes" if w["finished"] else "no") for w in writers),
+        )
