@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anabranch.client.connect import connect
     from anabranch.client.transaction import Transaction
     from anabranch.client.types import (
+        Committed,
         Counts,
         Event,
         Receipt,
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Client": "anabranch.client.client",
+    "Committed": "anabranch.client.types",
     "Counts": "anabranch.client.types",
     "Event": "anabranch.client.types",
     "Receipt": "anabranch.client.types",
@@ -46,6 +48,7 @@ _HOMES = {
 
 __all__ = [
     "Client",
+    "Committed",
     "Counts",
     "Event",
     "Receipt",

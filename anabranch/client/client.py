@@ -11,9 +11,11 @@ from typing import Any, Self
 
 from anabranch.client.handle import Shared
 from anabranch.client.heart import Heart
-from anabranch.client.ports import ClientPorts
+from anabranch.client.ports import ClientPorts, Readers
 from anabranch.client.protocol import Session
+from anabranch.client.reader import Reader
 from anabranch.client.transaction import Transaction
+from anabranch.client.transaction_reader import TransactionReader
 from anabranch.client.types import (
     Receipt,
     Result,
@@ -27,7 +29,7 @@ from anabranch.client.types import (
 from anabranch.client.writer import Writer
 from anabranch.core.ids import TXN_ID_SIZE, check_scope, parse_txn_text
 from anabranch.core.tokens import peek
-from anabranch.errors import InvalidArgument, NotForkSafe
+from anabranch.errors import InvalidArgument, NotForkSafe, UnsupportedSetting
 
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_KEEPALIVE_S = 30.0
@@ -213,6 +215,45 @@ class Client:
         found = self._session.transactions(scope, finished, limit, self._shared.deadline(timeout))
         return [info_of(outcome) for outcome in found]
 
+    # -- reading --------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        streams: str | Sequence[str],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: str = "begin",
+    ) -> Reader:
+        """Committed events of one or more streams; iterate over what is returned, and close it.
+
+        ``group``: members of a group share the events, and go on where it stopped: each event comes at least
+        once. None: all events, nothing is kept. ``timeout``: end after so many seconds without an event; None:
+        never. ``start``, where there is no position yet: 'begin' or 'end'.
+
+        Raises: UnknownStream, InvalidArgument, NotReady; while iterating DeadlineExceeded, FixCallError.
+        """
+        return self._readers().read(streams, group, timeout, start)
+
+    def read_transactions(
+        self,
+        stream: str,
+        group: str | None = None,
+        timeout: float | None = None,
+        start: str = "begin",
+    ) -> TransactionReader:
+        """Whole transactions of a stream in commit order; iterate over what is returned, and close it.
+
+        A group has one active member; its position is committed after each transaction. The other arguments
+        and errors are those of `read`.
+        """
+        return self._readers().read_transactions(stream, group, timeout, start)
+
+    def _readers(self) -> Readers:
+        self._shared.check()
+        if self._ports.readers is None:
+            raise UnsupportedSetting("this client has no readers")
+        return self._ports.readers
+
     # -- its end --------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -226,6 +267,8 @@ class Client:
         for handle in list(self._shared.handles):
             handle.client_closes()
         self._heart.close()
+        if self._ports.readers is not None:
+            self._ports.readers.close()
         self._ports.journals.close()
         self._ports.bus.close()
 
@@ -238,6 +281,8 @@ class Client:
         self._shared.forked = True
         for handle in list(self._shared.handles):
             handle.after_fork()
+        if self._ports.readers is not None:
+            self._ports.readers.after_fork()
         self._ports.bus.after_fork()
         self._ports.journals.after_fork()
 

@@ -12,6 +12,7 @@ from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_journal import KafkaJournals
 from anabranch.client.options import Options, named_options
 from anabranch.client.ports import ClientPorts
+from anabranch.client.readers import KafkaReaders
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX, check_prefix
 
@@ -51,5 +52,6 @@ def connect(
     admin = KafkaAdmin(options, clock)
     bus = KafkaBus(options, admin, check_prefix(prefix), clock, os.urandom)
     journals = KafkaJournals(options, admin, clock, timeout)
-    ports = ClientPorts(bus, journals, clock, os.urandom)
+    readers = KafkaReaders(options, admin, timeout)
+    ports = ClientPorts(bus, journals, clock, os.urandom, readers)
     return Client(ports, timeout=timeout, one_shot_bytes=one_shot_bytes)

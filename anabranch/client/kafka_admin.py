@@ -84,8 +84,18 @@ class KafkaAdmin:
         self, partitions: Iterable[tuple[str, int]], deadline: float
     ) -> dict[tuple[str, int], int]:
         """The high watermarks."""
-        latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        request = {TopicPartition(t, p): latest for t, p in partitions}
+        return self._offsets(partitions, OffsetSpec.latest(), deadline)  # type: ignore[no-untyped-call]
+
+    def start_offsets(
+        self, partitions: Iterable[tuple[str, int]], deadline: float
+    ) -> dict[tuple[str, int], int]:
+        """The first offsets that are still there."""
+        return self._offsets(partitions, OffsetSpec.earliest(), deadline)  # type: ignore[no-untyped-call]
+
+    def _offsets(
+        self, partitions: Iterable[tuple[str, int]], spec: OffsetSpec, deadline: float
+    ) -> dict[tuple[str, int], int]:
+        request = {TopicPartition(t, p): spec for t, p in partitions}
         if not request:
             return {}
         futures = self._ask(

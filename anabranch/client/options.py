@@ -27,6 +27,11 @@ _FIXED: dict[str, tuple[frozenset[str], str]] = {
     "enable.auto.commit": (frozenset(("false",)), "readers commit what was processed"),
     "enable.auto.offset.store": (frozenset(("false",)), "readers commit what was processed"),
     "enable.partition.eof": (frozenset(("false",)), _OWN),
+    "group.protocol": (frozenset(("classic",)), "readers are written for it"),
+    "partition.assignment.strategy": (
+        frozenset(("range", "roundrobin", "range,roundrobin")),
+        "readers take all partitions anew",
+    ),
     "transactional.id": (frozenset(), "clients use no native transactions"),
     "transaction.timeout.ms": (frozenset(), "clients use no native transactions"),
     "partitioner": (
@@ -65,7 +70,7 @@ _CONSUMER_ONLY = _names(
     """
     auto.commit.interval.ms check.crcs consume.callback.max.messages coordinator.query.interval.ms
     fetch.error.backoff.ms fetch.max.bytes fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms
-    fetch.wait.max.ms group.instance.id group.protocol group.protocol.type group.remote.assignor
+    fetch.wait.max.ms group.instance.id group.protocol.type group.remote.assignor
     heartbeat.interval.ms max.partition.fetch.bytes max.poll.interval.ms partition.assignment.strategy
     queued.max.messages.kbytes queued.min.messages session.timeout.ms
     """
@@ -131,7 +136,7 @@ class Options:
     """Checked options; each role's dict is what confluent-kafka gets."""
 
     def __init__(self, bootstrap: str, given: Mapping[str, Any]) -> None:
-        checked = {name: value for name, value in given.items() if not _is_fixed(name, value)}
+        checked = {name: value for name, value in given.items() if _is_free(name, value)}
         self.bootstrap = bootstrap
         self._common = {
             name: value
@@ -198,15 +203,15 @@ def named_options(config: Mapping[str, Any] | None, keywords: Mapping[str, Any])
     return found
 
 
-def _is_fixed(name: str, value: Any) -> bool:
-    """Whether an option is one that has a single right value; any other value is refused."""
+def _is_free(name: str, value: Any) -> bool:
+    """Whether the caller's value is used; False if ours is the same. Any other value is refused."""
     if name not in _FIXED:
-        return False
+        return True
     allowed, why = _FIXED[name]
     if str(value).lower() not in allowed:
         said = f"only {' or '.join(sorted(allowed))}: " if allowed else ""
         raise UnsupportedSetting(f"{name}={value!r} is refused; {said}{why}")
-    return True
+    return len(allowed) > 1 and "acks" not in name
 
 
 def _merge(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

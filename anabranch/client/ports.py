@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from anabranch.ports import Clock, TopicPartition
+
+if TYPE_CHECKING:
+    from anabranch.client.reader import Reader
+    from anabranch.client.transaction_reader import TransactionReader
 
 Entropy: TypeAlias = Callable[[int], bytes]
 RecordHeaders: TypeAlias = Sequence[tuple[str, bytes | None]]
@@ -108,6 +112,26 @@ class Journals(Protocol):
         """In a forked child: free nothing, ever; it belongs to the parent's threads."""
 
 
+class Readers(Protocol):
+    """Makes readers."""
+
+    def read(
+        self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: str
+    ) -> Reader:
+        """See `Client.read`."""
+
+    def read_transactions(
+        self, stream: str, group: str | None, timeout: float | None, start: str
+    ) -> TransactionReader:
+        """See `Client.read_transactions`."""
+
+    def close(self) -> None:
+        """Close all."""
+
+    def after_fork(self) -> None:
+        """In a forked child: free nothing, ever; it belongs to the parent's threads."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientPorts:
     """All ports of a client."""
@@ -116,3 +140,4 @@ class ClientPorts:
     journals: Journals
     clock: Clock
     entropy: Entropy
+    readers: Readers | None = None

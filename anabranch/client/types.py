@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from anabranch.core.ids import txn_text
 from anabranch.errors import InvalidArgument
@@ -32,6 +32,27 @@ class Event(NamedTuple):
     segment_id: int
     partition: int
     offset: int
+
+
+class Events(Protocol):
+    """The events of a transaction: iterate, as often as you like; ``len`` is their number."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Event]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A whole transaction in one stream; ``txn_id`` is None for plain writes.
+
+    ``events``: up to 10,000 are in hand, more are read while you iterate. Events of one key are in order.
+    """
+
+    txn_id: bytes | None
+    commit_timestamp: int
+    stream: str
+    events: Events
 
 
 @dataclass(frozen=True, slots=True)

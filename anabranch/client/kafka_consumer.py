@@ -1,0 +1,212 @@
+"""A confluent-kafka consumer of committed data, with what all readers need around it."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from anabranch.client.kafka import leak, make
+from anabranch.client.kafka_admin import KafkaAdmin
+from anabranch.client.options import Options
+from anabranch.errors import FixCallError, InvalidArgument, NotReady, UnknownStream
+from anabranch.topics.names import stream_topic
+
+log = logging.getLogger("anabranch.client")
+
+STARTS = {"begin": "earliest", "end": "latest"}
+NO_GROUP = "anabranch-reader"  # never joined: partitions are assigned by hand
+_SLICE_S = 0.5
+_ASK_S = 30.0
+
+_HOPELESS = frozenset(
+    (
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError._FATAL,  # noqa: SLF001
+        KafkaError.INVALID_GROUP_ID,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+    )
+)
+_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
+
+
+class CommittedMessage(Protocol):
+    """A `confluent_kafka.Message` that is no error."""
+
+    def topic(self) -> str: ...
+    def partition(self) -> int: ...
+    def offset(self) -> int: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes | None: ...
+    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
+    def timestamp(self) -> tuple[int, int]: ...
+
+
+class CommittedConsumer:
+    """Reads committed messages in batches. One thread at a time."""
+
+    def __init__(
+        self,
+        options: Options,
+        admin: KafkaAdmin,
+        *,
+        group: str | None,
+        start: str,
+        eof: bool = False,
+    ) -> None:
+        config = options.reader(group or NO_GROUP, STARTS[start])
+        if eof:
+            config["enable.partition.eof"] = True
+        self.native: Consumer = make(Consumer, config, _on_error)
+        self._admin = admin
+        self._size = 100
+        self._asked_at = 0.0
+        self.at_end = False
+
+    def next_batch(self, deadline: float, limit: int = 2000) -> list[CommittedMessage]:
+        """Messages, at least one unless the deadline (monotonic seconds) passes or a partition's end is met.
+
+        The size follows the caller's pace: what it holds should be worked off in about a second.
+        """
+        now = time.monotonic()
+        spent = now - self._asked_at
+        if spent > 1.0:
+            self._size = max(1, self._size // 2)
+        elif spent < 0.2:
+            self._size = min(limit, self._size * 2)
+        self.at_end = False
+        batch: list[Message] = []
+        while not batch and not self.at_end:
+            left = deadline - time.monotonic()
+            message = self.native.poll(max(0.0, min(left, _SLICE_S)))
+            if message is not None:
+                found = [message]
+                if self._size > 1:
+                    found += self.native.consume(self._size - 1, 0)
+                batch = [m for m in found if m.error() is None or self._pass_over(m)]
+            elif left <= 0:
+                break
+        self._asked_at = time.monotonic()
+        return cast("list[CommittedMessage]", batch)
+
+    def _pass_over(self, message: Message) -> bool:
+        """Judge a message that is an error: raise what can't mend itself, leave out the rest."""
+        error = message.error()
+        if error is not None:
+            if error.code() == _EOF:
+                self.at_end = True
+            elif error.fatal() or error.code() in _HOPELESS:
+                raise FixCallError(f"can't read {message.topic()}: {error}")
+            else:
+                log.info("reading: %s", error)
+        return False
+
+    def subscribe(
+        self,
+        topics: list[str],
+        gained: Callable[[list[TopicPartition]], None],
+        lost: Callable[[list[TopicPartition], bool], None],
+    ) -> None:
+        """Join the group. ``lost`` is told whether commits are still possible.
+
+        Both are bound methods, held weakly: a reader that nobody holds any more is freed at once.
+        """
+        gain, lose = weakref.WeakMethod(gained), weakref.WeakMethod(lost)
+
+        def on_assign(_: Consumer, partitions: list[TopicPartition]) -> None:
+            method = gain()
+            if method is not None:
+                method(partitions)
+
+        def on_gone(partitions: list[TopicPartition], may_commit: bool) -> None:
+            method = lose()
+            if method is not None:
+                method(partitions, may_commit)
+
+        self.native.subscribe(
+            topics,
+            on_assign=on_assign,
+            on_revoke=lambda _, partitions: on_gone(partitions, True),
+            on_lost=lambda _, partitions: on_gone(partitions, False),
+        )
+
+    def start_offsets(
+        self, partitions: list[TopicPartition], start: str, *, of_group: bool
+    ) -> list[TopicPartition]:
+        """The same partitions with the offsets to begin at: the group's, else the begin or end."""
+        committed = {}
+        if of_group:
+            try:
+                found = self.native.committed(partitions, timeout=_ASK_S)
+            except KafkaException as error:
+                raise NotReady(f"the group's offsets can't be read: {error}") from error
+            committed = {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+        places = [(p.topic, p.partition) for p in partitions]
+        missing = [place for place in places if place not in committed]
+        ask = self._admin.end_offsets if start == "end" else self._admin.start_offsets
+        committed |= ask(missing, time.monotonic() + _ASK_S)
+        return [TopicPartition(t, p, committed[t, p]) for t, p in places]
+
+    def commit(self, offsets: dict[tuple[str, int], int], *, wait: bool) -> None:
+        """Commit positions in the group. A failure is only logged: it means events come again."""
+        if not offsets:
+            return
+        wanted = [TopicPartition(t, p, offset) for (t, p), offset in offsets.items()]
+        try:
+            if wait:
+                self.native.commit(offsets=wanted, asynchronous=False)
+            else:
+                self.native.commit(offsets=wanted, asynchronous=True)
+        except (KafkaException, RuntimeError) as error:
+            log.warning("positions were not committed, some events will come again: %s", error)
+
+    def close(self) -> None:
+        """Leave the group and free everything."""
+        self.native.close()
+
+    def leak(self) -> None:
+        """In a forked child: free nothing, ever."""
+        leak(self.native)
+
+
+def _on_error(error: KafkaError) -> None:
+    log.debug("reading: %s", error)
+
+
+def check_start(start: Any) -> str:
+    """'begin' or 'end'."""
+    if start not in STARTS:
+        raise InvalidArgument(f"start {start!r}: 'begin' or 'end'")
+    return str(start)
+
+
+def check_group(group: str | None) -> str | None:
+    """A group's name is not empty."""
+    if group == "":
+        raise InvalidArgument(f"group {group!r}: a name, or None")
+    return group
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Seconds, or None for ever."""
+    if timeout is not None and not 0 <= timeout < 1e9:
+        raise InvalidArgument(f"timeout {timeout!r}: seconds, or None for ever")
+    return timeout
+
+
+def partitions_of(admin: KafkaAdmin, streams: list[str], deadline: float) -> dict[str, int]:
+    """Topic -> number of partitions of each stream. `UnknownStream`."""
+    topics = {stream_topic(stream): stream for stream in streams}
+    counts = admin.partition_counts(list(topics), deadline)
+    for topic, stream in topics.items():
+        if topic not in counts:
+            raise UnknownStream(f"there is no stream {stream!r}: create it first")
+    return {topic: counts[topic] for topic in topics}

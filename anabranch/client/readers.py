@@ -1,0 +1,55 @@
+"""Makes readers on a real cluster, and ends them with their client."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from anabranch.client.kafka import leak
+from anabranch.client.kafka_admin import KafkaAdmin
+from anabranch.client.options import Options
+from anabranch.client.reader import Reader
+from anabranch.client.transaction_reader import TransactionReader
+from anabranch.errors import InvalidArgument
+
+
+class KafkaReaders:
+    """See `Client.read` and `Client.read_transactions`."""
+
+    def __init__(self, options: Options, admin: KafkaAdmin, timeout: float) -> None:
+        self._options = options
+        self._admin = admin
+        self._timeout = timeout
+        self._made: weakref.WeakSet[Reader | TransactionReader] = weakref.WeakSet()
+
+    def read(
+        self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: str
+    ) -> Reader:
+        """A reader of events."""
+        names = [streams] if isinstance(streams, str) else list(dict.fromkeys(streams))
+        if not names:
+            raise InvalidArgument("read at least one stream")
+        reader = Reader(self._options, self._admin, names, group, timeout, start, self._timeout)
+        self._made.add(reader)
+        return reader
+
+    def read_transactions(
+        self, stream: str, group: str | None, timeout: float | None, start: str
+    ) -> TransactionReader:
+        """A reader of whole transactions."""
+        reader = TransactionReader(
+            self._options, self._admin, stream, group, timeout, start, self._timeout
+        )
+        self._made.add(reader)
+        return reader
+
+    def close(self) -> None:
+        """Close all."""
+        for reader in list(self._made):
+            reader.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: free nothing, ever."""
+        for reader in list(self._made):
+            reader.after_fork()
+        leak(self._admin.native)
