@@ -1,0 +1,187 @@
+"""The raw client, which knows only the protocol page and the schemas, against a real controller."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+import anabranch
+from anabranch.core.keyspace import position_of
+
+pytestmark = pytest.mark.broker
+
+ROOT = Path(__file__).parents[2]
+RAW_CLIENT = ROOT / "examples" / "raw_client.py"
+TIMEOUT_S = 90
+
+
+class Cluster(Protocol):
+    """What these tests need of the fixture."""
+
+    @property
+    def bootstrap(self) -> str: ...
+
+
+def raw(cluster: Cluster, *arguments: str, fails: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run the raw client, isolated from this project's packages."""
+    # -I: neither PYTHONPATH nor the working directory; anabranch may still be installed, see below.
+    command = [sys.executable, "-I", str(RAW_CLIENT), "--bootstrap", cluster.bootstrap]
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, cwd="/"
+    )
+    assert (done.returncode != 0) == fails, done.stderr
+    return done
+
+
+def outcome(done: subprocess.CompletedProcess[str]) -> Any:
+    return json.loads(done.stdout)
+
+
+def committed(cluster: Cluster, stream: str) -> list[Any]:
+    return [json.loads(line) for line in raw(cluster, stream, "--read").stdout.splitlines()]
+
+
+@pytest.fixture
+def stream(client: anabranch.Client, unique: str) -> str:
+    """A new stream of three segments."""
+    name = f"raw{unique}/flights"
+    client.create_stream(name, segments=3)
+    return name
+
+
+def test_it_imports_nothing_of_anabranch() -> None:
+    imported = set()
+    for node in ast.walk(ast.parse(RAW_CLIENT.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add((node.module or "").partition(".")[0])
+    assert imported - set(sys.stdlib_module_names) == {"confluent_kafka", "fastavro"}
+
+
+def test_a_transaction_of_its_own(cluster: Cluster, stream: str) -> None:
+    done = outcome(raw(cluster, stream, "--rows", "500"))
+    assert (done["state"], done["committed"]) == ("COMMITTED", 500)
+    assert (done["rejected"], done["left_out"]) == (0, 0)
+    events = committed(cluster, stream)
+    assert sorted(json.loads(e["value"])["row"] for e in events) == list(range(500))
+    assert {e["txn_id"] for e in events} == {done["txn_id"]}
+    by_key: dict[str, list[int]] = {}
+    for event in events:
+        by_key.setdefault(event["key"], []).append(json.loads(event["value"])["row"])
+        assert event["partition"] == position_of(event["key"].encode()) * 3 >> 32
+    assert all(rows == sorted(rows) for rows in by_key.values())
+
+
+def test_rows_of_a_csv_file(cluster: Cluster, stream: str, tmp_path: Path) -> None:
+    file = tmp_path / "flights.csv"
+    rows = [
+        {"carrier": carrier, "flight": str(flight)}
+        for flight, carrier in enumerate(["UA", "AA", "B6", "Zürich", ""])
+    ]
+    with file.open("w", newline="", encoding="utf-8") as opened:
+        writer = csv.DictWriter(opened, ["carrier", "flight"])
+        writer.writeheader()
+        writer.writerows(rows)
+    done = outcome(raw(cluster, stream, "--csv", str(file), "--key", "carrier"))
+    assert done["committed"] == 5
+    done = outcome(raw(cluster, stream, "--csv", str(file)))  # null keys
+    assert done["committed"] == 5
+    events = committed(cluster, stream)
+    by_flight = lambda row: row["flight"]  # noqa: E731
+    for wanted in (True, False):
+        found = [json.loads(e["value"]) for e in events if (e["key"] is not None) == wanted]
+        assert sorted(found, key=by_flight) == rows
+    assert {e["key"] for e in events} == {"UA", "AA", "B6", "Zürich", "", None}
+
+
+def test_the_library_reads_what_the_raw_client_wrote(
+    cluster: Cluster, client: anabranch.Client, stream: str
+) -> None:
+    done = outcome(raw(cluster, stream, "--rows", "20"))
+    info = client.state(done["txn_id"])
+    assert info.state == "COMMITTED"
+    assert info.commit_timestamp == done["commit_timestamp"]
+    assert info.counts.committed == 20
+    assert info.streams == (stream,)
+    [receipt] = info.writers
+    assert receipt.finished
+    assert receipt.events == 20
+
+
+def test_it_joins_a_transaction_of_the_library(
+    cluster: Cluster, client: anabranch.Client, stream: str
+) -> None:
+    scope = stream.partition("/")[0]
+    with client.begin(scope) as txn:
+        txn.write(stream, b"mine", key=b"k")
+        one = raw(cluster, stream, "--rows", "30", "--token", txn.token().hex())
+        two = raw(cluster, stream, "--rows", "12", "--token", txn.token().hex())
+        receipts = [bytes.fromhex(done.stdout) for done in (one, two)]
+        assert [anabranch.Receipt.from_bytes(r).events for r in receipts] == [30, 12]
+        assert committed(cluster, stream) == []
+        result = txn.commit(receipts=receipts[:1])
+    assert (result.counts.committed, result.counts.left_out) == (31, 12)
+    events = committed(cluster, stream)
+    assert len(events) == 31
+    assert {e["txn_id"] for e in events} == {result.txn_id.hex()}
+
+
+def test_finished_writers_are_taken_without_receipts(
+    cluster: Cluster, client: anabranch.Client, stream: str
+) -> None:
+    with client.begin(stream.partition("/")[0]) as txn:
+        raw(cluster, stream, "--rows", "30", "--token", txn.token().hex())
+        raw(cluster, stream, "--rows", "12", "--token", txn.token().hex())
+        result = txn.commit()
+    assert (result.counts.committed, result.counts.left_out) == (42, 0)
+
+
+def test_an_aborted_transaction_refuses_who_joins(
+    cluster: Cluster, client: anabranch.Client, stream: str
+) -> None:
+    txn = client.begin(stream.partition("/")[0])
+    token = txn.token()
+    txn.abort()
+    done = raw(cluster, stream, "--rows", "1", "--token", token.hex(), fails=True)
+    assert "TransactionAborted" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert committed(cluster, stream) == []
+
+
+def test_a_name_commits_once(cluster: Cluster, stream: str) -> None:
+    first = outcome(raw(cluster, stream, "--rows", "10", "--name", "night"))
+    again = outcome(raw(cluster, stream, "--rows", "10", "--name", "night"))
+    assert again == first
+    assert len(committed(cluster, stream)) == 10
+
+
+def test_a_failure_aborts_its_transaction(
+    cluster: Cluster, client: anabranch.Client, stream: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "some.csv"
+    file.write_text("carrier,flight\nUA,1\n")
+    done = raw(cluster, stream, "--csv", str(file), "--key", "nocolumn", fails=True)
+    assert "KeyError: 'nocolumn'" in done.stderr
+    [info] = client.transactions(stream.partition("/")[0], finished=True)
+    assert (info.state, info.reason) == ("ABORTED", "the raw client could not write")
+
+
+def test_refusals_are_named(cluster: Cluster, client: anabranch.Client, stream: str) -> None:
+    scope = stream.partition("/")[0]
+    done = raw(cluster, f"{scope}/nowhere", fails=True)
+    assert "UnknownStream" in done.stderr
+    with client.begin(scope) as txn:
+        tampered = bytearray(txn.token())
+        tampered[-1] ^= 1
+        txn.abort()
+    done = raw(cluster, stream, "--token", tampered.hex(), fails=True)
+    assert "InvalidToken" in done.stderr
