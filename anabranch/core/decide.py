@@ -62,17 +62,20 @@ def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
 
 
 def _abort_stale(turn: Turn) -> None:
-    for txn_id, txn in list(turn.state.open.items()):
+    stale = []
+    for txn_id, txn in turn.state.open.items():
         if txn.row.state != "OPEN" or txn.pending is not None:
             continue
         silent_ms = turn.now_ms - turn.hearing.last(txn_id)
         if silent_ms > txn.row.keepalive_ms:
-            decide_txn.abort_txn(turn, txn_id, f"stale: nothing heard of it for {silent_ms} ms")
+            stale.append((txn_id, silent_ms))
+    for txn_id, silent_ms in sorted(stale):
+        reason = f"stale: nothing heard of it for {silent_ms} ms"
+        decide_txn.abort_txn(turn, txn_id, reason, op="expire")
 
 
 def _forget_old(turn: Turn) -> int | None:
     """Delete the rows of transactions that ended longer ago than the retention."""
-    horizon = turn.state.round.expired_ms
     ended_before = turn.wall_ms - turn.settings.retention_ms
     for txn_id in turn.state.finished_before(ended_before, turn.settings.purge_per_round):
         row = turn.state.txn_row(txn_id)
@@ -82,5 +85,5 @@ def _forget_old(turn: Turn) -> int | None:
             turn.put(k.name_key(row.scope, row.name), None)
         for key in turn.state.row_keys(txn_id):
             turn.put(key, None)
-        horizon = max(horizon, made_ms_of(txn_id))
-    return horizon if horizon != turn.state.round.expired_ms else None
+        turn.expired_ms = max(turn.expired_ms, made_ms_of(txn_id))
+    return turn.expired_ms if turn.expired_ms != turn.state.round.expired_ms else None

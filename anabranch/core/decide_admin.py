@@ -60,7 +60,7 @@ def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:
     scope = check_scope(command.scope)
     if scope not in turn.state.scopes:
         turn.put(k.scope_key(scope), ScopeRow(scope, turn.settings.control_partition))
-    turn.reply(to, ScopeInfo(scope, turn.settings.control_partition))
+    turn.reply(to, ScopeInfo(scope, turn.state.scopes[scope]))
 
 
 def check_served(turn: Turn, scope: str) -> None:

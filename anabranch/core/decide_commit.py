@@ -64,6 +64,11 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     if row.state == "COMMITTED":
         turn.reply(to, turn.outcome(row))
         return
+    if row.state == "ABORTED":  # perhaps because its name was committed before: then the same answer
+        earlier = earlier_outcome(turn, row.scope, command.name)
+        if earlier is not None:
+            turn.reply(to, turn.outcome(earlier))
+            return
     moves = judge(row.state, "begin_commit", row.reason) is not None
     turn.hear(token.txn_id)
     txn = turn.open(token.txn_id)
@@ -71,6 +76,8 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         turn.put(k.pending_key(row.txn_id), _join_waiting(txn.pending, to))
         return
     check_name(command.name)
+    if command.name is not None and row.name not in (None, command.name):
+        raise InvalidArgument(f"the transaction began as {row.name!r}: it can't claim another name")
     if not 0 <= command.wait_ms <= MAX_WAIT_MS:
         raise InvalidArgument(f"wait_ms {command.wait_ms} is not within 0 and {MAX_WAIT_MS}")
     check_receipts(turn, row.txn_id, (*command.own, *(command.receipts or ())))
@@ -105,20 +112,26 @@ def _join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> Pendi
 
 
 def _choose_writers(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
-    """Own writers always; of the others exactly those named, else every finished one."""
-    own = {receipt.writer: receipt for receipt in command.own}
+    """Own writers always; of the others exactly those named, else every finished one.
+
+    Receipts are cumulative: of two of one writer the higher counts.
+    """
+    own = {receipt.writer for receipt in command.own}
     if command.receipts is not None:
-        others = {r.writer: r for r in command.receipts if r.writer not in own}
+        others = command.receipts
     else:
-        registered = {w: r for w, r in txn.writers.items() if w not in own}
-        unfinished = sorted(w for w, r in registered.items() if not r.finished)
+        others = tuple(txn.writers.values())
+        unfinished = sorted(w for w, r in txn.writers.items() if w not in own and not r.finished)
         if unfinished:
             named = ", ".join(f"{w & (1 << 64) - 1:016x}" for w in unfinished)
             raise WritersUnfinished(
                 f"registered but not finished: writer {named}; give the receipts to take, or let it finish"
             )
-        others = registered
-    chosen = own | others
+    chosen: dict[int, Receipt] = {}
+    for receipt in (*command.own, *others):
+        known = chosen.get(receipt.writer)
+        if known is None or known.sequence < receipt.sequence:
+            chosen[receipt.writer] = receipt
     return tuple(chosen[writer] for writer in sorted(chosen))
 
 
@@ -129,13 +142,15 @@ def advance_commits(turn: Turn) -> None:
     """Decide the pending commits that can be decided, and merge those decided in former rounds."""
     merged = merged_bytes = 0
     limit = turn.merge_limit
-    for txn_id in list(turn.state.committing):
+    for txn_id in sorted(turn.state.committing):  # an order that a successor repeats
         txn = turn.state.open.get(txn_id)
         pending = txn.pending if txn is not None else None
         if txn is None or pending is None:
             continue  # ended meanwhile: superseded by another of its name
         if not pending.decided:
             _try_decide(turn, txn_id, txn, pending)
+        elif not turn.index.covers(pending.writers):
+            continue  # decided by a former leader; this one still reads the journals
         elif merged_bytes < turn.settings.round_bytes and (limit is None or merged < limit):
             merged_bytes += _merge(turn, txn_id, txn, pending)
             merged += 1
@@ -159,6 +174,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
         _decide(turn, txn_id, txn, pending, weighed)
     elif late or not isinstance(error, ReceiptsNotCovered | NotReady):
         end_pending(turn, txn_id, error)
+        turn.hear(txn_id)  # the keepalive stopped at the commit: it begins afresh
 
 
 def _why_not(
@@ -195,7 +211,7 @@ def _decide(
     moved = turn.move(row, "begin_commit", committed=weighed.committed, left_out=weighed.left_out)
     turn.put(k.txn_key(txn_id), moved)
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))
-    for stream, epoch in txn.participants.items():
+    for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
 
@@ -208,23 +224,18 @@ def _yield_to(turn: Turn, txn_id: bytes, earlier: TxnRow, name: str) -> None:
 
 def _merge(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow) -> int:
     """Plan the merge of a decided transaction; returns its size in bytes, about."""
+    planned = _plan(turn, txn_id, txn, pending)
+    runs = [run for _, _, parts in planned for part in parts for run in part.runs]
+    found = sum(run.records for run in runs)
+    if found != txn.row.committed:
+        # Never merge less, or more, than was decided. There is no way on: it is not past FINALIZE.
+        reason = f"its journals show {found} of the {txn.row.committed} records that were decided"
+        abort_txn(turn, txn_id, reason)
+        return 0
     timestamp = turn.next_timestamp()
-    extents = extents_of(pending.writers)
-    size = 0
-    for stream, epoch in txn.participants.items():
-        parts = []
-        for segment in layout(turn.state, stream, epoch):
-            here = {
-                writer: extent
-                for (writer, s, partition), extent in extents.items()
-                if (s, partition) == (stream, segment.partition)
-            }
-            runs = taken_runs(turn.index.runs(txn_id, stream, segment.partition), here)
-            if runs:
-                parts.append(Part(segment.segment_id, segment.partition, runs=tuple(runs)))
-                size += sum(run.batch_size for run in runs)
+    for stream, epoch, parts in planned:
         if parts:
-            turn.round.commits.append(StreamCommit(txn_id, stream, epoch, timestamp, tuple(parts)))
+            turn.round.commits.append(StreamCommit(txn_id, stream, epoch, timestamp, parts))
         journal_op(turn, stream, JournalOp("FINALIZE_COMMIT", txn_id, epoch, timestamp))
     row = turn.move(txn.row, "begin_finalize", commit_timestamp=timestamp)
     row = turn.move(
@@ -238,7 +249,28 @@ def _merge(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow) -
     outcome = turn.outcome(row)
     for to in waiting:
         turn.reply(to, outcome)
-    return size
+    return sum(run.batch_size for run in runs)
+
+
+def _plan(
+    turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow
+) -> list[tuple[str, int, tuple[Part, ...]]]:
+    """(stream, stream epoch, parts): what the receipts take, as the index shows it."""
+    extents = extents_of(pending.writers)
+    planned = []
+    for stream, epoch in sorted(txn.participants.items()):
+        parts = []
+        for segment in layout(turn.state, stream, epoch):
+            here = {
+                writer: extent
+                for (writer, s, partition), extent in extents.items()
+                if (s, partition) == (stream, segment.partition)
+            }
+            runs = taken_runs(turn.index.runs(txn_id, stream, segment.partition), here)
+            if runs:
+                parts.append(Part(segment.segment_id, segment.partition, runs=tuple(runs)))
+        planned.append((stream, epoch, tuple(parts)))
+    return planned
 
 
 # -- one-shots ----------------------------------------------------------------------------------------
@@ -307,6 +339,8 @@ def _place(turn: Turn, command: OneShot) -> dict[str, _Placed]:
             check_in_scope(stream, command.scope)
             rows[stream] = active_stream(turn, stream)
             lists[stream] = {}
+        if event.timestamp < -1:
+            raise InvalidArgument(f"an event's timestamp is {event.timestamp} ms; -1 means now")
         for header in event.headers:
             if header.key.startswith("ab."):
                 raise InvalidArgument(

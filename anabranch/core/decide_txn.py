@@ -5,8 +5,9 @@ from __future__ import annotations
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import active_stream, check_served
 from anabranch.core.ids import control_partition_of, split_stream
+from anabranch.core.journal_index import segment_on
 from anabranch.core.plan import ReplyTo
-from anabranch.core.states import judge
+from anabranch.core.states import Op, judge
 from anabranch.core.tokens import Token, sign
 from anabranch.core.turn import Turn, is_finished, refuse
 from anabranch.errors import (
@@ -59,6 +60,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         )
     row = turn.state.txn_row(command.txn_id)
     if row is not None:
+        judge(row.state, "begin", row.reason)
         if (row.scope, row.name, row.keepalive_ms) != (
             command.scope,
             command.name,
@@ -67,16 +69,18 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
             raise InvalidArgument(
                 "the transaction id is in use with other arguments: make a new one"
             )
-        judge(row.state, "begin", row.reason)
-        turn.hear(command.txn_id)
-        turn.reply(to, turn.outcome(row) if is_finished(row) else _begun(turn, row))
+        if is_finished(row):
+            turn.reply(to, turn.outcome(row))
+        else:
+            turn.hear(command.txn_id)
+            turn.reply(to, _begun(turn, row))
         return
     turn.check_new_id(command.txn_id)
     earlier = earlier_outcome(turn, command.scope, command.name)
     if earlier is not None:
         turn.reply(to, turn.outcome(earlier))
         return
-    if len(turn.state.open) >= turn.settings.max_open:
+    if len(turn.state.open) - _replaces_open(turn, command) >= turn.settings.max_open:
         raise TooManyTransactions(
             f"{turn.settings.max_open} transactions are open: wait for some to end"
         )
@@ -98,6 +102,13 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     turn.put(k.txn_key(command.txn_id), row)
     turn.hear(command.txn_id)
     turn.reply(to, _begun(turn, row))
+
+
+def _replaces_open(turn: Turn, command: Begin) -> bool:
+    return (
+        command.name is not None
+        and turn.state.holder(command.scope, command.name) in turn.state.open
+    )
 
 
 def _begun(turn: Turn, row: TxnRow) -> Begun:
@@ -206,6 +217,11 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> 
                 )
             if not 0 <= extent.first <= extent.end or extent.count < 0 or extent.crc_sum < 0:
                 raise InvalidArgument(f"a receipt's extent of {extent.stream} is out of range")
+            epoch = touched[extent.stream]
+            if segment_on(turn.state, extent.stream, epoch, extent.partition) is None:
+                raise InvalidArgument(
+                    f"{extent.stream} has no journal partition {extent.partition} in stream epoch {epoch}"
+                )
 
 
 def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
@@ -233,12 +249,13 @@ def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
     turn.reply(to, turn.outcome(turn.row(token.txn_id)))
 
 
-def abort_txn(turn: Turn, txn_id: bytes, reason: str) -> None:
+def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort") -> None:
     """Abort an open transaction; whoever waits for its commit is told."""
     txn = turn.open(txn_id)
-    row = turn.move(txn.row, "begin_abort", reason=reason, finished_ms=turn.wall_ms)
-    row = turn.move(row, "finalize_abort", rejected=turn.index.rejected_of(txn_id))
-    for stream, epoch in txn.participants.items():
+    row = turn.move(txn.row, op, reason=reason, finished_ms=turn.wall_ms)
+    rejected = turn.index.rejected_of(txn_id)
+    row = turn.move(row, "finalize_abort", rejected=rejected, committed=0, left_out=0)
+    for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, JournalOp("ABORT_TXN", txn_id, epoch, 0))
     end_pending(turn, txn_id, TransactionAborted(f"the transaction is aborted ({reason})"))
     finish(turn, row)
@@ -270,6 +287,7 @@ def finish(turn: Turn, row: TxnRow) -> None:
 
 def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
     """The state as it is."""
+    check_id_partition(turn, command.txn_id)
     turn.reply(to, turn.outcome(turn.row(command.txn_id)))
 
 

@@ -186,13 +186,18 @@ class JournalIndex:
                 keys += [key for key, _ in self.rows.scan(prefix)]
         return keys
 
+    def covers(self, receipts: Sequence[Receipt]) -> bool:
+        """Whether the journals are indexed up to the end of every extent."""
+        return all(
+            self.positions.get((stream, partition), 0) >= extent.end
+            for (_, stream, partition), extent in extents_of(receipts).items()
+        )
+
     def weigh(self, state: State, txn_id: bytes, receipts: Sequence[Receipt]) -> Weighed:
         """Hold receipts against what was indexed."""
         due = extents_of(receipts)
-        out = Weighed(covered=True, wrong="", committed=0, left_out=0, size=0)
-        for (writer, stream, partition), extent in due.items():
-            if self.positions.get((stream, partition), 0) < extent.end:
-                out.covered = False
+        out = Weighed(self.covers(receipts), wrong="", committed=0, left_out=0, size=0)
+        for writer, stream, _ in due:
             if stream not in state.participants(txn_id):
                 out.wrong = f"writer {writer:x} names {stream}, which the transaction never touched"
         total = 0

@@ -58,7 +58,7 @@ class State:
         self.scopes: dict[str, int] = {}
         self.streams: dict[str, StreamRow] = {}
         self.open: dict[bytes, OpenTxn] = {}
-        self.committing: dict[bytes, None] = {}  # open ones with a pending commit, in order
+        self.committing: dict[bytes, None] = {}  # open ones with a pending commit
         self.rederive()
 
     def rederive(self) -> None:
@@ -88,6 +88,8 @@ class State:
     def fold_row(self, key: bytes, value: bytes | None) -> None:
         """Upsert one record read from the log. Call `rederive` after the last one."""
         is_txn = len(key) == TXN_ID_SIZE + 1 and key[-1] == Entry.TXN
+        if is_txn:
+            self.open.pop(key[:TXN_ID_SIZE], None)  # the view is behind the rows: don't read it
         self._upsert(key, decode(value) if is_txn and value is not None else None, value)
 
     def _upsert(self, key: bytes, row: Any, value: bytes | None) -> None:

@@ -18,7 +18,7 @@ from anabranch.core.journal_index import JournalIndex
 from anabranch.core.plan import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import FINISHED, Op, judge
-from anabranch.core.tokens import Token, verify
+from anabranch.core.tokens import MAX_KEEPALIVE_MS, Token, verify
 from anabranch.errors import (
     AnabranchError,
     ClockSkew,
@@ -44,9 +44,15 @@ class Settings:
     reply_partitions: int = 1
     retention_ms: int = 7 * DAY_MS
     max_open: int = 100_000
-    max_keepalive_ms: int = 30 * DAY_MS
+    max_keepalive_ms: int = MAX_KEEPALIVE_MS
     round_bytes: int = 64 << 20  # merges of one round, about; one bigger merge goes alone
     purge_per_round: int = 500
+
+    @property
+    def max_ahead_ms(self) -> int:
+        """How far a client's clock may be ahead. Less than the retention, or the horizon of forgotten
+        ids, which is taken from the ids themselves, would come to lie in the future."""
+        return min(DAY_MS, self.retention_ms // 2)
 
 
 @dataclass(slots=True)
@@ -79,9 +85,11 @@ class Turn:
     hybrid_time: int = 0
     puts: int = 0
     merge_limit: int | None = None  # at most so many merges in this round
+    expired_ms: int = 0  # the horizon of forgotten ids
 
     def __post_init__(self) -> None:
         self.hybrid_time = self.state.round.hybrid_time
+        self.expired_ms = self.state.round.expired_ms
 
     # -- what decisions do ----------------------------------------------------------------------------
 
@@ -135,15 +143,17 @@ class Turn:
 
     def is_forgotten(self, txn_id: bytes) -> bool:
         """Whether an id without a row may have had one once."""
-        return made_ms_of(txn_id) <= self.state.round.expired_ms
+        return made_ms_of(txn_id) <= self.expired_ms
 
     def check_new_id(self, txn_id: bytes) -> None:
         """An id that is about to get its first row."""
         if self.is_forgotten(txn_id):
             raise Expired("the transaction id is too old: begin a new one")
-        if made_ms_of(txn_id) > self.wall_ms + DAY_MS:
+        ahead_ms = made_ms_of(txn_id) - self.wall_ms
+        if ahead_ms > self.settings.max_ahead_ms:
             raise ClockSkew(
-                "the transaction id was made more than a day ahead of the controller's clock: set the clock"
+                f"the transaction id was made {ahead_ms} ms ahead of the controller's clock, "
+                f"{self.settings.max_ahead_ms} are allowed: set the clock"
             )
 
     def open(self, txn_id: bytes) -> OpenTxn:
@@ -159,6 +169,7 @@ class Turn:
 
     def outcome(self, row: TxnRow, *, full: bool = True) -> Outcome:
         """A transaction as its askers see it."""
+        writers = self.state.writers(row.txn_id) if full else {}
         return Outcome(
             txn_id=row.txn_id,
             state=row.state,
@@ -173,7 +184,7 @@ class Turn:
             finished_ms=row.finished_ms,
             keepalive_ms=row.keepalive_ms,
             streams=tuple(sorted(self.state.participants(row.txn_id))) if full else (),
-            writers=tuple(self.state.writers(row.txn_id).values()) if full else (),
+            writers=tuple(writers[writer] for writer in sorted(writers)),
         )
 
 
@@ -195,12 +206,11 @@ def attempt(turn: Turn, to: ReplyTo | None, decision: Callable[[], None]) -> Non
 
 def close_round(turn: Turn, commands_offset: int, *, expired_ms: int | None = None) -> Round:
     """The round, with the row that says how far the control partition has come."""
-    old = turn.state.round
     row = RoundRow(
         term=turn.state.term.term if turn.state.term else 0,
         hybrid_time=turn.hybrid_time,
         commands_offset=commands_offset,
-        expired_ms=old.expired_ms if expired_ms is None else expired_ms,
+        expired_ms=max(turn.expired_ms, expired_ms or 0),
     )
     if not turn.round.empty:
         turn.put(k.ROUND_KEY, row)

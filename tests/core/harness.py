@@ -1,0 +1,560 @@
+"""A control partition in memory, played turn by turn; answers come back as short texts.
+
+`World` does what a controller's loop does, without a log: commands and due deadlines become one
+round, the round's rows go on ``log``, then the changes are written to the table. Transactions and
+writers are named by labels ("A", "w1"). Whatever a test plays, the world checks that a refused
+command changed nothing, byte for byte, and that everything said fits the wire.
+
+How answers read: ``begun A`` · ``A COMMITTED 3`` · ``A ABORTED (why)`` · ``NotReady`` (refused).
+An answer to an earlier command has that command in front: ``[commit A] A COMMITTED 3``. Nothing
+said is an empty text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from anabranch.core import rows as k
+from anabranch.core.decide import decide, decide_due
+from anabranch.core.decide_admin import stream_created, stream_refused
+from anabranch.core.ids import make_txn_id
+from anabranch.core.journal_index import CRC_MODULUS, JournalIndex, Run
+from anabranch.core.plan import ReplyTo, Round
+from anabranch.core.state import State
+from anabranch.core.tokens import Token, sign
+from anabranch.core.turn import Hearing, Settings, Turn, close_round
+from anabranch.errors import AnabranchError
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import decode, encode
+
+KEY = bytes(range(32))
+START_MS = 1_700_000_000_000
+MINUTE = 60_000
+DAY = 86_400_000
+
+Row = tuple[bytes, bytes | None]
+
+
+class Memory:
+    """A table: a dict, scanned in key order."""
+
+    def __init__(self, rows: Mapping[bytes, bytes] | None = None) -> None:
+        self.rows: dict[bytes, bytes] = dict(rows or {})
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.rows.get(key)
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        yield from sorted((key, v) for key, v in self.rows.items() if key.startswith(prefix))
+
+    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        for key, value in changes.items():
+            if value is None:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = value
+
+
+class Written(NamedTuple):
+    """A batch in a journal partition: records of one writer."""
+
+    run: Run
+    checksums: tuple[int, ...]
+
+
+def table_of(state: State) -> dict[bytes, bytes]:
+    """The whole table as the state sees it, changes not yet written included."""
+    return dict(state._table.scan(b""))
+
+
+def rows_of(table: Mapping[bytes, bytes], prefixes: bytes = b"sof") -> dict[bytes, bytes]:
+    """The rows that follow from the status log alone."""
+    return {key: value for key, value in table.items() if key[0] in prefixes}
+
+
+def views_of(state: State) -> dict[str, Any]:
+    """The decoded views, as data to compare; also the orders that decisions follow."""
+    return {
+        "term": state.term,
+        "round": state.round,
+        "scopes": dict(state.scopes),
+        "streams": dict(state.streams),
+        "open": {
+            txn_id: (txn.row, dict(txn.participants), dict(txn.writers), txn.pending)
+            for txn_id, txn in state.open.items()
+        },
+        "committing": set(state.committing),
+    }
+
+
+def fold(
+    rounds: Iterable[Sequence[Row]],
+    pieces: Sequence[int] = (),
+    table: Memory | None = None,
+) -> State:
+    """The state of a log. ``pieces``: after so many rounds it is derived and written."""
+    table = table or Memory()
+    state = State(table)
+    for i, rows in enumerate(rounds):
+        if i in pieces:
+            state.rederive()
+            table.write(state.take_changes())
+        for key, value in rows:
+            state.fold_row(key, value)
+    state.rederive()
+    table.write(state.take_changes())
+    return state
+
+
+def settings(**changes: Any) -> Settings:
+    """Settings of a lone control partition, unless said otherwise."""
+    given: dict[str, Any] = {
+        "control_partition": 0,
+        "control_partitions": 1,
+        "prefix": "anabranch",
+        "token_key": KEY,
+    }
+    return Settings(**(given | changes))
+
+
+class World:
+    """A control partition with its table, log, journals and clocks."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.settings = settings(**changes)
+        self.table = Memory()
+        self.log: list[list[Row]] = []
+        self.wall_us = START_MS * 1000
+        self.now_ms = 5_000
+        self.journals: dict[tuple[str, int], list[Written]] = {}
+        self.ends: dict[tuple[str, int], int] = {}
+        self.held = False  # journals are not read
+        self.read_to_end = True
+        self.ids: dict[str, bytes] = {}
+        self.writers: dict[str, int] = {}
+        self.sequences: dict[int, int] = {}
+        self.asked: dict[bytes, str] = {}
+        self.offset = 0
+        self.rounds: list[Round] = []
+        self.said: list[tuple[ReplyTo, Any]] = []
+        self.lead()
+
+    # -- leading ---------------------------------------------------------------------------------
+
+    def lead(self, *, keep_table: bool = True) -> None:
+        """Take over: all that is not in the log or the table is forgotten, a TERM row is logged."""
+        if not keep_table:
+            self.table = Memory()
+            fold(self.log, table=self.table)
+        self.state = State(self.table)
+        self.index = JournalIndex(self.table)
+        self.index.load()
+        self.hearing = Hearing(since_ms=self.now_ms)
+        term = self.state.term.term + 1 if self.state.term else 1
+        self.log_rows([(k.TERM_KEY, r.TermRow(term, "me", self.wall_us // 1000, b"key!"))])
+
+    def log_rows(self, rows: Sequence[tuple[bytes, Any]]) -> None:
+        """Log rows as one round, as the shell does with TERM."""
+        self.log.append([(key, self.state.apply(key, row)) for key, row in rows])
+        self.table.write(self.state.take_changes())
+
+    # -- time ------------------------------------------------------------------------------------
+
+    @property
+    def wall_ms(self) -> int:
+        return self.wall_us // 1000
+
+    def wait(self, ms: int) -> str:
+        """Let time pass, then have a turn."""
+        self.wall_us += ms * 1000
+        self.now_ms += ms
+        return self.turn()
+
+    # -- turns -----------------------------------------------------------------------------------
+
+    def new_turn(self) -> Turn:
+        return Turn(self.state, self.index, self.settings, self.hearing, self.wall_us, self.now_ms)
+
+    def turn(self, *asked: tuple[str, Any]) -> str:
+        """One round: these commands, each with the name of who asks, then what is due."""
+        self.read_journals()
+        turn = self.new_turn()
+        for name, command in asked:
+            self.offset += 1
+            self._decide(turn, decode(encode(command)), self.asker(name))
+        expired_ms = decide_due(turn, read_to_end=self.read_to_end)
+        return self.close(turn, expired_ms, asked[-1][0] if len(asked) == 1 else None)
+
+    def asker(self, name: str) -> ReplyTo:
+        correlation_id = name.encode()
+        self.asked[correlation_id] = name
+        return ReplyTo(correlation_id, len(name))
+
+    def _decide(self, turn: Turn, command: Any, to: ReplyTo) -> None:
+        table, views, said = self._everything(turn)
+        decide(turn, command, to)
+        replies = turn.round.replies
+        if len(replies) > len(said) and isinstance(replies[-1][1], r.Refusal):
+            refused = self._everything(turn)
+            assert refused[0] == table, "a refused command changed the table"
+            assert refused[1] == views, "a refused command changed the decoded views"
+            assert refused[2] == [*said, replies[-1]], (
+                "a refused command said more than its refusal"
+            )
+
+    def _everything(self, turn: Turn) -> tuple[dict[bytes, bytes], Any, list[Any]]:
+        """The table, all that a round says but its replies, and its replies."""
+        said = {
+            field.name: copy(getattr(turn.round, field.name))
+            for field in dataclasses.fields(turn.round)
+            if field.name != "replies"
+        }
+        return (
+            table_of(self.state),
+            (views_of(self.state), list(self.state.committing), turn.hybrid_time, turn.puts, said),
+            list(turn.round.replies),
+        )
+
+    def close(self, turn: Turn, expired_ms: int | None = None, asker: str | None = None) -> str:
+        """End a turn as the shell does; what was said, as a text."""
+        round_ = close_round(turn, self.offset, expired_ms=expired_ms)
+        for to, result in round_.replies:
+            reply = r.Reply(to.correlation_id, turn.hybrid_time, result)
+            assert decode(encode(reply)) == reply
+        changes = self.state.take_changes()
+        assert bool(round_.rows) == (not round_.empty)
+        if not round_.rows:
+            assert [round_.ops, round_.commits, round_.epochs] == [[], [], []]
+        self.rounds.append(round_)
+        if round_.rows:
+            self.log.append(list(round_.rows.items()))
+        self.table.write(changes)
+        self.said = list(round_.replies)
+        return "; ".join(self._said(to, result, asker) for to, result in self.said)
+
+    @property
+    def round(self) -> Round:
+        """The last round."""
+        return self.rounds[-1]
+
+    @property
+    def message(self) -> str:
+        """What the last refusal said."""
+        return next(x.message for _, x in reversed(self.said) if isinstance(x, r.Refusal))
+
+    @property
+    def result(self) -> Any:
+        """The one answer of the last turn."""
+        ((_, result),) = self.said
+        return result
+
+    def _said(self, to: ReplyTo, result: Any, asker: str | None) -> str:
+        who = self.asked[to.correlation_id]
+        assert to.partition == len(who), "answered on another partition of replies"
+        text = self.text(result)
+        return text if who == asker else f"[{who}] {text}"
+
+    def text(self, result: Any) -> str:
+        """How an answer reads."""
+        if isinstance(result, r.Refusal):
+            return result.code
+        if isinstance(result, r.Begun):
+            return f"begun {self.label(result.txn_id)}"
+        if isinstance(result, r.Touched):
+            partitions = ",".join(str(s.partition) for s in result.segments)
+            return f"touched {result.stream} epoch {result.stream_epoch} on {partitions}"
+        if isinstance(result, r.Registered):
+            return f"registered {result.sequence}"
+        if isinstance(result, r.Outcome):
+            return self.outcome_text(result)
+        if isinstance(result, r.Alive):
+            return "not open: " + ", ".join(self.outcome_text(o) for o in result.not_open)
+        if isinstance(result, r.TransactionList):
+            return ", ".join(self.outcome_text(o) for o in result.transactions) or "none"
+        if isinstance(result, r.ScopeInfo):
+            return f"{result.scope} at {result.control_partition}"
+        if isinstance(result, r.StreamList):
+            streams = (f"{s.stream} {s.state} {len(s.segments)}" for s in result.streams)
+            return ", ".join(streams) or "none"
+        raise AssertionError(f"no text for {result}")
+
+    def outcome_text(self, o: r.Outcome) -> str:
+        text = f"{self.label(o.txn_id)} {o.state}"
+        if o.state == "COMMITTED":
+            text += f" {o.committed}"
+        elif o.committed or o.commit_timestamp:
+            text += f" (but {o.committed} committed at {o.commit_timestamp})"
+        if o.left_out:
+            text += f", {o.left_out} left out"
+        if o.rejected:
+            text += f", {o.rejected} rejected"
+        return text + (f" ({o.reason})" if o.reason else "")
+
+    # -- labels ----------------------------------------------------------------------------------
+
+    def id(self, label: str) -> bytes:
+        """A transaction's id; made at its first mention."""
+        if label not in self.ids:
+            self.new_id(label)
+        return self.ids[label]
+
+    def new_id(
+        self, label: str, *, made_ms: int | None = None, partition: int | None = None
+    ) -> str:
+        partition = self.settings.control_partition if partition is None else partition
+        made_ms = self.wall_ms if made_ms is None else made_ms
+        self.ids[label] = make_txn_id(partition, made_ms, len(self.ids) + 1)
+        return label
+
+    def label(self, txn_id: bytes) -> str:
+        return next((label for label, known in self.ids.items() if known == txn_id), txn_id.hex())
+
+    def writer(self, label: str) -> int:
+        """A writer's 64 bits; every second one is negative as a signed number."""
+        if label not in self.writers:
+            n = len(self.writers) + 1
+            self.writers[label] = -n if n % 2 == 0 else n
+        return self.writers[label]
+
+    def token(self, label: str, keepalive_ms: int = MINUTE, scope: str = "nyc") -> bytes:
+        return sign(Token(self.id(label), keepalive_ms, scope), KEY)
+
+    # -- journals --------------------------------------------------------------------------------
+
+    def write(
+        self,
+        label: str,
+        writer: str,
+        stream: str = "nyc/a",
+        count: int = 1,
+        *,
+        partition: int = 0,
+        epoch: int = 0,
+        keys: tuple[int, int] = (-1, -1),
+        size: int | None = None,
+    ) -> Run:
+        """One batch of a writer's records in a journal; read in the next turn, unless held."""
+        place = (stream, partition)
+        first = self.ends.get(place, 0)
+        self.ends[place] = first + count
+        seed = crc32(f"{label} {writer} {stream} {partition} {first}".encode()) << 31
+        checksums = tuple((seed + i * 2_654_435_761) % CRC_MODULUS for i in range(count))
+        run = Run(
+            txn_id=self.id(label),
+            writer=self.writer(writer),
+            stream_epoch=epoch,
+            first=first,
+            end=first + count,
+            records=count,
+            crc_sum=sum(checksums) % CRC_MODULUS,
+            low=keys[0],
+            high=keys[1],
+            batch_base=first,
+            batch_size=100 * count if size is None else size,
+            pure=True,
+        )
+        self.journals.setdefault(place, []).append(Written(run, checksums))
+        return run
+
+    def read_journals(self) -> None:
+        """Index all that was written, unless the journals are held."""
+        if self.held:
+            return
+        for (stream, partition), batches in self.journals.items():
+            start = self.index.positions.get((stream, partition), 0)
+            runs = [batch.run for batch in batches if batch.run.first >= start]
+            end = self.ends[stream, partition]
+            if end > start:
+                changes = self.index.add(self.state, stream, partition, runs, end)
+                self.table.write(changes)
+
+    def receipt(
+        self,
+        label: str,
+        writer: str,
+        *,
+        finished: bool = True,
+        sequence: int | None = None,
+        loose: int = 0,
+        count: int = 0,
+        crc: int = 0,
+    ) -> r.Receipt:
+        """A true account of all that a writer wrote; ``loose``, ``count`` and ``crc`` bend it."""
+        txn_id, w = self.id(label), self.writer(writer)
+        if sequence is None:
+            sequence = self.sequences[w] = self.sequences.get(w, 0) + 1
+        extents = []
+        for (stream, partition), batches in sorted(self.journals.items()):
+            mine = [b for b in batches if (b.run.txn_id, b.run.writer) == (txn_id, w)]
+            if mine:
+                extents.append(
+                    r.Extent(
+                        stream=stream,
+                        partition=partition,
+                        first=max(0, mine[0].run.first - loose),
+                        end=mine[-1].run.end + loose,
+                        count=sum(b.run.records for b in mine) + count,
+                        crc_sum=(sum(b.run.crc_sum for b in mine) + crc) % CRC_MODULUS,
+                    )
+                )
+        return r.Receipt(txn_id, w, sequence, finished, tuple(extents))
+
+    # -- commands --------------------------------------------------------------------------------
+
+    def ask(self, name: str, command: Any) -> str:
+        """One command in a turn of its own."""
+        return self.turn((name, command))
+
+    def begin(
+        self,
+        label: str,
+        *,
+        name: str | None = None,
+        scope: str = "nyc",
+        keepalive_ms: int = MINUTE,
+    ) -> str:
+        command = self.beginning(label, name=name, scope=scope, keepalive_ms=keepalive_ms)
+        return self.ask(f"begin {label}", command)
+
+    def beginning(
+        self,
+        label: str,
+        *,
+        name: str | None = None,
+        scope: str = "nyc",
+        keepalive_ms: int = MINUTE,
+    ) -> r.Begin:
+        return r.Begin(self.id(label), scope, name, keepalive_ms)
+
+    def touch(self, label: str, stream: str = "nyc/a") -> str:
+        return self.ask(f"touch {label}", r.Touch(self.token(label), stream))
+
+    def register(self, label: str, receipt: r.Receipt) -> str:
+        return self.ask(f"register {label}", r.Register(self.token(label), receipt))
+
+    def finish(self, label: str, writer: str) -> str:
+        """Register a true and final receipt."""
+        return self.register(label, self.receipt(label, writer))
+
+    def committing(
+        self,
+        label: str,
+        *,
+        own: Sequence[r.Receipt] = (),
+        receipts: Sequence[r.Receipt] | None = None,
+        name: str | None = None,
+        wait_ms: int = 10_000,
+    ) -> r.Commit:
+        others = None if receipts is None else tuple(receipts)
+        return r.Commit(self.token(label), tuple(own), others, name, wait_ms)
+
+    def commit(self, label: str, *, asker: str | None = None, **given: Any) -> str:
+        return self.ask(asker or f"commit {label}", self.committing(label, **given))
+
+    def abort(self, label: str, reason: str = "") -> str:
+        return self.ask(f"abort {label}", r.Abort(self.token(label), reason))
+
+    def heartbeat(self, *labels: str) -> str:
+        tokens = tuple(self.token(label) for label in labels)
+        return self.ask("heartbeat", r.Heartbeat(tokens))
+
+    def resolve(self, label: str) -> str:
+        return self.ask(f"resolve {label}", r.Resolve(self.id(label)))
+
+    def get(self, label: str) -> str:
+        return self.ask(f"get {label}", r.GetState(self.id(label)))
+
+    def list(self, *, scope: str | None = None, finished: bool = True, limit: int = 100) -> str:
+        return self.ask("list", r.ListTransactions(scope, finished, limit))
+
+    def one_shot(
+        self, label: str, *events: r.Event, name: str | None = None, scope: str = "nyc"
+    ) -> str:
+        return self.ask(f"one-shot {label}", r.OneShot(self.id(label), scope, name, events))
+
+    def find_scope(self, scope: str = "nyc", *, create: bool = True) -> str:
+        return self.ask("find", r.FindScope(scope, create))
+
+    def adopt(self, scope: str) -> str:
+        return self.ask("adopt", r.AdoptScope(scope))
+
+    def create(self, stream: str, segments: int = 2, *, asker: str = "create", **given: str) -> str:
+        return self.ask(asker, r.CreateStream(stream, segments, given))
+
+    def created(self, stream: str, *starts: int) -> str:
+        """The shell made the topics."""
+        turn = self.new_turn()
+        stream_created(turn, stream, dict(enumerate(starts)))
+        return self.close(turn)
+
+    def refused(self, stream: str, error: AnabranchError) -> str:
+        """The shell could not make the topics."""
+        turn = self.new_turn()
+        stream_refused(turn, stream, error)
+        return self.close(turn)
+
+    def describe(self, *, scope: str | None = None, stream: str | None = None) -> str:
+        return self.ask("describe", r.DescribeStreams(scope, stream))
+
+    # -- what became of it -----------------------------------------------------------------------
+
+    def plan(self) -> str:
+        """The merges of the last round: ``A nyc/a 0: w1[0-3) w2[3-4)`` or ``1: 2 events``."""
+        return "; ".join(
+            f"{self.label(c.txn_id)} {c.stream} "
+            + ", ".join(f"{p.partition}: {self._part(p)}" for p in c.parts)
+            for c in self.round.commits
+        )
+
+    def _part(self, part: Any) -> str:
+        if part.events:
+            return " ".join((e.value or b"").decode() for e in part.events)
+        names = {number: label for label, number in self.writers.items()}
+        return " ".join(f"{names[run.writer]}[{run.first}-{run.end})" for run in part.runs)
+
+    def ops(self) -> str:
+        """The participant ops of the last round: ``BEGIN_TXN A nyc/a:0``."""
+        return "; ".join(
+            f"{op.op} {self.label(op.txn_id)} {stream}:{partition}"
+            for stream, partition, op in self.round.ops
+        )
+
+    def row(self, label: str) -> r.TxnRow:
+        """A transaction's row, as it stands in the table."""
+        row = decode(self.table.rows[k.STATUS + k.txn_key(self.id(label))])
+        assert isinstance(row, r.TxnRow)
+        return row
+
+    def holder(self, name: str, scope: str = "nyc") -> str:
+        """Who holds a name, or nobody."""
+        held = self.state.holder(scope, name)
+        return "nobody" if held is None else self.label(held)
+
+
+def nyc(*streams: str, **changes: Any) -> World:
+    """A world with scope nyc and streams of two segments; nyc/a unless others are named."""
+    world = World(**changes)
+    assert world.find_scope("nyc") == "nyc at 0"
+    for stream in streams or ("nyc/a",):
+        world.create(stream)
+        world.created(stream, 0, 0)
+    world.rounds.clear()
+    return world
+
+
+def event(
+    stream: str = "nyc/a",
+    key: bytes | None = b"k",
+    value: bytes | None = b"v",
+    *,
+    segment_id: int = -1,
+    headers: Mapping[str, bytes | None] | None = None,
+    timestamp: int = -1,
+) -> r.Event:
+    """An event of a one-shot."""
+    carried = tuple(r.EventHeader(name, v) for name, v in (headers or {}).items())
+    return r.Event(stream, segment_id, key, value, carried, timestamp)

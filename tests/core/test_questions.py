@@ -1,0 +1,176 @@
+"""Heartbeats, states, lists, and RESOLVE: the question that settles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from anabranch.core import rows as k
+from anabranch.core.decide_txn import MAX_LISTED
+from anabranch.schemas import records as r
+from tests.core.harness import DAY, World, event
+
+# -- heartbeat ---------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_is_not_answered_while_all_are_open(world: World) -> None:
+    world.begin("A")
+    world.begin("B")
+    logged = len(world.log)
+    assert world.heartbeat("A", "B") == ""
+    assert world.heartbeat() == ""
+    assert len(world.log) == logged, "nothing is written"
+
+
+def test_it_is_answered_when_one_is_not_open(world: World) -> None:
+    for label in "ABC":
+        world.begin(label)
+    world.abort("A", "why")
+    world.commit("C")
+    world.turn()
+    assert world.heartbeat("A", "B", "C") == "not open: A ABORTED (why), C COMMITTED 0"
+    world.wait(100)
+    assert world.hearing.last(world.id("B")) == world.now_ms - 100, "B is heard all the same"
+
+
+def test_a_transaction_that_commits_is_still_alive(world: World) -> None:
+    world.begin("A")
+    world.commit("A")
+    assert world.heartbeat("A") == "[commit A] A COMMITTED 0"
+
+
+def test_of_an_unknown_one_nothing_is_said_or_kept(world: World) -> None:
+    assert world.heartbeat("A") == ""
+    assert world.hearing.heard == {}
+
+
+# -- get ---------------------------------------------------------------------------------------
+
+
+def test_the_state_as_it_is(world: World) -> None:
+    assert world.get("A") == "UnknownTransaction"
+    world.begin("A", name="daily")
+    world.touch("A")
+    assert world.get("A") == "A OPEN"
+    assert world.result.streams == ("nyc/a",)
+    world.held = True
+    world.write("A", "w1")
+    world.commit("A", own=[world.receipt("A", "w1")])
+    assert world.get("A") == "A OPEN"
+    world.held = False
+    assert world.turn() == ""
+    assert world.get("A") == "A COMMIT_IN_PROGRESS (but 1 committed at 0); [commit A] A COMMITTED 1"
+    assert world.get("A") == "A COMMITTED 1"
+    outcome = world.result
+    assert (outcome.scope, outcome.name, outcome.keepalive_ms) == ("nyc", "daily", 60_000)
+    assert outcome.commit_timestamp == world.row("A").commit_timestamp > 0
+
+
+def test_of_an_id_before_the_horizon(world: World) -> None:
+    world.id("A")
+    world.log_rows([(k.ROUND_KEY, replace(world.state.round, expired_ms=world.wall_ms))])
+    assert world.get("A") == "Expired"
+
+
+@pytest.mark.parametrize("question", ["get", "resolve"])
+def test_of_an_id_of_another_control_partition(world: World, question: str) -> None:
+    """Nothing is known of it here, so nothing may be said of its outcome."""
+    world.new_id("A", partition=4)
+    assert (world.get if question == "get" else world.resolve)("A") == "InvalidArgument"
+
+
+# -- resolve -----------------------------------------------------------------------------------
+
+
+def test_resolve_settles_what_never_arrived(world: World) -> None:
+    world.id("A")
+    world.wait(5_000)
+    settled = "A ABORTED (it was resolved before any other command of it arrived)"
+    assert world.resolve("A") == settled
+    row = world.row("A")
+    assert (row.state, row.finished_ms, row.begun_ms) == ("ABORTED", world.wall_ms, world.wall_ms)
+    assert world.resolve("A") == settled
+    assert world.get("A") == settled
+    assert world.begin("A") == "TransactionAborted"
+    assert world.begin("A", name="daily") == "TransactionAborted"
+    assert world.one_shot("A", event()) == "TransactionAborted"
+    assert world.touch("A") == "TransactionAborted"
+    assert world.commit("A") == "TransactionAborted"
+    assert world.abort("A").startswith("A ABORTED")
+    assert world.resolve("A") == settled, "for ever the same"
+
+
+def test_resolve_leaves_an_open_one_open(world: World) -> None:
+    world.begin("A")
+    assert world.resolve("A") == "A OPEN"
+    assert world.row("A").state == "OPEN"
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_resolve_of_an_ended_one(world: World, end: str) -> None:
+    world.begin("A")
+    if end == "abort":
+        world.abort("A", "why")
+        assert world.resolve("A") == "A ABORTED (why)"
+        return
+    world.commit("A")
+    assert world.resolve("A") == ("A COMMIT_IN_PROGRESS; [commit A] A COMMITTED 0"), "on its way"
+    assert world.resolve("A") == "A COMMITTED 0"
+
+
+def test_resolve_of_ids_that_can_have_no_row(world: World) -> None:
+    world.log_rows([(k.ROUND_KEY, replace(world.state.round, expired_ms=world.wall_ms))])
+    assert world.resolve(world.new_id("old", made_ms=world.wall_ms)) == "Expired"
+    assert world.resolve(world.new_id("new", made_ms=world.wall_ms + 1)).startswith("new ABORTED")
+    assert world.resolve(world.new_id("far", made_ms=world.wall_ms + DAY + 1)) == "ClockSkew"
+
+
+# -- list --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def several(world: World) -> World:
+    """A committed, B open in another scope, C aborted, D open, E resolved."""
+    world.find_scope("sfo")
+    for label in "ABCDE":
+        world.id(label)
+    for label in "DCA":
+        world.begin(label)
+    world.begin("B", scope="sfo")
+    world.touch("A")
+    world.register("A", r.Receipt(world.id("A"), 1, 1, True, ()))
+    world.commit("A")
+    world.turn()
+    world.abort("C", "why")
+    world.resolve("E")
+    return world
+
+
+@pytest.mark.parametrize(
+    ("scope", "finished", "limit", "answer"),
+    [
+        (None, False, 100, "B OPEN, D OPEN"),
+        ("nyc", False, 100, "D OPEN"),
+        ("nyc", True, 100, "A COMMITTED 0, C ABORTED (why), D OPEN"),
+        ("sfo", True, 100, "B OPEN"),
+        ("none", True, 100, "none"),
+        (None, True, 2, "A COMMITTED 0, B OPEN"),
+        (None, False, 1, "B OPEN"),
+        (None, True, 0, "InvalidArgument"),
+        (None, True, MAX_LISTED + 1, "InvalidArgument"),
+        (None, False, MAX_LISTED, "B OPEN, D OPEN"),
+    ],
+)
+def test_lists(several: World, scope: str | None, finished: bool, limit: int, answer: str) -> None:
+    assert several.list(scope=scope, finished=finished, limit=limit) == answer
+
+
+def test_a_list_has_no_details(several: World) -> None:
+    several.list()
+    assert [(o.streams, o.writers) for o in several.result.transactions] == [((), ())] * 5
+
+
+def test_a_list_sees_what_the_same_round_did(world: World) -> None:
+    listing = r.ListTransactions(None, True, 10)
+    assert world.turn(("1", world.beginning("A")), ("2", listing)) == "[1] begun A; [2] A OPEN"

@@ -1,0 +1,287 @@
+"""Rounds, and forgetting: what every round logs, and how old outcomes go."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.core import decide as decide_module
+from anabranch.core import rows as k
+from anabranch.core.decide import decide
+from anabranch.core.plan import ReplyTo
+from anabranch.core.turn import Turn, attempt, close_round
+from anabranch.errors import InvariantViolation, NotReady
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import decode
+from tests.core.harness import DAY, World, event, nyc
+
+# -- rounds ------------------------------------------------------------------------------------
+
+
+def test_every_round_says_how_far_it_came(world: World) -> None:
+    world.begin("A")
+    world.one_shot("B", event())
+    row = decode(world.round.rows[k.ROUND_KEY] or b"")
+    assert row == r.RoundRow(
+        term=1,
+        hybrid_time=world.result.commit_timestamp,
+        commands_offset=world.offset,
+        expired_ms=0,
+    )
+    assert world.state.round == row
+    assert list(world.round.rows)[-1] == k.ROUND_KEY
+
+
+def test_a_round_with_nothing_but_a_refusal_is_logged_too(world: World) -> None:
+    """The answer leaves through a fenced round."""
+    world.begin("A", scope="none")
+    assert list(world.round.rows) == [k.ROUND_KEY]
+
+
+def test_an_empty_turn_writes_nothing(world: World) -> None:
+    logged = len(world.log)
+    assert world.turn() == ""
+    assert world.round.empty
+    assert len(world.log) == logged
+
+
+def test_commands_to_other_control_partitions_are_something() -> None:
+    turn = World(control_partitions=4).new_turn()
+    turn.round.commands.append((1, r.AdoptScope("nyc")))
+    assert list(close_round(turn, 1).rows) == [k.ROUND_KEY]
+
+
+def test_a_term_is_carried_on(world: World) -> None:
+    world.lead()
+    world.lead()
+    world.begin("A")
+    assert world.state.round.term == 3
+
+
+def test_only_the_last_row_of_a_key_is_logged_and_at_its_last_place(world: World) -> None:
+    turn = world.new_turn()
+    for key, term in (k.scope_key("x"), 1), (k.scope_key("y"), 2), (k.scope_key("x"), 3):
+        turn.put(key, r.ScopeRow("x", term))
+    assert list(turn.round.rows) == [k.scope_key("y"), k.scope_key("x")]
+    assert decode(turn.round.rows[k.scope_key("x")] or b"").control_partition == 3
+
+
+def test_a_command_without_asker_is_decided_and_not_answered(world: World) -> None:
+    turn = world.new_turn()
+    decide(turn, world.beginning("A"), None)
+    decide(turn, world.beginning("B", scope="none"), None)
+    assert turn.round.replies == []
+    assert world.state.open.keys() == {world.id("A")}
+
+
+@pytest.mark.parametrize("thing", [r.NameRow(bytes(16)), r.Registered(1), None, 7])
+def test_what_is_no_command(world: World, thing: object) -> None:
+    turn = world.new_turn()
+    decide(turn, thing, ReplyTo(b"c", 0))
+    ((_, answer),) = turn.round.replies
+    assert answer.code == "MalformedRecord"
+    assert turn.round.rows == {}
+
+
+def test_a_refusal_that_changed_something_is_a_defect(world: World) -> None:
+    def put() -> None:
+        turn.put(k.scope_key("x"), r.ScopeRow("x", 0))
+        raise NotReady("too late")
+
+    def tell_time() -> None:
+        turn.next_timestamp()
+        raise NotReady("too late")
+
+    def answer() -> None:
+        turn.reply(ReplyTo(b"c", 0), r.Registered(1))
+        raise NotReady("too late")
+
+    for decision in (put, tell_time, answer):
+        turn = world.new_turn()
+        with pytest.raises(InvariantViolation, match="changed something"):
+            attempt(turn, None, decision)
+
+
+def test_a_defect_is_not_taken_for_a_bug_of_the_caller(world: World) -> None:
+    """Errors of other kinds come through: the controller must not answer as if nothing happened."""
+
+    def broken() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        attempt(world.new_turn(), None, broken)
+
+
+# -- forgetting --------------------------------------------------------------------------------
+
+WEEK = 7 * DAY
+
+
+def leftovers(world: World, *labels: str) -> list[bytes]:
+    """Table keys that speak of these transactions."""
+    ids = [world.id(label) for label in labels]
+    return [
+        key
+        for key, value in world.table.rows.items()
+        if any(txn_id in key or txn_id in value for txn_id in ids)
+    ]
+
+
+def test_an_old_outcome_is_forgotten_with_all_its_rows() -> None:
+    world = nyc()
+    world.begin("A", name="daily")
+    world.touch("A")
+    world.write("A", "w1", count=2)
+    world.write("A", "w2", epoch=3)
+    world.finish("A", "w1")
+    world.commit("A")
+    world.turn()
+    made_ms = world.wall_ms
+    assert len(leftovers(world, "A")) > 3
+    world.wait(WEEK)
+    assert world.get("A") == "A COMMITTED 2, 1 rejected", "not yet"
+    world.wait(251)
+    assert leftovers(world, "A") == []
+    assert world.holder("daily") == "nobody"
+    assert world.state.round.expired_ms == made_ms
+    assert world.get("A") == "Expired"
+    assert world.resolve("A") == "Expired"
+    assert world.begin("A") == "Expired"
+    assert world.one_shot("A", event()) == "Expired"
+    assert world.commit("A") == "Expired"
+    assert world.abort("A") == "Expired"
+    assert world.touch("A") == "Expired"
+    assert world.resolve(world.new_id("older", made_ms=made_ms - 1)) == "Expired"
+    assert world.resolve(world.new_id("newer", made_ms=made_ms + 1)).startswith("newer ABORTED")
+
+
+def test_the_horizon_is_logged_with_the_deletions() -> None:
+    world = nyc()
+    world.one_shot("A", event())
+    made_ms = world.wall_ms
+    world.wait(WEEK + 1)
+    assert world.round.rows[k.txn_key(world.id("A"))] is None
+    assert decode(world.round.rows[k.ROUND_KEY] or b"").expired_ms == made_ms
+    world.begin("B")
+    assert world.state.round.expired_ms == made_ms, "it stays"
+    world.lead(keep_table=False)
+    assert world.state.round.expired_ms == made_ms
+    assert world.get("A") == "Expired"
+
+
+def test_within_the_round_that_forgets_it_an_outcome_is_expired_already() -> None:
+    """Whatever comes first in a turn, commands or what is due: an id never gets a second life."""
+    world = nyc()
+    world.one_shot("A", event())
+    world.wall_us += (WEEK + 1) * 1000
+    world.now_ms += WEEK + 1
+    turn = world.new_turn()
+    expired_ms = decide_module.decide_due(turn, read_to_end=True)
+    again = r.OneShot(world.id("A"), "nyc", None, (event(),))
+    decide(turn, again, world.asker("again"))
+    assert world.close(turn, expired_ms) == "[again] Expired"
+
+
+def test_closing_a_round_keeps_the_horizon_even_if_nobody_hands_it_on() -> None:
+    world = nyc()
+    world.one_shot("A", event())
+    made_ms = world.wall_ms
+    world.wall_us += (WEEK + 1) * 1000
+    world.now_ms += WEEK + 1
+    turn = world.new_turn()
+    decide_module.decide_due(turn, read_to_end=True)
+    world.close(turn)
+    assert world.state.round.expired_ms == made_ms
+
+
+def test_the_horizon_never_goes_back() -> None:
+    world = nyc()
+    world.one_shot("late", event())
+    world.one_shot(world.new_id("early", made_ms=world.wall_ms - 1_000), event())
+    horizon = world.wall_ms
+    world.wait(WEEK + 1)
+    assert world.state.round.expired_ms == horizon
+    world.one_shot("next", event())
+    world.wait(1_000)
+    assert world.state.round.expired_ms == horizon
+
+
+def test_open_ones_are_not_forgotten() -> None:
+    world = nyc()
+    world.begin("A", keepalive_ms=20 * DAY)
+    world.begin("B")
+    world.abort("B")
+    world.wait(WEEK + 1)
+    assert world.get("B") == "Expired"
+    assert world.get("A") == "A OPEN"
+    assert world.begin("A", keepalive_ms=20 * DAY) == "begun A", "older than the horizon, but known"
+    world.commit("A")
+    assert world.turn() == "[commit A] A COMMITTED 0"
+    assert world.get("A") == "A COMMITTED 0"
+
+
+def test_they_are_forgotten_in_the_order_of_their_ends_a_few_at_a_time() -> None:
+    world = nyc(purge_per_round=2)
+    for label in "ABCDE":
+        world.id(label)
+    for label in "EACBD":
+        world.one_shot(label, event())
+        world.wait(1)
+    world.wait(WEEK)
+    assert world.list() == "B COMMITTED 1, C COMMITTED 1, D COMMITTED 1"
+    world.wait(250)
+    assert world.list() == "D COMMITTED 1"
+    world.wait(250)
+    assert world.list() == "none"
+
+
+def test_a_name_that_passed_on_is_not_taken_from_its_holder() -> None:
+    world = nyc()
+    world.begin("A", name="daily")
+    world.abort("A")
+    world.wait(DAY)
+    world.one_shot("B", event(), name="daily")
+    world.wait(WEEK - DAY + 1)
+    assert world.get("A") == "Expired"
+    assert world.holder("daily") == "B"
+    assert world.one_shot("C", event(), name="daily") == "B COMMITTED 1"
+    world.wait(DAY + 1)
+    assert world.holder("daily") == "nobody"
+    assert world.one_shot("D", event(), name="daily") == "D COMMITTED 1"
+
+
+def test_resolved_ids_are_forgotten_too() -> None:
+    world = nyc()
+    world.resolve("A")
+    world.wait(WEEK + 1)
+    assert leftovers(world, "A") == []
+    assert world.begin("A") == "Expired"
+
+
+@pytest.mark.parametrize("retention_ms", [1_000, 3_600_000, DAY, 2 * DAY, WEEK])
+def test_a_client_whose_clock_is_ahead_does_not_shut_the_others_out(retention_ms: int) -> None:
+    """The horizon comes from the ids' own clocks; it must stay in the past of right ones."""
+    world = nyc(retention_ms=retention_ms)
+    for ahead_ms in (DAY, 3_600_000, 1_000, 1):
+        fast = world.new_id(f"fast {ahead_ms}", made_ms=world.wall_ms + ahead_ms)
+        assert world.one_shot(fast, event()) in (f"{fast} COMMITTED 1", "ClockSkew")
+    world.wait(retention_ms + 1)
+    world.wait(250)
+    assert world.state.round.expired_ms < world.wall_ms
+    assert world.begin("right") == "begun right"
+
+
+def test_stale_keys_are_not_in_the_way(world: World) -> None:
+    """Every derived key of a finished transaction has its row."""
+    for label in "ABC":
+        world.one_shot(label, event())
+    finished = [key for key in world.table.rows if key[:1] == k.FINISHED]
+    assert [key[9:] for key in finished] == [world.id(label) for label in "ABC"]
+    for key in finished:
+        assert world.table.get(k.STATUS + k.txn_key(key[9:]))
+
+
+def test_settings_of_turns() -> None:
+    world = nyc()
+    turn = world.new_turn()
+    assert isinstance(turn, Turn)
+    assert turn.wall_ms == world.wall_ms

@@ -1,0 +1,210 @@
+"""Scopes and streams: the directory, and what becomes of a request for a stream."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.core.decide_admin import stream_created
+from anabranch.core.keyspace import SPACE
+from anabranch.core.plan import NO_PREVIOUS
+from anabranch.errors import TopicMisconfigured
+from anabranch.schemas import records as r
+from tests.core.harness import World, event
+
+# -- scopes ------------------------------------------------------------------------------------
+
+
+def test_the_directory_stores_where_a_scope_is_served() -> None:
+    world = World(control_partitions=4)
+    assert world.find_scope("nyc", create=False) == "UnknownScope"
+    placed = [world.find_scope(scope) for scope in ("nyc", "sfo", "ber", "par")]
+    assert placed == ["nyc at 1", "sfo at 3", "ber at 2", "par at 0"]
+    assert len(world.state.scopes) == 4
+    assert world.find_scope("nyc", create=False) == "nyc at 1"
+
+
+def test_its_control_partition_is_told_once() -> None:
+    world = World(control_partitions=4)
+    world.find_scope("nyc")
+    assert world.round.commands == [(1, r.AdoptScope("nyc"))]
+    world.find_scope("nyc")
+    assert world.round.commands == []
+    world.find_scope("par")
+    assert world.round.commands == [], "the directory serves it itself"
+
+
+def test_a_scope_stays_where_it_is_when_partitions_are_added() -> None:
+    world = World(control_partitions=4)
+    world.find_scope("nyc")
+    world.settings = World(control_partitions=64).settings
+    world.lead(keep_table=False)
+    assert world.find_scope("nyc") == "nyc at 1"
+
+
+def test_adopting() -> None:
+    world = World(control_partition=3, control_partitions=4)
+    assert world.adopt("nyc") == "nyc at 3"
+    assert world.adopt("nyc") == "nyc at 3"
+    assert world.begin("A") == "begun A"
+
+
+def test_a_scope_known_to_be_served_elsewhere_is_not_adopted() -> None:
+    world = World(control_partitions=4)
+    world.find_scope("nyc")
+    assert world.adopt("nyc") == "nyc at 1"
+    assert world.state.scopes == {"nyc": 1}
+
+
+@pytest.mark.parametrize("scope", ["", "a.b", "a/b", "-a", "a" * 101])
+def test_names_that_are_no_scopes(scope: str) -> None:
+    world = World()
+    assert world.find_scope(scope) == "InvalidArgument"
+    assert world.adopt(scope) == "InvalidArgument"
+
+
+def test_the_prefix_of_the_own_topics_is_no_scope() -> None:
+    world = World(prefix="anabranch")
+    for create in (True, False):
+        assert world.find_scope("anabranch", create=create) == "InvalidArgument"
+    assert world.find_scope("anabranch2") == "anabranch2 at 0"
+
+
+def test_only_the_directory_is_asked() -> None:
+    world = World(control_partition=1, control_partitions=4)
+    assert world.find_scope("nyc") == "InvalidArgument"
+    assert "control partition 0" in world.message
+
+
+# -- streams -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def city() -> World:
+    """The scope nyc, without streams."""
+    world = World()
+    world.find_scope("nyc")
+    return world
+
+
+def test_create_is_logged_and_answered_when_the_topics_exist(city: World) -> None:
+    assert city.create("nyc/a", 2, codec="zstd") == ""
+    row = city.state.streams["nyc/a"]
+    assert (row.state, row.segment_count, dict(row.settings)) == ("CREATING", 2, {"codec": "zstd"})
+    assert row.segments == ()
+    assert city.created("nyc/a", 0, 5) == "[create] nyc/a ACTIVE 2"
+    assert city.state.streams["nyc/a"].segments == (
+        r.SegmentRange(0, 0, SPACE // 2, 0, 0),
+        r.SegmentRange(1, SPACE // 2, SPACE, 1, 5),
+    )
+    (new,) = city.round.epochs
+    assert new.stream == "nyc/a"
+    assert new.record.segments == city.state.streams["nyc/a"].segments
+    assert (new.record.stream_epoch, new.record.reference_epoch) == (0, 0)
+    assert (new.record.timestamp, new.record.previous) == (
+        city.state.round.hybrid_time,
+        NO_PREVIOUS,
+    )
+    assert new.record.timestamp > 0
+    assert city.created("nyc/a", 9, 9) == "", "once"
+    assert city.round.epochs == []
+
+
+def test_a_successor_makes_the_topics_and_answers(city: World) -> None:
+    city.create("nyc/a")
+    city.lead(keep_table=False)
+    assert city.state.streams["nyc/a"].state == "CREATING"
+    assert city.created("nyc/a", 0, 0) == "[create] nyc/a ACTIVE 2"
+
+
+def test_created_and_written_to_in_one_round(city: World) -> None:
+    city.create("nyc/a", 1)
+    turn = city.new_turn()
+    stream_created(turn, "nyc/a", {0: 0})
+    command = r.OneShot(city.id("A"), "nyc", None, (event(value=b"x"),))
+    city._decide(turn, command, city.asker("shot"))
+    assert city.close(turn) == "[create] nyc/a ACTIVE 1; [shot] A COMMITTED 1"
+    assert city.round.epochs[0].record.timestamp < city.round.commits[0].timestamp
+
+
+def test_repeated_with_the_same_settings(city: World) -> None:
+    city.create("nyc/a", 2, codec="zstd")
+    assert city.create("nyc/a", 2, codec="zstd") == "", "it is being made"
+    city.created("nyc/a", 0, 0)
+    assert city.create("nyc/a", 2, codec="zstd") == "nyc/a ACTIVE 2"
+
+
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize(("segments", "codec"), [(3, "zstd"), (2, "lz4")])
+def test_repeated_with_other_settings(city: World, active: bool, segments: int, codec: str) -> None:
+    city.create("nyc/a", 2, codec="zstd")
+    if active:
+        city.created("nyc/a", 0, 0)
+    assert city.create("nyc/a", segments, codec=codec) == "StreamExists"
+    assert "2 segments" in city.message
+
+
+def test_refused_by_the_shell(city: World) -> None:
+    city.create("nyc/a")
+    assert city.refused("nyc/a", TopicMisconfigured("min.insync.replicas is 1")) == (
+        "[create] TopicMisconfigured"
+    )
+    assert city.message == "min.insync.replicas is 1"
+    assert city.state.streams == {}
+    assert city.create("nyc/a", 3) == "", "it may be asked for again, otherwise"
+
+
+@pytest.mark.parametrize(
+    ("stream", "segments", "answer"),
+    [
+        ("sfo/a", 1, "UnknownScope"),
+        ("nyc", 1, "InvalidArgument"),
+        ("nyc/a.b", 1, "InvalidArgument"),
+        ("nyc/a/b", 1, "InvalidArgument"),
+        ("nyc/a", 0, "InvalidArgument"),
+        ("nyc/a", 10_001, "InvalidArgument"),
+        ("nyc/a", 10_000, ""),
+    ],
+)
+def test_what_can_be_asked_for(city: World, stream: str, segments: int, answer: str) -> None:
+    assert city.create(stream, segments) == answer
+
+
+def test_a_scope_that_another_control_partition_serves() -> None:
+    world = World(control_partitions=4)
+    world.find_scope("nyc")
+    assert world.create("nyc/a") == "UnknownScope"
+    assert "control partition 1" in world.message
+
+
+def test_describe(city: World) -> None:
+    city.find_scope("sfo")
+    for stream in ("sfo/a", "nyc/b", "nyc/a"):
+        city.create(stream, 1)
+    city.created("nyc/b", 0)
+    city.created("sfo/a", 0)
+    assert city.describe() == "nyc/a CREATING 0, nyc/b ACTIVE 1, sfo/a ACTIVE 1"
+    assert city.describe(scope="nyc") == "nyc/a CREATING 0, nyc/b ACTIVE 1"
+    assert city.describe(scope="ny") == "none"
+    assert city.describe(stream="nyc/b") == "nyc/b ACTIVE 1"
+    assert city.describe(stream="nyc/a") == "UnknownStream"
+    assert city.describe(stream="nyc/c") == "UnknownStream"
+
+
+def test_describe_tells_what_was_rejected_and_how_far_the_journals_are_read(world: World) -> None:
+    world.begin("A")
+    world.touch("A")
+    world.write("A", "w1", count=2)
+    world.write("A", "w1", count=3, epoch=9, partition=1)
+    world.write("B", "w2", count=4, partition=1)
+    world.turn()
+    world.describe(stream="nyc/a")
+    (info,) = world.result.streams
+    assert info.rejected == {"wrong_stream_epoch": 3, "unknown_transaction": 4}
+    assert info.journal == {"0": 2, "1": 7}
+    assert (info.stream_epoch, info.reference_epoch, dict(info.settings)) == (0, 0, {})
+    assert info.segments == world.state.streams["nyc/a"].segments
+    world.create("nyc/b")
+    world.created("nyc/b", 0, 0)
+    world.describe(stream="nyc/b")
+    (info,) = world.result.streams
+    assert (info.rejected, info.journal) == ({}, {})

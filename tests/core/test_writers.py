@@ -1,0 +1,245 @@
+"""Touch and register: which streams a transaction writes to, and its writers' receipts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from anabranch.core import rows as k
+from anabranch.core.tokens import Token, sign
+from anabranch.schemas import records as r
+from tests.core.harness import KEY, World, nyc
+
+
+def receipt(world: World, *extents: r.Extent, sequence: int = 1, txn: str = "A") -> r.Receipt:
+    return r.Receipt(world.id(txn), world.writer("w1"), sequence, False, extents)
+
+
+def extent(stream: str = "nyc/a", partition: int = 0, first: int = 0, end: int = 1) -> r.Extent:
+    return r.Extent(stream, partition, first, end, end - first, 7)
+
+
+@pytest.fixture
+def opened(world: World) -> World:
+    """A is open and touched nyc/a."""
+    world.begin("A")
+    world.touch("A")
+    return world
+
+
+# -- touch -------------------------------------------------------------------------------------
+
+
+def test_the_first_touch_wins(world: World) -> None:
+    world.begin("A")
+    assert world.touch("A", "nyc/a") == "touched nyc/a epoch 0 on 0,1"
+    assert world.ops() == "BEGIN_TXN A nyc/a:0"
+    assert world.result.segments == world.state.streams["nyc/a"].segments
+    before = dict(world.table.rows)
+    assert world.touch("A", "nyc/a") == "touched nyc/a epoch 0 on 0,1"
+    assert world.ops() == "", "already applied"
+    assert {key for key, v in world.table.rows.items() if before.get(key) != v} == {
+        k.STATUS + k.ROUND_KEY
+    }
+
+
+def test_two_first_touches_in_one_round(world: World) -> None:
+    world.begin("A")
+    touch = r.Touch(world.token("A"), "nyc/a")
+    assert world.turn(("1", touch), ("2", touch)) == (
+        "[1] touched nyc/a epoch 0 on 0,1; [2] touched nyc/a epoch 0 on 0,1"
+    )
+    assert world.ops() == "BEGIN_TXN A nyc/a:0"
+
+
+def test_the_touched_epoch_is_the_streams_reference_epoch(world: World) -> None:
+    row = world.state.streams["nyc/a"]
+    world.log_rows([(k.stream_key("nyc/a"), replace(row, stream_epoch=5, reference_epoch=3))])
+    world.begin("A")
+    assert world.touch("A") == "touched nyc/a epoch 3 on 0,1"
+    assert world.state.participants(world.id("A")) == {"nyc/a": 3}
+    world.log_rows([(k.stream_key("nyc/a"), replace(row, stream_epoch=9, reference_epoch=9))])
+    assert world.touch("A") == "touched nyc/a epoch 3 on 0,1", "for all writers the same"
+
+
+@pytest.mark.parametrize(
+    ("stream", "answer"),
+    [
+        ("sfo/a", "CrossScope"),
+        ("nyc/none", "UnknownStream"),
+        ("nyc/creating", "UnknownStream"),
+        ("nyc", "InvalidArgument"),
+        ("nyc/a.journal", "InvalidArgument"),
+        ("", "InvalidArgument"),
+    ],
+)
+def test_streams_that_it_may_not_touch(world: World, stream: str, answer: str) -> None:
+    world.find_scope("sfo")
+    world.create("sfo/a")
+    world.created("sfo/a", 0, 0)
+    world.create("nyc/creating")
+    world.begin("A")
+    assert world.touch("A", stream) == answer
+
+
+@pytest.mark.parametrize("command", ["touch", "register"])
+def test_only_while_it_is_open(opened: World, command: str) -> None:
+    def again() -> str:
+        if command == "touch":
+            return opened.touch("A")
+        return opened.register("A", receipt(opened, extent()))
+
+    opened.held = True
+    opened.write("A", "w1")
+    true = opened.receipt("A", "w1")
+    assert opened.commit("A", own=[true]) == ""
+    assert "touched" in again() or "registered" in again(), "it waits, undecided: still open"
+    opened.held = False
+    assert opened.turn() == ""
+    assert opened.row("A").state == "COMMIT_IN_PROGRESS"
+    assert again() == "IllegalState; [commit A] A COMMITTED 1"
+    assert again() == "AlreadyCommitted"
+    opened.begin("B")
+    opened.abort("B")
+    assert opened.touch("B") == "TransactionAborted"
+    assert opened.register("B", receipt(opened, txn="B")) == "TransactionAborted"
+
+
+@pytest.mark.parametrize("command", ["touch", "register", "commit", "abort"])
+def test_of_no_such_transaction(world: World, command: str) -> None:
+    world.id("A")
+
+    def ask() -> str:
+        if command == "touch":
+            return world.touch("A")
+        if command == "register":
+            return world.register("A", receipt(world))
+        return world.commit("A") if command == "commit" else world.abort("A")
+
+    assert ask() == "UnknownTransaction"
+    row = replace(world.state.round, expired_ms=world.wall_ms)
+    world.log_rows([(k.ROUND_KEY, row)])
+    assert ask() == "Expired"
+
+
+@pytest.mark.parametrize("kind", ["touch", "register", "commit", "abort", "heartbeat"])
+def test_tokens_are_checked(opened: World, kind: str) -> None:
+    def ask(token: bytes) -> str:
+        return opened.ask(
+            "x",
+            {
+                "touch": r.Touch(token, "nyc/a"),
+                "register": r.Register(token, receipt(opened)),
+                "commit": r.Commit(token, (), None, None, 0),
+                "abort": r.Abort(token, ""),
+                "heartbeat": r.Heartbeat((token,)),
+            }[kind],
+        )
+
+    assert ask(b"") == "InvalidToken"
+    assert ask(sign(Token(opened.id("A"), 1, "nyc"), bytes(32))) == "InvalidToken"
+    opened.new_id("elsewhere", partition=3)
+    assert ask(sign(Token(opened.id("elsewhere"), 1, "nyc"), KEY)) == "InvalidToken"
+    assert "partition 3" in opened.message
+    assert opened.get("A") == "A OPEN"
+
+
+# -- register ----------------------------------------------------------------------------------
+
+
+def test_the_highest_sequence_wins(opened: World) -> None:
+    def known() -> r.Receipt:
+        return opened.state.writers(opened.id("A"))[opened.writer("w1")]
+
+    second = receipt(opened, extent(end=2), sequence=2)
+    assert opened.register("A", second) == "registered 2"
+    assert opened.register("A", receipt(opened, extent(end=1), sequence=1)) == "registered 2"
+    assert known() == second
+    assert opened.register("A", receipt(opened, extent(end=9), sequence=2)) == "registered 2"
+    assert known() == second, "the first of two with one sequence"
+    third = receipt(opened, extent(end=3), sequence=3)
+    assert opened.register("A", third) == "registered 3"
+    assert known() == third
+
+
+def test_writers_are_told_apart_by_64_bits(opened: World) -> None:
+    numbers = [0, 1, -1, (1 << 63) - 1, -(1 << 63)]
+    for number in numbers:
+        given = replace(receipt(opened), writer=number)
+        assert opened.register("A", given) == "registered 1"
+    assert set(opened.state.writers(opened.id("A"))) == set(numbers)
+    opened.lead(keep_table=False)
+    assert set(opened.state.writers(opened.id("A"))) == set(numbers)
+    opened.abort("A")
+    assert set(opened.state.writers(opened.id("A"))) == set(numbers)
+
+
+@pytest.mark.parametrize(
+    ("extents", "answer"),
+    [
+        ((), "registered 1"),
+        ((extent(), extent(partition=1)), "registered 1"),
+        ((extent(first=4, end=4),), "registered 1"),
+        ((extent(), extent(first=5, end=6)), "InvalidArgument"),
+        ((extent("nyc/b"),), "UnknownStream"),
+        ((extent("nyc/none"),), "UnknownStream"),
+        ((extent(first=2, end=1),), "InvalidArgument"),
+        ((extent(first=-1, end=1),), "InvalidArgument"),
+        ((replace(extent(), count=-1),), "InvalidArgument"),
+        ((replace(extent(), crc_sum=-1),), "InvalidArgument"),
+    ],
+    ids=[
+        "nothing written",
+        "two partitions",
+        "an empty extent",
+        "a partition twice",
+        "an untouched stream",
+        "an unknown stream",
+        "end below first",
+        "negative offset",
+        "negative count",
+        "negative checksum",
+    ],
+)
+@pytest.mark.parametrize("where", ["register", "own", "receipts"])
+def test_receipts_are_checked(extents: tuple[r.Extent, ...], answer: str, where: str) -> None:
+    world = nyc("nyc/a", "nyc/b")
+    world.begin("A")
+    world.touch("A")
+    given = receipt(world, *extents)
+    if where == "register":
+        assert world.register("A", given) == answer
+        return
+    refused = world.commit("A", own=[given] if where == "own" else (), receipts=[given])
+    assert (refused == answer) == (answer != "registered 1")
+
+
+@pytest.mark.parametrize("where", ["register", "own", "receipts"])
+def test_a_receipt_of_another_transaction(opened: World, where: str) -> None:
+    opened.begin("B")
+    other = receipt(opened, txn="B")
+    if where == "register":
+        assert opened.register("A", other) == "InvalidArgument"
+    else:
+        own, receipts = ([other], []) if where == "own" else ([], [other])
+        assert opened.commit("A", own=own, receipts=receipts) == "InvalidArgument"
+    assert "another transaction" in opened.message
+
+
+def test_a_receipt_of_a_partition_without_segment_can_never_be_covered(opened: World) -> None:
+    beyond = receipt(opened, extent(partition=2))
+    assert opened.register("A", beyond) == "InvalidArgument"
+    assert "no journal partition 2" in opened.message
+
+
+def test_who_asks_sees_the_writers_in_one_order(opened: World) -> None:
+    """Whatever the order of registration, before the end and after it."""
+    for number in (5, -3, 9):
+        opened.register("A", replace(receipt(opened), writer=number))
+    seen = []
+    for play in (lambda: None, opened.lead, lambda: opened.abort("A")):
+        play()
+        opened.get("A")
+        seen.append([w.writer for w in opened.result.writers])
+    assert seen == [[-3, 5, 9]] * 3
