@@ -59,12 +59,9 @@ def command(
     verbose: Verbose = False,
 ) -> None:
     """Read committed events of a stream, in stream order."""
-    import secrets
-
     from anabranch.cli.output import print_json, print_line
     from anabranch.cli.session import connected, target_of
 
-    group = group or f"anabranch-cli-{secrets.token_hex(4)}"
     with connected(target_of(bootstrap, prefix, _CONNECT_TIMEOUT_S, kafka)) as client:
         if transactions:
             for committed in _take(
