@@ -96,6 +96,10 @@ class MemoryCluster:
         self._transactions: dict[str, _Transactions] = {}
         self._next_producer_id = _FIRST_PRODUCER_ID
 
+    def pause(self, seconds: float) -> None:
+        """A waiting fetch sleeps, at most so long, before it looks again; a simulator overrides this."""
+        self.clock.sleep(min(seconds, self.poll))
+
     def log(self, process: str) -> MemoryLog:
         """A process's handle; ``process`` is what the hook is told."""
         return MemoryLog(self, process)
@@ -266,7 +270,7 @@ class MemoryLog:
             left = give_up - cluster.clock.monotonic()
             if result or left <= 0:
                 break
-            cluster.clock.sleep(min(left, cluster.poll))
+            cluster.pause(left)
         self.called("fetch.after")
         return result
 
