@@ -15,6 +15,7 @@ from anabranch.core import ids, tokens
 from anabranch.core.keyspace import even_ranges, position_of, record_checksum
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import FORMAT_VERSION, TYPES, decode, encode, schema_of
+from anabranch.topics.declarations import STREAM_SETTINGS
 from tests.schemas.protocol_page import BLOCK, CID, KEY, PAGE, TXN, WRITER, blocks
 
 TEXT = PAGE.read_text("utf-8")
@@ -166,6 +167,11 @@ def test_the_token() -> None:
     assert tokens.verify(data, KEY) == tokens.Token(TXN, 60_000, "nyc")
     assert bytes.fromhex(lines[1]) == tokens.key_id(KEY)
     assert data[5:7] == (3).to_bytes(2, "big")
+
+
+def test_the_settings_of_a_stream() -> None:
+    [named] = re.findall(r"Settings are those of the stream's topic, as text: (.+?);", TEXT, re.S)
+    assert set(re.findall(r"`([^`]+)`", named)) == STREAM_SETTINGS
 
 
 def test_the_page_names_every_topic_and_header() -> None:
