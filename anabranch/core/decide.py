@@ -9,7 +9,8 @@ from anabranch.core import decide_admin, decide_commit, decide_txn
 from anabranch.core import rows as k
 from anabranch.core.ids import made_ms_of
 from anabranch.core.plan import ReplyTo
-from anabranch.core.turn import Turn, attempt
+from anabranch.core.state import OpenTxn, State
+from anabranch.core.turn import Hearing, Turn, attempt
 from anabranch.errors import MalformedRecord
 from anabranch.schemas import records as r
 
@@ -55,21 +56,33 @@ def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
     decide_commit.advance_commits(turn)
     if turn.now_ms < turn.hearing.next_check_ms:
         return None
+    turn.hearing.next_check_ms = turn.now_ms + CHECK_MS
     if read_to_end:
-        turn.hearing.next_check_ms = turn.now_ms + CHECK_MS
         _abort_stale(turn)
     return _forget_old(turn)
 
 
+def anything_stale(state: State, hearing: Hearing, now_ms: int) -> bool:
+    """Whether some transaction would be aborted for its silence if all commands were read."""
+    return now_ms >= hearing.next_check_ms and any(
+        _is_stale(txn, hearing, now_ms) for txn in state.open.values()
+    )
+
+
+def _is_stale(txn: OpenTxn, hearing: Hearing, now_ms: int) -> bool:
+    """Only open transactions whose commit was not received."""
+    silent_ms = now_ms - hearing.last(txn.row.txn_id)
+    return silent_ms > txn.row.keepalive_ms and txn.row.state == "OPEN" and txn.pending is None
+
+
 def _abort_stale(turn: Turn) -> None:
-    stale = []
-    for txn_id, txn in turn.state.open.items():
-        if txn.row.state != "OPEN" or txn.pending is not None:
-            continue
+    stale = [
+        txn_id
+        for txn_id, txn in turn.state.open.items()
+        if _is_stale(txn, turn.hearing, turn.now_ms)
+    ]
+    for txn_id in sorted(stale):
         silent_ms = turn.now_ms - turn.hearing.last(txn_id)
-        if silent_ms > txn.row.keepalive_ms:
-            stale.append((txn_id, silent_ms))
-    for txn_id, silent_ms in sorted(stale):
         reason = f"stale: nothing heard of it for {silent_ms} ms"
         decide_txn.abort_txn(turn, txn_id, reason, op="expire")
 

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.core import rows as k
+from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.overlay import Rows
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import FINISHED
 from anabranch.schemas.records import Extent, Receipt, SegmentRange
 
 _VALUE = struct.Struct(">qqqqqq?")
+_AFTER_PARTITION = TXN_ID_SIZE + 16  # of an index key: transaction id, writer, first offset
 CRC_MODULUS = 1 << 63
 
 REASONS = (
@@ -192,6 +194,17 @@ class JournalIndex:
             self.positions.get((stream, partition), 0) >= extent.end
             for (_, stream, partition), extent in extents_of(receipts).items()
         )
+
+    def sweep(self, state: State) -> dict[bytes, bytes | None]:
+        """Table changes that forget transactions which ended while this table was not kept up."""
+        gone: dict[bytes, bytes | None] = {}
+        for key, _ in self.rows.scan(k.INDEX):
+            if key[-_AFTER_PARTITION : -_AFTER_PARTITION + TXN_ID_SIZE] not in state.open:
+                gone[key] = None
+        for key, _ in self.rows.scan(k.REJECTED):
+            if key[1:] not in state.open:
+                gone[key] = None
+        return gone
 
     def weigh(self, state: State, txn_id: bytes, receipts: Sequence[Receipt]) -> Weighed:
         """Hold receipts against what was indexed."""

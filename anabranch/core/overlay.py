@@ -27,16 +27,24 @@ class Overlay:
         return self._rows.get(key)
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        over = {key: v for key, v in self._changes.items() if key.startswith(prefix)}
-        if not over:
-            yield from self._rows.scan(prefix)
-            return
-        merged: dict[bytes, bytes | None] = dict(self._rows.scan(prefix))
-        merged.update(over)
-        for key in sorted(merged):
-            value = merged[key]
-            if value is not None:
+        over = sorted(key for key in self._changes if key.startswith(prefix))
+        at = 0
+        for key, value in self._rows.scan(prefix):
+            while at < len(over) and over[at] < key:
+                yield from self._changed(over[at])
+                at += 1
+            if at < len(over) and over[at] == key:
+                yield from self._changed(key)
+                at += 1
+            else:
                 yield key, value
+        for key in over[at:]:
+            yield from self._changed(key)
+
+    def _changed(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        value = self._changes.get(key)
+        if value is not None:
+            yield key, value
 
     def set(self, key: bytes, value: bytes | None) -> None:
         """Put, or delete where ``value`` is None."""

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from anabranch.core.decide import CHECK_MS, decide, decide_due
+from anabranch.core.decide import CHECK_MS, anything_stale, decide, decide_due
 from anabranch.core.decide_admin import ACTIVE, CREATING, stream_created, stream_refused
 from anabranch.core.decide_commit import next_deadline_ms
 from anabranch.core.decide_txn import abort_txn
@@ -78,7 +78,6 @@ class Controller:
     _tails: dict[str, Tail] = field(default_factory=dict)
     _commands_at: int = 0
     _queue: list[Command] = field(default_factory=list)
-    _queue_is_end: bool = False
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
     _careful: int = 0  # so many commands get a round of their own: the broker refused a round
 
@@ -105,6 +104,7 @@ class Controller:
             native_timeout=self.native_timeout,
         )
         self._index.load()
+        self.table.write(self._index.sweep(self._state))
         self._index.rejected.clear()
         self._hearing = Hearing(self._now_ms())
         self._tails.clear()
@@ -112,7 +112,6 @@ class Controller:
         ends = self.log.end_offsets(journals, committed=False)
         self._known_until = {(journals[tp], tp.partition): end for tp, end in ends.items()}
         self._queue.clear()
-        self._queue_is_end = False
         self._commands_at = self._state.round.commands_offset
         self._finish_creations()
 
@@ -136,8 +135,12 @@ class Controller:
             self._fetch(self._wait_for(max_wait))
         limit = 1 if self._careful else MAX_COMMANDS
         batch = self._queue[:limit]
-        at_end = self._queue_is_end and len(batch) == len(self._queue)
         turn = self._turn()
+        at_end = (
+            len(batch) == len(self._queue)
+            and anything_stale(self._state, self._hearing, turn.now_ms)
+            and self._all_read()
+        )
         try:
             wrote = self._round(turn, batch, read_to_end=at_end)
         except LogRefused as error:
@@ -240,11 +243,18 @@ class Controller:
             max_wait = min(max_wait, CHECK_MS / 1000)
         return max(0.0, max_wait)
 
+    def _all_read(self) -> bool:
+        """Whether the commands are read to their end: silence may be a heartbeat that was not read."""
+        commands = self._commands_partition
+        return self.log.end_offsets([commands], committed=False)[commands] <= self._commands_at
+
+    @property
+    def _commands_partition(self) -> TopicPartition:
+        return TopicPartition(commands_topic(self.settings.prefix), self.settings.control_partition)
+
     def _fetch(self, max_wait: float) -> None:
         """Fetch commands and journals together; index the journals, queue the commands."""
-        commands = TopicPartition(
-            commands_topic(self.settings.prefix), self.settings.control_partition
-        )
+        commands = self._commands_partition
         positions = {commands: self._commands_at}
         journals = dict(self._journal_positions())
         positions.update({tp: at for tp, (_, at) in journals.items()})
@@ -260,9 +270,6 @@ class Controller:
                 self._index_journal(stream, tp.partition, fetched[tp])
         if commands in fetched:
             self._queue_commands(fetched[commands])
-            self._queue_is_end = self._commands_at >= fetched[commands].high_watermark
-        else:
-            self._queue_is_end = True
 
     def _skip_deleted(
         self,

@@ -39,9 +39,7 @@ def index_fetched(
         if counting:
             for reason, count in scanned.rejected.items():
                 index.reject(stream, reason, count)
-    table.write(
-        index.add(state, stream, partition, runs, fetched.next_offset, counting=counting)
-    )
+    table.write(index.add(state, stream, partition, runs, fetched.next_offset, counting=counting))
 
 
 def scan(batch: RawBatch) -> Scanned:

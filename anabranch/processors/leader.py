@@ -11,7 +11,7 @@ from anabranch.core.turn import Settings
 from anabranch.errors import AnabranchError, NotLeading
 from anabranch.ports import Clock, Log, LogError, LogFenced, Table, TableError
 from anabranch.processors import failpoints
-from anabranch.processors.checkpoint import open_checkpoint
+from anabranch.processors.checkpoint import open_checkpoint, touch_checkpoint
 from anabranch.processors.controller import Controller
 
 log = logging.getLogger("anabranch.controller")
@@ -19,6 +19,7 @@ log = logging.getLogger("anabranch.controller")
 IDLE_WAIT_S = 0.5
 FENCED_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 0.2
+TOUCH_S = 60.0
 
 
 class Leader:
@@ -102,8 +103,12 @@ class Leader:
                     controller.lead()
                     self.term = controller.lease.term if controller.lease else 0
                     self._lead_is(True)
+                    touched = 0.0
                     while not self._stop.is_set():
                         controller.step(IDLE_WAIT_S)
+                        if self._clock.monotonic() - touched > TOUCH_S:
+                            touched = self._clock.monotonic()
+                            touch_checkpoint(table, self._clock)
                 except (LogFenced, NotLeading) as error:
                     log.warning("control partition %d: %s", self._settings.control_partition, error)
                     self._pause(FENCED_PAUSE_S)

@@ -124,12 +124,13 @@ def _pack_events(
     packer: _Packer, place: tuple[int, int], commit: StreamCommit, part: Part
 ) -> Iterator[Placed]:
     header = (TXN_HEADER, pack_txn_header(commit.txn_id, 0, commit.stream_epoch))
+    only = (header,)
     now = hybrid_time.to_ms(commit.timestamp)
     for event in part.events:
         packer.builder.add(
             event.key,
             event.value,
-            (*((h.key, h.value) for h in event.headers), header),
+            (*((h.key, h.value) for h in event.headers), header) if event.headers else only,
             event.timestamp if event.timestamp >= 0 else now,
         )
         packer.count(place, 1)
