@@ -1,0 +1,268 @@
+"""The client's ports over the in-memory log, so that a simulator can drive clients in one thread.
+
+No thread of its own: who waits for a reply reads the replies itself, and each call to the log is a place where
+the simulator may switch, inject an error, or end the process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
+from anabranch.client.ports import ClientPorts, Entropy, Opened, RecordHeaders
+from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.errors import DeadlineExceeded, NotReady, WriteFailed
+from anabranch.ports import Clock, LogError, TopicPartition
+from anabranch.topics.memory import MemoryLog
+from anabranch.topics.names import DEFAULT_PREFIX, commands_topic, replies_topic
+from anabranch.topics.records import Record, decode_records
+
+_SLICE_S = 0.25
+_PAUSE_S = 0.01
+_FETCH_BYTES = 1 << 20
+_FRAMING = 512
+_LIMIT = "max.message.bytes"
+
+
+def memory_client(
+    log: MemoryLog,
+    clock: Clock,
+    entropy: Entropy,
+    *,
+    prefix: str = DEFAULT_PREFIX,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    one_shot_bytes: int = DEFAULT_ONE_SHOT_BYTES,
+    batch_records: int = 100,
+) -> Client:
+    """A client on an in-memory log. Drive its heartbeats with `Client.heart`: ``step``, then ``hear``."""
+    bus = MemoryBus(log, clock, entropy, prefix)
+    ports = ClientPorts(bus, MemoryJournals(log, clock, batch_records), clock, entropy)
+    return Client(ports, timeout=timeout, one_shot_bytes=one_shot_bytes, threads=False)
+
+
+class MemoryBus:
+    """See `CommandBus`."""
+
+    def __init__(self, log: MemoryLog, clock: Clock, entropy: Entropy, prefix: str) -> None:
+        self._log = log
+        self._clock = clock
+        self._entropy = entropy
+        self._commands = commands_topic(prefix)
+        self._replies = replies_topic(prefix)
+        self._slots: dict[bytes, deque[bytes]] = {}
+        self._place: TopicPartition | None = None
+        self._position = 0
+        self._partitions = 0
+        self._max_bytes = 0
+        self._trouble = ""
+        self._closed = False
+
+    def ready(self, deadline: float) -> None:
+        """See `CommandBus`."""
+        while not self._started():
+            if self._clock.monotonic() >= deadline:
+                raise NotReady("the topics do not exist: start `anabranch controller`")
+            self._clock.sleep(_SLICE_S)
+
+    def _started(self) -> bool:
+        if self._place is None:
+            try:
+                self._start()
+            except LogError as error:
+                self._trouble = str(error)
+        return self._place is not None
+
+    def _start(self) -> None:
+        found = self._log.describe_topics([self._commands, self._replies])
+        if len(found) == 2:
+            number = int.from_bytes(self._entropy(4), "big") % found[self._replies].partitions
+            place = TopicPartition(self._replies, number)
+            self._position = self._log.end_offsets([place], committed=True)[place]
+            self._partitions = found[self._commands].partitions
+            self._max_bytes = int(found[self._commands].config.get(_LIMIT, 1 << 20))
+            self._place = place
+
+    def control_partitions(self) -> int:
+        """See `CommandBus`."""
+        return self._partitions
+
+    def max_command_bytes(self) -> int:
+        """See `CommandBus`."""
+        return self._max_bytes - _FRAMING
+
+    def send(self, control_partition: int, correlation_id: bytes, payload: bytes) -> None:
+        """See `CommandBus`."""
+        if self._closed or self._place is None:
+            return
+        self._slots.setdefault(correlation_id, deque())
+        headers = (
+            (CORRELATION_HEADER, correlation_id),
+            (REPLY_HEADER, self._place.partition.to_bytes(4, "big")),
+        )
+        record = Record(0, _now_ms(self._clock), None, payload, headers)
+        try:
+            self._log.produce(TopicPartition(self._commands, control_partition), [record])
+        except LogError as error:
+            self._trouble = str(error)  # the command may be there or not: only an answer tells
+
+    def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
+        """See `CommandBus`."""
+        slot = self._slots.setdefault(correlation_id, deque())
+        while True:
+            if slot:
+                return slot.popleft()
+            if self._closed or self._slots.get(correlation_id) is not slot:
+                return None
+            left = deadline - self._clock.monotonic()
+            self._receive(max(0.0, min(left, _SLICE_S)))
+            if left <= 0 and not slot:
+                return None
+
+    def _receive(self, max_wait: float) -> None:
+        if self._place is None:
+            self._clock.sleep(max_wait)
+            return
+        try:
+            fetched = self._log.fetch(
+                {self._place: self._position},
+                max_wait=max_wait,
+                max_bytes=_FETCH_BYTES,
+                committed=True,
+            ).get(self._place)
+        except LogError as error:
+            self._trouble = str(error)
+            self._clock.sleep(_PAUSE_S)
+            return
+        if fetched is None:
+            return
+        for batch in fetched.batches:
+            for record in decode_records(batch.data):
+                # Another of this client's processes may have read the same meanwhile.
+                if record.offset >= self._position and record.key and record.value:
+                    slot = self._slots.get(record.key)
+                    if slot is not None:
+                        slot.append(record.value)
+        self._position = max(self._position, fetched.next_offset)
+
+    def forget(self, correlation_id: bytes) -> None:
+        """See `CommandBus`."""
+        self._slots.pop(correlation_id, None)
+
+    def trouble(self) -> str:
+        """See `CommandBus`."""
+        return self._trouble
+
+    def close(self) -> None:
+        """See `CommandBus`."""
+        self._closed = True
+
+    def after_fork(self) -> None:
+        """See `CommandBus`."""
+
+
+class MemoryJournals:
+    """See `Journals`."""
+
+    def __init__(self, log: MemoryLog, clock: Clock, batch_records: int) -> None:
+        self._log = log
+        self._clock = clock
+        self._batch_records = batch_records
+
+    def writer(self) -> MemoryJournal:
+        """See `Journals`."""
+        return MemoryJournal(self._log, self._clock, self._batch_records)
+
+    def close(self) -> None:
+        """See `Journals`."""
+
+    def after_fork(self) -> None:
+        """See `Journals`."""
+
+
+class MemoryJournal:
+    """See `JournalWriter`. A batch is written when it is full, and by `flush`."""
+
+    def __init__(self, log: MemoryLog, clock: Clock, batch_records: int) -> None:
+        self._log = log
+        self._clock = clock
+        self._batch_records = batch_records
+        self._queued: dict[TopicPartition, list[Record]] = {}
+        self._failure: str | None = None
+
+    def open(self, topic: str, partitions: Sequence[int], deadline: float) -> Opened:
+        """See `JournalWriter`."""
+        while True:
+            try:
+                places = [TopicPartition(topic, p) for p in partitions]
+                ends = self._log.end_offsets(places, committed=False)
+                info = self._log.describe_topics([topic])[topic]
+            except LogError as error:
+                self._pause(deadline, error)
+            else:
+                limit = int(info.config.get(_LIMIT, 1 << 20))
+                return Opened({place.partition: ends[place] for place in places}, limit)
+
+    def write(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders,
+        timestamp_ms: int,
+    ) -> None:
+        """See `JournalWriter`."""
+        self._check()
+        place = TopicPartition(topic, partition)
+        stamp = timestamp_ms or _now_ms(self._clock)
+        queued = self._queued.setdefault(place, [])
+        queued.append(Record(0, stamp, key, value, tuple(headers)))
+        if len(queued) >= self._batch_records:
+            self._write_batch(place)
+
+    def flush(
+        self, written: Iterable[TopicPartition], deadline: float
+    ) -> dict[TopicPartition, int]:
+        """See `JournalWriter`."""
+        self._check()
+        for place in list(self._queued):
+            self._write_batch(place)
+        places = list(written)
+        while True:
+            try:
+                return self._log.end_offsets(places, committed=False)
+            except LogError as error:
+                self._pause(deadline, error)
+
+    def _write_batch(self, place: TopicPartition) -> None:
+        records = self._queued.pop(place, [])
+        if not records:
+            return
+        try:
+            self._log.produce(place, records)
+        except LogError as error:
+            self._failure = f"a write to {place.topic}[{place.partition}] failed: {error}"
+            self._check()
+
+    def _pause(self, deadline: float, error: LogError) -> None:
+        if self._clock.monotonic() >= deadline:
+            raise DeadlineExceeded(f"the log can't be asked; call again: {error}") from error
+        self._clock.sleep(_PAUSE_S)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise WriteFailed(f"{self._failure}; join again and rewrite")
+
+    def discard(self) -> None:
+        """See `JournalWriter`."""
+        self._queued.clear()
+        self._failure = self._failure or "the writer was discarded"
+
+    def release(self) -> None:
+        """See `JournalWriter`."""
+        self._failure = self._failure or "the writer was released"
+
+
+def _now_ms(clock: Clock) -> int:
+    return int(clock.wall() * 1000)

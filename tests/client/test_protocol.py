@@ -1,0 +1,255 @@
+"""Commands repeated until answered; refusals sorted; outcomes resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from anabranch import errors
+from anabranch.client.protocol import FIRST_REPEAT_S, Session
+from anabranch.schemas import records as r
+from tests.client.answers import STREAM, TXN, obliging, outcome, refusal, token_of
+from tests.client.doubles import HYBRID_TIME, ManualClock, ScriptedBus, scripted_ports
+
+
+def session_of(script: Any) -> tuple[Session, ScriptedBus, ManualClock]:
+    bus, clock, ports = scripted_ports(script)
+    return Session(ports), bus, clock
+
+
+def in_turn(*answers: Any) -> Any:
+    """A script that gives these answers, one a command."""
+    left: Iterator[Any] = iter(answers)
+    return lambda command: next(left)
+
+
+# -- repeating ------------------------------------------------------------------------------------------
+
+
+def test_one_answer_is_enough() -> None:
+    session, bus, clock = session_of(obliging)
+    assert session.find_scope("nyc", clock.now + 10) == 0
+    assert bus.names() == ["FindScope"]
+    assert session.highest_timestamp == HYBRID_TIME
+
+
+def test_a_scope_is_asked_for_once() -> None:
+    session, bus, clock = session_of(obliging)
+    for _ in range(3):
+        session.find_scope("nyc", clock.now + 10)
+    assert len(bus.sent) == 1
+
+
+def test_a_lost_command_is_repeated_with_the_same_ids() -> None:
+    session, bus, clock = session_of(in_turn(None, None, r.ScopeInfo("nyc", 0)))
+    session.find_scope("nyc", clock.now + 30)
+    assert [sent.at - bus.sent[0].at for sent in bus.sent] == [
+        0,
+        FIRST_REPEAT_S,
+        3 * FIRST_REPEAT_S,
+    ]
+    assert len({sent.correlation_id for sent in bus.sent}) == 1
+    assert len({sent.command for sent in bus.sent}) == 1
+
+
+def test_a_late_answer_to_the_first_try_counts() -> None:
+    session, bus, clock = session_of(in_turn((3.0, r.ScopeInfo("nyc", 0)), None))
+    started = clock.now
+    session.find_scope("nyc", clock.now + 30)
+    assert clock.now == started + 3.0
+    assert len(bus.sent) == 2
+
+
+def test_a_second_answer_is_not_taken_for_the_next_command() -> None:
+    answers = [r.ScopeInfo("nyc", 0), (0.1, r.ScopeInfo("nyc", 7))]
+    session, _, clock = session_of(in_turn(answers, r.ScopeInfo("sea", 3)))
+    assert session.find_scope("nyc", clock.now + 10) == 0
+    assert session.find_scope("sea", clock.now + 10) == 3
+
+
+def test_no_two_commands_share_a_correlation_id() -> None:
+    session, bus, clock = session_of(obliging)
+    for i in range(100):
+        session.find_scope(f"scope{i}", clock.now + 10)
+    assert len({sent.correlation_id for sent in bus.sent}) == 100
+    assert {len(sent.correlation_id) for sent in bus.sent} == {16}
+
+
+def test_silence_from_the_start_is_not_ready() -> None:
+    session, _, clock = session_of(lambda command: None)
+    started = clock.now
+    with pytest.raises(errors.NotReady, match="anabranch controller"):
+        session.find_scope("nyc", clock.now + 10)
+    assert clock.now == started + 10
+
+
+def test_silence_later_is_a_deadline() -> None:
+    session, _, clock = session_of(in_turn(r.ScopeInfo("nyc", 0), *[None] * 9))
+    session.find_scope("nyc", clock.now + 10)
+    with pytest.raises(errors.DeadlineExceeded, match="FindScope"):
+        session.find_scope("sea", clock.now + 10)
+
+
+def test_an_unexpected_answer_is_malformed() -> None:
+    session, _, clock = session_of(lambda command: r.Registered(1))
+    with pytest.raises(errors.MalformedRecord, match="Registered"):
+        session.find_scope("nyc", clock.now + 10)
+
+
+def test_a_command_that_is_too_large_is_not_sent() -> None:
+    session, bus, clock = session_of(obliging)
+    bus.max_bytes = 100
+    events = [r.Event(STREAM, -1, None, b"x" * 100, (), -1)]
+    with pytest.raises(errors.EventTooLarge):
+        session.one_shot(TXN, "nyc", None, events, clock.now + 10)
+    assert bus.sent == []
+
+
+# -- refusals -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "UnknownScope", "UnknownStream", "StreamExists", "InvalidToken", "IllegalState", "AlreadyCommitted",
+        "TransactionAborted", "Expired", "ReceiptsNotCovered", "ReceiptMismatch", "WritersUnfinished",
+        "TooManyTransactions", "ClockSkew", "InvalidArgument", "UnsupportedVersion", "CrossScope",
+    ],
+)  # fmt: skip
+def test_a_refusal_is_raised_as_its_error(code: str) -> None:
+    session, bus, clock = session_of(lambda command: refusal(code))
+    with pytest.raises(getattr(errors, code), match="what to do"):
+        session.touch(token_of(), STREAM, clock.now + 10)
+    assert len(bus.sent) == 1
+
+
+def test_a_refusal_unknown_here_is_to_be_fixed() -> None:
+    session, _, clock = session_of(lambda command: refusal("FromTheFuture"))
+    with pytest.raises(errors.FixCallError, match="FromTheFuture: what to do"):
+        session.touch(token_of(), STREAM, clock.now + 10)
+
+
+def test_not_ready_is_asked_again_under_new_ids() -> None:
+    session, bus, clock = session_of(
+        in_turn(refusal("NotReady"), refusal("NotReady"), r.Touched(STREAM, 0, ()))
+    )
+    session.touch(token_of(), STREAM, clock.now + 10)
+    assert len({sent.correlation_id for sent in bus.sent}) == 3
+
+
+def test_not_ready_to_the_end_is_raised() -> None:
+    session, bus, clock = session_of(lambda command: refusal("NotReady"))
+    started = clock.now
+    with pytest.raises(errors.NotReady):
+        session.touch(token_of(), STREAM, clock.now + 10)
+    assert 8 < clock.now - started <= 10
+    assert 10 < len(bus.sent) < 30
+
+
+# -- outcomes -------------------------------------------------------------------------------------------
+
+UNKNOWN = errors.OutcomeUnknown
+ABORTED = errors.TransactionAborted
+_committed = outcome()
+_aborted = outcome(state="ABORTED")
+_open = outcome(state="OPEN")
+_going_on = outcome(state="COMMIT_IN_PROGRESS")
+
+# (what is answered to the commits, in turn; what to the resolves, in turn; what comes of it), the last for ever.
+SETTLED: dict[str, tuple[list[Any], list[Any], Any]] = {
+    "answered": ([_committed], [None], "COMMITTED"),
+    "answered late": ([(15.0, _committed)], [None], "COMMITTED"),
+    "answer lost, resolved": ([None], [_committed], "COMMITTED"),
+    "command lost, resolved": ([None], [_aborted], ABORTED),
+    "resolved at the second try": ([None], [None, _committed], "COMMITTED"),
+    "aborted": ([refusal("TransactionAborted")], [None], ABORTED),
+    "answered that it is aborted": ([_aborted], [None], ABORTED),
+    "nothing at all": ([None], [None], UNKNOWN),
+    "still open: committed again": ([None] * 5 + [_committed], [_open], "COMMITTED"),
+    "still being committed": ([None] * 5 + [_committed], [_going_on], "COMMITTED"),
+    "open to the end": ([None], [_open], UNKNOWN),
+    "outcome expired": ([None], [refusal("Expired")], errors.Expired),
+    "refused": ([refusal("WritersUnfinished")], [None], errors.WritersUnfinished),
+    "refused after a repeat": ([None, refusal("ReceiptMismatch")], [None], errors.ReceiptMismatch),
+    "not ready, then committed": ([refusal("NotReady"), _committed], [None], "COMMITTED"),
+}
+
+
+def rules(commits: list[Any], resolves: list[Any]) -> Any:
+    def script(command: Any) -> Any:
+        answers = resolves if isinstance(command, r.Resolve) else commits
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    return script
+
+
+@pytest.mark.parametrize("case", SETTLED)
+@pytest.mark.parametrize("kind", ["commit", "one-shot"])
+def test_an_uncertain_commit_is_settled(case: str, kind: str) -> None:
+    commits, resolves, expected = SETTLED[case]
+    session, bus, clock = session_of(rules(list(commits), list(resolves)))
+    deadline = clock.now + 30
+
+    def run() -> r.Outcome:
+        if kind == "commit":
+            return session.commit(token_of(), (), None, None, deadline)
+        return session.one_shot(TXN, "nyc", None, (), deadline)
+
+    if isinstance(expected, str):
+        assert run().state == expected
+    else:
+        with pytest.raises(expected) as caught:
+            run()
+        if expected is UNKNOWN:
+            assert caught.value.txn_id == TXN
+            assert caught.value.token == (token_of() if kind == "commit" else None)
+    assert clock.now <= deadline
+    # A commit that may be on its way is never left for another id.
+    assert {sent.command.txn_id for sent in bus.sent if hasattr(sent.command, "txn_id")} <= {TXN}
+
+
+def test_resolve_is_asked_only_when_the_commit_stays_unanswered() -> None:
+    session, bus, clock = session_of(rules([None], [_committed]))
+    started = clock.now
+    session.commit(token_of(), (), None, None, clock.now + 30)
+    resolve = next(sent for sent in bus.sent if isinstance(sent.command, r.Resolve))
+    assert resolve.at == pytest.approx(started + 20)
+    assert bus.names()[:2] == ["Commit", "Commit"]
+
+
+def test_the_controller_waits_for_the_journal_shorter_than_the_client() -> None:
+    session, bus, clock = session_of(obliging)
+    session.commit(token_of(), (), None, None, clock.now + 30)
+    assert bus.of(r.Commit)[0].wait_ms == 20_000
+    session.commit(token_of(), (), None, None, clock.now + 0.4)
+    assert 0 < bus.of(r.Commit)[1].wait_ms <= 100
+    session.commit(token_of(), (), None, None, clock.now + 1e6)
+    assert bus.of(r.Commit)[2].wait_ms == 600_000
+
+
+def test_a_name_committed_before_gives_that_outcome() -> None:
+    other = outcome(b"\0" * 15 + b"\1", name="n")
+    session, _, clock = session_of(lambda command: other)
+    assert session.commit(token_of(), (), None, "n", clock.now + 30) == other
+
+
+# -- heartbeats -----------------------------------------------------------------------------------------
+
+
+def test_heartbeats_go_in_one_command_for_each_control_partition() -> None:
+    session, bus, clock = session_of(lambda command: None)
+    tokens = [token_of(p.to_bytes(2, "big") + bytes([i]) * 14) for p in (0, 3) for i in range(1, 4)]
+    session.beat(b"cid", tokens, clock.now + 1)
+    assert [(s.partition, s.command.tokens) for s in bus.sent] == [
+        (0, tuple(tokens[:3])),
+        (3, tuple(tokens[3:])),
+    ]
+    assert session.hear_beat(b"cid", clock.now + 1) == ()
+
+
+def test_the_answer_to_a_heartbeat_names_what_is_over() -> None:
+    session, _, clock = session_of(lambda command: r.Alive((_aborted,)))
+    session.beat(b"cid", [token_of()], clock.now + 1)
+    assert session.hear_beat(b"cid", clock.now + 1) == (_aborted,)
