@@ -140,8 +140,9 @@ class BatchBuilder:
         bytes_in = np.frombuffer(body, dtype=np.uint8)
         records = min(last_delta - first_delta + 1, header.record_count)
         enough = len(body) - _last.at + records * _COPY_GROWTH
-        for room in (records * _COPY_GUESS, enough):
-            out = np.empty(min(room, enough), dtype=np.uint8)
+        room = min(records * _COPY_GUESS, enough)
+        while True:
+            out = np.empty(room, dtype=np.uint8)
             state = np.array(
                 (_last.at, 0, self._count, 0, self._base_timestamp, self._max_timestamp),
                 dtype=np.int64,
@@ -156,10 +157,9 @@ class BatchBuilder:
                 out,
                 state,
             )
-            if result != kernel.NO_ROOM:
+            if result != kernel.NO_ROOM or room == enough:
                 break
-        else:
-            result = kernel.MALFORMED_RESULT
+            room = enough
         if result != 0:
             raise CorruptBatch(f"the batch at offset {header.base_offset} can't be taken apart")
         at, size, self._count, copied, self._base_timestamp, self._max_timestamp = state.tolist()

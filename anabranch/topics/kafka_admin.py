@@ -19,6 +19,7 @@ from anabranch.topics.wire.codes import NONE
 
 _TOPIC_RESOURCE = 2
 _METADATA_PAUSE_S = 0.02
+_EARLIEST = -2
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
@@ -165,20 +166,28 @@ def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float)
         raise_or_again(codes.CREATE_CODES, code, f"create topic {topic.name}", detail)
 
 
-def wait_for_leaders(
-    cluster: Cluster, partitions: Sequence[TopicPartition], deadline: float
-) -> None:
-    """Return when every partition has a leader (brokers learn of a new topic a little later)."""
+def wait_for_leaders(cluster: Cluster, names: Iterable[str], deadline: float) -> None:
+    """Return when all partitions of these topics are led, and their leaders know it.
+
+    A new topic is in the metadata before its leaders serve it, and a native transaction can't wait for
+    them: an append that finds no leader is uncertain.
+    """
+    wanted = set(names)
     while True:
-        try:
-            if len(cluster.leaders(partitions, deadline)) == len(partitions):
-                return
-        except LogRefused:
-            # An existing topic with fewer partitions than asked for: that is for the check to say.
-            return
+        found = cluster.refresh(wanted, deadline)
+        if len(found) == len(wanted) and all(
+            len(topic.leaders) == topic.partitions for topic in found.values()
+        ):
+            break
         if time.monotonic() > deadline:
-            raise LogUnavailable("new topics have no leaders")
+            raise LogUnavailable(f"no leaders yet: {', '.join(sorted(wanted))}")
         time.sleep(_METADATA_PAUSE_S)
+    partitions = [TopicPartition(n, p) for n, topic in found.items() for p in topic.leaders]
+    cluster.repeat(
+        "leaders of new topics",
+        deadline,
+        lambda: list_offsets(cluster, partitions, _EARLIEST, committed=False, deadline=deadline),
+    )
 
 
 def describe_topics(

@@ -244,9 +244,7 @@ class KafkaLog:
                 deadline,
                 lambda: kafka_admin.create_topics(self._cluster, specs, deadline),
             )
-            wanted = [TopicPartition(s.name, n) for s in specs for n in range(s.partitions)]
-            self._cluster.forget({spec.name for spec in specs})
-            kafka_admin.wait_for_leaders(self._cluster, wanted, deadline)
+            kafka_admin.wait_for_leaders(self._cluster, (spec.name for spec in specs), deadline)
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """See `anabranch.ports.Log.describe_topics`."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from anabranch.ports import (
+    CorruptBatch,
     LogError,
     LogFenced,
     LogRefused,
@@ -21,7 +22,7 @@ from anabranch.ports import (
     LogUncertain,
     TopicPartition,
 )
-from anabranch.topics.batch import Buffer, next_sequence, patch_parts, read_header
+from anabranch.topics.batch import Buffer, check_crc, next_sequence, patch_parts, read_header
 from anabranch.topics.wire import calls, codes, data
 from anabranch.topics.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE
 from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
@@ -96,7 +97,11 @@ class KafkaProducer:
         self.producer_epoch = -1
         self.is_v2 = False
         deadline = cluster.deadline()
-        cluster.repeat(f"initialise {transactional_id}", deadline, lambda: self._init(deadline))
+        try:
+            cluster.repeat(f"initialise {transactional_id}", deadline, lambda: self._init(deadline))
+        except BaseException:
+            self.close()
+            raise
 
     # -- the port -----------------------------------------------------------------------------------
 
@@ -116,7 +121,13 @@ class KafkaProducer:
         order = [index for _, index in ranked]
         if not self.is_v2:
             self._check_usable()
-            self._add_partitions(seen)
+            try:
+                # All in one request; a partition that does not exist is refused before.
+                self._cluster.leaders(seen, self._cluster.deadline())
+                self._add_partitions(seen)
+            except LogError as error:
+                self._after_failure(error)
+                raise
         offsets = self.append_stream(batches[index] for index in order)
         result = [0] * len(order)
         for index, offset in zip(order, offsets, strict=True):
@@ -193,15 +204,13 @@ class KafkaProducer:
             link.in_flight.clear()
         self._sequences = dict(self._acked)
         if isinstance(error, LogRefused):
-            if self._begun:
-                self._refusal = error
+            self._refusal = error
         elif isinstance(error, LogFenced | LogUncertain):
             self._ended = error
         else:
             # An interrupt, or the caller's own generator failed: the transaction is not whole.
             self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
-        for partition in self._added:
-            self._cluster.forget((partition.topic,))
+        self._cluster.forget({partition.topic for partition in self._added})
 
     def _over(self, error: LogError) -> LogError:
         self._ended = error
@@ -212,7 +221,12 @@ class KafkaProducer:
     def _gather(
         self, index: int, partition: TopicPartition, batch: Buffer, offsets: list[int]
     ) -> None:
-        count = read_header(batch).record_count
+        try:
+            header = read_header(batch)
+            # Patching computes a new CRC, which would hide that the old one was wrong.
+            check_crc(batch)
+        except CorruptBatch as error:
+            raise LogRefused(f"{self._id}: append: {error}", codes.CORRUPT_MESSAGE) from error
         link = self._link(partition)
         wave = link.gathering
         if partition in wave.pieces or (
@@ -222,7 +236,7 @@ class KafkaProducer:
             wave = link.gathering
         sequence = self._sequences.get(partition, 0)
         parts = patch_parts(batch, self.producer_id, self.producer_epoch, sequence)
-        following = next_sequence(sequence, count)
+        following = next_sequence(sequence, header.record_count)
         self._sequences[partition] = following
         wave.pieces[partition] = _Piece(index, partition, parts, following)
         wave.size += len(batch)

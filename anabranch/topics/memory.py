@@ -418,7 +418,13 @@ class MemoryProducer:
 
     def append_stream(self, batches: Iterable[tuple[TopicPartition, bytes]]) -> list[int]:
         """See `anabranch.ports.Producer.append_stream`."""
-        return self.append(list(batches))
+        try:
+            listed = list(batches)
+        except BaseException as error:
+            # As on a broker, where some of it may have been stored already.
+            self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
+            raise
+        return self.append(listed)
 
     def commit(self) -> None:
         """See `anabranch.ports.Producer.commit`."""

@@ -26,7 +26,7 @@ from anabranch.topics.wire.connection import Connection, ConnectionBroken
 T = TypeVar("T")
 
 # A new topic may not be known to every broker at once; after that, it does not exist.
-_UNKNOWN_TOPIC_S = 5.0
+_UNKNOWN_TOPIC_S = 2.0
 _TRANSACTION_KEY_TYPE = 1
 _NO_TOPIC_ID = bytes(16)
 

@@ -13,6 +13,7 @@ from anabranch.ports import LogError, LogFenced, LogRefused, LogUnavailable, Log
 
 NONE = 0
 OFFSET_OUT_OF_RANGE = 1
+CORRUPT_MESSAGE = 2
 UNKNOWN_TOPIC_OR_PARTITION = 3
 OUT_OF_ORDER_SEQUENCE = 45
 CONCURRENT_TRANSACTIONS = 51

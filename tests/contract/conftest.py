@@ -1,0 +1,119 @@
+"""The makes of each port, behind one fixture each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
+from anabranch.processors.memory_table import MemoryStore
+from anabranch.processors.rocks_table import RocksTable
+from anabranch.topics.kafka_log import KafkaLog
+from anabranch.topics.memory import MemoryCluster
+
+
+@dataclass
+class SteppedClock:
+    """A clock that only sleeping moves."""
+
+    now: float = 1_700_000_000.0
+
+    def wall(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Maker:
+    """Logs of one make, all on the same cluster."""
+
+    name: str
+    open: Callable[[], Log]
+    now_ms: int
+    logs: list[Log] = field(default_factory=list)
+    producers: list[Producer] = field(default_factory=list)
+
+    def log(self) -> Log:
+        """A new handle, closed after the test."""
+        self.logs.append(self.open())
+        return self.logs[-1]
+
+    def producer(self, name: str | None = None, timeout: float = 60) -> Producer:
+        """A producer from a log of its own, closed after the test."""
+        made = self.log().producer(name or self.new_id(), timeout=timeout)
+        self.producers.append(made)
+        return made
+
+    def topic(self, partitions: int = 1, **config: str) -> list[TopicPartition]:
+        """A new topic's partitions."""
+        name = f"contract-{uuid.uuid4().hex[:12]}"
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        self.log().create_topics([TopicSpec(name, partitions, settings)])
+        return [TopicPartition(name, number) for number in range(partitions)]
+
+    def new_id(self) -> str:
+        """A transactional id that nothing else uses."""
+        return f"contract-{uuid.uuid4().hex[:12]}"
+
+
+def _kafka(bootstrap: str, name: str) -> Maker:
+    import time
+
+    return Maker(name, lambda: KafkaLog(bootstrap), int(time.time() * 1000))
+
+
+def _memory(name: str, version: int) -> Maker:
+    clock = SteppedClock()
+    cluster = MemoryCluster(clock, transaction_version=version, marker_delay=0.002)
+    return Maker(name, lambda: cluster.log("process"), int(clock.now * 1000))
+
+
+@pytest.fixture(
+    params=[
+        "memory-v2",
+        "memory-v0",
+        pytest.param("kafka-v2", marks=pytest.mark.broker),
+        pytest.param("kafka-v0", marks=pytest.mark.broker),
+    ]
+)
+def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
+    """Every make of the log."""
+    name: str = request.param
+    version = int(name[-1])
+    if name.startswith("memory"):
+        made = _memory(name, version)
+    else:
+        fixture = "broker" if version == 2 else "broker_tv0"
+        made = _kafka(request.getfixturevalue(fixture).bootstrap, name)
+    yield made
+    for producer in made.producers:
+        producer.close()
+    for log in made.logs:
+        log.close()
+
+
+@pytest.fixture
+def log(maker: Maker) -> Log:
+    """A handle of the make under test."""
+    return maker.log()
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
+    """Every make of the table."""
+    made: Table
+    if request.param == "memory":
+        made = MemoryStore().open("process")
+    else:
+        made = RocksTable(tmp_path / "table")
+    yield made
+    made.close()

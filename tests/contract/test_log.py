@@ -1,0 +1,164 @@
+"""What every make of the log promises: reading, topics, offsets."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from anabranch.ports import Log, LogRefused, OffsetOutOfRange, TopicPartition, TopicSpec
+from tests.contract.conftest import Maker
+from tests.contract.helpers import batch, read_all, values, write
+
+
+def test_a_topic_is_created_once(maker: Maker, log: Log) -> None:
+    (first, _) = maker.topic(2, retention_ms="-1")
+    log.create_topics([TopicSpec(first.topic, 5, {"retention.ms": "1000"})])
+    info = log.describe_topics([first.topic])[first.topic]
+    assert info.partitions == 2
+    assert info.config["retention.ms"] == "-1"
+
+
+def test_a_topic_is_described_with_its_defaults(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    (other,) = maker.topic()
+    found = log.describe_topics([tp.topic, "contract-no-such-topic", other.topic])
+    assert sorted(found) == sorted([tp.topic, other.topic])
+    info = found[tp.topic]
+    assert info.replication_factor == 1
+    assert info.config["compression.type"] == "producer"
+    assert info.config["cleanup.policy"] == "delete"
+    assert info.config["message.timestamp.after.max.ms"] == "3600000"
+    assert info.topic_id
+    assert info.topic_id != found[other.topic].topic_id
+
+
+def test_no_topics_are_no_calls(log: Log) -> None:
+    log.create_topics([])
+    assert log.describe_topics([]) == {}
+    assert log.fetch({}, max_wait=0, max_bytes=1, committed=True) == {}
+    assert log.end_offsets([], committed=True) == {}
+
+
+def test_a_wrong_setting_is_refused(log: Log, maker: Maker) -> None:
+    if maker.name.startswith("memory"):
+        pytest.skip("the memory log does not judge settings")
+    with pytest.raises(LogRefused, match="retention") as caught:
+        log.create_topics([TopicSpec("contract-wrong", 1, {"retention.ms": "soon"})])
+    assert caught.value.error == 40
+
+
+def test_an_empty_partition(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    assert log.start_offsets([tp]) == {tp: 0}
+    assert log.end_offsets([tp], committed=True) == {tp: 0}
+    assert log.offsets_for_time([tp], 0) == {tp: None}
+    assert log.fetch({tp: 0}, max_wait=0, max_bytes=1 << 20, committed=True) == {}
+
+
+def test_a_position_outside_the_log_is_refused(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    write(log, maker, [(tp, batch("a", "b"))])
+    with pytest.raises(OffsetOutOfRange) as caught:
+        log.fetch({tp: 17}, max_wait=0, max_bytes=1 << 20, committed=True)
+    assert caught.value.partition == tp
+    assert caught.value.position == 17
+    log.delete_records({tp: 1})
+    with pytest.raises(OffsetOutOfRange):
+        log.fetch({tp: 0}, max_wait=0, max_bytes=1 << 20, committed=False)
+
+
+def test_a_batch_that_spans_the_position_comes_whole(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    write(log, maker, [(tp, batch("a", "b", "c")), (tp, batch("d"))])
+    fetched = log.fetch({tp: 2}, max_wait=1, max_bytes=1 << 20, committed=True)[tp]
+    assert [(b.base_offset, b.next_offset) for b in fetched.batches] == [(0, 3), (3, 4)]
+    fetched = log.fetch({tp: 3}, max_wait=1, max_bytes=1 << 20, committed=True)[tp]
+    assert [b.base_offset for b in fetched.batches] == [3]
+
+
+def test_fetching_goes_on_behind_what_it_passed(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    write(log, maker, [(tp, batch("a"))])
+    fetched = log.fetch({tp: 0}, max_wait=1, max_bytes=1 << 20, committed=True)[tp]
+    # The marker is passed, now or with the next fetch.
+    assert fetched.next_offset in (1, 2)
+    assert fetched.log_start_offset == 0
+    assert fetched.high_watermark >= fetched.last_stable_offset >= 1
+    _, position = read_all(log, tp, committed=True)
+    assert position == log.end_offsets([tp], committed=True)[tp] == 2
+
+
+def test_a_small_limit_brings_one_batch_at_least(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    big = batch(*("x" * 1000 for _ in range(20)))
+    write(log, maker, [(tp, big), (tp, big), (tp, big)])
+    fetched = log.fetch({tp: 0}, max_wait=1, max_bytes=100, committed=True)[tp]
+    assert [b.base_offset for b in fetched.batches] == [0]
+    assert len(values(read_all(log, tp, committed=True, max_bytes=100)[0])) == 60
+
+
+def test_no_partition_starves(maker: Maker, log: Log) -> None:
+    partitions = maker.topic(3)
+    big = batch("x" * 5000)
+    write(log, maker, [(tp, big) for tp in partitions for _ in range(3)])
+    positions = dict.fromkeys(partitions, 0)
+    seen: set[TopicPartition] = set()
+    for _ in range(12):
+        found = log.fetch(positions, max_wait=1, max_bytes=6000, committed=True)
+        # Positions stay: whoever asks for everything again must still see everything.
+        seen.update(found)
+    assert seen == set(partitions)
+
+
+def test_waiting_ends_with_the_first_data(maker: Maker, log: Log) -> None:
+    one, two = maker.topic(2)
+    write(log, maker, [(two, batch("a"))])
+    started = time.monotonic()
+    found = log.fetch({one: 0, two: 0}, max_wait=20, max_bytes=1 << 20, committed=True)
+    assert list(found) == [two]
+    assert time.monotonic() - started < 10
+
+
+def test_waiting_ends_at_its_limit(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    started = time.monotonic()
+    assert log.fetch({tp: 0}, max_wait=0.2, max_bytes=1 << 20, committed=True) == {}
+    passed = time.monotonic() - started
+    assert passed < 5
+    if maker.name.startswith("kafka"):
+        assert passed >= 0.15
+
+
+def test_offsets_for_a_time(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    t = maker.now_ms - 10_000_000
+    write(log, maker, [(tp, batch("a", "b", "c", timestamps=(t, t + 10, t + 5)))])
+    write(log, maker, [(tp, batch("d", timestamps=(t + 20,)))])
+    assert log.offsets_for_time([tp], t - 5) == {tp: 0}
+    assert log.offsets_for_time([tp], t) == {tp: 0}
+    assert log.offsets_for_time([tp], t + 1) == {tp: 1}
+    assert log.offsets_for_time([tp], t + 10) == {tp: 1}
+    # A marker has a timestamp too, the time of its making.
+    assert log.offsets_for_time([tp], t + 11) == {tp: 3}
+    assert log.offsets_for_time([tp], maker.now_ms + 100_000_000) == {tp: None}
+
+
+def test_deleting_records_moves_the_start(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    write(log, maker, [(tp, batch("a", "b")), (tp, batch("c", "d"))])
+    log.delete_records({tp: 3})
+    assert log.start_offsets([tp]) == {tp: 3}
+    assert [v for v in values(read_all(log, tp, committed=True, start=3)[0]) if v >= "d"] == ["d"]
+    log.delete_records({tp: 1})
+    assert log.start_offsets([tp]) == {tp: 3}
+    with pytest.raises(LogRefused) as caught:
+        log.delete_records({tp: 999})
+    assert caught.value.error == 1
+
+
+def test_an_unknown_topic_is_refused(log: Log) -> None:
+    missing = TopicPartition("contract-no-such-topic", 0)
+    with pytest.raises(LogRefused) as caught:
+        log.end_offsets([missing], committed=False)
+    assert caught.value.error == 3

@@ -1,0 +1,358 @@
+"""What every make of the producer promises: native transactions, fencing, refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.ports import Log, LogFenced, LogRefused, TopicPartition
+from anabranch.topics.batch import (
+    CONTROL,
+    HEADER_SIZE,
+    check_crc,
+    frame,
+    read_header,
+    with_base_offset,
+)
+from anabranch.topics.records import Record, decode_records, encode_batch, encode_sparse
+from tests.contract.conftest import Maker
+from tests.contract.helpers import (
+    TIME_MS,
+    batch,
+    committed_values,
+    read_all,
+    values,
+    wait_stable,
+)
+
+
+def test_a_commit_shows_all_at_once(maker: Maker, log: Log) -> None:
+    one, two = maker.topic(2)
+    producer = maker.producer()
+    producer.append([(one, batch("a")), (two, batch("b"))])
+    producer.append([(one, batch("c"))])
+    assert committed_values(log, one) == committed_values(log, two) == []
+    assert log.end_offsets([one], committed=True) == {one: 0}
+    assert log.end_offsets([one], committed=False) == {one: 2}
+    assert values(read_all(log, one, committed=False)[0]) == ["a", "c"]
+    producer.commit()
+    wait_stable(log, {one, two})
+    assert committed_values(log, one) == ["a", "c"]
+    assert committed_values(log, two) == ["b"]
+
+
+def test_an_abort_shows_nothing_to_readers_of_committed_data(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    producer = maker.producer()
+    producer.append([(tp, batch("a", "b"))])
+    producer.abort()
+    producer.append([(tp, batch("c"))])
+    producer.commit()
+    producer.append([(tp, batch("d"))])
+    producer.abort()
+    wait_stable(log, {tp})
+    assert committed_values(log, tp) == ["c"]
+    found, position = read_all(log, tp, committed=True)
+    assert position == log.end_offsets([tp], committed=True)[tp]
+    assert [b.base_offset for b in found] == [3]
+    assert values(read_all(log, tp, committed=False)[0]) == ["a", "b", "c", "d"]
+
+
+def test_interleaved_transactions_are_told_apart(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    keeps, drops = (maker.producer() for _ in range(2))
+    for round_ in range(4):
+        keeps.append([(tp, batch(f"keep{round_}"))])
+        drops.append([(tp, batch(f"drop{round_}"))])
+        keeps.commit()
+        if round_ % 2:
+            drops.abort()
+    drops.abort()
+    wait_stable(log, {tp})
+    assert committed_values(log, tp) == [f"keep{i}" for i in range(4)]
+    # A reader that starts in the middle of an aborted transaction must not see its rest.
+    found, _ = read_all(log, tp, committed=True, start=3)
+    assert all("drop" not in value for value in values(found))
+
+
+def test_batches_of_a_partition_stay_in_order(maker: Maker, log: Log) -> None:
+    one, two = maker.topic(2)
+    producer = maker.producer()
+    offsets = producer.append(
+        [
+            (one, batch("a", "b")),
+            (two, batch("x")),
+            (one, batch("c", compression="lz4")),
+            (one, batch("d", "e", compression="zstd")),
+            (two, batch("y", "z", compression="gzip")),
+        ]
+    )
+    assert offsets == [0, 0, 2, 3, 1]
+    producer.commit()
+    wait_stable(log, {one, two})
+    assert committed_values(log, one) == ["a", "b", "c", "d", "e"]
+    assert committed_values(log, two) == ["x", "y", "z"]
+
+
+def test_a_long_stream_of_batches(maker: Maker, log: Log) -> None:
+    one, two = maker.topic(2)
+    producer = maker.producer()
+    texts = [f"value {i}" for i in range(60)]
+    batches = ((one if i % 3 else two, batch(text)) for i, text in enumerate(texts))
+    offsets = producer.append_stream(batches)
+    assert [o for i, o in enumerate(offsets) if i % 3] == list(range(40))
+    assert [o for i, o in enumerate(offsets) if not i % 3] == list(range(20))
+    producer.commit()
+    wait_stable(log, {one, two})
+    assert committed_values(log, one) == [t for i, t in enumerate(texts) if i % 3]
+    assert committed_values(log, two) == [t for i, t in enumerate(texts) if not i % 3]
+
+
+def test_what_lies_in_the_log_is_what_was_given(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    producer = maker.producer()
+    given = [
+        batch("a", "b", compression=codec) for codec in (None, "gzip", "lz4", "zstd", "snappy")
+    ]
+    producer.append([(tp, data) for data in given])
+    producer.commit()
+    wait_stable(log, {tp})
+    found, _ = read_all(log, tp, committed=True)
+    for raw, data in zip(found, given, strict=True):
+        header = read_header(raw.data)
+        check_crc(raw.data)
+        assert bytes(raw.data[HEADER_SIZE:]) == data[HEADER_SIZE:]
+        assert header.is_transactional
+        assert not header.is_control
+        assert header.base_offset == raw.base_offset
+        assert header.next_offset == raw.next_offset
+        assert [r._replace(offset=0) for r in decode_records(raw.data)] == [
+            r._replace(offset=0) for r in decode_records(data)
+        ]
+
+
+def test_marks_of_a_former_log_are_cleared(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    records = [Record(0, TIME_MS, b"k", b"a")]
+    plain = encode_batch(records)
+    # Another producer's batch, with a delete horizon, from the middle of its log.
+    marked = frame(
+        plain[HEADER_SIZE:],
+        compression=0,
+        last_offset_delta=0,
+        count=1,
+        base_timestamp=TIME_MS,
+        max_timestamp=TIME_MS,
+        base_offset=999,
+        attributes=0x40 | 0x08,
+        producer_id=123456,
+        producer_epoch=7,
+        base_sequence=55,
+    )
+    producer = maker.producer()
+    assert producer.append([(tp, marked)]) == [0]
+    producer.commit()
+    wait_stable(log, {tp})
+    (raw,) = read_all(log, tp, committed=True)[0]
+    header = read_header(raw.data)
+    assert header.attributes == 0x10
+    assert header.producer_id not in (-1, 123456)
+    assert header.base_sequence == 0
+    assert decode_records(raw.data) == records
+
+
+def test_transactions_back_to_back_on_one_id(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    producer = maker.producer()
+    for number in range(15):
+        producer.append([(tp, batch(f"{number}"))])
+        producer.commit()
+    wait_stable(log, {tp})
+    assert committed_values(log, tp) == [f"{number}" for number in range(15)]
+
+
+def test_transactions_in_turn_on_two_ids(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    producers = [maker.producer() for _ in range(2)]
+    offsets = []
+    for number in range(20):
+        offsets += producers[number % 2].append([(tp, batch(f"{number}"))])
+        producers[number % 2].commit()
+    wait_stable(log, {tp})
+    assert committed_values(log, tp) == [f"{number}" for number in range(20)]
+    assert offsets == sorted(offsets)
+
+
+def test_an_end_without_data_is_nothing(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    producer = maker.producer()
+    assert producer.append([]) == []
+    producer.commit()
+    producer.abort()
+    producer.append([(tp, batch("a"))])
+    producer.commit()
+    producer.commit()
+    wait_stable(log, {tp})
+    assert log.end_offsets([tp], committed=True) == {tp: 2}
+
+
+def test_a_second_init_fences_the_first(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    name = maker.new_id()
+    first = maker.producer(name)
+    first.append([(tp, batch("zombie"))])
+    # It aborts what the first had open, before it returns.
+    second = maker.producer(name)
+    wait_stable(log, {tp})
+    assert committed_values(log, tp) == []
+    with pytest.raises(LogFenced):
+        first.append([(tp, batch("zombie"))])
+    with pytest.raises(LogFenced):
+        first.commit()
+    with pytest.raises(LogFenced):
+        first.abort()
+    second.append([(tp, batch("new"))])
+    second.commit()
+    wait_stable(log, {tp})
+    assert committed_values(log, tp) == ["new"]
+
+
+def test_appended_then_fenced_does_not_commit(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    name = maker.new_id()
+    first = maker.producer(name)
+    first.append([(tp, batch("zombie"))])
+    maker.producer(name)
+    with pytest.raises(LogFenced):
+        first.commit()
+    with pytest.raises(LogFenced):
+        first.append([(tp, batch("more"))])
+    wait_stable(log, {tp})
+    assert committed_values(log, tp) == []
+
+
+def test_a_closed_producer_refuses_use(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    producer = maker.producer()
+    producer.close()
+    with pytest.raises(LogFenced):
+        producer.append([(tp, batch("a"))])
+
+
+def _corrupt(data: bytes) -> bytes:
+    return data[:-1] + bytes((data[-1] ^ 1,))
+
+
+def _broken_body() -> bytes:
+    """A right CRC over records that make no sense."""
+    return frame(
+        b"\x7f" * 40,
+        compression=0,
+        last_offset_delta=1,
+        count=2,
+        base_timestamp=TIME_MS,
+        max_timestamp=TIME_MS,
+    )
+
+
+def _control() -> bytes:
+    plain = encode_batch([Record(0, TIME_MS, b"\x00\x00\x00\x01", b"\x00\x00\x00\x00\x00\x00")])
+    return frame(
+        plain[HEADER_SIZE:],
+        compression=0,
+        last_offset_delta=0,
+        count=1,
+        base_timestamp=TIME_MS,
+        max_timestamp=TIME_MS,
+        attributes=CONTROL,
+    )
+
+
+def _sparse() -> bytes:
+    records = [Record(offset, TIME_MS, b"k", b"v") for offset in (0, 2)]
+    return with_base_offset(encode_sparse(records, base_offset=0, next_offset=4), 0)
+
+
+REFUSED = {
+    "corrupt": (_corrupt(batch("a" * 50)), (2,)),
+    "broken body": (_broken_body(), (2, 87)),
+    "control": (_control(), (87,)),
+    "sparse": (_sparse(), (87,)),
+    "too large": (batch("x" * 1_200_000), (10,)),
+    "far future": (batch("x", timestamps=(TIME_MS * 2,)), (32,)),
+    "not a batch": (b"\x00" * 100, (2, 87)),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_ends_the_transaction_not_the_producer(maker: Maker, log: Log, case: str) -> None:
+    one, two = maker.topic(2)
+    data, codes = REFUSED[case]
+    producer = maker.producer()
+    producer.append([(one, batch("before"))])
+    with pytest.raises(LogRefused) as caught:
+        producer.append([(two, batch("beside")), (one, data), (one, batch("behind"))])
+    assert caught.value.error in codes
+    with pytest.raises(LogRefused):
+        producer.append([(one, batch("more"))])
+    with pytest.raises(LogRefused):
+        producer.commit()
+    producer.abort()
+    for number in range(3):
+        producer.append([(one, batch(f"after{number}")), (two, batch(f"after{number}"))])
+        producer.commit()
+    wait_stable(log, {one, two})
+    assert committed_values(log, one) == [f"after{i}" for i in range(3)]
+    assert committed_values(log, two) == [f"after{i}" for i in range(3)]
+
+
+def test_a_compacted_topic_asks_for_keys(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic(cleanup_policy="compact")
+    producer = maker.producer()
+    with pytest.raises(LogRefused) as caught:
+        producer.append([(tp, encode_batch([Record(0, TIME_MS, None, b"v")]))])
+    assert caught.value.error == 87
+    producer.abort()
+
+
+def test_an_unknown_partition_is_refused(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    producer = maker.producer()
+    with pytest.raises(LogRefused) as caught:
+        producer.append([(TopicPartition(tp.topic, 9), batch("a"))])
+    assert caught.value.error == 3
+    producer.abort()
+    producer.append([(tp, batch("a"))])
+    producer.commit()
+
+
+def test_a_failing_generator_leaves_nothing_behind(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    producer = maker.producer()
+
+    def broken() -> object:
+        yield tp, batch("a")
+        yield tp, batch("b")
+        raise KeyError("the caller's own trouble")
+
+    with pytest.raises(KeyError):
+        producer.append_stream(broken())  # type: ignore[arg-type]
+    with pytest.raises(LogRefused):
+        producer.commit()
+    producer.abort()
+    producer.append([(tp, batch("c"))])
+    producer.commit()
+    wait_stable(log, {tp})
+    assert committed_values(log, tp) == ["c"]
+
+
+def test_a_transaction_beyond_its_timeout_is_aborted(maker: Maker, log: Log) -> None:
+    if maker.name.startswith("kafka"):
+        pytest.skip("the broker looks for these every ten seconds only")
+    (tp,) = maker.topic()
+    producer = maker.producer(timeout=1)
+    producer.append([(tp, batch("a"))])
+    log.fetch({tp: 1}, max_wait=2, max_bytes=1, committed=True)
+    wait_stable(log, {tp})
+    with pytest.raises(LogFenced):
+        producer.commit()
+    assert committed_values(log, tp) == []
