@@ -189,7 +189,7 @@ class Controller:
             return False
         for stream in round_.streams:
             if stream not in self._tails:
-                self._tails[stream] = load_tail(self.log, stream)
+                self._tails[stream] = load_tail(self.log, self.clock, stream)
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
         write_round(

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from anabranch.core.plan import Tail
-from anabranch.ports import Log, TopicPartition
+from anabranch.ports import Clock, Log, LogUnavailable, TopicPartition
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, EpochRecord
 from anabranch.topics.names import history_topic
 from anabranch.topics.records import Record, decode_records
 
+DEADLINE_S = 30.0
 _WINDOW = 64
 
 
-def load_tail(log: Log, stream: str) -> Tail:
-    """The vector and the offset of the newest committed history record; empty for a new stream."""
+def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
+    """The vector and the offset of the newest committed history record; empty for a new stream.
+
+    It reads to the high watermark, not to the last stable offset: the markers of this leader's own last
+    round may still be on their way, and missing that round would break the chain of records.
+    """
     partition = TopicPartition(history_topic(stream), 0)
-    end = log.end_offsets([partition], committed=True)[partition]
+    deadline = clock.monotonic() + DEADLINE_S
+    end = log.end_offsets([partition], committed=False)[partition]
     start = log.start_offsets([partition])[partition]
     window = _WINDOW
     while True:
         low = max(start, end - window)
-        last = _last_record(log, partition, low, end)
+        last = _last_record(log, clock, deadline, partition, low, end)
         if last is not None:
             record = decode(last.value or b"")
             if not isinstance(record, EpochRecord | CommitRecord):
@@ -31,10 +37,17 @@ def load_tail(log: Log, stream: str) -> Tail:
         window *= 8  # markers and aborted rounds fill the window
 
 
-def _last_record(log: Log, partition: TopicPartition, low: int, end: int) -> Record | None:
+def _last_record(
+    log: Log, clock: Clock, deadline: float, partition: TopicPartition, low: int, end: int
+) -> Record | None:
     last: Record | None = None
     position = low
     while position < end:
+        if clock.monotonic() > deadline:
+            raise LogUnavailable(
+                f"{partition.topic} could not be read from {position} to {end} in {DEADLINE_S:.0f} s: "
+                "a native transaction may be open on it"
+            )
         fetched = log.fetch({partition: position}, max_wait=1.0, max_bytes=1 << 20, committed=True)
         if partition not in fetched:
             continue
