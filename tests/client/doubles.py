@@ -152,6 +152,8 @@ class ListJournal:
         headers: RecordHeaders,
         timestamp_ms: int,
     ) -> None:
+        if not isinstance(value, bytes | None):
+            raise TypeError("as confluent-kafka does")
         self.written.append((topic, partition, key, value, list(headers), timestamp_ms))
 
     def flush(

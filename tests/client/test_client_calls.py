@@ -1,0 +1,106 @@
+"""Heartbeats, and the calls of a client that are about no handle."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch import errors
+from anabranch.schemas import records as r
+from tests.client.answers import STREAM, obliging, outcome, token_of
+from tests.client.bench import Bench, override
+
+# -- heartbeats -----------------------------------------------------------------------------------------
+
+
+def test_an_open_handle_beats_and_hears_its_end() -> None:
+    bench = Bench(override(Heartbeat=None))
+    txn = bench.client.begin("nyc", keepalive=30)
+    heart = bench.client.heart
+    assert heart.step() == float("inf")
+    token = txn.token()
+    due = heart.step()
+    assert due == bench.clock.now + 10
+    assert bench.bus.of(r.Heartbeat) == []
+    bench.clock.now = due
+    assert heart.step() == due + 10
+    assert bench.bus.of(r.Heartbeat)[0].tokens == (token,)
+    heart.hear(due + 1)
+    txn.write(STREAM, b"v")
+
+    gone = outcome(token[5:21], "ABORTED", reason="stale")
+    bench.bus.script = override(Heartbeat=r.Alive((gone,)))
+    bench.clock.now = due + 10
+    heart.hear(heart.step())
+    with pytest.raises(errors.TransactionAborted, match="stale"):
+        txn.write(STREAM, b"v")
+    with pytest.raises(errors.TransactionAborted, match="stale"):
+        txn.commit()
+    assert heart.step() == float("inf")
+
+
+def test_the_shortest_keepalive_sets_the_pace() -> None:
+    bench = Bench(override(Heartbeat=None))
+    heart = bench.client.heart
+    slow = bench.client.begin("nyc", keepalive=300)
+    slow.token()
+    assert heart.step() == bench.clock.now + 100
+    quick = bench.client.begin("nyc", keepalive=3)
+    quick.token()
+    assert heart.step() == bench.clock.now + 1
+    quick.commit()
+    bench.clock.now += 1
+    assert heart.step() == bench.clock.now + 100
+    assert bench.bus.of(r.Heartbeat)[-1].tokens == (slow.token(),)
+
+
+def test_a_joined_writer_beats_only_if_asked() -> None:
+    bench = Bench(override(Heartbeat=None))
+    bench.client.join(token_of())
+    assert bench.client.heart.step() == float("inf")
+    writer = bench.client.join(token_of(), heartbeat=True)
+    assert bench.client.heart.step() < float("inf")
+    writer.finish()
+    bench.clock.now += 60
+    assert bench.client.heart.step() == float("inf")
+
+
+def test_a_dropped_handle_beats_no_more() -> None:
+    bench = Bench(override(Heartbeat=None))
+    bench.client.begin("nyc").token()
+    bench.clock.now += 60
+    assert bench.client.heart.step() == float("inf")
+
+
+# -- streams, lists, the end ----------------------------------------------------------------------------
+
+
+def test_streams_and_transactions_of_all_control_partitions() -> None:
+    bench = Bench()
+    bench.bus.partitions = 3
+    assert [d.stream for d in bench.client.streams()] == [STREAM] * 3
+    assert [sent.partition for sent in bench.bus.sent] == [0, 1, 2]
+    assert len(bench.client.transactions(limit=2)) == 2
+    assert len(bench.client.streams("nyc")) == 1
+    description = bench.client.describe(STREAM)
+    assert len(description.segments) == 2
+    assert description.journal == {0: 5}
+
+
+def test_create_stream_goes_to_its_scopes_partition() -> None:
+    bench = Bench(lambda command: obliging(command, scopes=2))
+    bench.client.create_stream(STREAM, segments=3, settings={"retention.ms": 5, "x": True})
+    find, create = bench.bus.sent
+    assert (find.partition, find.command.create) == (0, True)
+    assert create.partition == 1
+    assert create.command == r.CreateStream(STREAM, 3, {"retention.ms": "5", "x": "true"})
+
+
+def test_a_closed_client_says_so() -> None:
+    bench = Bench()
+    txn = bench.client.begin("nyc")
+    txn.write(STREAM, b"v")
+    bench.client.close()
+    bench.client.close()
+    for call in (txn.commit, txn.token, bench.client.streams, lambda: txn.write(STREAM, b"v")):
+        with pytest.raises(errors.IllegalState, match="closed"):
+            call()

@@ -1,0 +1,218 @@
+"""How transactions and writers end: commit, abort, failures, doubt; names; joins."""
+
+# ruff: noqa: PT012 (what a `with` of ours does at its end is what is tested)
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from anabranch import errors
+from anabranch.client.types import Receipt, Result
+from anabranch.schemas import records as r
+from tests.client.answers import STREAM, outcome, refusal, token_of
+from tests.client.bench import Bench, override
+
+# -- names ----------------------------------------------------------------------------------------------
+
+
+def test_a_name_begins_at_once() -> None:
+    bench = Bench()
+    with bench.client.begin("nyc", name="daily") as txn:
+        assert bench.bus.names() == ["FindScope", "Begin"]
+        assert bench.bus.of(r.Begin)[0].name == "daily"
+        txn.write(STREAM, b"v")
+        txn.commit()
+    assert bench.bus.names() == ["FindScope", "Begin", "Touch", "Commit"]
+
+
+def test_a_committed_name_has_its_result() -> None:
+    done = outcome(b"\0" * 15 + b"\7", name="daily")
+    bench = Bench(override(Begin=done))
+    with bench.client.begin("nyc", name="daily") as txn:
+        assert txn.result is not None
+        assert txn.result.txn_id == done.txn_id
+        assert txn.commit() is txn.result
+        for call in (txn.token, txn.flush, txn.abort, lambda: txn.write(STREAM, b"v")):
+            with pytest.raises(errors.AlreadyCommitted):
+                call()
+    assert bench.bus.names() == ["FindScope", "Begin"]
+
+
+# -- ends -----------------------------------------------------------------------------------------------
+
+
+def test_leaving_by_an_exception_aborts_and_lets_it_pass() -> None:
+    bench = Bench()
+    with pytest.raises(ZeroDivisionError), bench.client.begin("nyc") as txn:
+        txn.token()
+        txn.write(STREAM, b"v")
+        raise ZeroDivisionError
+    (abort,) = bench.bus.of(r.Abort)
+    assert "ZeroDivisionError" in abort.reason
+    assert bench.journals.made[0].state == "discarded"
+
+
+def test_an_abort_that_fails_does_not_hide_the_exception() -> None:
+    bench = Bench(override(Abort=None))
+    started = bench.clock.now
+    with pytest.raises(ZeroDivisionError), bench.client.begin("nyc") as txn:
+        txn.token()
+        raise ZeroDivisionError
+    assert bench.clock.now - started <= 5
+    with pytest.raises(errors.TransactionAborted):
+        txn.write(STREAM, b"v")
+
+
+def test_a_failed_write_poisons_for_ever() -> None:
+    bench = Bench()
+    with pytest.raises(errors.WriteFailed), bench.client.begin("nyc") as txn:
+        txn.token()
+        txn.write(STREAM, b"v", key=b"k")
+        bench.journals.made[0].fails = True
+        with pytest.raises(errors.WriteFailed):
+            txn.flush()
+        bench.journals.made[0].fails = False
+        for call in (txn.flush, txn.commit, lambda: txn.write(STREAM, b"v")):
+            with pytest.raises(errors.WriteFailed):
+                call()
+        txn.commit()
+    assert bench.bus.of(r.Commit) == []
+    assert len(bench.bus.of(r.Abort)) == 1
+
+
+@pytest.mark.parametrize("code", ["WritersUnfinished", "ReceiptsNotCovered", "ReceiptMismatch"])
+def test_a_refused_commit_leaves_the_transaction_open(code: str) -> None:
+    bench = Bench(override(Commit=[refusal(code), ...]))
+    with bench.client.begin("nyc") as txn:
+        txn.token()
+        txn.write(STREAM, b"1", key=b"k")
+        with pytest.raises(getattr(errors, code)):
+            txn.commit()
+        txn.write(STREAM, b"2", key=b"k")
+        txn.commit()
+    first, second = (command.own[0] for command in bench.bus.of(r.Commit))
+    assert (first.extents[0].count, second.extents[0].count) == (1, 2)
+    assert second.sequence > first.sequence
+
+
+def test_an_unknown_outcome_can_be_asked_for_again() -> None:
+    bench = Bench(override(Commit=[None, None, None, ...], Resolve=None))
+    with bench.client.begin("nyc") as txn:
+        txn.token()
+        txn.write(STREAM, b"v", key=b"k")
+        with pytest.raises(errors.OutcomeUnknown) as caught:
+            txn.commit(timeout=9)
+        assert caught.value.token == txn._token
+        for call in (txn.token, txn.flush, lambda: txn.write(STREAM, b"w")):
+            with pytest.raises(errors.IllegalState, match="unknown"):
+                call()
+        assert isinstance(txn.commit(), Result)
+    owns = {command.own for command in bench.bus.of(r.Commit)}
+    assert len(owns) == 1  # the same commit, not a new one
+
+
+def test_leaving_in_doubt_does_not_abort() -> None:
+    bench = Bench(override(Commit=None, Resolve=None))
+    with pytest.raises(errors.OutcomeUnknown), bench.client.begin("nyc") as txn:
+        txn.token()
+        txn.commit()
+    assert bench.bus.of(r.Abort) == []
+
+
+def test_a_one_shot_in_doubt_is_settled_by_abort() -> None:
+    bench = Bench(override(OneShot=None, Resolve=None))
+    txn = bench.client.begin("nyc")
+    txn.write(STREAM, b"v")
+    with pytest.raises(errors.OutcomeUnknown):
+        txn.commit()
+    bench.bus.script = override(Resolve=outcome(txn.txn_id or b""))
+    with pytest.raises(errors.AlreadyCommitted):
+        txn.abort()
+    assert txn.result is not None
+
+
+def test_a_commit_elsewhere_without_own_writes_is_no_success() -> None:
+    bench = Bench()
+    with pytest.raises(errors.AlreadyCommitted, match="without"), bench.client.begin("nyc") as txn:
+        token = txn.token()
+        bench.bus.script = override(Commit=outcome(token[5:21], writers=()))
+        txn.write(STREAM, b"v")
+        txn.commit()
+    assert txn.result is None
+
+
+def test_the_controller_aborts_it() -> None:
+    bench = Bench(override(Commit=refusal("TransactionAborted", "stale")))
+    with pytest.raises(errors.TransactionAborted, match="stale"), bench.client.begin("nyc") as txn:
+        txn.token()
+        txn.commit()
+    assert bench.bus.of(r.Abort) == []
+    with pytest.raises(errors.TransactionAborted):
+        txn.commit()
+
+
+# -- writers --------------------------------------------------------------------------------------------
+
+
+def test_a_writer_finishes_when_left() -> None:
+    bench = Bench()
+    with bench.client.join(token_of()) as writer:
+        assert bench.bus.sent == []
+        writer.write(STREAM, b"v", key=b"k")
+        part = writer.flush()
+        writer.write(STREAM, b"w", key=b"k")
+    receipt = writer.finish()
+    assert (part.finished, part.events) == (False, 1)
+    assert (receipt.finished, receipt.events) == (True, 2)
+    assert Receipt.from_bytes(receipt.to_bytes()) == receipt
+    assert bench.bus.names() == ["Touch", "Register", "Register"]
+    with pytest.raises(errors.IllegalState, match="finished"):
+        writer.write(STREAM, b"x")
+
+
+def test_a_writer_that_wrote_nothing_finishes_too() -> None:
+    bench = Bench()
+    with bench.client.join(token_of()) as writer:
+        pass
+    assert writer.finish().events == 0
+    assert bench.bus.of(r.Register)[0].receipt.finished
+
+
+def test_a_writer_left_by_an_exception_gives_no_receipt() -> None:
+    bench = Bench()
+    with pytest.raises(ZeroDivisionError), bench.client.join(token_of()) as writer:
+        writer.write(STREAM, b"v")
+        raise ZeroDivisionError
+    assert bench.bus.of(r.Register) == []
+    assert bench.journals.made[0].state == "discarded"
+    with pytest.raises(errors.IllegalState):
+        writer.finish()
+
+
+def test_each_join_is_another_writer() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.client.join(token_of()).finish()
+    assert len({command.receipt.writer for command in bench.bus.of(r.Register)}) == 3
+
+
+@pytest.mark.parametrize("token", [b"", b"short", b"\2" * 80, "text"])
+def test_a_bad_token(token: Any) -> None:
+    with pytest.raises(errors.InvalidToken):
+        Bench().client.join(token)
+
+
+def test_commit_and_abort_by_token() -> None:
+    bench = Bench()
+    receipt = bench.client.join(token_of()).finish()
+    result = bench.client.commit(token_of(), receipts=[receipt, receipt.to_bytes()], name="n")
+    assert result.commit_timestamp == 99
+    (command,) = bench.bus.of(r.Commit)
+    assert (command.own, command.receipts, command.name) == ((), (receipt.record,) * 2, "n")
+    bench.client.abort(token_of(), "because")
+    assert bench.bus.of(r.Abort)[0].reason == "because"
+    assert bench.client.state(token_of()).state == "OPEN"
+    assert bench.client.state(token_of()[5:21].hex()).state == "OPEN"
+    assert bench.client.resolve(token_of()[5:21]).state == "ABORTED"
