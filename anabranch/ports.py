@@ -88,10 +88,10 @@ class Clock(Protocol):
 class Producer(Protocol):
     """One transactional id's producer, initialised. All its errors but `LogRefused` end its use."""
 
-    def append(self, batches: Sequence[tuple[TopicPartition, bytes]]) -> list[int]:
+    def append(self, batches: Sequence[tuple[TopicPartition, bytes | memoryview]]) -> list[int]:
         """Append batches inside the current native transaction (which begins by itself).
 
-        ``batches``: (partition, RecordBatch v2 bytes with base offset 0); of one partition they are
+        ``batches``: (partition, RecordBatch v2 bytes, whatever its base offset); of one partition they are
         appended in the order given. Producer id, epoch, sequence, the transactional bit and the CRC are
         patched in here. Returns the base offsets, in the same order.
 
@@ -99,7 +99,9 @@ class Producer(Protocol):
         offsets, was given); the native transaction has to be aborted, then the producer goes on.
         """
 
-    def append_stream(self, batches: Iterable[tuple[TopicPartition, bytes]]) -> list[int]:
+    def append_stream(
+        self, batches: Iterable[tuple[TopicPartition, bytes | memoryview]]
+    ) -> list[int]:
         """Like `append`, for long lists: each batch is taken from ``batches`` when the ones before are
         on their way, so that making it overlaps with the broker's work. Per partition in the order given.
         """

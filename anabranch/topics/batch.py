@@ -96,10 +96,10 @@ class BatchHeader(NamedTuple):
         return self.base_offset + self.last_offset_delta + 1
 
 
-def read_header(data: Buffer) -> BatchHeader:
+def read_header(data: Buffer, *, whole: bool = True) -> BatchHeader:
     """The header at the start of ``data``. `CorruptBatch` if it is none of a RecordBatch v2.
 
-    ``data`` must hold exactly one batch.
+    ``data`` must hold exactly one batch, unless ``whole`` is False.
     """
     if len(data) < HEADER_SIZE:
         raise CorruptBatch(
@@ -108,7 +108,7 @@ def read_header(data: Buffer) -> BatchHeader:
     header = BatchHeader._make(_HEADER.unpack_from(data))
     if header.magic != MAGIC:
         raise CorruptBatch(f"a batch of magic {header.magic}; only RecordBatch v2 is supported")
-    if header.length != len(data) - _LENGTH_FROM:
+    if whole and header.length != len(data) - _LENGTH_FROM:
         raise CorruptBatch(
             f"the batch says it has {header.length + _LENGTH_FROM} bytes, not {len(data)}"
         )
@@ -164,19 +164,24 @@ def patch_parts(
     *,
     transactional: bool = True,
 ) -> tuple[bytes, bytes]:
-    """The batch for another producer, as two buffers to be sent one after the other.
+    """The batch for another producer, as two buffers to be sent one after the other: header, records.
 
     Base offset 0 and no leader epoch, as the broker asks; the bits for LogAppendTime, a delete horizon
     and transactions are set for the new log (the broker would store wrong ones silently); the CRC is
-    computed anew, so check the old one first. Two buffers, because the CRC comes before what it covers:
-    a big batch is copied once only.
+    computed anew, after the old one was checked.
 
     Raises:
         LogRefused: (87) a control batch, or one with gaps in its offsets. The broker refuses both, and
             a mended header would be stored with broken offsets: re-encode such a batch.
-        CorruptBatch: not one RecordBatch v2.
+        CorruptBatch: not one RecordBatch v2, or the CRC it came with is wrong.
     """
     header = read_header(data)
+    view = memoryview(data)
+    records = bytes(view[HEADER_SIZE:])
+    before = google_crc32c.value(bytes(view[_CRC_FROM:HEADER_SIZE]))
+    if google_crc32c.extend(before, records) != header.crc:
+        # A new CRC would hide it for ever.
+        raise CorruptBatch(f"the batch at offset {header.base_offset} does not match its CRC-32C")
     if header.is_control:
         raise LogRefused("a control batch can't be appended", INVALID_RECORD)
     if not header.is_dense:
@@ -185,28 +190,18 @@ def patch_parts(
             "can't be appended as it is: re-encode it",
             INVALID_RECORD,
         )
-    attributes = header.attributes & COMPRESSION_MASK
-    if transactional:
-        attributes |= TRANSACTIONAL
-    covered = b"".join(
-        (
-            _COVERED.pack(
-                attributes,
-                header.last_offset_delta,
-                header.base_timestamp,
-                header.max_timestamp,
-                producer_id,
-                producer_epoch,
-                base_sequence,
-                header.record_count,
-            ),
-            memoryview(data)[HEADER_SIZE:],
-        )
+    covered = _COVERED.pack(
+        header.attributes & COMPRESSION_MASK | (TRANSACTIONAL if transactional else 0),
+        header.last_offset_delta,
+        header.base_timestamp,
+        header.max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        header.record_count,
     )
-    uncovered = _UNCOVERED.pack(
-        0, header.length, NO_LEADER_EPOCH, MAGIC, google_crc32c.value(covered)
-    )
-    return uncovered, covered
+    crc = google_crc32c.extend(google_crc32c.value(covered), records)
+    return _UNCOVERED.pack(0, header.length, NO_LEADER_EPOCH, MAGIC, crc) + covered, records
 
 
 def patch(

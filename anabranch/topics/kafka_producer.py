@@ -22,7 +22,7 @@ from anabranch.ports import (
     LogUncertain,
     TopicPartition,
 )
-from anabranch.topics.batch import Buffer, check_crc, next_sequence, patch_parts, read_header
+from anabranch.topics.batch import Buffer, next_sequence, patch_parts, read_header
 from anabranch.topics.wire import calls, codes, data
 from anabranch.topics.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE
 from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
@@ -105,7 +105,7 @@ class KafkaProducer:
 
     # -- the port -----------------------------------------------------------------------------------
 
-    def append(self, batches: Sequence[tuple[TopicPartition, bytes]]) -> list[int]:
+    def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
         """See `anabranch.ports.Producer.append`.
 
         The n-th batches of all partitions of a broker go into one request. Memory: the requests under
@@ -221,12 +221,6 @@ class KafkaProducer:
     def _gather(
         self, index: int, partition: TopicPartition, batch: Buffer, offsets: list[int]
     ) -> None:
-        try:
-            header = read_header(batch)
-            # Patching computes a new CRC, which would hide that the old one was wrong.
-            check_crc(batch)
-        except CorruptBatch as error:
-            raise LogRefused(f"{self._id}: append: {error}", codes.CORRUPT_MESSAGE) from error
         link = self._link(partition)
         wave = link.gathering
         if partition in wave.pieces or (
@@ -235,8 +229,11 @@ class KafkaProducer:
             self._send(link, offsets)
             wave = link.gathering
         sequence = self._sequences.get(partition, 0)
-        parts = patch_parts(batch, self.producer_id, self.producer_epoch, sequence)
-        following = next_sequence(sequence, header.record_count)
+        try:
+            parts = patch_parts(batch, self.producer_id, self.producer_epoch, sequence)
+        except CorruptBatch as error:
+            raise LogRefused(f"{self._id}: append: {error}", codes.CORRUPT_MESSAGE) from error
+        following = next_sequence(sequence, read_header(parts[0], whole=False).record_count)
         self._sequences[partition] = following
         wave.pieces[partition] = _Piece(index, partition, parts, following)
         wave.size += len(batch)

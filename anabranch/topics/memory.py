@@ -22,7 +22,7 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
-from anabranch.topics.batch import next_sequence, read_header
+from anabranch.topics.batch import Buffer, next_sequence, read_header
 from anabranch.topics.memory_partition import Partition
 from anabranch.topics.records import Record, encode_batch
 
@@ -398,7 +398,7 @@ class MemoryProducer:
         self._ended: LogError | None = None
         self._refusal: LogRefused | None = None
 
-    def append(self, batches: Sequence[tuple[TopicPartition, bytes]]) -> list[int]:
+    def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
         """See `anabranch.ports.Producer.append`."""
         self._check_usable()
         if not batches:
@@ -416,7 +416,7 @@ class MemoryProducer:
         self._called("append.after")
         return offsets
 
-    def append_stream(self, batches: Iterable[tuple[TopicPartition, bytes]]) -> list[int]:
+    def append_stream(self, batches: Iterable[tuple[TopicPartition, Buffer]]) -> list[int]:
         """See `anabranch.ports.Producer.append_stream`."""
         try:
             listed = list(batches)
@@ -468,13 +468,14 @@ class MemoryProducer:
                     return
             self._cluster.clock.sleep(_CONCURRENT_PAUSE_S)
 
-    def _append(self, batches: Sequence[tuple[TopicPartition, bytes]]) -> list[int]:
+    def _append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
         state = self._cluster.current(self._id, self.producer_id, self.producer_epoch)
         targets = [self._cluster.partition(partition) for partition, _ in batches]
         self._cluster.begin(state, dict.fromkeys(partition for partition, _ in batches))
         self._begun = True
         offsets = []
-        for target, (partition, data) in zip(targets, batches, strict=True):
+        for target, (partition, given) in zip(targets, batches, strict=True):
+            data = bytes(given)
             target.check(data, self._cluster.now_ms())
             sequence = self._sequences.get(partition, 0)
             offsets.append(
