@@ -109,7 +109,8 @@ class JournalIndex:
         *,
         counting: bool = True,
     ) -> dict[bytes, bytes | None]:
-        """Index runs of one journal partition, read up to ``next_offset``. Returns the table changes.
+        """Index runs of one journal partition, read up to ``next_offset``. Returns the table changes,
+        which must be written before the next call (counts of rejected records add up over them).
 
         ``counting`` False while a new leader reads again what former leaders have judged already.
         """

@@ -1,0 +1,442 @@
+"""The journal index: what it takes in, what it rejects and why, and how receipts are weighed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.core import rows as k
+from anabranch.core.journal_index import (
+    CRC_MODULUS,
+    REASONS,
+    JournalIndex,
+    Run,
+    StoredRun,
+    extents_of,
+    layout,
+    position_key,
+    segment_on,
+    taken_runs,
+)
+from anabranch.core.keyspace import SPACE
+from anabranch.schemas import records as r
+from tests.core.harness import World, nyc
+
+HALF = SPACE // 2
+
+
+@pytest.fixture
+def opened(world: World) -> World:
+    """A is open and touched nyc/a."""
+    world.begin("A")
+    world.touch("A")
+    return world
+
+
+def index_rows(world: World) -> dict[bytes, bytes]:
+    return {key: v for key, v in world.table.rows.items() if key[:1] in (k.INDEX, k.REJECTED)}
+
+
+def rejected(world: World, stream: str = "nyc/a") -> dict[str, int]:
+    return dict(world.index.rejected[stream])
+
+
+# -- verdicts ----------------------------------------------------------------------------------
+
+# What is written to nyc/a while A is open and touched it, B is open, C aborted, D committed.
+VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a run of a touched stream": ({}, ""),
+    "keys in the segment": ({"keys": (0, HALF - 1)}, ""),
+    "one key, the lowest of partition 1": ({"partition": 1, "keys": (HALF, HALF)}, ""),
+    "up to the highest": ({"partition": 1, "keys": (HALF, SPACE - 1)}, ""),
+    "a transaction that never began": ({"label": "E"}, "unknown_transaction"),
+    "one that did not touch it": ({"label": "B"}, "untouched_stream"),
+    "an aborted one": ({"label": "C"}, "late"),
+    "a committed one": ({"label": "D"}, "late"),
+    "another epoch": ({"epoch": 1}, "wrong_stream_epoch"),
+    "an epoch below": ({"epoch": -1}, "wrong_stream_epoch"),
+    "a key above the segment": ({"keys": (0, HALF)}, "wrong_segment"),
+    "a key below the segment": ({"partition": 1, "keys": (HALF - 1, HALF)}, "wrong_segment"),
+    "a partition without segment": ({"partition": 2}, "wrong_segment"),
+    "no keys on a partition without segment": ({"partition": 3}, "wrong_segment"),
+}
+
+
+@pytest.mark.parametrize(("given", "reason"), VERDICTS.values(), ids=VERDICTS.keys())
+def test_verdict(opened: World, given: dict[str, Any], reason: str) -> None:
+    for label in "BCD":
+        opened.begin(label)
+    opened.abort("C")
+    opened.commit("D")
+    opened.turn()
+    opened.id("E")
+    label = given.get("label", "A")
+    rest = {name: v for name, v in given.items() if name != "label"}
+    run = opened.write(label, "w1", count=3, **rest)
+    verdict = opened.index.verdict(opened.state, "nyc/a", given.get("partition", 0), run)
+    assert verdict == reason
+    opened.turn()
+    assert rejected(opened) == ({reason: 3} if reason else {})
+    kept = opened.index.runs(opened.id(label), "nyc/a", given.get("partition", 0))
+    assert [run.records for run in kept] == ([] if reason else [3])
+    counted = {"A": 3, "B": 3}.get(label, 0) if reason else 0
+    assert opened.index.rejected_of(opened.id(label)) == counted, "of open ones only"
+
+
+def test_every_reason_has_a_name() -> None:
+    assert {reason for _, reason in VERDICTS.values()} - {""} < set(REASONS)
+    assert len(set(REASONS)) == len(REASONS)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("inside", ""),
+        ("the rest of it", ""),
+        ("straddles the end", "late"),
+        ("straddles the begin", "late"),
+        ("after", "late"),
+        ("another writer", "late"),
+        ("another partition", "late"),
+    ],
+)
+def test_once_it_is_decided_only_what_is_taken_is_no_longer_late(
+    opened: World, what: str, reason: str
+) -> None:
+    """Met when a new leader reads again what a former one indexed."""
+    opened.write("A", "other", count=2)
+    run = opened.write("A", "w1", count=4)
+    opened.commit("A", own=[opened.receipt("A", "w1")])
+    assert opened.row("A").state == "COMMIT_IN_PROGRESS"
+    run, partition = {
+        "inside": (run, 0),
+        "the rest of it": (run._replace(first=3, records=3), 0),
+        "straddles the end": (run._replace(end=7, records=5), 0),
+        "straddles the begin": (run._replace(first=1, records=5), 0),
+        "after": (run._replace(first=6, end=8, records=2), 0),
+        "another writer": (run._replace(writer=opened.writer("other")), 0),
+        "another partition": (run, 1),
+    }[what]
+    assert opened.index.verdict(opened.state, "nyc/a", partition, run) == reason
+
+
+def test_a_commit_that_waits_rejects_nothing_yet(opened: World) -> None:
+    opened.held = True
+    opened.write("A", "w1")
+    opened.commit("A", own=[opened.receipt("A", "w1")], wait_ms=1_000)
+    run = opened.write("A", "w2")
+    assert opened.index.verdict(opened.state, "nyc/a", 0, run) == ""
+
+
+# -- what it keeps -----------------------------------------------------------------------------
+
+
+def test_a_run_comes_back_as_it_was(opened: World) -> None:
+    highest = CRC_MODULUS - 1
+    for n, writer in enumerate((0, 1, -1, (1 << 63) - 1, -(1 << 63))):
+        run = Run(
+            opened.id("A"), writer, 0, n * 5, n * 5 + 5, 5, highest, -1, -1, 1 << 40, 9, n > 1
+        )
+        changes = opened.index.add(opened.state, "nyc/a", 1, [run], run.end)
+        opened.table.write(changes)
+    stored = opened.index.runs(opened.id("A"), "nyc/a", 1)
+    assert sorted(stored, key=lambda run: run.first) == [
+        StoredRun(writer, n * 5, n * 5 + 5, 5, highest, 1 << 40, 9, n > 1)
+        for n, writer in enumerate((0, 1, -1, (1 << 63) - 1, -(1 << 63)))
+    ]
+    assert [run.writer for run in stored] == sorted(run.writer for run in stored), "by writer"
+    assert opened.index.runs(opened.id("A"), "nyc/a", 0) == []
+
+
+def test_runs_of_unlike_places_do_not_mix() -> None:
+    world = nyc("nyc/a", "nyc/ab")
+    for label in "AB":
+        world.begin(label)
+        world.touch(label, "nyc/a")
+        world.touch(label, "nyc/ab")
+    places = [
+        (label, stream, partition)
+        for label in "AB"
+        for stream in ("nyc/a", "nyc/ab")
+        for partition in (0, 1)
+    ]
+    for n, (label, stream, partition) in enumerate(places, start=1):
+        world.write(label, "w1", stream, n, partition=partition)
+    world.turn()
+    for n, (label, stream, partition) in enumerate(places, start=1):
+        assert [x.records for x in world.index.runs(world.id(label), stream, partition)] == [n]
+
+
+def test_positions_are_kept_with_the_rows(opened: World) -> None:
+    opened.write("A", "w1", count=3)
+    opened.write("E", "w1", count=4, partition=1)
+    opened.turn()
+    assert opened.table.rows[position_key("nyc/a", 0)] == (3).to_bytes(8, "big")
+    index = JournalIndex(opened.table)
+    assert index.positions == {}
+    index.positions["gone", 0] = 1
+    index.load()
+    assert index.positions == {("nyc/a", 0): 3, ("nyc/a", 1): 4}
+    assert index.runs(opened.id("A"), "nyc/a", 0) == opened.index.runs(opened.id("A"), "nyc/a", 0)
+
+
+def test_a_position_rises_even_if_nothing_is_kept(opened: World) -> None:
+    changes = opened.index.add(opened.state, "nyc/a", 1, [], 17)
+    assert changes == {position_key("nyc/a", 1): (17).to_bytes(8, "big")}
+    assert opened.index.positions["nyc/a", 1] == 17
+
+
+def test_rejected_records_of_an_open_transaction_add_up(opened: World) -> None:
+    opened.write("A", "w1", count=2, epoch=1)
+    opened.write("A", "w1", count=3, epoch=1)
+    opened.turn()
+    opened.write("A", "w1", count=4, epoch=1, partition=1)
+    opened.turn()
+    assert opened.index.rejected_of(opened.id("A")) == 9
+    assert opened.abort("A") == "A ABORTED, 9 rejected (aborted by a client)"
+    assert index_rows(opened) == {}
+
+
+def test_rejected_in_several_partitions_of_one_pass(opened: World) -> None:
+    """Each `add` is written before the next, as its description asks."""
+    for partition in (0, 1):
+        opened.write("A", "w1", count=2, epoch=1, partition=partition)
+    opened.turn()
+    assert opened.index.rejected_of(opened.id("A")) == 4
+
+
+def test_what_a_former_leader_counted_is_not_counted_again(opened: World) -> None:
+    run = opened.write("A", "w1", count=2, epoch=1)
+    changes = opened.index.add(opened.state, "nyc/a", 0, [run], run.end, counting=False)
+    assert rejected(opened) == {}
+    assert changes[k.REJECTED + opened.id("A")] == (2).to_bytes(8, "big"), "but for its outcome"
+
+
+def test_records_of_no_transaction_are_counted(opened: World) -> None:
+    opened.index.reject("nyc/a", "plain_write", 2)
+    opened.index.reject("nyc/a", "plain_write", 3)
+    opened.index.reject("nyc/a", "malformed_batch", 1)
+    opened.describe(stream="nyc/a")
+    assert opened.result.streams[0].rejected == {"plain_write": 5, "malformed_batch": 1}
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_the_end_forgets_its_runs_and_only_its(opened: World, end: str) -> None:
+    opened.create("nyc/b")
+    opened.created("nyc/b", 0, 0)
+    opened.touch("A", "nyc/b")
+    opened.begin("B")
+    opened.touch("B")
+    opened.write("B", "w9", epoch=1)
+    opened.write("B", "w9")
+    opened.turn()
+    others = index_rows(opened)
+    for stream in ("nyc/a", "nyc/b"):
+        for partition in (0, 1):
+            for writer in ("w1", "w2"):
+                opened.write("A", writer, stream, partition=partition)
+    opened.write("A", "w1", epoch=1)
+    opened.turn()
+    assert len(index_rows(opened)) == len(others) + 9
+    if end == "abort":
+        opened.abort("A")
+    else:
+        opened.commit("A")
+        opened.turn()
+    assert index_rows(opened) == others
+
+
+# -- weighing ----------------------------------------------------------------------------------
+
+
+def weigh(world: World, *receipts: r.Receipt) -> tuple[bool, str, int, int]:
+    world.read_journals()
+    w = world.index.weigh(world.state, world.id("A"), receipts)
+    return w.covered, w.wrong.rpartition(": ")[2], w.committed, w.left_out
+
+
+def test_weighing_nothing(opened: World) -> None:
+    assert weigh(opened) == (True, "", 0, 0)
+    opened.write("A", "w1", count=3)
+    assert weigh(opened) == (True, "", 0, 3)
+
+
+def test_weighing_several_writers_and_partitions(opened: World) -> None:
+    for writer, count, partition in ("w1", 1, 0), ("w2", 2, 0), ("w1", 3, 0), ("w2", 4, 1):
+        opened.write("A", writer, count=count, partition=partition)
+    w1, w2 = (opened.receipt("A", w) for w in ("w1", "w2"))
+    assert weigh(opened, w1) == (True, "", 4, 6)
+    assert weigh(opened, w2) == (True, "", 6, 4)
+    assert weigh(opened, w2, w1) == (True, "", 10, 0)
+    size = opened.index.weigh(opened.state, opened.id("A"), [w1]).size
+    assert size == 400
+
+
+@pytest.mark.parametrize("loose", [0, 1, 4])
+def test_bounds_may_be_loose(opened: World, loose: int) -> None:
+    opened.write("A", "other", count=4)
+    opened.write("A", "w1", count=2)
+    opened.write("A", "other", count=4)
+    assert weigh(opened, opened.receipt("A", "w1", loose=loose)) == (True, "", 2, 8)
+
+
+def test_an_end_above_what_is_read_is_not_covered(opened: World) -> None:
+    opened.write("A", "w1", count=2)
+    receipt = opened.receipt("A", "w1", loose=1)
+    assert weigh(opened, receipt)[0] is False
+    opened.write("A", "other")
+    assert weigh(opened, receipt) == (True, "", 2, 1)
+
+
+def test_covered_means_every_partition(opened: World) -> None:
+    extents = tuple(r.Extent("nyc/a", p, 0, 1, 1, 0) for p in (0, 1))
+    receipt = r.Receipt(opened.id("A"), 1, 1, True, extents)
+    for positions, covered in (
+        ({}, False),
+        ({0: 1}, False),
+        ({0: 1, 1: 1}, True),
+        ({0: 5, 1: 0}, False),
+    ):
+        opened.index.positions = {("nyc/a", p): at for p, at in positions.items()}
+        assert opened.index.covers([receipt]) is covered
+
+
+def test_a_run_that_straddles_a_bound_is_not_taken(opened: World) -> None:
+    """A receipt ends between batches; if not, the counts say so."""
+    opened.write("A", "w1", count=2)
+    opened.write("A", "w1", count=3)
+    whole = opened.receipt("A", "w1")
+    (extent,) = whole.extents
+    bounds: list[dict[str, Any]] = [{"end": 4}, {"first": 1}]
+    for bound in bounds:
+        cut = replace(whole, extents=(replace(extent, **bound),))
+        shows = 2 if "end" in bound else 3
+        assert weigh(opened, cut) == (
+            True,
+            f"the receipt says 5 records, the journal shows {shows} (count differs)",
+            shows,
+            5 - shows,
+        )
+
+
+def test_count_before_checksum(opened: World) -> None:
+    opened.write("A", "w1", count=2)
+    assert "count differs" in weigh(opened, opened.receipt("A", "w1", count=1, crc=1))[1]
+    assert "checksum differs" in weigh(opened, opened.receipt("A", "w1", crc=1))[1]
+
+
+def test_the_sum_of_checksums_wraps(opened: World) -> None:
+    for first in (0, 1):
+        run = Run(
+            opened.id("A"), 7, 0, first, first + 1, 1, CRC_MODULUS - 2, -1, -1, first, 9, True
+        )
+        changes = opened.index.add(opened.state, "nyc/a", 0, [run], first + 1)
+        opened.table.write(changes)
+    receipt = r.Receipt(
+        opened.id("A"), 7, 1, True, (r.Extent("nyc/a", 0, 0, 2, 2, CRC_MODULUS - 4),)
+    )
+    assert weigh(opened, receipt) == (True, "", 2, 0)
+
+
+def test_a_receipt_of_an_untouched_stream_is_wrong(opened: World) -> None:
+    receipt = r.Receipt(opened.id("A"), 7, 1, True, (r.Extent("nyc/b", 0, 0, 0, 0, 0),))
+    assert "never touched" in opened.index.weigh(opened.state, opened.id("A"), [receipt]).wrong
+
+
+def test_an_empty_extent_weighs_nothing(opened: World) -> None:
+    receipt = r.Receipt(opened.id("A"), 7, 1, True, (r.Extent("nyc/a", 0, 0, 0, 0, 0),))
+    assert weigh(opened, receipt) == (True, "", 0, 0)
+
+
+# -- the small parts ---------------------------------------------------------------------------
+
+
+def stored(writer: int, first: int, end: int) -> StoredRun:
+    return StoredRun(writer, first, end, end - first, 0, first, 100, True)
+
+
+def test_taken_runs_stand_in_journal_order() -> None:
+    runs = [stored(1, 8, 9), stored(1, 0, 2), stored(2, 2, 5), stored(3, 5, 6), stored(2, 6, 8)]
+    extents = {1: r.Extent("s/a", 0, 0, 9, 3, 0), 2: r.Extent("s/a", 0, 2, 8, 5, 0)}
+    assert [(run.writer, run.first) for run in taken_runs(runs, extents)] == [
+        (1, 0),
+        (2, 2),
+        (2, 6),
+        (1, 8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "taken"),
+    [(3, 6, True), (0, 9, True), (4, 6, False), (3, 5, False), (6, 9, False), (0, 3, False)],
+)
+def test_a_run_is_taken_whole_or_not(first: int, end: int, taken: bool) -> None:
+    extents = {1: r.Extent("s/a", 0, first, end, 3, 0)}
+    assert taken_runs([stored(1, 3, 6)], extents) == ([stored(1, 3, 6)] if taken else [])
+
+
+def test_extents_by_writer_stream_and_partition() -> None:
+    a, b, c = (r.Extent(s, p, 0, 1, 1, 0) for s, p in (("s/a", 0), ("s/a", 1), ("s/b", 0)))
+    txn = bytes(16)
+    receipts = [r.Receipt(txn, 1, 1, True, (a, b)), r.Receipt(txn, 2, 1, True, (a, c))]
+    assert extents_of(receipts) == {
+        (1, "s/a", 0): a,
+        (1, "s/a", 1): b,
+        (2, "s/a", 0): a,
+        (2, "s/b", 0): c,
+    }
+
+
+def test_layouts(world: World) -> None:
+    segments = world.state.streams["nyc/a"].segments
+    assert layout(world.state, "nyc/a", 0) == segments
+    assert layout(world.state, "nyc/a", 1) == ()
+    assert layout(world.state, "nyc/none", 0) == ()
+    assert segment_on(world.state, "nyc/a", 0, 1) == segments[1]
+    assert segment_on(world.state, "nyc/a", 0, 2) is None
+    assert segment_on(world.state, "nyc/a", 1, 1) is None
+
+
+# -- again -------------------------------------------------------------------------------------
+
+batches = st.lists(
+    st.tuples(
+        st.sampled_from("AABC"),
+        st.sampled_from(("w1", "w2")),
+        st.sampled_from((0, 1, 2)),
+        st.integers(1, 3),
+        st.sampled_from((0, 0, 0, 1)),
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=40, deadline=None, print_blob=True)
+@given(batches, st.lists(st.integers(0, 60), max_size=4))
+def test_built_anew_from_the_journals_it_is_the_same(
+    written: list[tuple[str, str, int, int, int]], cuts: list[int]
+) -> None:
+    """However the journals are cut into reads; with an index that was thrown away, or not."""
+    world = nyc()
+    for label in "AB":
+        world.begin(label)
+        world.touch(label)
+    world.id("C")
+    for label, writer, partition, count, epoch in written:
+        world.write(label, writer, count=count, partition=partition, epoch=epoch)
+    world.read_journals()
+    before, counts = index_rows(world), rejected(world)
+    world.lead(keep_table=False)
+    assert index_rows(world) == {}
+    for (stream, partition), there in world.journals.items():
+        bounds = sorted({c for c in cuts if c <= len(there)} | {0, len(there)})
+        for low, high in pairwise(bounds):
+            runs = [batch.run for batch in there[low:high]]
+            world.table.write(world.index.add(world.state, stream, partition, runs, runs[-1].end))
+    assert index_rows(world) == before
+    assert rejected(world) == counts
