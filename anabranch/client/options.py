@@ -77,8 +77,8 @@ _CONSUMER_ONLY = _names(
 )
 _WITH_UNDERSCORE = _names(
     """
-    error_cb stats_cb throttle_cb log_cb logger oauth_cb socket_cb connect_cb closesocket_cb open_cb resolve_cb
-    oauthbearer_token_refresh_cb ssl_ca ssl_key ssl_certificate ssl_engine_callback_data
+    log_level error_cb stats_cb throttle_cb log_cb logger oauth_cb socket_cb connect_cb closesocket_cb open_cb
+    resolve_cb oauthbearer_token_refresh_cb ssl_ca ssl_key ssl_certificate ssl_engine_callback_data
     ssl.certificate.verify_cb
     """
 )
@@ -196,7 +196,8 @@ def named_options(config: Mapping[str, Any] | None, keywords: Mapping[str, Any])
     """Options of both kinds by librdkafka's names. `UnsupportedSetting` if one is given twice."""
     found = dict(config or {})
     for keyword, value in keywords.items():
-        name = keyword if keyword in _WITH_UNDERSCORE else keyword.replace("_", ".")
+        as_it_is = keyword in _WITH_UNDERSCORE or keyword in _FIXED
+        name = keyword if as_it_is else keyword.replace("_", ".")
         if name in found:
             raise UnsupportedSetting(f"{name} is given twice")
         found[name] = value

@@ -1,0 +1,243 @@
+"""The client against the real controller, on the in-memory log with lost and doubled calls."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from anabranch import errors
+from anabranch.ports import LogError, LogUnavailable, LogUncertain
+from tests.client.answers import STREAM
+from tests.client.world import World
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.client.create_stream(STREAM, segments=2)
+    return world
+
+
+def values(world: World) -> Counter[bytes | None]:
+    return Counter(event.value for event in world.events(STREAM))
+
+
+def test_a_one_shot(world: World) -> None:
+    with world.client.begin("nyc") as txn:
+        txn.write(STREAM, b"1", key=b"a", headers={"h": b"x"}, timestamp=77)
+        txn.write(STREAM, b"2", key=b"b")
+        result = txn.commit()
+    assert result.counts.committed == 2
+    assert values(world) == {b"1": 1, b"2": 1}
+    event = next(e for e in world.events(STREAM) if e.value == b"1")
+    assert (event.key, event.timestamp_ms, event.headers[0]) == (b"a", 77, ("h", b"x"))
+    (commit,) = world.commits(STREAM)
+    assert (commit.txn_id, commit.timestamp) == (result.txn_id, result.commit_timestamp)
+
+
+def test_writers_in_several_processes(world: World) -> None:
+    with world.client.begin("nyc") as txn:
+        token = txn.token()
+        txn.write(STREAM, b"own", key=b"k")
+        receipts = []
+        for i in range(3):
+            with world.new_client() as other, other.join(token) as writer:
+                for j in range(250):
+                    writer.write(STREAM, b"%d/%d" % (i, j), key=b"k%d" % j)
+            receipts.append(writer.finish().to_bytes())
+        result = txn.commit(receipts=receipts)
+    assert result.counts.committed == 751
+    assert set(values(world).values()) == {1}
+    assert world.client.commit(token) == result
+    assert world.client.state(token).state == "COMMITTED"
+
+
+def test_only_the_receipts_named_are_taken(world: World) -> None:
+    with world.client.begin("nyc") as txn:
+        token = txn.token()
+        taken = world.client.join(token)
+        taken.write(STREAM, b"taken", key=b"k")
+        left = world.client.join(token)
+        left.write(STREAM, b"left", key=b"k")
+        left.flush()
+        with pytest.raises(errors.WritersUnfinished):
+            txn.commit()
+        result = txn.commit(receipts=[taken.finish()])
+    assert values(world) == {b"taken": 1}
+    assert result.counts.left_out == 1
+
+
+def test_an_unfinished_writer_is_an_error_until_it_finishes(world: World) -> None:
+    with world.client.begin("nyc") as txn:
+        writer = world.client.join(txn.token())
+        writer.write(STREAM, b"v", key=b"k")
+        writer.flush()
+        with pytest.raises(errors.WritersUnfinished):
+            txn.commit()
+        writer.finish()
+        assert txn.commit().counts.committed == 1
+
+
+def test_a_restarted_driver_wins_over_its_dead_self(world: World) -> None:
+    first = world.client.begin("nyc", name="daily")
+    first.write(STREAM, b"dead", key=b"k")
+    second = world.client.begin("nyc", name="daily")
+    second.write(STREAM, b"alive", key=b"k")
+    done = second.commit()
+    with pytest.raises(errors.TransactionAborted, match="superseded"):
+        first.commit()
+    assert world.client.begin("nyc", name="daily").result == done
+    assert values(world) == {b"alive": 1}
+
+
+def test_a_name_claimed_by_two_commits_is_committed_once(world: World) -> None:
+    results = []
+    for value in (b"1", b"2"):
+        with world.client.begin("nyc") as txn:
+            txn.token()
+            txn.write(STREAM, value, key=b"k")
+            results.append(txn.commit(name="once"))
+    with world.client.begin("nyc") as txn:
+        txn.write(STREAM, b"3", key=b"k")
+        results.append(txn.commit(name="once"))
+    assert len(set(results)) == 1
+    assert values(world) == {b"1": 1}
+
+
+def test_abort_and_staleness(world: World) -> None:
+    with world.client.begin("nyc", keepalive=5) as txn:
+        token = txn.token()
+        for _ in range(5):  # the heart keeps it alive
+            world.clock.sleep(1.0)
+            world.client.heart.step()
+            world.step()
+        assert world.client.state(token).state == "OPEN"
+        for _ in range(8):
+            world.clock.sleep(1.0)
+            world.step()
+        info = world.client.state(token)
+        assert (info.state, "stale" in info.reason) == ("ABORTED", True)
+        world.client.heart.hear(world.client.heart.step())
+        with pytest.raises(errors.TransactionAborted, match="stale"):
+            txn.commit()
+
+
+def test_unknown_things(world: World) -> None:
+    txn = world.client.begin("nyc")
+    txn.write("nyc/none", b"v")
+    with pytest.raises(errors.UnknownStream):
+        txn.commit()
+    assert txn.txn_id is not None
+    with pytest.raises(errors.UnknownTransaction):
+        world.client.state(txn.txn_id)
+    with pytest.raises(errors.UnknownScope):
+        world.client.begin("sea", name="n")
+    with pytest.raises(errors.UnknownStream):
+        world.client.describe("nyc/none")
+    with pytest.raises(errors.StreamExists):
+        world.client.create_stream(STREAM, segments=3)
+    world.client.create_stream(STREAM, segments=2)
+
+
+def test_resolve_is_for_ever(world: World) -> None:
+    txn = world.client.begin("nyc")
+    txn.write(STREAM, b"v", key=b"k")
+    txn_id = txn._make_id(world.clock.now + 5)
+    assert world.client.resolve(txn_id).state == "ABORTED"
+    with pytest.raises(errors.TransactionAborted):
+        txn.commit()
+    assert values(world) == {}
+
+
+# -- faults ---------------------------------------------------------------------------------------------
+
+
+def test_no_controller_then_one(world: World) -> None:
+    world.stop_controller()
+    with world.client.begin("nyc") as txn:
+        txn.write(STREAM, b"v", key=b"k")
+        with pytest.raises(errors.OutcomeUnknown) as caught:
+            txn.commit()
+        world.start_controller()
+        assert caught.value.txn_id is not None
+        result = txn.commit()
+    assert result.txn_id == caught.value.txn_id
+    assert values(world) == {b"v": 1}
+
+
+def test_a_lost_begin_is_safe_to_repeat(world: World) -> None:
+    world.stop_controller()
+    txn = world.client.begin("nyc")
+    with pytest.raises(errors.DeadlineExceeded):
+        txn.token()
+    world.start_controller()
+    txn.token()
+    txn.abort()
+    assert [t.state for t in world.client.transactions(finished=True)] == ["ABORTED"]
+
+
+def test_a_failed_write_gives_no_receipt(world: World) -> None:
+    with world.client.begin("nyc") as txn:
+        writer = world.client.join(txn.token())
+        writer.write(STREAM, b"v", key=b"k")
+        world.fault = lambda name: LogUncertain("?") if name == "produce.after" else None
+        with pytest.raises(errors.WriteFailed):
+            writer.finish()
+        world.fault = None
+        with pytest.raises(errors.WriteFailed):
+            writer.finish()
+        again = world.client.join(txn.token())
+        again.write(STREAM, b"v", key=b"k")
+        result = txn.commit(receipts=[again.finish()])
+    assert (result.counts.committed, result.counts.left_out) == (1, 1)
+    assert values(world) == {b"v": 1}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_is_lost_no_answer_is_wrong(world: World, seed: int) -> None:
+    """Commands and fetches fail before and after their effect; every outcome told is the true one."""
+    chance = random.Random(seed)
+
+    def fault(name: str) -> LogError | None:
+        if chance.random() >= 0.2:
+            return None
+        if name in ("produce", "fetch"):
+            return LogUnavailable("not reached")
+        if name == "produce.after":
+            return LogUncertain("was it?")
+        return None
+
+    world.fault = fault
+    committed: set[bytes] = set()
+    aborted: set[bytes] = set()
+    doubtful: dict[bytes, bytes] = {}
+    for i in range(12):
+        value = b"%d" % i
+        txn = world.client.begin("nyc")
+        try:
+            with txn:
+                if i % 2:
+                    txn.token()
+                txn.write(STREAM, value, key=value)
+                txn.commit(timeout=chance.choice([3, 30]))
+                committed.add(value)
+        except (errors.TransactionAborted, errors.WriteFailed, errors.RetryError):
+            aborted.add(value)
+        except errors.OutcomeUnknown as error:
+            doubtful[value] = error.txn_id or b""
+    world.fault = None
+    for value, txn_id in doubtful.items():
+        state = world.client.resolve(txn_id).state
+        while state not in ("COMMITTED", "ABORTED"):
+            world.clock.sleep(5)
+            world.step()
+            state = world.client.resolve(txn_id).state
+        (committed if state == "COMMITTED" else aborted).add(value)
+    for _ in range(20):
+        world.clock.sleep(5)
+        world.step()
+    assert values(world) == dict.fromkeys(committed, 1)
+    assert committed
+    assert not committed & aborted

@@ -1,0 +1,120 @@
+"""Real controller, real protocol, log in memory, time by hand: a whole cluster in one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from anabranch.client.client import Client
+from anabranch.client.memory import memory_client
+from anabranch.core.turn import Settings
+from anabranch.ports import LogError, TopicPartition
+from anabranch.processors.controller import Controller
+from anabranch.processors.memory_table import MemoryStore
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import decode
+from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.memory import MemoryCluster
+from anabranch.topics.names import DEFAULT_PREFIX, history_topic, stream_topic
+from anabranch.topics.records import Record, decode_records
+from tests.client.answers import KEY
+from tests.client.doubles import ManualClock, counted
+
+CLIENT = "client"
+
+
+class World:
+    """A cluster with one control partition; the controller runs whenever somebody waits."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.cluster = MemoryCluster(self.clock, on_call=self._on_call)
+        self.fault: Callable[[str], LogError | None] | None = None
+        self.calls: list[str] = []
+        self._store = MemoryStore()
+        self._in_step = False
+        self._entropy = counted()
+        log = self.cluster.log("controller")
+        create_control_topics(log, DEFAULT_PREFIX, control_partitions=1, replication_factor=1)
+        self.controller: Controller | None = None
+        self.start_controller()
+        self.clock.on_sleep = self.step
+        self.client = self.new_client()
+
+    def _on_call(self, process: str, name: str) -> None:
+        if process != CLIENT:
+            return
+        self.calls.append(name)
+        if self.fault is not None:
+            error = self.fault(name)
+            if error is not None:
+                raise error
+
+    def new_client(self, *, timeout: float = 30.0, one_shot_bytes: int = 4096) -> Client:
+        return memory_client(
+            self.cluster.log(CLIENT),
+            self.clock,
+            self._entropy,
+            timeout=timeout,
+            one_shot_bytes=one_shot_bytes,
+        )
+
+    # -- the controller -------------------------------------------------------------------------------
+
+    def start_controller(self) -> None:
+        settings = Settings(
+            control_partition=0,
+            control_partitions=1,
+            reply_partitions=8,
+            prefix=DEFAULT_PREFIX,
+            token_key=KEY,
+        )
+        self.controller = Controller(
+            self.cluster.log("controller"),
+            self._store.open("controller"),
+            self.clock,
+            settings,
+            "test",
+        )
+        self.controller.lead()
+
+    def stop_controller(self) -> None:
+        self.controller = None
+        self._store.release()
+
+    def step(self) -> None:
+        """One pass of the controller, if there is one."""
+        if self.controller is not None and not self._in_step:
+            self._in_step = True
+            try:
+                self.controller.step(0.0)
+            finally:
+                self._in_step = False
+
+    # -- what is in the streams -----------------------------------------------------------------------
+
+    def events(self, stream: str) -> list[Record]:
+        """All committed events, partition by partition."""
+        topic = stream_topic(stream)
+        count = self.cluster.topics[topic].partitions
+        return [e for p in range(count) for e in self._read(TopicPartition(topic, p))]
+
+    def commits(self, stream: str) -> list[r.CommitRecord]:
+        """All COMMIT records."""
+        found = [
+            decode(e.value or b"") for e in self._read(TopicPartition(history_topic(stream), 0))
+        ]
+        return [record for record in found if isinstance(record, r.CommitRecord)]
+
+    def _read(self, partition: TopicPartition) -> list[Record]:
+        log = self.cluster.log("reader")
+        found: list[Record] = []
+        position = 0
+        while True:
+            fetched = log.fetch(
+                {partition: position}, max_wait=0, max_bytes=1 << 20, committed=True
+            ).get(partition)
+            if fetched is None:
+                return found
+            for batch in fetched.batches:
+                found += decode_records(batch.data)
+            position = fetched.next_offset
