@@ -1,0 +1,323 @@
+"""The controller loop over the in-memory log: rounds, merges, takeover, several control partitions."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, TXN_HEADER, unpack_txn_header
+from anabranch.errors import InvalidToken
+from anabranch.ports import LogFenced, TopicPartition
+from anabranch.processors.memory_table import MemoryStore
+from anabranch.schemas.codec import decode, encode
+from anabranch.schemas.records import (
+    AdoptScope,
+    Begin,
+    Begun,
+    Commit,
+    CommitRecord,
+    CreateStream,
+    DescribeStreams,
+    EpochRecord,
+    Event,
+    EventHeader,
+    FindScope,
+    GetState,
+    OneShot,
+    Outcome,
+    Receipt,
+    Refusal,
+    ScopeInfo,
+    StreamList,
+    Touch,
+    Touched,
+)
+from anabranch.topics.names import commands_topic, history_topic, stream_topic
+from anabranch.topics.records import Record, encode_batch
+from tests.processors.world import World
+
+STREAM = "nyc/flights"
+
+
+def events_of(
+    world: World, stream: str = STREAM, segments: int = 2
+) -> list[tuple[bytes, bytes, bytes]]:
+    """(transaction, key, value) of all committed events, partition by partition."""
+    out = []
+    for partition in range(segments):
+        for record in world.committed(TopicPartition(stream_topic(stream), partition)):
+            txn_id, _, _ = unpack_txn_header(dict(record.headers)[TXN_HEADER] or b"")
+            out.append((txn_id, record.key or b"", record.value or b""))
+    return out
+
+
+def history_of(world: World, stream: str = STREAM) -> list[EpochRecord | CommitRecord]:
+    records = world.committed(TopicPartition(history_topic(stream), 0))
+    return [decode(record.value or b"") for record in records]
+
+
+def one_shot(world: World, count: int) -> OneShot:
+    events = tuple(
+        Event(STREAM, -1, b"key-%d" % i, b"value-%d" % i, (), 5_000 + i) for i in range(count)
+    )
+    return OneShot(world.txn_id(), "nyc", None, events)
+
+
+def test_a_one_shot_is_placed_by_key_and_stands_in_the_history() -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, STREAM)
+    command = one_shot(world, 20)
+    outcome = world.ask(controller, command)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.state, outcome.committed) == ("COMMITTED", 20)
+    seen = events_of(world)
+    assert sorted(e[1:] for e in seen) == sorted((e.key, e.value) for e in command.events)
+    epoch, commit = history_of(world)
+    assert isinstance(epoch, EpochRecord)
+    assert isinstance(commit, CommitRecord)
+    assert commit.timestamp == outcome.commit_timestamp > epoch.timestamp
+    assert sum(s.count for s in commit.segments) == 20
+    ends = {
+        p: world.committed(TopicPartition(stream_topic(STREAM), p))[-1].offset + 1 for p in (0, 1)
+    }
+    assert {p.partition: p.offset for p in commit.vector} == ends
+
+
+@pytest.mark.parametrize("one_batch", [True, False], ids=["spliced", "small batches"])
+def test_a_transaction_of_two_writers_is_merged_whole(one_batch: bool) -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, STREAM)
+    txn_id = world.txn_id()
+    begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000))
+    assert isinstance(begun, Begun)
+    touched = world.ask(controller, Touch(begun.token, STREAM))
+    assert isinstance(touched, Touched)
+    written = {w: [(b"k%d" % i, b"%d-%d" % (w, i)) for i in range(400)] for w in (1, 2, 3)}
+    receipts = {
+        w: world.write(txn_id, w, STREAM, touched.segments, rows, one_batch=one_batch)
+        for w, rows in written.items()
+    }
+    outcome = world.ask(controller, Commit(begun.token, (), (receipts[1], receipts[2]), None, 1000))
+    assert isinstance(outcome, Outcome)
+    assert (outcome.state, outcome.committed, outcome.left_out) == ("COMMITTED", 800, 400)
+    seen = events_of(world)
+    assert {e[0] for e in seen} == {txn_id}
+    assert sorted(e[1:] for e in seen) == sorted(written[1] + written[2])
+    for writer in (1, 2):  # per key and writer in the order of writing
+        for partition in (0, 1):
+            values = [
+                int((r.value or b"").split(b"-")[1])
+                for r in world.committed(TopicPartition(stream_topic(STREAM), partition))
+                if (r.value or b"").startswith(b"%d-" % writer)
+            ]
+            assert values == sorted(values)
+    commit = history_of(world)[-1]
+    assert isinstance(commit, CommitRecord)
+    assert sum(s.count for s in commit.segments) == 800
+
+
+def test_spliced_and_taken_apart_give_the_same_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for minimum in (1, 10_000):
+        monkeypatch.setattr("anabranch.processors.merge.MIN_SPLICED_RECORDS", minimum)
+        world = World()
+        controller = world.controller()
+        controller.lead()
+        world.stream(controller, STREAM)
+        txn_id = world.txn_id()
+        begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000))
+        touched = world.ask(controller, Touch(begun.token, STREAM))
+        rows = [(b"k%d" % i, b"v%d" % i) for i in range(1000)]
+        receipt = world.write(txn_id, 1, STREAM, touched.segments, rows)
+        world.ask(controller, Commit(begun.token, (receipt,), (), None, 1000))
+        seen.append(
+            [
+                (r.timestamp_ms, r.key, r.value, r.headers[0][0])
+                for p in (0, 1)
+                for r in world.committed(TopicPartition(stream_topic(STREAM), p))
+            ]
+        )
+    assert len(seen[0]) == 1000
+    assert seen[0] == seen[1]
+
+
+def test_the_history_is_one_chain_across_takeovers() -> None:
+    world = World()
+    leader = world.controller("c0")
+    leader.lead()
+    world.stream(leader, STREAM)
+    for number in range(1, 6):
+        world.ask(leader, one_shot(world, 3))
+        leader = world.controller(f"c{number}")  # from nothing: its own empty table
+        leader.lead()
+    records = world.committed(TopicPartition(history_topic(STREAM), 0))
+    before = -1
+    for record in records:
+        entry = decode(record.value or b"")
+        assert entry.previous in (before, -2)
+        before = record.offset
+    timestamps = [decode(r.value or b"").timestamp for r in records]
+    assert timestamps == sorted(set(timestamps))
+
+
+def test_a_fenced_leader_appends_and_answers_nothing() -> None:
+    world = World()
+    old = world.controller("old")
+    old.lead()
+    world.stream(old, STREAM)
+    new = world.controller("new")
+    new.lead()
+    correlation_id = world.send(one_shot(world, 3))
+    with pytest.raises(LogFenced):
+        old.step(0)
+    assert world.reply(correlation_id) is None
+    assert events_of(world) == []
+    new.step(0)
+    assert isinstance(world.reply(correlation_id), Outcome)
+    assert len(events_of(world)) == 3
+
+
+def test_a_pending_commit_survives_its_controller() -> None:
+    world = World()
+    first = world.controller("c0")
+    first.lead()
+    world.stream(first, STREAM)
+    txn_id = world.txn_id()
+    begun = world.ask(first, Begin(txn_id, "nyc", None, 30_000))
+    touched = world.ask(first, Touch(begun.token, STREAM))
+    rows = [(b"k%d" % i, b"v") for i in range(10)]
+    receipt = world.write(txn_id, 1, STREAM, touched.segments, rows)
+    missing = world.write(txn_id, 2, STREAM, touched.segments, [])
+    later = Receipt(
+        txn_id,
+        2,
+        1,
+        True,
+        tuple(type(e)(e.stream, e.partition, e.end, e.end + 1, 1, 0) for e in receipt.extents[:1]),
+    )
+    assert missing.extents == ()
+    asked = world.send(Commit(begun.token, (receipt,), (later,), None, 60_000))
+    first.step(0)
+    first.step(0)
+    assert world.reply(asked) is None  # the second receipt claims what is not written yet
+    second = world.controller("c1")
+    second.lead()
+    second.step(0)
+    assert world.reply(asked) is None
+    world.clock.now += 61
+    second.step(0)
+    refusal = world.reply(asked)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == "ReceiptsNotCovered"
+    outcome = world.ask(second, Commit(begun.token, (receipt,), (), None, 1000))
+    assert outcome.state == "COMMITTED"
+    assert len(events_of(world)) == 10
+
+
+def test_a_controller_with_another_key_refuses_to_lead() -> None:
+    world = World()
+    world.controller("c0").lead()
+    with pytest.raises(InvalidToken, match="same key file"):
+        world.controller("c1", key=b"x" * 32).lead()
+
+
+def test_scopes_are_served_where_the_directory_says() -> None:
+    world = World(control_partitions=3)
+    leaders = [world.controller(f"c{p}", p) for p in range(3)]
+    for leader in leaders:
+        leader.lead()
+    homes = {}
+    for scope in (f"scope-{i}" for i in range(8)):
+        info = world.ask(leaders[0], FindScope(scope, True))
+        assert isinstance(info, ScopeInfo)
+        homes[scope] = info.control_partition
+        leaders[info.control_partition].step(0)  # it reads that the scope is its own
+    assert set(homes.values()) == {0, 1, 2}
+    for scope, home in homes.items():
+        for partition, leader in enumerate(leaders):
+            answer = world.ask(leader, CreateStream(f"{scope}/s", 1, {}))
+            if partition == home:
+                assert isinstance(answer, StreamList), answer
+            else:
+                assert isinstance(answer, Refusal)
+                assert answer.code == "UnknownScope"
+    again = world.controller("again", 0)
+    again.lead()
+    assert world.ask(again, FindScope("scope-5", True)).control_partition == homes["scope-5"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "code"),
+    [
+        (b"", "MalformedRecord"),
+        (b"\x01", "MalformedRecord"),
+        (b"\x02\x04rest", "UnsupportedVersion"),
+        (b"\x01\xfarest", "UnsupportedVersion"),
+        (b"\x01\x04rest", "MalformedRecord"),
+    ],
+)
+def test_commands_that_are_none_are_answered_by_name(payload: bytes, code: str) -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    answer = world.ask(controller, payload)
+    assert isinstance(answer, Refusal)
+    assert answer.code == code
+
+
+def test_commands_in_native_transactions_are_refused_but_for_the_directorys() -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, STREAM)
+    answers = []
+    for number, command in enumerate((AdoptScope("own"), one_shot(world, 3))):
+        correlation_id = b"native-%d" % number
+        headers = ((CORRELATION_HEADER, correlation_id), (REPLY_HEADER, bytes(4)))
+        batch = encode_batch([Record(0, 0, b"", encode(command), headers)])
+        producer = world.cluster.log("raw").producer("raw", timeout=60)
+        producer.append([(TopicPartition(commands_topic(), 0), batch)])
+        controller.step(0)  # before it is decided whether the command was sent at all
+        producer.abort()
+        answers.append(world.reply(correlation_id))
+    assert isinstance(answers[0], ScopeInfo)
+    assert isinstance(answers[1], Refusal)
+    assert answers[1].code == "InvalidArgument"
+    assert events_of(world) == []
+
+
+def test_the_state_is_the_same_whoever_is_asked() -> None:
+    world = World()
+    store = MemoryStore()
+    first = world.controller("c0", store=store)
+    first.lead()
+    world.stream(first, STREAM)
+    done = one_shot(world, 5)
+    outcome = world.ask(first, done)
+    from_nothing = world.controller("c1")
+    from_nothing.lead()
+    assert world.ask(from_nothing, GetState(done.txn_id)) == outcome
+    assert world.ask(from_nothing, done) == outcome  # repeated: answered, not done again
+    assert len(events_of(world)) == 5
+
+
+def test_refused_headers_leave_nothing() -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, STREAM)
+    bad = OneShot(
+        world.txn_id(),
+        "nyc",
+        None,
+        (Event(STREAM, -1, b"k", b"v", (EventHeader("ab.txn", b""),), -1),),
+    )
+    answer = world.ask(controller, bad)
+    assert isinstance(answer, Refusal)
+    assert answer.code == "InvalidArgument"
+    assert events_of(world) == []
+    described = world.ask(controller, DescribeStreams(None, STREAM))
+    assert described.streams[0].rejected == {}

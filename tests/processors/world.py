@@ -1,0 +1,166 @@
+"""A controller over the in-memory log, driven by hand: send commands, step, read what it said."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.core.ids import (
+    CORRELATION_HEADER,
+    REPLY_HEADER,
+    TXN_HEADER,
+    make_txn_id,
+    pack_txn_header,
+)
+from anabranch.core.keyspace import position_of, record_checksum
+from anabranch.core.turn import Settings
+from anabranch.ports import TopicPartition
+from anabranch.processors.controller import Controller
+from anabranch.processors.memory_table import MemoryStore
+from anabranch.schemas.codec import decode, encode
+from anabranch.schemas.records import (
+    CreateStream,
+    Extent,
+    FindScope,
+    Receipt,
+    Reply,
+    SegmentRange,
+)
+from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.memory import MemoryCluster
+from anabranch.topics.names import commands_topic, journal_topic, replies_topic
+from anabranch.topics.records import Record, decode_records
+
+KEY = b"k" * 32
+
+
+@dataclass
+class HandClock:
+    """A clock that stands still until it is moved."""
+
+    now: float = 1_000_000.0
+
+    def wall(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class World:
+    """A cluster in memory with any number of controllers, stepped by the test."""
+
+    control_partitions: int = 1
+    clock: HandClock = field(default_factory=HandClock)
+    cluster: MemoryCluster = field(init=False)
+    _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        self.cluster = MemoryCluster(self.clock)
+        create_control_topics(
+            self.cluster.log("setup"), "anabranch", control_partitions=self.control_partitions
+        )
+
+    def controller(
+        self,
+        name: str = "c",
+        partition: int = 0,
+        *,
+        store: MemoryStore | None = None,
+        key: bytes = KEY,
+        **settings: Any,
+    ) -> Controller:
+        """A controller that does not lead yet."""
+        return Controller(
+            self.cluster.log(name),
+            (store or MemoryStore()).open(name),
+            self.clock,
+            Settings(
+                partition, self.control_partitions, "anabranch", key, reply_partitions=8, **settings
+            ),
+            leader=name,
+        )
+
+    def send(self, command: Any, partition: int = 0, *, headers: bool = True) -> bytes:
+        """Append a command; returns its correlation id."""
+        correlation_id = struct.pack(">QQ", 7, next(self._ids))
+        payload = command if isinstance(command, bytes) else encode(command)
+        sent = ((CORRELATION_HEADER, correlation_id), (REPLY_HEADER, bytes(4))) if headers else ()
+        record = Record(0, 0, b"", payload, sent)
+        self.cluster.produce(TopicPartition(commands_topic(), partition), [record])
+        return correlation_id
+
+    def reply(self, correlation_id: bytes) -> Any:
+        """The answer to a command, or None; answers of aborted native transactions don't count."""
+        found = None
+        for record in self.committed(TopicPartition(replies_topic(), 0)):
+            if record.key == correlation_id:
+                answer = decode(record.value or b"")
+                assert isinstance(answer, Reply)
+                assert found is None, "answered twice"
+                found = answer.result
+        return found
+
+    def ask(self, controller: Controller, command: Any, steps: int = 4) -> Any:
+        """Send, step until it is answered, and return the answer."""
+        correlation_id = self.send(command, controller.settings.control_partition)
+        for _ in range(steps):
+            controller.step(0)
+            answer = self.reply(correlation_id)
+            if answer is not None:
+                return answer
+        raise AssertionError(f"no answer to {command}")
+
+    def committed(self, partition: TopicPartition) -> list[Record]:
+        """What a read_committed reader sees."""
+        log = self.cluster.log("reader")
+        position = 0
+        out: list[Record] = []
+        while True:
+            got = log.fetch({partition: position}, max_wait=0, max_bytes=1 << 24, committed=True)
+            if partition not in got or got[partition].next_offset == position:
+                return out
+            for batch in got[partition].batches:
+                out += [r for r in decode_records(batch.data) if r.offset >= position]
+            position = got[partition].next_offset
+
+    def stream(self, controller: Controller, stream: str, segments: int = 2) -> None:
+        """Create a stream and its scope."""
+        self.ask(controller, FindScope(stream.partition("/")[0], True))
+        self.ask(controller, CreateStream(stream, segments, {}))
+
+    def txn_id(self, partition: int = 0) -> bytes:
+        return make_txn_id(partition, int(self.clock.wall() * 1000), next(self._ids))
+
+    def write(
+        self,
+        txn_id: bytes,
+        writer: int,
+        stream: str,
+        segments: tuple[SegmentRange, ...],
+        events: list[tuple[bytes, bytes]],
+        *,
+        epoch: int = 0,
+        one_batch: bool = True,
+    ) -> Receipt:
+        """Journal writes of (key, value) by one writer, and their receipt."""
+        header = ((TXN_HEADER, pack_txn_header(txn_id, writer, epoch)),)
+        extents = []
+        for segment in segments:
+            mine = [e for e in events if segment.low <= position_of(e[0]) < segment.high]
+            if not mine:
+                continue
+            tp = TopicPartition(journal_topic(stream), segment.partition)
+            records = [Record(0, 1, key, value, header) for key, value in mine]
+            groups = [records] if one_batch else [[record] for record in records]
+            bases = [self.cluster.produce(tp, group) for group in groups]
+            crc_sum = sum(record_checksum(key, value) for key, value in mine) % (1 << 63)
+            end = bases[-1] + len(groups[-1])
+            extents.append(Extent(stream, segment.partition, bases[0], end, len(mine), crc_sum))
+        return Receipt(txn_id, writer, 1, True, tuple(extents))
