@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from anabranch.core import hybrid_time
 from anabranch.core.ids import OP_HEADER
@@ -27,7 +28,7 @@ from anabranch.core.plan import Round, Tail, history_records
 from anabranch.core.state import State
 from anabranch.ports import Log, LogRefused, Producer, Table, TopicPartition
 from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.processors.merge import BATCH_BYTES, Merge, Placed
+from anabranch.processors.merge import Merge, Placed
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import EpochRecord, Reply
 from anabranch.topics.builder import BatchBuilder
@@ -39,7 +40,8 @@ from anabranch.topics.names import (
     status_topic,
 )
 
-CHUNK_BYTES = 16 << 20
+SMALL_BYTES = 1 << 20  # of merged data: one request together with the records
+BATCH_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,10 @@ def write_round(
     merge = Merge(to.log, round_)
     status = TopicPartition(status_topic(to.prefix), to.control_partition)
     try:
-        rest = _append_most(producer, merge)
+        small = _append_if_big(producer, merge)
         records = list(_records(to, round_, state, status, wall_ms))
-        bases = producer.append([(p.partition, p.data) for p in rest] + [r[:2] for r in records])
-        for placed, base in zip(rest, bases, strict=False):
-            merge.note(placed, base)
+        bases = producer.append([*small, *(record[:2] for record in records)])
+        merge.note(bases[: len(small)])
         _append_history(producer, round_, merge, tails)
     except LogRefused:
         producer.abort()
@@ -84,7 +85,7 @@ def write_round(
     changes = state.take_changes()
     ends = [
         base + count
-        for (partition, _, count), base in zip(records, bases[len(rest) :], strict=True)
+        for (partition, _, count), base in zip(records, bases[len(small) :], strict=True)
         if partition == status
     ]
     if ends:
@@ -92,23 +93,21 @@ def write_round(
     to.table.write(changes)
 
 
-def _append_most(producer: Producer, merge: Merge) -> list[Placed]:
-    """Append the merged batches, a bounded number of bytes at a time.
+def _append_if_big(producer: Producer, merge: Merge) -> list[Placed]:
+    """Append the merged batches as a stream, if they are many bytes.
 
-    What is left over (all of it, for a small round) goes into one request with the records.
+    Else they are returned: a small round's data goes into one request with its records.
     """
-    chunk: list[Placed] = []
+    batches = merge.batches()
+    head: list[Placed] = []
     size = 0
-    for placed in merge.batches():
-        chunk.append(placed)
-        size += len(placed.data)
-        if size >= CHUNK_BYTES:
-            for done, base in zip(
-                chunk, producer.append([(p.partition, p.data) for p in chunk]), strict=True
-            ):
-                merge.note(done, base)
-            chunk, size = [], 0
-    return chunk
+    for placed in batches:
+        head.append(placed)
+        size += len(placed[1])
+        if size >= SMALL_BYTES:
+            merge.note(producer.append_stream(chain(head, batches)))
+            return []
+    return head
 
 
 _Batch = tuple[TopicPartition, bytes, int]  # where, the batch, its number of records
@@ -158,7 +157,7 @@ def _batches(
 def _append_history(
     producer: Producer, round_: Round, merge: Merge, tails: Mapping[str, Tail]
 ) -> None:
-    histories = history_records(round_, merge.landed, tails)
+    histories = history_records(round_, merge.landed(), tails)
     batches: list[tuple[TopicPartition, bytes]] = []
     for stream, records in histories.items():
         builder = BatchBuilder()

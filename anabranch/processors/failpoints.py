@@ -45,11 +45,13 @@ class FailingProducer:
         self._producer = producer
         self._hook = hook
 
-    def append(self, batches: Sequence[tuple[TopicPartition, bytes]]) -> list[int]:
+    def append(self, batches: Sequence[tuple[TopicPartition, bytes | memoryview]]) -> list[int]:
         kinds = "+".join(sorted({_kind(tp.topic) for tp, _ in batches}))
         return _around(self._hook, f"append:{kinds}", lambda: self._producer.append(batches))
 
-    def append_stream(self, batches: Iterable[tuple[TopicPartition, bytes]]) -> list[int]:
+    def append_stream(
+        self, batches: Iterable[tuple[TopicPartition, bytes | memoryview]]
+    ) -> list[int]:
         return _around(self._hook, "append:stream", lambda: self._producer.append_stream(batches))
 
     def commit(self) -> None:
