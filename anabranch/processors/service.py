@@ -26,6 +26,7 @@ from anabranch.processors.leader import Leader
 from anabranch.processors.membership import Membership
 from anabranch.processors.system_clock import SystemClock
 from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.framing import warm
 from anabranch.topics.kafka_log import KafkaLog
 from anabranch.topics.names import commands_topic, controllers_group
 
@@ -58,6 +59,8 @@ class ControllerService(mode.Service):
     # -- lifecycle (mode) -----------------------------------------------------------------------------
 
     async def on_start(self) -> None:
+        # A second of work that the first big journal batch would have to wait for.
+        threading.Thread(target=warm, name="warm", daemon=True).start()
         await asyncio.to_thread(self._prepare)
         options = self.options
         self._membership = Membership(

@@ -1,0 +1,225 @@
+"""A 1M-event transaction by 2 writer processes, begin to last event readable, against the same events with no
+transaction.
+
+Ours: begin, two processes join by token, write (journal, ab.txn header), finish; commit with their receipts; the
+clock stops when a read_committed consumer at the end of the stream has the last event. Plain: two processes
+produce the same events straight into a topic with the same librdkafka settings (idempotent, acks=all, lz4); the
+clock stops when a consumer has the last one. Both on one broker, in turn, in one run; replication factor 1.
+
+Not equal: ours writes everything twice (journal, then stream).
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import statistics
+import time
+from multiprocessing.synchronize import Event as Signal
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+import anabranch
+from bench.setting import Place
+
+WRITERS = 2
+VALUE = b"v" * 100
+KEYS = 10_000
+TUNING = {"linger.ms": 50, "batch.size": 1_000_000, "compression.type": "lz4"}
+
+
+def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
+    """Seconds of each, medians of interleaved rounds, and the ratio plain / ours (goal at least 0.5)."""
+    events, rounds = (200_000, 1) if quick else (1_000_000, 3)
+    ours, plain, phases = [], [], []
+    for _ in range(rounds):
+        seconds, phase = _transaction(place, events)
+        ours.append(seconds)
+        phases.append(phase)
+        plain.append(_plain(place, events))
+    result = {
+        "events": events,
+        "value_bytes": len(VALUE),
+        "writers": WRITERS,
+        "rounds": rounds,
+        "anabranch_s": statistics.median(ours),
+        "plain_s": statistics.median(plain),
+        "anabranch_all_s": ours,
+        "plain_all_s": plain,
+        "phases_s": phases[ours.index(min(ours))],
+    }
+    result["ratio"] = statistics.median(plain) / statistics.median(ours)
+    return result
+
+
+def _transaction(place: Place, events: int) -> tuple[float, dict[str, float]]:
+    stream = place.new_stream(segments=2)
+    scope = stream.partition("/")[0]
+    ctx = mp.get_context("spawn")
+    go, ready, receipts = ctx.Event(), ctx.Semaphore(0), ctx.Queue()
+    with anabranch.connect(place.bootstrap) as client:
+        txn = client.begin(scope, keepalive=120)
+        start = time.perf_counter()
+        token = txn.token()
+        begun = time.perf_counter() - start
+        share = events // WRITERS
+        workers = [
+            ctx.Process(
+                target=_write_share, args=(place.bootstrap, token, stream, i, share, ready, go, receipts)
+            )
+            for i in range(WRITERS)
+        ]
+        for worker in workers:
+            worker.start()
+        for _ in workers:
+            ready.acquire(timeout=60)
+        end = _Ends(place.bootstrap, stream.replace("/", "."), 2)
+        start = time.perf_counter() - begun
+        go.set()
+        taken = [anabranch.Receipt.from_bytes(receipts.get(timeout=120)) for _ in workers]
+        written = time.perf_counter()
+        result = txn.commit(receipts=taken)
+        committed = time.perf_counter()
+        end.wait_for(events)
+        readable = time.perf_counter()
+        for worker in workers:
+            worker.join(60)
+    if result.counts.committed != events:
+        raise RuntimeError(f"{result.counts} instead of {events} events")
+    return readable - start, {
+        "write": written - start,
+        "commit": committed - written,
+        "readable": readable - committed,
+    }
+
+
+def _write_share(
+    bootstrap: str,
+    token: bytes,
+    stream: str,
+    number: int,
+    share: int,
+    ready: Any,
+    go: Signal,
+    receipts: Any,
+) -> None:
+    with anabranch.connect(bootstrap) as client, client.join(token) as writer:
+        keys = [b"key-%d" % i for i in range(KEYS)]
+        client.describe(stream)  # connections are not what is measured, here and there
+        first = number * share
+        ready.release()
+        go.wait(60)
+        for i in range(first, first + share):
+            writer.write(stream, VALUE, key=keys[i % KEYS])
+        receipts.put(writer.finish().to_bytes())
+
+
+def _plain(place: Place, events: int) -> float:
+    topic = place.new_topic(partitions=2)
+    ctx = mp.get_context("spawn")
+    go, ready, done = ctx.Event(), ctx.Semaphore(0), ctx.Queue()
+    share = events // WRITERS
+    workers = [
+        ctx.Process(target=_produce_share, args=(place.bootstrap, topic, i, share, ready, go, done))
+        for i in range(WRITERS)
+    ]
+    for worker in workers:
+        worker.start()
+    for _ in workers:
+        ready.acquire(timeout=60)
+    end = _Ends(place.bootstrap, topic, 2)
+    start = time.perf_counter()
+    go.set()
+    for _ in workers:
+        done.get(timeout=120)
+    end.wait_for(events)
+    seconds = time.perf_counter() - start
+    for worker in workers:
+        worker.join(60)
+    return seconds
+
+
+def _produce_share(
+    bootstrap: str, topic: str, number: int, share: int, ready: Any, go: Signal, done: Any
+) -> None:
+    failed: list[str] = []
+
+    def report(error: Any, _: Any) -> None:
+        if error is not None:
+            failed.append(str(error))
+
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "acks": "all",
+            "delivery.report.only.error": True,
+            "on_delivery": report,
+            **TUNING,
+        }
+    )
+    keys = [b"key-%d" % i for i in range(KEYS)]
+    producer.list_topics(topic, timeout=10)
+    first = number * share
+    ready.release()
+    go.wait(60)
+    for i in range(first, first + share):
+        while True:
+            try:
+                producer.produce(topic, VALUE, keys[i % KEYS])
+                break
+            except BufferError:
+                producer.poll(0.01)
+    producer.flush(60)
+    if failed:
+        raise RuntimeError(failed[0])
+    done.put(number)
+
+
+class _Ends:
+    """A read_committed consumer that looks only at the end of a topic.
+
+    What is readable up to the last event is readable altogether: the end a read_committed consumer sees (the last
+    stable offset) passes an event only when all before it are decided.
+    """
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "bench-ends",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+            }
+        )
+        self._partitions = [TopicPartition(topic, p) for p in range(partitions)]
+        self._start = self._sum()
+
+    def _sum(self) -> int:
+        return sum(
+            self._consumer.get_watermark_offsets(tp, timeout=10, cached=False)[1]
+            for tp in self._partitions
+        )
+
+    def wait_for(self, events: int, deadline_s: float = 120.0) -> None:
+        """Until the end has moved by so many offsets (markers may add a few)."""
+        until = time.monotonic() + deadline_s
+        while self._sum() - self._start < events:
+            if time.monotonic() > until:
+                raise TimeoutError(f"the last of {events} events is not readable")
+            time.sleep(0.005)
+        self._consumer.close()
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows."""
+    head = ["events", "anabranch s", "write / commit / readable s", "plain s", "ratio"]
+    phases = result["phases_s"]
+    row = [
+        f"{result['events']:,}",
+        f"{result['anabranch_s']:.2f}",
+        " / ".join(f"{phases[name]:.2f}" for name in ("write", "commit", "readable")),
+        f"{result['plain_s']:.2f}",
+        f"{result['ratio']:.2f} ×",
+    ]
+    return head, [row]
