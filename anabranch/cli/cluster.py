@@ -87,6 +87,11 @@ class ControllerProcess:
         """Its exit code, or None if it runs longer than that."""
         return self._process.wait(timeout_s) if self._process else None
 
+    def terminate(self) -> None:
+        """SIGTERM; does not wait."""
+        if self._process is not None:
+            self._process.terminate()
+
     def stop(self) -> None:
         """SIGTERM, and SIGKILL if that does not help in time."""
         if self._process is not None:

@@ -13,9 +13,9 @@ from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
+    from anabranch import Client, Result
     from anabranch.cli.load_pool import Loaded
     from anabranch.cli.session import Target
-    from anabranch import Client, Result
 
 _TIMEOUT_S = 60.0
 _KEEPALIVE_S = 60.0

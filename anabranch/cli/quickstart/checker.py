@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from anabranch.cli.quickstart.child import Orders, Say
+from anabranch.cli.quickstart.child import Orders, Role, Say
 from anabranch.cli.quickstart.events import Kind, Small, kind_of, stream_of, writer_of
 from anabranch.cli.quickstart.rows import RowCheck, StreamReport
-from anabranch.cli.quickstart.source import TABLES, Source, Table, find_source
+from anabranch.cli.quickstart.source import TABLES, Table, find_source
 from anabranch.cli.quickstart.ticker import END
 from anabranch.cli.quickstart.writers import target_from
 from anabranch.cli.session import Target
@@ -21,19 +21,21 @@ _DEADLINE_S = 300.0
 
 
 def run(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
-    """Says a report for each of the tables given."""
+    """Reads the tables given, and when told to, says a report for each."""
     source = find_source(parameters["limit"])
     target = target_from(parameters)
-    for table in TABLES:
-        if table.name in parameters["tables"]:
-            report = check_stream(source, table, stream_of(parameters["scope"], table), target)
-            say("checked", **report.document())
+    tables = [table for table in TABLES if table.name in parameters["tables"]]
+    expected = [(table, RowCheck(source.rows(table))) for table in tables]
+    if not orders.finish.wait(_DEADLINE_S):
+        raise TimeoutError("nobody wanted the comparison")
+    for table, check in expected:
+        report = check_stream(check, table, stream_of(parameters["scope"], table), target)
+        say("checked", **report.document())
     say("finished")
 
 
-def check_stream(source: Source, table: Table, stream: str, target: Target) -> StreamReport:
-    """Compares one stream with its table."""
-    check = RowCheck(source.rows(table))
+def check_stream(check: RowCheck, table: Table, stream: str, target: Target) -> StreamReport:
+    """Compares one stream with its table's rows."""
     smalls: Counter[int] = Counter()
     sizes: dict[int, int] = {}
     kinds: Counter[str] = Counter()
@@ -99,3 +101,6 @@ def _events(stream: str, target: Target) -> Any:
                     raise RuntimeError(f"the check's consumer failed: {error}")
     finally:
         consumer.close()
+
+
+ROLES: dict[str, Role] = {"checker": run}

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from anabranch.cli.errors import ExitCode, exit_code_of
@@ -53,23 +54,28 @@ def say(what: str, **fields: Any) -> None:
     sys.stdout.flush()
 
 
+_HOMES = {
+    "compiler": "writers",
+    "maker": "writers",
+    "driver": "writers",
+    "writer": "writers",
+    "committer": "writers",
+    "aborter": "writers",
+    "asker": "writers",
+    "ticker": "ticker",
+    "ender": "ticker",
+    "plain": "observers",
+    "reader": "observers",
+    "transactions": "observers",
+    "checker": "checker",
+}
+
+
 def _role_of(name: str) -> Role:
     # Imported by need: a writer should not pay for what an observer imports.
-    if name in ("driver", "writer", "committer", "aborter", "asker"):
-        from anabranch.cli.quickstart import writers
-
-        return writers.ROLES[name]
-    if name in ("ticker", "ender"):
-        from anabranch.cli.quickstart import ticker
-
-        return ticker.ROLES[name]
-    if name == "checker":
-        from anabranch.cli.quickstart import checker
-
-        return checker.run
-    from anabranch.cli.quickstart import observers
-
-    return observers.ROLES[name]
+    module = import_module(f"anabranch.cli.quickstart.{_HOMES[name]}")
+    role: Role = module.ROLES[name]
+    return role
 
 
 def main(arguments: list[str]) -> int:

@@ -35,7 +35,12 @@ class Place:
 
 
 def start_broker(
-    stack: ExitStack, folder: Path, bootstrap: str | None, kafka: Mapping[str, str]
+    stack: ExitStack,
+    folder: Path,
+    bootstrap: str | None,
+    kafka: Mapping[str, str],
+    *,
+    keep: bool,
 ) -> Place:
     """An embedded broker, or names of our own on the cluster given."""
     if bootstrap is not None:
@@ -47,6 +52,9 @@ def start_broker(
     from anabranch.infra.broker import EmbeddedBroker
 
     broker = stack.enter_context(EmbeddedBroker(folder / "broker"))
+    if not keep:
+        # Its data goes with it: no need for it to put that in order.
+        stack.callback(broker.kill)
     target = Target(broker.bootstrap, DEFAULT_PREFIX, REQUEST_TIMEOUT_S)
     return Place(target, "nyc", embedded=True)
 
@@ -86,18 +94,18 @@ class Controllers:
         )
         return ControllerProcess(name, options, folder / f"{name}.log")
 
-    def start(self, stack: ExitStack) -> None:
+    def start(self) -> None:
         """Starts the plain one, which leads, and then the armed one."""
-        for controller in self.both:
-            stack.callback(controller.stop)
         self._plain.start()
         await_leader([self._plain], 0, LEAD_TIMEOUT_S)
         self._armed.start(FAILPOINT)
 
-    def check(self) -> None:
-        """`ChildFailed` if one ended by itself."""
+    def stop(self) -> None:
+        """Ends both, at the same time."""
         for controller in self.both:
-            controller.check()
+            controller.terminate()
+        for controller in self.both:
+            controller.stop()
 
     def kill_leader(self, partition: int) -> Killed:
         """Kills who leads, starts it again, and waits until the other one leads.

@@ -33,7 +33,7 @@ class Sightings:
         self.first: dict[tuple[str, str], float] = {}
         self.last: dict[tuple[str, str], float] = {}
         self.writers: Counter[str] = Counter()
-        self.delays: list[float] = []
+        self.delays: list[tuple[float, float]] = []
         self._smalls: set[tuple[str, int]] = set()
 
     def see(
@@ -52,7 +52,7 @@ class Sightings:
                 return small
             if (stream, small.number) not in self._smalls:
                 self._smalls.add((stream, small.number))
-                self.delays.append(now - small.sent)
+                self.delays.append((small.sent, now - small.sent))
         elif kind is Kind.BIG:
             self.writers[writer_of(headers)] += 1
         at = (stream, kind.value)
@@ -82,7 +82,7 @@ class Sightings:
                 for (stream, kind), count in sorted(self.counts.items())
             ],
             "writers": dict(self.writers),
-            "delays": [round(delay, 4) for delay in self.delays],
+            "delays": [[sent, round(delay, 4)] for sent, delay in self.delays],
         }
 
 

@@ -124,13 +124,17 @@ class Child:
         tail = "\n".join(f"  {line}" for line in logs.tail(self.log, _TAIL_LINES))
         raise ChildFailed(f"{self.name} ended with exit code {code}\nits last lines:\n{tail}")
 
-    def close(self) -> None:
-        """Ends it, whatever it does."""
+    def end(self) -> None:
+        """Tells it to end, whatever it does; does not wait."""
         self.expected_dead = True
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
         self._process.terminate()
+
+    def close(self) -> None:
+        """Ends it, at once if it does not by itself."""
+        self.end()
         try:
             self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -217,7 +221,9 @@ class Family:
         return message
 
     def close(self) -> None:
-        """Ends all of them."""
-        for child in reversed(self.children):
+        """Ends all of them, at the same time."""
+        for child in self.children:
+            child.end()
+        for child in self.children:
             child.close()
         self.children.clear()

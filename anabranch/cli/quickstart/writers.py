@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from anabranch.cli.quickstart.child import Orders, Role, Say
@@ -20,11 +21,30 @@ def target_from(parameters: Mapping[str, Any]) -> Target:
     return Target(**parameters["target"])
 
 
+def compile_code(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+    """Loads what the controllers compile at its first use ever, so that they need not wait for it."""
+    import_module("anabranch.topics.framing_kernel")
+    say("finished")
+
+
+def make(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+    """Creates the streams."""
+    with connected(target_from(parameters)) as client:
+        for table in TABLES:
+            client.create_stream(
+                stream_of(parameters["scope"], table),
+                segments=table.segments,
+                # The rows carry times of 2013: a stream with a time limit would lose them.
+                settings={"retention.ms": "-1"},
+            )
+    say("finished")
+
+
 def drive(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
     """Begins a transaction, hands on its token, and ends."""
     with connected(target_from(parameters)) as client:
         txn = client.begin(
-            parameters["scope"], name=parameters["name"], keepalive=parameters["keepalive"]
+            parameters["scope"], name=parameters["begin_as"], keepalive=parameters["keepalive"]
         )
         token = txn.token()
         txn_id = txn.txn_id
@@ -100,7 +120,7 @@ def abort(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
 def ask(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
     """Begins under a committed name, as a restarted driver would, and says the outcome."""
     with connected(target_from(parameters)) as client:
-        result = client.begin(parameters["scope"], name=parameters["name"]).result
+        result = client.begin(parameters["scope"], name=parameters["begin_as"]).result
         say(
             "outcome",
             txn_id=result.txn_id.hex() if result else None,
@@ -110,6 +130,8 @@ def ask(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
 
 
 ROLES: dict[str, Role] = {
+    "compiler": compile_code,
+    "maker": make,
     "driver": drive,
     "writer": write,
     "committer": commit,
