@@ -97,7 +97,7 @@ class Cast:
         def take(message: Message) -> None:
             if message["say"] == "wrote":
                 self.rows[label] = message["rows"]
-                self._display.bar("rows written", self.written, self.source.total())
+                self._display.wrote(self.written, self.source.total())
 
         return self.start(
             "writer",

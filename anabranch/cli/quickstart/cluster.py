@@ -51,7 +51,8 @@ def start_broker(
         return place
     from anabranch.infra.broker import EmbeddedBroker
 
-    broker = stack.enter_context(EmbeddedBroker(folder / "broker"))
+    # A temporary folder of its own is removed even if this process is killed.
+    broker = stack.enter_context(EmbeddedBroker(folder / "broker" if keep else None))
     if not keep:
         # Its data goes with it: no need for it to put that in order.
         stack.callback(broker.kill)

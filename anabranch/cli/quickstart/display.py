@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
 
@@ -34,11 +35,11 @@ class Display:
     def _show_note(self, moment: float, text: str) -> None:
         pass
 
-    def bar(self, name: str, done: int, total: int) -> None:
-        """How far something is."""
-
     def state(self, text: str) -> None:
         """What is going on right now."""
+
+    def wrote(self, done: int, total: int) -> None:
+        """How many of the big transaction's rows are written."""
 
     def tick(self, count: int, seconds: float) -> None:
         """So many small transactions were committed; the last one took so long."""
@@ -53,33 +54,37 @@ class LineDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """The same above bars that move."""
+    """The same above a few lines that move."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, console: Console, states: Progress, bars: Progress) -> None:
+        """The two progresses are shown by the caller."""
         super().__init__()
-        self._progress = progress
-        self._bars: dict[str, TaskID] = {}
+        self._console = console
+        self._states = states
+        self._bars = bars
+        self._state = states.add_task("starting", total=None)
         self._ticks: TaskID | None = None
-        self._state = progress.add_task("starting", total=None)
+        self._rows: TaskID | None = None
 
     def _show_note(self, moment: float, text: str) -> None:
-        self._progress.console.print(f"[dim]{moment:7.1f} s[/dim]  {text}", highlight=False)
-
-    def bar(self, name: str, done: int, total: int) -> None:
-        if name not in self._bars:
-            self._bars[name] = self._progress.add_task(name, total=total)
-        self._progress.update(self._bars[name], completed=min(done, total), total=total)
-        if done >= total:
-            self._progress.update(self._bars[name], visible=False)
+        self._console.print(f"[dim]{moment:7.1f} s[/dim]  {text}", highlight=False)
 
     def state(self, text: str) -> None:
-        self._progress.update(self._state, description=text)
+        """Changes the line beside the spinner."""
+        self._states.update(self._state, description=text)
+
+    def wrote(self, done: int, total: int) -> None:
+        """Moves the bar, and takes it away when all are written."""
+        if self._rows is None:
+            self._rows = self._bars.add_task("rows written", total=total)
+        self._bars.update(self._rows, completed=done, visible=done < total)
 
     def tick(self, count: int, seconds: float) -> None:
+        """Changes the line of the small transactions."""
         if self._ticks is None:
-            self._ticks = self._progress.add_task("", total=None)
+            self._ticks = self._states.add_task("", total=None)
         text = f"{count:,} small transactions meanwhile, the last in {seconds * 1000:.0f} ms"
-        self._progress.update(self._ticks, description=text)
+        self._states.update(self._ticks, description=text)
 
 
 @contextmanager
@@ -90,24 +95,34 @@ def make_display(*, quiet: bool) -> Iterator[Display]:
     elif not sys.stderr.isatty():
         yield LineDisplay()
     else:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-        )
+        with _live_display() as display:
+            yield display
 
-        from anabranch.cli.output import console
 
-        with Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console(to_stderr=True),
-            transient=True,
-        ) as progress:
-            yield LiveDisplay(progress)
+@contextmanager
+def _live_display() -> Iterator[LiveDisplay]:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    from anabranch.cli.output import console
+
+    out = console(to_stderr=True)
+    states = Progress(
+        SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"), console=out
+    )
+    bars = Progress(
+        TextColumn("  {task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        console=out,
+    )
+    with Live(Group(states, bars), console=out, transient=True, refresh_per_second=8):
+        yield LiveDisplay(out, states, bars)

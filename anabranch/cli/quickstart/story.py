@@ -127,7 +127,7 @@ class Story:
         receipts = [message["receipt"] for message in finished]
         receipts.append(cast.raw_receipt(raw))
         doomed_rows = sum(self._family.hear(w, "finished", STEP_S)["rows"] for w in doomed)
-        self._display.bar("rows written", total, total)
+        self._display.wrote(total, total)
         self._display.note(f"{total:,} rows are in journals, and nothing of them in a stream")
         return receipts, flushed, doomed_rows, killed
 
