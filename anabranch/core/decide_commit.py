@@ -64,9 +64,8 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     if row.state == "COMMITTED":
         turn.reply(to, turn.outcome(row))
         return
-    if (
-        row.state == "ABORTED"
-    ):  # perhaps because its name was committed before: then the same answer
+    if row.state == "ABORTED":
+        # Perhaps because the name was committed before: then the answer is the same again.
         earlier = earlier_outcome(turn, row.scope, command.name)
         if earlier is not None:
             turn.reply(to, turn.outcome(earlier))

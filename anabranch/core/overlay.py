@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Protocol
+
+_FEW = 32  # so many fresh keys are put in their places one by one; more are sorted in
 
 
 class Rows(Protocol):
@@ -20,6 +23,8 @@ class Overlay:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._changes: dict[bytes, bytes | None] = {}
+        self._order: list[bytes] = []  # the changed keys, sorted, but for the fresh ones
+        self._fresh: list[bytes] = []
 
     def get(self, key: bytes) -> bytes | None:
         if key in self._changes:
@@ -27,7 +32,7 @@ class Overlay:
         return self._rows.get(key)
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        over = sorted(key for key in self._changes if key.startswith(prefix))
+        over = self._changed_keys(prefix)
         at = 0
         for key, value in self._rows.scan(prefix):
             while at < len(over) and over[at] < key:
@@ -41,6 +46,19 @@ class Overlay:
         for key in over[at:]:
             yield from self._changed(key)
 
+    def _changed_keys(self, prefix: bytes) -> list[bytes]:
+        """In order. A big round scans often, over many changes: they are not walked each time."""
+        if len(self._fresh) > _FEW:
+            self._order = sorted((*self._order, *self._fresh))
+        else:
+            for key in self._fresh:
+                insort(self._order, key)
+        self._fresh.clear()
+        begin = end = bisect_left(self._order, prefix)
+        while end < len(self._order) and self._order[end].startswith(prefix):
+            end += 1
+        return self._order[begin:end]
+
     def _changed(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
         value = self._changes.get(key)
         if value is not None:
@@ -48,9 +66,13 @@ class Overlay:
 
     def set(self, key: bytes, value: bytes | None) -> None:
         """Put, or delete where ``value`` is None."""
+        if key not in self._changes:
+            self._fresh.append(key)
         self._changes[key] = value
 
     def take(self) -> dict[bytes, bytes | None]:
         """The changes since the last call, for the caller to write to the table before it goes on."""
         taken, self._changes = self._changes, {}
+        self._order.clear()
+        self._fresh.clear()
         return taken

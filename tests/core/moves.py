@@ -118,7 +118,7 @@ class TakeOver:
 
 
 labels = st.sampled_from(LABELS)
-few = st.sampled_from("AAAABBBCCD")  # most moves are about few
+few = st.sampled_from("AAABBBCCDE")  # most moves are about few
 writers = st.sampled_from(WRITERS)
 streams = st.sampled_from(STREAMS)
 bends = st.sampled_from(("", "", "", "", "", "loose", "count", "crc", "old"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.core import rows as k
+from anabranch.core.decide import anything_stale
 from anabranch.schemas import records as r
 from tests.core.harness import MINUTE, World, nyc
 
@@ -237,6 +238,29 @@ def test_it_is_looked_for_from_time_to_time_only() -> None:
     assert world.row("A").state == "OPEN", "looked for 101 ms ago"
     world.wait(149)
     assert world.row("A").state == "ABORTED"
+
+
+def test_whether_anything_is_stale_is_known_before_the_commands_are_read() -> None:
+    """So a controller asks for the commands' end only when it matters."""
+    world = quiet()
+
+    def stale() -> bool:
+        return anything_stale(world.state, world.hearing, world.now_ms)
+
+    world.read_to_end = False
+    for waited_ms, expected in (5_000, False), (250, True):
+        world.now_ms += waited_ms
+        assert stale() is expected
+    world.turn()
+    assert world.row("A").state == "OPEN"
+    assert not stale(), "not again at once"
+    world.now_ms += 250
+    assert stale()
+    world.commit("A")
+    world.now_ms += 60_000
+    assert not stale(), "its commit was received"
+    world.turn()
+    assert not stale()
 
 
 def test_several_end_in_the_order_of_their_ids() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from anabranch.core import hybrid_time
+from anabranch.core import rows as k
 from anabranch.core.decide_commit import MAX_WAIT_MS, next_deadline_ms
 from anabranch.schemas import records as r
 from tests.core.harness import MINUTE, World, nyc
@@ -565,6 +566,24 @@ def test_a_successor_merges_only_when_it_has_read_the_journals(opened: World) ->
     opened.held = False
     assert opened.turn() == "[commit A] A COMMITTED 2"
     assert opened.plan() == "A nyc/a 0: w1[0-2)"
+
+
+@pytest.mark.parametrize("found", ["fewer", "more"])
+def test_another_count_than_was_decided_is_never_merged(opened: World, found: str) -> None:
+    """Should a journal lose records that the decision rests on, the transaction ends without effect."""
+    opened.write("A", "w1", count=2)
+    opened.write("A", "w1", count=1, partition=1)
+    opened.commit("A", own=[opened.receipt("A", "w1")])
+    key = next(key for key in opened.table.rows if key[:1] == k.INDEX)
+    if found == "fewer":
+        del opened.table.rows[key]
+    else:
+        opened.table.rows[key[:-1] + b"\x01"] = opened.table.rows[key]
+    shown = 1 if found == "fewer" else 5
+    assert opened.turn() == "[commit A] TransactionAborted"
+    assert f"its journals show {shown} of the 3 records" in opened.message
+    assert (opened.plan(), opened.ops()) == ("", "ABORT_TXN A nyc/a:0")
+    assert opened.row("A").state == "ABORTED"
 
 
 def test_a_successor_goes_on_waiting(opened: World) -> None:

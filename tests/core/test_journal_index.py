@@ -251,6 +251,26 @@ def test_the_end_forgets_its_runs_and_only_its(opened: World, end: str) -> None:
     assert index_rows(opened) == others
 
 
+def test_a_sweep_forgets_what_ended_while_the_table_was_not_kept_up(opened: World) -> None:
+    for label in "BCD":
+        opened.begin(label)
+        opened.touch(label)
+    for label in "ABC":
+        opened.write(label, f"w{label}", partition=1)
+        opened.write(label, f"w{label}", epoch=1)
+    opened.turn()
+    table = dict(opened.table.rows)
+    assert opened.index.sweep(opened.state) == {}, "all are open"
+    opened.abort("A")
+    opened.commit("B", own=())
+    opened.turn()
+    swept = JournalIndex(type(opened.table)(table)).sweep(opened.state)
+    gone = {key for key in table if key[:1] in (k.INDEX, k.REJECTED)}
+    gone = {key for key in gone if opened.id("C") not in key}
+    assert swept == dict.fromkeys(gone)
+    assert len(swept) == 4
+
+
 # -- weighing ----------------------------------------------------------------------------------
 
 

@@ -93,6 +93,28 @@ def test_changes_are_seen_as_if_they_were_written(
     assert table.rows == plain.rows
 
 
+def test_many_changes_between_two_scans() -> None:
+    """More fresh keys than are put in their places one by one."""
+    overlay, plain = Overlay(Memory()), Memory()
+    for i in range(500):
+        key = bytes((i * 7 % 251, i * 11 % 256))
+        overlay.set(key, b"v")
+        plain.write({key: b"v"})
+        if i in (3, 40, 41, 200, 499):
+            assert list(overlay.scan(b"")) == list(plain.scan(b""))
+            assert list(overlay.scan(key[:1])) == list(plain.scan(key[:1]))
+
+
+def test_a_scan_sees_the_changes_as_they_were_when_it_began() -> None:
+    overlay = Overlay(Memory({b"a": b"1", b"c": b"1"}))
+    overlay.set(b"b", b"1")
+    seen = []
+    for key, _ in overlay.scan(b""):
+        seen.append(key)
+        overlay.set(key + b"+", b"2")
+    assert seen == [b"a", b"b", b"c"]
+
+
 def test_a_row_of_the_wrong_kind_is_a_defect() -> None:
     state = State(Memory())
     name: Any = r.NameRow(TXN)
