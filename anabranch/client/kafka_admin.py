@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import (
     IsolationLevel,
@@ -20,8 +20,10 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 
 from anabranch.client.options import Options
-from anabranch.errors import AnabranchError, DeadlineExceeded, NotReady, UnsupportedSetting
+from anabranch.errors import DeadlineExceeded, FixCallError, NotReady, UnsupportedSetting
 from anabranch.ports import Clock
+
+log = logging.getLogger("anabranch.client")
 
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # Kafka's own default, where the setting may not be read
 _LIMIT = "max.message.bytes"
@@ -30,6 +32,11 @@ _FORBIDDEN = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
+_TRY_S = 5.0
+_LEAST_S = 0.05
+_GRACE_S = 1.0
+_FIRST_PAUSE_S = 0.02
+_LAST_PAUSE_S = 0.5
 
 T = TypeVar("T")
 
@@ -46,38 +53,41 @@ class KafkaAdmin:
 
     def partition_counts(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
         """How many partitions each of these topics has; those that don't exist are left out."""
-        futures = self._ask(
-            deadline,
-            lambda client, s: client.describe_topics(
-                TopicCollection(list(topics)), request_timeout=s
-            ),
-        )
-        found: dict[str, int] = {}
-        for topic, future in futures.items():
-            try:
-                found[topic] = len(self._result(future, deadline).partitions)
-            except KafkaException as error:
-                if error.args[0].code() not in _MISSING:
-                    raise _unavailable(error) from error
-        return found
+
+        def ask(client: AdminClient, seconds: float) -> dict[str, int]:
+            names = TopicCollection(list(topics))
+            futures = client.describe_topics(names, request_timeout=seconds)
+            found: dict[str, int] = {}
+            for topic, future in futures.items():
+                try:
+                    found[topic] = len(future.result(seconds + _GRACE_S).partitions)
+                except KafkaException as error:
+                    if error.args[0].code() not in _MISSING:
+                        raise
+            return found
+
+        return self._ask(deadline, ask)
 
     def max_message_bytes(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
         """The largest batch that each topic takes, remembered; Kafka's default where it may not be read."""
         unknown = [topic for topic in topics if topic not in self._limits]
-        if unknown:
+
+        def ask(client: AdminClient, seconds: float) -> dict[str, int]:
             resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in unknown]
-            futures = self._ask(
-                deadline, lambda client, s: client.describe_configs(resources, request_timeout=s)
-            )
+            futures = client.describe_configs(resources, request_timeout=seconds)
+            found: dict[str, int] = {}
             for resource, future in futures.items():
                 try:
-                    entry = self._result(future, deadline).get(_LIMIT)
+                    entry = future.result(seconds + _GRACE_S).get(_LIMIT)
                 except KafkaException as error:
                     if error.args[0].code() not in _FORBIDDEN:
-                        raise _unavailable(error) from error
+                        raise
                     entry = None
-                limit = int(entry.value) if entry is not None else DEFAULT_MAX_MESSAGE_BYTES
-                self._limits[resource.name] = limit
+                found[resource.name] = int(entry.value) if entry else DEFAULT_MAX_MESSAGE_BYTES
+            return found
+
+        if unknown:
+            self._limits |= self._ask(deadline, ask)
         return {topic: self._limits[topic] for topic in topics}
 
     def end_offsets(
@@ -96,53 +106,57 @@ class KafkaAdmin:
         self, partitions: Iterable[tuple[str, int]], spec: OffsetSpec, deadline: float
     ) -> dict[tuple[str, int], int]:
         request = {TopicPartition(t, p): spec for t, p in partitions}
-        if not request:
-            return {}
-        futures = self._ask(
-            deadline,
-            lambda client, s: client.list_offsets(
-                request, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=s
-            ),
-        )
-        found: dict[tuple[str, int], int] = {}
-        for place, future in futures.items():
-            try:
-                found[place.topic, place.partition] = self._result(future, deadline).offset
-            except KafkaException as error:
-                raise _unavailable(error) from error
-        return found
 
-    def _ask(self, deadline: float, call: Callable[[AdminClient, float], Any]) -> dict[Any, Any]:
+        def ask(client: AdminClient, seconds: float) -> dict[tuple[str, int], int]:
+            futures = client.list_offsets(
+                request, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=seconds
+            )
+            return {
+                (place.topic, place.partition): future.result(seconds + _GRACE_S).offset
+                for place, future in futures.items()
+            }
+
+        return self._ask(deadline, ask) if request else {}
+
+    def _ask(self, deadline: float, ask: Callable[[AdminClient, float], T]) -> T:
+        """Ask until there is an answer: leaders may be moving, and new topics are known late."""
+        client = self._connected()
+        pause = _FIRST_PAUSE_S
+        while True:
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                raise DeadlineExceeded("no time was left to ask the brokers; call again with more")
+            try:
+                return ask(client, max(min(left, _TRY_S), _LEAST_S))
+            except TimeoutError:
+                trouble = "no answer"
+            except KafkaException as error:
+                if error.args[0].code() in _FORBIDDEN:
+                    raise FixCallError(f"the brokers refuse: {error.args[0].str()}") from error
+                trouble = error.args[0].str()
+            if self._clock.monotonic() + pause >= deadline:
+                raise NotReady(f"the brokers can't be asked: {trouble}")
+            self._clock.sleep(pause)
+            pause = min(2 * pause, _LAST_PAUSE_S)
+            self._refresh(client)
+
+    def _refresh(self, client: AdminClient) -> None:
+        """Learn the leaders anew: questions about offsets go by the leaders known, for ever."""
+        try:
+            client.list_topics(timeout=_TRY_S)
+        except KafkaException as error:
+            log.debug("metadata: %s", error)
+
+    def _connected(self) -> AdminClient:
         with self._lock:
             if self._client is None:
                 try:
                     self._client = AdminClient(self._options.admin())
                 except (KafkaException, TypeError, ValueError) as error:
                     raise UnsupportedSetting(f"librdkafka refuses the options: {error}") from error
-        left = deadline - self._clock.monotonic()
-        if left <= 0:
-            raise DeadlineExceeded("no time was left to ask the brokers; call again with more")
-        try:
-            futures: dict[Any, Any] = call(self._client, max(left, 0.01))
-        except KafkaException as error:
-            raise _unavailable(error) from error
-        return futures
-
-    def _result(self, future: Future[T], deadline: float) -> T:
-        try:
-            return future.result(max(deadline - self._clock.monotonic(), 0.0) + 1.0)
-        except TimeoutError as error:
-            raise DeadlineExceeded("the brokers did not answer in time; call again") from error
+            return self._client
 
     @property
     def native(self) -> object:
         """The connection itself, if there is one."""
         return self._client
-
-
-def _unavailable(error: KafkaException) -> AnabranchError:
-    """The error for a question to brokers that failed; repeating it is safe."""
-    kind: type[AnabranchError] = NotReady
-    if error.args[0].code() in (KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT):  # noqa: SLF001
-        kind = DeadlineExceeded
-    return kind(f"the brokers can't be asked: {error.args[0].str()}")

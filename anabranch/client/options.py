@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from anabranch.errors import UnsupportedSetting
 
+_log = logging.getLogger("anabranch.kafka")
 _PROMISE = "anabranch's promises rest on it"
 _OWN = "anabranch chooses it"
 _CALL = "give it to the call instead"
@@ -180,6 +182,7 @@ class Options:
             "bootstrap.servers": self.bootstrap,
             "client.id": "anabranch",
             "log.connection.close": False,
+            "logger": _log,
             **self._common,
         }
 

@@ -1,0 +1,249 @@
+"""Journal writers on a real broker: what `flush` promises, and that every failure is told."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from anabranch import errors
+from anabranch.client.kafka import SystemClock
+from anabranch.client.kafka_admin import KafkaAdmin
+from anabranch.client.kafka_journal import KafkaJournal, KafkaJournals
+from anabranch.client.options import Options
+from anabranch.infra.broker import EmbeddedBroker
+from anabranch.ports import TopicPartition as Place
+from tests.conftest import Broker
+
+pytestmark = pytest.mark.broker
+
+HEADERS = [("ab.txn", bytes(28))]
+
+
+class Journals:
+    """Journals of a broker, and the topics to write to."""
+
+    def __init__(self, bootstrap: str, timeout: float = 30.0) -> None:
+        self.bootstrap = bootstrap
+        options = Options(bootstrap, {"log_level": 0})
+        self.admin = KafkaAdmin(options, SystemClock())
+        self.pool = KafkaJournals(options, self.admin, SystemClock(), timeout)
+
+    def topic(self, name: str, **config: str) -> str:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        for future in admin.create_topics([NewTopic(name, 2, 1, config=config)]).values():
+            future.result(30)
+        return name
+
+    def opened(self, topic: str) -> KafkaJournal:
+        journal = self.pool.writer()
+        journal.open(topic, [0, 1], time.monotonic() + 30)
+        return journal
+
+    def stored(self, topic: str) -> list[bytes]:
+        """All values, partition by partition."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "unused",
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_uncommitted",
+            }
+        )
+        found: list[bytes] = []
+        try:
+            consumer.assign([TopicPartition(topic, p, 0) for p in (0, 1)])
+            open_ends = {0, 1}
+            deadline = time.monotonic() + 30
+            while open_ends and time.monotonic() < deadline:
+                message = consumer.poll(1.0)
+                if message is None:
+                    continue
+                error = message.error()
+                if error is not None:
+                    assert error.code() == KafkaError._PARTITION_EOF
+                    open_ends.discard(message.partition())
+                else:
+                    found.append(message.value() or b"")
+        finally:
+            consumer.close()
+        return found
+
+
+@pytest.fixture
+def journals(broker: Broker) -> Iterator[Journals]:
+    made = Journals(broker.bootstrap)
+    yield made
+    made.pool.close()
+
+
+def soon() -> float:
+    return time.monotonic() + 30
+
+
+def test_all_is_there_after_flush(journals: Journals, unique: str) -> None:
+    topic = journals.topic(f"j.{unique}")
+    journal = journals.opened(topic)
+    values = [b"%06d" % i for i in range(50_000)]
+    for i, value in enumerate(values):
+        journal.write(topic, i & 1, b"k", value, HEADERS, 0)
+    ends = journal.flush([Place(topic, 0), Place(topic, 1)], soon())
+    assert ends == {Place(topic, 0): 25_000, Place(topic, 1): 25_000}
+    assert journals.stored(topic) == values[::2] + values[1::2]
+
+
+def test_bounds_hold_beside_other_writers(journals: Journals, unique: str) -> None:
+    topic = journals.topic(f"j.{unique}")
+    first, second = journals.pool.writer(), journals.pool.writer()
+    assert first.open(topic, [0], soon()).first == {0: 0}
+    first.write(topic, 0, None, b"1", HEADERS, 0)
+    assert first.flush([Place(topic, 0)], soon()) == {Place(topic, 0): 1}
+    assert second.open(topic, [0], soon()).first == {0: 1}
+    second.write(topic, 0, None, b"2", HEADERS, 0)
+    first.write(topic, 0, None, b"3", HEADERS, 0)
+    assert second.flush([Place(topic, 0)], soon())[Place(topic, 0)] >= 2
+    assert first.flush([Place(topic, 0)], soon())[Place(topic, 0)] == 3
+
+
+def test_a_full_queue_only_slows_down(journals: Journals, unique: str) -> None:
+    options = Options(journals.bootstrap, {"queue.buffering.max.messages": 100})
+    pool = KafkaJournals(options, journals.admin, SystemClock(), 30)
+    topic = journals.topic(f"j.{unique}")
+    journal = pool.writer()
+    journal.open(topic, [0, 1], soon())
+    for i in range(5000):
+        journal.write(topic, i & 1, None, b"%d" % i, HEADERS, 0)
+    journal.flush([], soon())
+    assert len(journals.stored(topic)) == 5000
+    pool.close()
+
+
+def test_producers_are_used_again(journals: Journals, unique: str) -> None:
+    topic = journals.topic(f"j.{unique}")
+    producers = set()
+    for _ in range(5):
+        journal = journals.opened(topic)
+        producers.add(id(journal._by_topic[topic].producer))
+        journal.write(topic, 0, None, b"v", HEADERS, 0)
+        journal.flush([], soon())
+        journal.release()
+        with pytest.raises(errors.WriteFailed):
+            journal.flush([], soon())
+    assert len(producers) == 1
+    assert len(journals.stored(topic)) == 5
+
+
+def test_a_batch_that_the_broker_refuses_is_a_failure(journals: Journals, unique: str) -> None:
+    topic = journals.topic(f"j.{unique}")
+    journal = journals.opened(topic)
+    entry = ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
+    admin = AdminClient({"bootstrap.servers": journals.bootstrap})
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+    journal.write(topic, 0, None, b"small", HEADERS, 0)
+    journal.write(topic, 1, None, os.urandom(10_000), HEADERS, 0)
+    for _ in range(2):  # for ever
+        with pytest.raises(errors.WriteFailed, match="too large"):
+            journal.flush([], soon())
+    journal.discard()
+    again = journals.opened(topic)  # a failed producer is not used again
+    again.write(topic, 0, None, b"small", HEADERS, 0)
+    again.flush([], soon())
+
+
+def test_a_fatal_error_is_a_failure(journals: Journals, unique: str) -> None:
+    topic = journals.topic(f"j.{unique}")
+    journal = journals.opened(topic)
+    journal.write(topic, 0, None, b"v", HEADERS, 0)
+    fatal = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "gap", True)
+    journal._by_topic[topic]._on_error(fatal)
+    with pytest.raises(errors.WriteFailed, match="gap"):
+        journal.flush([], soon())
+
+
+def test_a_write_fails_soon_after_a_failure(journals: Journals, unique: str) -> None:
+    topic = journals.topic(f"j.{unique}")
+    journal = journals.opened(topic)
+    journal._by_topic[topic].fail("something")
+
+    def write_many() -> None:
+        for _ in range(2000):
+            journal.write(topic, 0, None, b"v", HEADERS, 0)
+
+    with pytest.raises(errors.WriteFailed, match="something"):
+        write_many()
+
+
+@pytest.fixture
+def own_broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(quick_start=True) as broker:
+        yield broker
+
+
+def test_no_answer_is_a_failure_for_ever(own_broker: EmbeddedBroker, unique: str) -> None:
+    journals = Journals(own_broker.bootstrap)
+    topic = journals.topic(f"j.{unique}")
+    journal = journals.opened(topic)
+    journal.write(topic, 0, None, b"1", HEADERS, 0)
+    journal.flush([], soon())
+    own_broker.pause()
+    journal.write(topic, 0, None, b"2", HEADERS, 0)
+    started = time.monotonic()
+    with pytest.raises(errors.WriteFailed, match="not acknowledged"):
+        journal.flush([], started + 1)
+    assert 0.9 < time.monotonic() - started < 3
+    own_broker.resume()
+    with pytest.raises(errors.WriteFailed):
+        journal.flush([], soon())
+    started = time.monotonic()
+    journal.discard()
+    journals.pool.close()
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("end", ["discard", "close"])
+def test_a_dead_broker_does_not_hold_up_the_end(
+    own_broker: EmbeddedBroker, unique: str, end: str
+) -> None:
+    journals = Journals(own_broker.bootstrap)
+    topic = journals.topic(f"j.{unique}")
+    journal = journals.opened(topic)
+    own_broker.kill()
+    for i in range(1000):
+        journal.write(topic, i & 1, None, b"v", HEADERS, 0)
+    started = time.monotonic()
+    ends: dict[str, Callable[[], None]] = {"discard": journal.discard, "close": journals.pool.close}
+    ends[end]()
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.slow
+def test_a_broker_that_comes_back_has_everything_once(
+    own_broker: EmbeddedBroker, unique: str
+) -> None:
+    journals = Journals(own_broker.bootstrap)
+    topic = journals.topic(f"j.{unique}")
+    journal = journals.opened(topic)
+    values = [b"%06d" % i for i in range(30_000)]
+    for i, value in enumerate(values):
+        if i == 15_000:
+            time.sleep(0.06)  # batches are on their way
+            own_broker.kill()
+            own_broker.start()
+        journal.write(topic, i & 1, b"k", value, HEADERS, 0)
+    journal.flush([Place(topic, 0)], time.monotonic() + 60)
+    assert journals.stored(topic) == values[::2] + values[1::2]
+    journals.pool.close()
