@@ -117,7 +117,8 @@ class BatchBuilder:
         """Add the records of another batch with these offset deltas, both included; how many.
 
         Timestamps stay (also where the batch's log gave them), keys, values and headers are copied as
-        they are. Taking the runs of one batch in rising order walks it once.
+        they are. Taking the runs of one batch in rising order walks it once. Only what has to change is
+        looked at: `anabranch.topics.framing.scan_batch` says whether the records are whole.
 
         Raises:
             CorruptBatch: the batch can't be read; nothing was added.
@@ -125,6 +126,8 @@ class BatchBuilder:
         header = read_header(batch.data)
         if header.is_control:
             raise CorruptBatch("a control batch has no records to take")
+        if last_delta < first_delta:
+            return 0
         body = _unpacked(batch, header)
         kernel = kernel_for(header.record_count)
         if kernel is None:

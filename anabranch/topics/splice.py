@@ -1,0 +1,184 @@
+"""Merging one partition's pieces, in commit order, into batches: spliced, taken apart, or made of events.
+
+A journal batch that belongs to one writer whole is copied as it is (a splice); the rest of the runs, and
+events, are put together into bigger batches. Everything is a stream: batches are fetched, checked and
+patched while the broker stores those before, so a merge is about as quick as producing ready batches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from anabranch.errors import InvariantViolation, check
+from anabranch.ports import Producer, RawBatch, TopicPartition
+from anabranch.topics.builder import BatchBuilder
+from anabranch.topics.journal_reader import JournalReader, JournalReaders
+from anabranch.topics.records import Headers
+
+# A smaller batch costs the broker more than it costs to take it apart (measured: about 100 records).
+MIN_SPLICED_RECORDS = 100
+BATCH_BYTES = 512 << 10
+
+
+class JournalRun(Protocol):
+    """Consecutive records of one writer in a journal's batch; offsets are the journal's."""
+
+    @property
+    def batch_base(self) -> int:
+        """The base offset of the batch."""
+
+    @property
+    def first(self) -> int:
+        """The run's first offset."""
+
+    @property
+    def end(self) -> int:
+        """Its last offset + 1."""
+
+    @property
+    def records(self) -> int:
+        """How many records it has."""
+
+    @property
+    def pure(self) -> bool:
+        """The run is the whole batch, which may be copied as it is."""
+
+
+class Event(NamedTuple):
+    """A record to be written, with its headers. ``timestamp_ms``: Unix milliseconds."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one transaction brings to the target: runs of a journal partition, in order, then events."""
+
+    source: TopicPartition | None = None
+    runs: Sequence[JournalRun] = ()
+    events: Sequence[Event] = ()
+
+
+class Landed(NamedTuple):
+    """Where a piece stands in the target: first offset, last offset + 1, number of records.
+
+    Of an empty piece all are 0. Offsets in between may belong to nobody (markers), never to another piece.
+    """
+
+    first: int
+    end: int
+    records: int
+
+
+def splice_stream(
+    readers: JournalReaders,
+    producer: Producer,
+    target: TopicPartition,
+    pieces: Sequence[Piece],
+    *,
+    verify: Callable[[int, RawBatch], None] | None = None,
+) -> list[Landed]:
+    """Append ``pieces`` to ``target`` in the producer's native transaction; where each landed.
+
+    ``verify``, if given, is called with (index of the piece, batch) before a batch is spliced, and raises
+    to stop. All errors are those of `Producer.append_stream` and `JournalReader.batch`; the native transaction is
+    left to the caller, who ends or aborts it.
+    """
+    splice = Splice(readers, target, pieces, verify=verify)
+    splice.note(producer.append_stream(splice.batches()))
+    return splice.landed()
+
+
+class Splice:
+    """The steps of `splice_stream`, for callers that append several partitions in one go.
+
+    Append what `batches` yields, in that order, and hand the base offsets to `note` as they come.
+    """
+
+    def __init__(
+        self,
+        readers: JournalReaders,
+        target: TopicPartition,
+        pieces: Sequence[Piece],
+        *,
+        verify: Callable[[int, RawBatch], None] | None = None,
+    ) -> None:
+        self._readers = readers
+        self._target = target
+        self._pieces = pieces
+        self._verify = verify
+        self._builder = BatchBuilder()
+        # Of the batch being built, then of each batch yielded: (index of the piece, records) in order.
+        self._building: list[list[int]] = []
+        self._yielded: deque[list[list[int]]] = deque()
+        self._landed = [Landed(0, 0, 0)] * len(pieces)
+
+    def batches(self) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
+        """The batches, each made when it is asked for."""
+        for index, piece in enumerate(self._pieces):
+            if piece.runs:
+                source = piece.source
+                if source is None:
+                    raise InvariantViolation("runs without the journal they are in")
+                yield from self._take_runs(index, piece.runs, self._readers.of(source))
+            for event in piece.events:
+                self._builder.add(*event)
+                self._count(index, 1)
+                if self._builder.size_estimate >= BATCH_BYTES:
+                    yield from self._flush()
+        yield from self._flush()
+
+    def note(self, base_offsets: Sequence[int]) -> None:
+        """Where the next batches that were yielded stand."""
+        for base in base_offsets:
+            at = base
+            for index, records in self._yielded.popleft():
+                before = self._landed[index]
+                first = before.first if before.records else at
+                at += records
+                self._landed[index] = Landed(first, at, before.records + records)
+
+    def landed(self) -> list[Landed]:
+        """Where each piece stands, once all base offsets were noted."""
+        check(not self._yielded and not self._building, "batches whose offsets are not known yet")
+        return list(self._landed)
+
+    def _take_runs(
+        self, index: int, runs: Sequence[JournalRun], reader: JournalReader
+    ) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
+        for run in runs:
+            batch = reader.batch(run.batch_base)
+            if run.pure and run.records >= MIN_SPLICED_RECORDS:
+                yield from self._flush()
+                if self._verify is not None:
+                    self._verify(index, batch)
+                self._yielded.append([[index, run.records]])
+                yield self._target, batch.data
+                continue
+            base = run.batch_base
+            taken = self._builder.add_from_batch(batch, run.first - base, run.end - 1 - base)
+            check(
+                taken == run.records, f"a run of {run.records} records at {run.first} has {taken}"
+            )
+            self._count(index, taken)
+            if self._builder.size_estimate >= BATCH_BYTES:
+                yield from self._flush()
+
+    def _count(self, index: int, records: int) -> None:
+        if self._building and self._building[-1][0] == index:
+            self._building[-1][1] += records
+        else:
+            self._building.append([index, records])
+
+    def _flush(self) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
+        if self._builder.count:
+            data = self._builder.build()
+            self._yielded.append(self._building)
+            self._builder, self._building = BatchBuilder(), []
+            yield self._target, data

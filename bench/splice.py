@@ -1,0 +1,294 @@
+"""Merging by splicing, its framing check included, against raw produce and against a copy by librdkafka.
+
+- *splice*: fetch, CRC check, decompress, walk the framing of every record, patch, append in native
+  transactions of about 100,000 records on two transactional ids in turn, as a controller does.
+- *raw*: the limit. The same batches, ready in memory, in Produce requests without any transaction, up to
+  five under way.
+- *copy*: consume and produce with confluent-kafka in native transactions of 100,000 records, with the
+  settings that evidence/splice.md names. It is let off lightly: its records have no headers.
+
+One partition, replication factor 1, one broker, interleaved rounds in one run, medians.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka import TopicPartition as Place_
+
+from anabranch.core.ids import TXN_HEADER, pack_txn_header
+from anabranch.ports import RawBatch, TopicPartition, TopicSpec
+from anabranch.topics import framing
+from anabranch.topics.batch import patch_parts, read_header
+from anabranch.topics.journal_reader import JournalReaders
+from anabranch.topics.kafka_log import KafkaLog
+from anabranch.topics.settings import parse_settings
+from anabranch.topics.splice import Piece, splice_stream
+from anabranch.topics.wire import data
+from anabranch.topics.wire.calls import PRODUCE
+from anabranch.topics.wire.cluster import Cluster
+from anabranch.topics.wire.connection import Connection
+
+TXN_RECORDS = 100_000
+IN_FLIGHT = 5
+GOALS = {"100 B lz4": 0.9, "100 B plain": 0.6, "1 KB plain": 0.6, "1 KB lz4": 0.6}
+_TXN = pack_txn_header(b"\x01" * 16, 7, 0)
+_KEYS = [b"key-%06d" % i for i in range(10_000)]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is merged. ``codec``: none or lz4."""
+
+    name: str
+    records: int
+    size: int
+    codec: str
+
+
+WORKLOADS = (
+    Workload("100 B plain", 1_000_000, 100, "none"),
+    Workload("100 B lz4", 1_000_000, 100, "lz4"),
+    Workload("1 KB plain", 100_000, 1000, "none"),
+    Workload("1 KB lz4", 100_000, 1000, "lz4"),
+)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """See `anabranch.topics.splice.JournalRun`."""
+
+    batch_base: int
+    first: int
+    end: int
+    records: int
+    pure: bool
+
+
+class Bench:
+    """One workload's topics, and the three ways to get from one to the other."""
+
+    def __init__(self, bootstrap: str, workload: Workload) -> None:
+        self.bootstrap = bootstrap
+        self.workload = workload
+        self.log = KafkaLog(bootstrap)
+        name = f"bench-splice-{uuid.uuid4().hex[:8]}"
+        made = [f"{name}-{part}" for part in ("source", "plain", "splice", "raw", "copy")]
+        config = {"retention.ms": "-1"}
+        self.log.create_topics([TopicSpec(topic, 1, config) for topic in made])
+        self.source, self.plain, self.spliced, self.raw_target, self.copied = (
+            TopicPartition(topic, 0) for topic in made
+        )
+        self._fill(self.source.topic, [(TXN_HEADER, _TXN)])
+        self._fill(self.plain.topic, None)
+        self.batches = self._read()
+        self.runs = self._scan_all()
+        self.producers = [self.log.producer(f"{name}-{i}", timeout=120) for i in range(2)]
+
+    def _fill(self, topic: str, headers: list[tuple[str, str | bytes | None]] | None) -> None:
+        """Write the source as librdkafka does by default: batches of up to 1 MB."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "linger.ms": 100,
+                "compression.type": self.workload.codec,
+                "queue.buffering.max.messages": 2_000_000,
+                "enable.idempotence": True,
+            }
+        )
+        # Half of each value is noise, so that lz4 gets it to about a half, as it does real events.
+        noise = random.Random(self.workload.size)
+        half = self.workload.size // 2
+        tail = b"0123456789abcdef" * (half // 16 + 1)
+        for i in range(self.workload.records):
+            value = noise.randbytes(half) + tail[: self.workload.size - half]
+            producer.produce(topic, value, _KEYS[i % len(_KEYS)], headers=headers)
+            if i % 10_000 == 0:
+                producer.poll(0)
+        producer.flush()
+
+    def _read(self) -> list[RawBatch]:
+        batches: list[RawBatch] = []
+        position = 0
+        while position < self.workload.records:
+            found = self.log.fetch(
+                {self.source: position}, max_wait=1, max_bytes=8 << 20, committed=False
+            )
+            position = found[self.source].next_offset
+            batches += found[self.source].batches
+        return batches
+
+    def _scan_all(self) -> list[list[_Run]]:
+        """Runs in groups of about 100,000 records: one native transaction each."""
+        groups: list[list[_Run]] = [[]]
+        count = 0
+        for batch in self.batches:
+            (run,) = framing.scan_batch(batch)
+            groups[-1].append(
+                _Run(batch.base_offset, batch.base_offset, batch.next_offset, run.records, run.pure)
+            )
+            count += run.records
+            if count >= TXN_RECORDS:
+                groups.append([])
+                count = 0
+        return [group for group in groups if group]
+
+    # -- the three ways -------------------------------------------------------------------------------
+
+    def splice(self) -> float:
+        """Seconds of a merge by splicing, every record's framing looked at."""
+        readers = JournalReaders(self.log, ahead=True)
+        start = time.perf_counter()
+        for turn, group in enumerate(self.runs):
+            producer = self.producers[turn % 2]
+            (landed,) = splice_stream(
+                readers, producer, self.spliced, [Piece(self.source, group)], verify=_verify
+            )
+            assert landed.records == sum(run.records for run in group)
+            producer.commit()
+        seconds = time.perf_counter() - start
+        readers.close()
+        return seconds
+
+    def raw(self) -> float:
+        """Seconds of producing the same batches from memory."""
+        cluster = Cluster(parse_settings(self.bootstrap, {}))
+        deadline = cluster.deadline()
+        leader = cluster.leaders([self.raw_target], deadline)[self.raw_target]
+        connection = cluster.take(cluster.address(leader.node), deadline)
+        version = connection.version(PRODUCE)
+        requests = [
+            data.produce_request(
+                version,
+                None,
+                30_000,
+                {self.raw_target: patch_parts(batch.data, -1, -1, -1, transactional=False)},
+                cluster.topic_ids,
+            )
+            for batch in self.batches
+        ]
+        start = time.perf_counter()
+        under_way: deque[int] = deque()
+        for parts in requests:
+            if len(under_way) == IN_FLIGHT:
+                self._acknowledged(connection, version, under_way.popleft(), cluster)
+            under_way.append(
+                connection.send(PRODUCE.key, version, parts, flexible=True, deadline=deadline)
+            )
+        while under_way:
+            self._acknowledged(connection, version, under_way.popleft(), cluster)
+        seconds = time.perf_counter() - start
+        connection.close()
+        cluster.close()
+        return seconds
+
+    def _acknowledged(
+        self, connection: Connection, version: int, correlation: int, cluster: Cluster
+    ) -> None:
+        body = connection.receive(correlation, cluster.deadline())
+        answer = data.produce_answer(version, body, cluster.topic_names)[self.raw_target]
+        assert answer.error == 0, answer
+
+    def copy(self) -> float:
+        """Seconds of a transactional copy by the ordinary client."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "unused",
+                "enable.auto.commit": False,
+                "fetch.queue.backoff.ms": 2,
+                "queued.min.messages": 1_000_000,
+                "queued.max.messages.kbytes": 1 << 20,
+                "fetch.message.max.bytes": 8 << 20,
+            }
+        )
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "transactional.id": f"bench-copy-{uuid.uuid4().hex[:8]}",
+                "linger.ms": 5,
+                "batch.size": 1_000_000,
+                "retry.backoff.ms": 1,
+                "compression.type": self.workload.codec,
+                "queue.buffering.max.messages": 1_000_000,
+                "queue.buffering.max.kbytes": 1 << 20,
+            }
+        )
+        producer.init_transactions(30)
+        consumer.assign([Place_(self.plain.topic, 0, 0)])
+        start = time.perf_counter()
+        done = in_transaction = 0
+        producer.begin_transaction()
+        while done < self.workload.records:
+            messages: list[Message] = consumer.consume(10_000, 1.0)
+            for message in messages:
+                producer.produce(self.copied.topic, message.value(), message.key())
+            producer.poll(0)
+            done += len(messages)
+            in_transaction += len(messages)
+            if in_transaction >= TXN_RECORDS or done >= self.workload.records:
+                producer.commit_transaction(60)
+                producer.begin_transaction()
+                in_transaction = 0
+        seconds = time.perf_counter() - start
+        producer.abort_transaction(60)
+        consumer.close()
+        return seconds
+
+    def close(self) -> None:
+        """Free the connections."""
+        for producer in self.producers:
+            producer.close()
+        self.log.close()
+
+
+def _verify(_: int, batch: RawBatch) -> None:
+    runs = framing.scan_batch(batch)
+    assert len(runs) == 1
+    assert runs[0].pure
+    assert runs[0].txn == _TXN
+
+
+def run_on(
+    bootstrap: str, *, quick: bool = False, workloads: Sequence[Workload] = WORKLOADS
+) -> dict[str, Any]:
+    """Records a second of each way on each workload, and splice's share of the limit with its goal."""
+    framing.warm()
+    rounds = 2 if quick else 5
+    result: dict[str, Any] = {"rounds": rounds, "transaction_records": TXN_RECORDS, "workloads": {}}
+    for workload in workloads:
+        bench = Bench(bootstrap, workload)
+        ways: list[tuple[str, Callable[[], float]]] = [
+            ("splice", bench.splice),
+            ("raw", bench.raw),
+            ("copy", bench.copy),
+        ]
+        seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
+        # One round that does not count: the broker compiles what it runs often.
+        for number in range(rounds + 1):
+            for name, way in ways[number % 3 :] + ways[: number % 3]:
+                passed = way()
+                if number:
+                    seconds[name].append(passed)
+        header = read_header(bench.batches[0].data)
+        rates = {n: round(workload.records / statistics.median(s)) for n, s in seconds.items()}
+        result["workloads"][workload.name] = {
+            "records": workload.records,
+            "batches": len(bench.batches),
+            "first_batch_records": header.record_count,
+            "records_per_s": rates,
+            "all_s": {name: [round(one, 4) for one in some] for name, some in seconds.items()},
+            "of_raw": round(rates["splice"] / rates["raw"], 3),
+            "of_copy": round(rates["splice"] / rates["copy"], 2),
+            "goal_of_raw": GOALS[workload.name],
+        }
+        bench.close()
+    return result

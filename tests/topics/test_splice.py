@@ -1,0 +1,224 @@
+"""Merging pieces into a partition, over the in-memory log."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from anabranch.core.ids import TXN_HEADER, pack_txn_header
+from anabranch.errors import InvariantViolation
+from anabranch.ports import LogUnavailable, RawBatch, TopicPartition, TopicSpec
+from anabranch.topics.framing import Kind, scan_batch
+from anabranch.topics.journal_reader import JournalReader, JournalReaders
+from anabranch.topics.memory import MemoryCluster
+from anabranch.topics.records import Record, decode_records, encode_batch
+from anabranch.topics.splice import Event, Landed, Piece, Splice, splice_stream
+from tests.contract.conftest import SteppedClock
+
+JOURNAL = TopicPartition("s.journal", 0)
+TARGET = TopicPartition("s", 0)
+T = 1_690_000_000_000
+
+
+@dataclass(frozen=True)
+class Run:
+    batch_base: int
+    first: int
+    end: int
+    records: int
+    pure: bool
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    made = MemoryCluster(SteppedClock())
+    made.create([TopicSpec(JOURNAL.topic, 1), TopicSpec(TARGET.topic, 1)])
+    return made
+
+
+def header(txn: int) -> tuple[tuple[str, bytes], ...]:
+    return ((TXN_HEADER, pack_txn_header(bytes([txn]) * 16, 1, 0)),)
+
+
+def write(cluster: MemoryCluster, *txns: int, codec: str | None = "lz4") -> None:
+    """A journal batch with a record for each of the transactions named."""
+    start = cluster.partitions[JOURNAL].end_offset
+    records = [
+        Record(0, T + i, b"k", b"t%d-%d" % (txn, start + i), header(txn))
+        for i, txn in enumerate(txns)
+    ]
+    cluster.produce_batch(JOURNAL, encode_batch(records, codec))
+
+
+def runs_of(cluster: MemoryCluster, txn: int) -> list[Run]:
+    """What an index of the journal holds of a transaction."""
+    found = []
+    for entry in cluster.partitions[JOURNAL].entries:
+        raw = RawBatch(entry.base_offset, entry.next_offset, memoryview(entry.data))
+        for run in scan_batch(raw):
+            if run.kind is Kind.WRITE and run.txn[0] == txn:
+                base = raw.base_offset
+                found.append(
+                    Run(
+                        base,
+                        base + run.first_delta,
+                        base + run.last_delta + 1,
+                        run.records,
+                        run.pure,
+                    )
+                )
+    return found
+
+
+def merged(cluster: MemoryCluster) -> list[Record]:
+    return [
+        record
+        for entry in cluster.partitions[TARGET].entries
+        if not entry.is_control
+        for record in decode_records(entry.data)
+    ]
+
+
+def expected(cluster: MemoryCluster, txn: int) -> list[bytes | None]:
+    prefix = b"t%d-" % txn
+    return [
+        record.value
+        for entry in cluster.partitions[JOURNAL].entries
+        for record in decode_records(entry.data)
+        if (record.value or b"").startswith(prefix)
+    ]
+
+
+def test_pieces_land_in_their_order(cluster: MemoryCluster) -> None:
+    rng = random.Random(7)
+    for _ in range(40):
+        if rng.random() < 0.5:
+            write(cluster, *[rng.choice((1, 2, 3))] * rng.choice((5, 99, 100, 150)))
+        else:
+            write(cluster, *rng.choices((1, 2, 3), k=rng.randrange(1, 60)), codec="zstd")
+    events = [Event(b"e", b"event %d" % i, header(4), T + i) for i in range(50)]
+    log = cluster.log("controller")
+    producer = log.producer("a", timeout=60)
+    pieces = [
+        Piece(JOURNAL, runs_of(cluster, 2)),
+        Piece(events=events),
+        Piece(),
+        Piece(JOURNAL, runs_of(cluster, 1), events[:3]),
+        Piece(JOURNAL, runs_of(cluster, 3)),
+    ]
+    landed = splice_stream(JournalReaders(log), producer, TARGET, pieces)
+    producer.commit()
+    records = merged(cluster)
+    wanted: list[list[bytes | None]] = [
+        expected(cluster, 2),
+        [e.value for e in events],
+        [],
+        [*expected(cluster, 1), *(e.value for e in events[:3])],
+        expected(cluster, 3),
+    ]
+    assert [r.value for r in records] == [value for piece in wanted for value in piece]
+    assert landed[2] == Landed(0, 0, 0)
+    by_offset = {r.offset: r.value for r in records}
+    for piece, place in zip(wanted, landed, strict=True):
+        inside = [by_offset[o] for o in sorted(by_offset) if place.first <= o < place.end]
+        assert inside == piece
+        assert place.records == len(piece)
+    originals = {
+        r.value: (r.timestamp_ms, r.key, r.headers)
+        for entry in cluster.partitions[JOURNAL].entries
+        for r in decode_records(entry.data)
+    }
+    for record in records:
+        if (record.value or b"").startswith(b"t"):
+            assert originals[record.value] == (record.timestamp_ms, record.key, record.headers)
+
+
+def test_big_pure_batches_are_copied_as_they_are(cluster: MemoryCluster) -> None:
+    write(cluster, *[1] * 100)
+    write(cluster, *[1] * 99)
+    log = cluster.log("controller")
+    producer = log.producer("a", timeout=60)
+    splice_stream(JournalReaders(log), producer, TARGET, [Piece(JOURNAL, runs_of(cluster, 1))])
+    sources = cluster.partitions[JOURNAL].entries
+    first, second = cluster.partitions[TARGET].entries
+    assert first.data[61:] == sources[0].data[61:]
+    assert second.data[61:] != sources[1].data[61:]
+
+
+def test_before_a_splice_the_batch_is_shown(cluster: MemoryCluster) -> None:
+    write(cluster, *[1] * 100)
+    write(cluster, *[2] * 10)
+    write(cluster, *[2] * 100)
+    seen = []
+    log = cluster.log("controller")
+    producer = log.producer("a", timeout=60)
+    pieces = [Piece(JOURNAL, runs_of(cluster, 1)), Piece(JOURNAL, runs_of(cluster, 2))]
+    splice_stream(
+        JournalReaders(log),
+        producer,
+        TARGET,
+        pieces,
+        verify=lambda index, batch: seen.append((index, batch.base_offset)),
+    )
+    assert seen == [(0, 0), (1, 110)]
+
+
+def test_a_run_that_the_journal_does_not_have_stops_the_merge(cluster: MemoryCluster) -> None:
+    write(cluster, 1, 1, 1)
+    log = cluster.log("controller")
+    producer = log.producer("a", timeout=60)
+    readers = JournalReaders(log)
+    with pytest.raises(InvariantViolation, match="has 3"):
+        splice_stream(readers, producer, TARGET, [Piece(JOURNAL, [Run(0, 0, 3, 4, False)])])
+    with pytest.raises(InvariantViolation, match="begins at 1"):
+        list(Splice(readers, TARGET, [Piece(JOURNAL, [Run(1, 1, 3, 2, False)])]).batches())
+    with pytest.raises(LogUnavailable):
+        list(Splice(readers, TARGET, [Piece(JOURNAL, [Run(3, 3, 4, 1, False)])]).batches())
+    with pytest.raises(InvariantViolation, match="without the journal"):
+        list(Splice(readers, TARGET, [Piece(None, [Run(0, 0, 3, 3, True)])]).batches())
+
+
+def test_offsets_must_be_noted_before_they_are_asked_for(cluster: MemoryCluster) -> None:
+    splice = Splice(
+        JournalReaders(cluster.log("c")), TARGET, [Piece(events=[Event(b"k", b"v", (), T)])]
+    )
+    list(splice.batches())
+    with pytest.raises(InvariantViolation, match="not known yet"):
+        splice.landed()
+    splice.note([17])
+    assert splice.landed() == [Landed(17, 18, 1)]
+
+
+def test_reading_ahead_gives_the_same_batches(cluster: MemoryCluster) -> None:
+    for number in range(200):
+        write(cluster, *[number % 5] * (number % 7 + 1))
+    entries = cluster.partitions[JOURNAL].entries
+    log = cluster.log("reader")
+    for ahead in (False, True):
+        readers = JournalReaders(log, ahead=ahead)
+        reader = readers.of(JOURNAL)
+        assert readers.of(JOURNAL) is reader
+        for step in (1, 3, 50):
+            for entry in entries[::step]:
+                for _ in range(2):
+                    assert bytes(reader.batch(entry.base_offset).data) == entry.data
+        # Back to the start: nothing is lost, it is only slower.
+        assert reader.batch(0).base_offset == 0
+        readers.close()
+
+
+def test_what_was_read_ahead_in_vain_does_no_harm(cluster: MemoryCluster) -> None:
+    write(cluster, 1)
+    write(cluster, 2)
+    log = cluster.log("reader")
+    readers = JournalReaders(log, ahead=True)
+    reader = readers.of(JOURNAL)
+    assert reader.batch(0).next_offset == 1
+    assert reader.batch(1).next_offset == 2
+    write(cluster, 3)
+    # Read ahead when it was not there yet.
+    assert reader.batch(2).next_offset == 3
+    readers.close()
+    assert isinstance(reader, JournalReader)
