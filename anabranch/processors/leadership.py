@@ -60,7 +60,9 @@ def take_lead(
 ) -> Lease:
     """Go through the whole sequence. `LogFenced` or `NotLeading` if another one was quicker."""
     status = TopicPartition(status_topic(prefix), control_partition)
-    fold_to_end(log, table, state, clock, status)  # most of the way, while nobody is disturbed
+    # Most of the way, while nobody is disturbed. Not further than the last stable offset: a dead leader's
+    # open round holds it, until its transactional id is initialised anew.
+    fold_to_end(log, table, state, clock, status, stable_only=True)
     id_a, id_b = transactional_ids(control_partition, prefix)
     producers = [log.producer(id_a, timeout=native_timeout)]
     producers.append(log.producer(id_b, timeout=native_timeout))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, TXN_HEADER, unpack_txn_header
+from anabranch.core.rows import ROUND_KEY
 from anabranch.errors import InvalidToken
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.processors.memory_table import MemoryStore
@@ -31,7 +32,7 @@ from anabranch.schemas.records import (
     Touch,
     Touched,
 )
-from anabranch.topics.names import commands_topic, history_topic, stream_topic
+from anabranch.topics.names import commands_topic, history_topic, status_topic, stream_topic
 from anabranch.topics.records import Record, encode_batch
 from tests.processors.world import World
 
@@ -321,3 +322,18 @@ def test_refused_headers_leave_nothing() -> None:
     assert events_of(world) == []
     described = world.ask(controller, DescribeStreams(None, STREAM))
     assert described.streams[0].rejected == {}
+
+
+def test_a_successor_does_not_wait_for_the_open_round_of_a_dead_leader() -> None:
+    world = World()
+    old = world.controller("old")
+    old.lead()
+    world.stream(old, STREAM)
+    assert old.lease is not None
+    left_open = encode_batch([Record(0, 0, ROUND_KEY, encode(old.state.round))])
+    old.lease.next_producer().append([(TopicPartition(status_topic(), 0), left_open)])
+    before = world.clock.now
+    new = world.controller("new")
+    new.lead()
+    assert world.clock.now - before < 5
+    assert isinstance(world.ask(new, one_shot(world, 3)), Outcome)
