@@ -168,8 +168,10 @@ def next_deadline_ms(state: State) -> int | None:
 
 
 def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow) -> None:
-    weighed = turn.index.weigh(turn.state, txn_id, pending.writers)
     late = turn.wall_ms >= pending.deadline_ms
+    if not late and not turn.index.covers(pending.writers):
+        return  # the usual wait: don't weigh in vain
+    weighed = turn.index.weigh(turn.state, txn_id, pending.writers)
     error = _why_not(turn, txn_id, weighed, pending)
     if error is None:
         _decide(turn, txn_id, txn, pending, weighed)

@@ -16,6 +16,7 @@ from anabranch.errors import (
     CrossScope,
     Expired,
     InvalidArgument,
+    InvalidToken,
     NotReady,
     TooManyTransactions,
     TransactionAborted,
@@ -225,15 +226,22 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> 
 
 
 def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
-    """Answered only when some transaction is not open (any more)."""
+    """Answered only when some transaction is not open (any more), or a token is refused."""
     gone = []
+    refused: InvalidToken | None = None
     for data in command.tokens:
-        token = turn.token(data)
+        try:
+            token = turn.token(data)
+        except InvalidToken as error:  # the others are alive all the same
+            refused = error
+            continue
         row = turn.state.txn_row(token.txn_id)
         if row is not None and row.state not in ("ABORT_IN_PROGRESS", "ABORTED", "COMMITTED"):
             turn.hear(token.txn_id)
         elif row is not None:
             gone.append(turn.outcome(row, full=False))
+    if refused is not None:
+        raise refused
     if gone:
         turn.reply(to, Alive(tuple(gone)))
 

@@ -34,6 +34,15 @@ def test_it_is_answered_when_one_is_not_open(world: World) -> None:
     assert world.hearing.last(world.id("B")) == world.now_ms - 100, "B is heard all the same"
 
 
+def test_a_bad_token_among_them_is_refused_and_the_others_are_heard(world: World) -> None:
+    world.begin("A")
+    world.begin("B")
+    world.wait(1_000)
+    tokens = (world.token("A"), b"bad", world.token("B"))
+    assert world.ask("heartbeat", r.Heartbeat(tokens)) == "InvalidToken"
+    assert [world.hearing.last(world.id(x)) for x in "AB"] == [world.now_ms] * 2
+
+
 def test_a_transaction_that_commits_is_still_alive(world: World) -> None:
     world.begin("A")
     world.commit("A")
