@@ -88,10 +88,21 @@ def take_lead(
     return Lease(producers, row.term)
 
 
-def fold_to_end(log: Log, table: Table, state: State, clock: Clock, status: TopicPartition) -> None:
-    """Apply the status log up to its end as of now, rows and position in one table write each."""
+def fold_to_end(
+    log: Log,
+    table: Table,
+    state: State,
+    clock: Clock,
+    status: TopicPartition,
+    *,
+    stable_only: bool = False,
+) -> None:
+    """Apply the status log up to its end as of now, rows and position in one table write each.
+
+    The end is the high watermark, or the last stable offset if ``stable_only``.
+    """
     deadline = clock.monotonic() + FOLD_DEADLINE_S
-    end = log.end_offsets([status], committed=False)[status]
+    end = log.end_offsets([status], committed=stable_only)[status]
     stored = table.get(STATUS_POSITION)
     position = int.from_bytes(stored, "big") if stored else log.start_offsets([status])[status]
     while position < end:
