@@ -167,6 +167,9 @@ class Log(Protocol):
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
         """Create topics; one that exists is left as it is (check it with `describe_topics`)."""
 
+    def default_replication_factor(self) -> int:
+        """What a topic made with a replication factor of -1 gets."""
+
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """The topics of these names that exist."""
 

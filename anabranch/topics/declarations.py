@@ -1,7 +1,8 @@
 """All topics, declared as data: settings and why. They are created and checked from here only.
 
 A setting that is weaker than declared, or that would change what is stored, is refused by name with what to
-set (`TopicMisconfigured`): a transaction that survives everything but its topics is worth nothing.
+set (`TopicMisconfigured`): a transaction that survives everything but its topics is worth nothing. Settings are
+those of Kafka's topic-level configuration.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.core.keyspace import even_ranges
-from anabranch.errors import TopicMisconfigured, UnsupportedSetting
+from anabranch.errors import InvalidArgument, TopicMisconfigured, UnsupportedSetting
 from anabranch.ports import Log, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics.names import (
     commands_topic,
@@ -25,11 +26,15 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MAX_LONG = (1 << 63) - 1
 DEFAULT_REPLY_PARTITIONS = 8
+REPLICATION = "replication.factor"
+MIN_ISR = "min.insync.replicas"
+MAX_MESSAGE = "max.message.bytes"
+_BIG_RECORDS = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A topic setting: what we create, what we accept, and why."""
+    """A topic setting: what a topic is created with, what is accepted of one that exists, and why."""
 
     name: str
     value: str
@@ -41,92 +46,132 @@ def _is(name: str, value: str, why: str) -> Setting:
     return Setting(name, value, lambda found: found == value, why)
 
 
-def _at_least(name: str, value: int, why: str) -> Setting:
-    return Setting(name, str(value), lambda found: int(found) >= value, why)
+def _at_least(name: str, least: int, why: str, *, created: int | None = None) -> Setting:
+    value = str(least if created is None else created)
+    return Setting(name, value, lambda found: int(found) >= least, why)
+
+
+def _kept(name: str, least: int, why: str, *, created: int) -> Setting:
+    """A retention, where -1 is for ever."""
+    return Setting(name, str(created), lambda found: int(found) < 0 or int(found) >= least, why)
 
 
 def _forever(name: str, why: str) -> Setting:
     return Setting(name, "-1", lambda found: int(found) < 0, why)
 
 
-_VERBATIM = _is("compression.type", "producer", "spliced batches are stored as they come")
+def _created(name: str, value: str, why: str) -> Setting:
+    """What a topic is created with; any other choice is the operator's."""
+    return Setting(name, value, lambda _: True, why)
+
+
+_VERBATIM = _is(
+    "compression.type", "producer", "spliced batches are stored as they come, not packed anew"
+)
 _CREATE_TIME = _is("message.timestamp.type", "CreateTime", "events carry their own time")
 _ANY_FUTURE = _at_least(
-    "message.timestamp.after.max.ms", MAX_LONG, "an event's own time may be ahead of the broker's"
+    "message.timestamp.after.max.ms",
+    MAX_LONG,
+    "an event's own time may be ahead of the broker's, and a refused batch would block its merge",
 )
-_ANY_PAST = _at_least("message.timestamp.before.max.ms", MAX_LONG, "events may be old")
-_BIG_RECORDS = 16 << 20
+_ANY_PAST = _at_least(
+    "message.timestamp.before.max.ms", MAX_LONG, "events may be old, as those of a backfill are"
+)
+_CLEAN = _is(
+    "unclean.leader.election.enable",
+    "false",
+    "a replica that lags must not undo what was acknowledged",
+)
+_ANY_SIZE = _forever("retention.bytes", "nothing may go because much else came")
 
 COMMANDS: tuple[Setting, ...] = (
     _is("cleanup.policy", "delete", "requests are not keyed"),
-    _at_least("retention.ms", HOUR_MS, "a request must be there until a controller reads it"),
+    _kept(
+        "retention.ms",
+        DAY_MS,
+        "a request must be there until a controller reads it, and none may run for a while",
+        created=7 * DAY_MS,
+    ),
+    _ANY_SIZE,
     _CREATE_TIME,
+    _CLEAN,
 )
 REPLIES: tuple[Setting, ...] = (
-    _is("cleanup.policy", "delete", "answers are not keyed"),
-    _at_least("retention.ms", 10 * 60_000, "an answer must be there until its client reads it"),
-    _at_least("max.message.bytes", _BIG_RECORDS, "an answer lists a transaction's writers"),
+    _is("cleanup.policy", "delete", "answers are not keyed by anything that lasts"),
+    _kept(
+        "retention.ms",
+        10 * 60_000,
+        "an answer must be there until its client reads it",
+        created=HOUR_MS,
+    ),
+    _at_least(MAX_MESSAGE, _BIG_RECORDS, "an answer lists a transaction's writers"),
     _CREATE_TIME,
+    _CLEAN,
 )
 STATUS: tuple[Setting, ...] = (
     _is("cleanup.policy", "compact", "it is the changelog of the status table"),
-    _at_least("delete.retention.ms", DAY_MS, "a checkpoint must see a deletion before it goes"),
-    _at_least("max.message.bytes", _BIG_RECORDS, "a row names all writers of a commit"),
+    _at_least(
+        "delete.retention.ms",
+        7 * DAY_MS,
+        "a checkpoint that was away must still see that a row was deleted",
+    ),
+    _at_least(MAX_MESSAGE, _BIG_RECORDS, "a row names all writers of a commit"),
+    _created("segment.ms", str(HOUR_MS), "only closed segments are compacted"),
+    _created("segment.bytes", str(64 << 20), "only closed segments are compacted"),
+    _created(
+        "min.cleanable.dirty.ratio",
+        "0.2",
+        "a successor reads it whole: keep it near its table's size",
+    ),
     _CREATE_TIME,
+    _CLEAN,
 )
 JOURNAL: tuple[Setting, ...] = (
     _is("cleanup.policy", "delete", "the controller deletes what nobody needs"),
     _forever("retention.ms", "an open transaction may be old; time must not delete its writes"),
-    _forever("retention.bytes", "an open transaction may be big"),
+    _ANY_SIZE,
     _VERBATIM,
     _CREATE_TIME,
     _ANY_FUTURE,
     _ANY_PAST,
+    _CLEAN,
 )
 HISTORY: tuple[Setting, ...] = (
     _is("cleanup.policy", "delete", "each record is a step of the stream"),
     _forever("retention.ms", "readers find their way by it"),
-    _forever("retention.bytes", "readers find their way by it"),
-    _at_least("max.message.bytes", _BIG_RECORDS, "a record names every segment"),
-    _CREATE_TIME,
+    _ANY_SIZE,
+    _at_least(MAX_MESSAGE, _BIG_RECORDS, "a record names every segment"),
+    _VERBATIM,
+    _is(
+        "message.timestamp.type",
+        "CreateTime",
+        "a record's time is its commit timestamp's millisecond",
+    ),
     _ANY_FUTURE,
     _ANY_PAST,
+    _CLEAN,
 )
 STREAM: tuple[Setting, ...] = (
-    Setting(
-        "cleanup.policy",
-        "delete",
-        lambda found: found == "delete",
-        "compaction would tear transactions apart",
-    ),
+    _is("cleanup.policy", "delete", "compaction would tear transactions apart"),
     _VERBATIM,
     _CREATE_TIME,
     _ANY_FUTURE,
     _ANY_PAST,
+    _CLEAN,
 )
-# What a user may choose for a stream.
+# What a user may choose for a stream; sizes and durability go for its journal too.
 STREAM_SETTINGS = frozenset(
     (
         "retention.ms",
         "retention.bytes",
         "segment.bytes",
         "segment.ms",
-        "max.message.bytes",
-        "min.insync.replicas",
-        "replication.factor",
+        MAX_MESSAGE,
+        MIN_ISR,
+        REPLICATION,
     )
 )
-_SHARED_WITH_JOURNAL = frozenset(("max.message.bytes", "min.insync.replicas", "segment.bytes"))
-_CREATED_ONLY = {
-    "commands": {"retention.ms": str(7 * DAY_MS)},
-    "replies": {"retention.ms": str(HOUR_MS)},
-    "status": {
-        "delete.retention.ms": str(7 * DAY_MS),
-        "segment.ms": str(HOUR_MS),
-        "segment.bytes": str(64 << 20),
-        "min.cleanable.dirty.ratio": "0.2",
-    },
-}
+_SHARED_WITH_JOURNAL = frozenset((MAX_MESSAGE, MIN_ISR, "segment.bytes"))
 
 
 def create_control_topics(
@@ -141,62 +186,125 @@ def create_control_topics(
 
     Returns (control partitions, reply partitions) as they are. More control partitions than asked for are
     fine: they were added to serve new scopes.
+
+    Raises:
+        TopicMisconfigured: one that exists is not as declared; the message says what to set.
+        LogRefused: the broker does not create one, with its reason.
     """
     declared = (
-        (commands_topic(prefix), control_partitions, COMMANDS, _CREATED_ONLY["commands"]),
-        (status_topic(prefix), control_partitions, STATUS, _CREATED_ONLY["status"]),
-        (replies_topic(prefix), reply_partitions, REPLIES, _CREATED_ONLY["replies"]),
+        (commands_topic(prefix), control_partitions, COMMANDS),
+        (status_topic(prefix), control_partitions, STATUS),
+        (replies_topic(prefix), reply_partitions, REPLIES),
     )
-    _create(log, [_spec(n, p, s, more, replication_factor) for n, p, s, more in declared])
-    infos = log.describe_topics([name for name, *_ in declared])
-    for name, partitions, settings, _ in declared:
-        check_topic(infos[name], settings, at_least=partitions)
-    commands, status = (infos[name].partitions for name, *_ in declared[:2])
+    _create(log, [_spec(n, p, s, {}, replication_factor) for n, p, s in declared])
+    infos = _describe(log, [name for name, *_ in declared])
+    _refuse([w for n, p, s in declared for w in problems(infos[n], s, at_least=p)])
+    commands, status, replies = (infos[name].partitions for name, *_ in declared)
     if commands != status:
         raise TopicMisconfigured(
             f"{declared[0][0]} has {commands} partitions and {declared[1][0]} {status}: add partitions "
             "until they are equal"
         )
-    return commands, infos[declared[2][0]].partitions
+    return commands, replies
 
 
 def create_stream_topics(
     log: Log, stream: str, *, segments: int, settings: Mapping[str, str]
 ) -> dict[int, int]:
-    """Create and check a stream's three topics; returns the stream's end offset on each partition."""
+    """Create and check a stream's three topics; returns the stream's end offset on each partition.
+
+    Raises:
+        UnsupportedSetting: a setting that a stream does not take.
+        InvalidArgument: an impossible number of segments or replicas.
+        TopicMisconfigured, LogRefused: as `create_control_topics`.
+    """
     unknown = sorted(set(settings) - STREAM_SETTINGS)
     if unknown:
         raise UnsupportedSetting(
             f"a stream has no setting {', '.join(unknown)}; it takes {', '.join(sorted(STREAM_SETTINGS))}"
         )
     even_ranges(segments)
-    chosen = {k: v for k, v in settings.items() if k != "replication.factor"}
+    factor = _replication(settings.get(REPLICATION, "-1"))
+    chosen = {k: v for k, v in settings.items() if k != REPLICATION}
     shared = {k: v for k, v in chosen.items() if k in _SHARED_WITH_JOURNAL}
-    durable = {k: v for k, v in chosen.items() if k == "min.insync.replicas"}
-    factor = int(settings.get("replication.factor", -1))
-    names = stream_topic(stream), journal_topic(stream), history_topic(stream)
-    _create(
-        log,
-        [
-            _spec(names[0], segments, STREAM, chosen, factor),
-            _spec(names[1], segments, JOURNAL, shared, factor),
-            _spec(names[2], 1, HISTORY, durable, factor),
-        ],
+    durable = {k: v for k, v in chosen.items() if k == MIN_ISR}
+    declared = (
+        (stream_topic(stream), segments, STREAM, chosen),
+        (journal_topic(stream), segments, JOURNAL, shared),
+        (history_topic(stream), 1, HISTORY, durable),
     )
-    infos = log.describe_topics(names)
-    check_topic(infos[names[0]], STREAM, at_least=segments)
-    check_topic(infos[names[1]], JOURNAL, at_least=segments)
-    check_topic(infos[names[2]], HISTORY, at_least=1)
-    partitions = [TopicPartition(names[0], p) for p in range(infos[names[0]].partitions)]
+    _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in declared])
+    infos = _describe(log, [name for name, *_ in declared])
+    wrong = [w for n, p, s, _ in declared for w in problems(infos[n], s, at_least=p)]
+    target, journal = infos[declared[0][0]], infos[declared[1][0]]
+    if int(target.config.get(MAX_MESSAGE, 0)) < int(journal.config.get(MAX_MESSAGE, 0)):
+        wrong.append(
+            f"{target.name}: {MAX_MESSAGE}={target.config[MAX_MESSAGE]} is less than its journal's; "
+            f"set {journal.config[MAX_MESSAGE]} (what the journal took must fit into the stream)"
+        )
+    _refuse(wrong)
+    partitions = [TopicPartition(target.name, p) for p in range(target.partitions)]
     ends = log.end_offsets(partitions, committed=False)
     return {tp.partition: end for tp, end in ends.items()}
+
+
+def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> list[str]:
+    """What is wrong with a topic: each setting by name, with what to set and why.
+
+    A setting that the broker does not know (an older one) is not judged.
+    """
+    wrong = []
+    if info.partitions < at_least:
+        wrong.append(f"it has {info.partitions} partitions; add some until it has {at_least}")
+    for setting in settings:
+        found = info.config.get(setting.name)
+        if found is not None and not setting.accepts(found):
+            wrong.append(f"{setting.name}={found}; set {setting.value} ({setting.why})")
+    in_sync = int(info.config.get(MIN_ISR, 1))
+    if info.replication_factor >= 2 and in_sync < 2:
+        wrong.append(
+            f"{MIN_ISR}={in_sync} with replication factor {info.replication_factor}; set 2 (an "
+            "acknowledged write must survive the loss of a broker)"
+        )
+    if in_sync > info.replication_factor:
+        wrong.append(
+            f"{MIN_ISR}={in_sync} with replication factor {info.replication_factor}; set "
+            f"{info.replication_factor} (else no write is ever acknowledged)"
+        )
+    return [f"{info.name}: {problem}" for problem in wrong]
+
+
+def _refuse(wrong: Sequence[str]) -> None:
+    if wrong:
+        raise TopicMisconfigured("; ".join(wrong))
 
 
 def _create(log: Log, specs: Sequence[TopicSpec]) -> None:
     known = log.describe_topics([spec.name for spec in specs])
     missing = [spec for spec in specs if spec.name not in known]
     if missing:
-        log.create_topics(missing)
+        log.create_topics([_durable(log, spec) for spec in missing])
+
+
+def _durable(log: Log, spec: TopicSpec) -> TopicSpec:
+    """The spec with two replicas in sync, wherever there are two; brokers' own default is one."""
+    if MIN_ISR in spec.config:
+        return spec
+    factor = spec.replication_factor
+    if factor < 0:
+        factor = log.default_replication_factor()
+    in_sync = {MIN_ISR: "2" if factor >= 2 else "1"}
+    return TopicSpec(
+        spec.name, spec.partitions, {**spec.config, **in_sync}, spec.replication_factor
+    )
+
+
+def _describe(log: Log, names: Sequence[str]) -> dict[str, TopicInfo]:
+    infos = log.describe_topics(names)
+    missing = sorted(set(names) - set(infos))
+    if missing:
+        raise TopicMisconfigured(f"{', '.join(missing)}: deleted while being created")
+    return infos
 
 
 def _spec(
@@ -210,19 +318,13 @@ def _spec(
     return TopicSpec(name, partitions, config, replication_factor)
 
 
-def check_topic(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> None:
-    """`TopicMisconfigured`, naming every setting that is wrong and what to set."""
-    wrong = []
-    if info.partitions < at_least:
-        wrong.append(f"it has {info.partitions} partitions; add some until it has {at_least}")
-    for setting in settings:
-        found = info.config.get(setting.name)
-        if found is not None and not setting.accepts(found):
-            wrong.append(f"{setting.name}={found}; set {setting.value} ({setting.why})")
-    if info.replication_factor >= 2 and info.config.get("min.insync.replicas") == "1":
-        wrong.append(
-            f"min.insync.replicas=1 with replication factor {info.replication_factor}; set 2 (an "
-            "acknowledged write must survive the loss of a broker)"
+def _replication(text: str) -> int:
+    try:
+        factor = int(text)
+    except ValueError:
+        factor = 0
+    if factor == 0 or factor < -1:
+        raise InvalidArgument(
+            f"{REPLICATION}={text}: a number from 1, or -1 for the broker's default"
         )
-    if wrong:
-        raise TopicMisconfigured(f"topic {info.name}: " + "; ".join(wrong))
+    return factor

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from anabranch.ports import LogRefused, LogUnavailable, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics.wire import calls, codes, data
@@ -126,8 +128,23 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadl
                     raise_or_again(codes.READ_CODES, code, f"delete records of {topic.name}")
 
 
+def default_replication_factor(cluster: Cluster, deadline: float) -> int:
+    """The replication factor of a topic that would be created with -1."""
+    name = f"anabranch-dry-run-{uuid.uuid4().hex}"
+    answers = _create(cluster, [TopicSpec(name, 1)], deadline, dry=True)
+    # Told from version 5 on.
+    found = int(getattr(answers[0], "replication_factor", 1))
+    return found if found > 0 else 1
+
+
 def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float) -> None:
     """Create topics; existing ones are left alone."""
+    _create(cluster, specs, deadline, dry=False)
+
+
+def _create(
+    cluster: Cluster, specs: Sequence[TopicSpec], deadline: float, *, dry: bool
+) -> Sequence[Any]:
     with cluster.connection(None, deadline) as connection:
         version = connection.version(CREATE_TOPICS)
         topics = tuple(
@@ -153,7 +170,7 @@ def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float)
             version,
             topics=topics,
             timeout=dt.timedelta(seconds=cluster.settings.request_timeout),
-            validate_only=False,
+            validate_only=dry,
         )
         answer = calls.answer(
             CREATE_TOPICS, version, connection.call(CREATE_TOPICS, version, body, deadline)
@@ -164,6 +181,7 @@ def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float)
             continue
         detail = str(topic.error_message) if topic.error_message else None
         raise_or_again(codes.CREATE_CODES, code, f"create topic {topic.name}", detail)
+    return tuple(answer.topics)
 
 
 def wait_for_leaders(cluster: Cluster, names: Iterable[str], deadline: float) -> None:
@@ -229,4 +247,4 @@ def describe_topics(
         found[name] = TopicInfo(
             name, topic.partitions, topic.replication_factor, config, topic.topic_id.hex()
         )
-    return found
+    return {name: found[name] for name in names if name in found}

@@ -246,6 +246,15 @@ class KafkaLog:
             )
             kafka_admin.wait_for_leaders(self._cluster, (spec.name for spec in specs), deadline)
 
+    def default_replication_factor(self) -> int:
+        """See `anabranch.ports.Log.default_replication_factor`. Asked for by a dry run."""
+        deadline = self._cluster.deadline()
+        return self._cluster.repeat(
+            "default replication factor",
+            deadline,
+            lambda: kafka_admin.default_replication_factor(self._cluster, deadline),
+        )
+
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """See `anabranch.ports.Log.describe_topics`."""
         deadline = self._cluster.deadline()

@@ -372,6 +372,10 @@ class MemoryLog:
             self.cluster.create(specs)
         self.called("create_topics.after")
 
+    def default_replication_factor(self) -> int:
+        """See `anabranch.ports.Log.default_replication_factor`."""
+        return 1
+
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """See `anabranch.ports.Log.describe_topics`."""
         self.called("describe_topics")

@@ -1,0 +1,240 @@
+"""Topics as declared: created right, and refused by name where they are not."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from anabranch.errors import InvalidArgument, TopicMisconfigured, UnsupportedSetting
+from anabranch.ports import Log, TopicInfo, TopicPartition, TopicSpec
+from anabranch.topics import declarations as d
+from anabranch.topics.names import (
+    commands_topic,
+    history_topic,
+    journal_topic,
+    replies_topic,
+    status_topic,
+    stream_topic,
+)
+from tests.contract.conftest import Maker
+from tests.contract.helpers import batch, write
+
+ALL = {
+    "commands": d.COMMANDS,
+    "replies": d.REPLIES,
+    "status": d.STATUS,
+    "journal": d.JOURNAL,
+    "history": d.HISTORY,
+    "stream": d.STREAM,
+}
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"p{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def stream() -> str:
+    return f"s{uuid.uuid4().hex[:8]}/events"
+
+
+def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
+    assert d.create_control_topics(log, prefix, control_partitions=3) == (3, 8)
+    names = commands_topic(prefix), status_topic(prefix), replies_topic(prefix)
+    infos = log.describe_topics(names)
+    assert [infos[n].partitions for n in names] == [3, 3, 8]
+    assert infos[names[0]].config["retention.ms"] == str(7 * d.DAY_MS)
+    assert infos[names[1]].config["cleanup.policy"] == "compact"
+    assert infos[names[1]].config["delete.retention.ms"] == str(7 * d.DAY_MS)
+    assert infos[names[2]].config["retention.ms"] == str(d.HOUR_MS)
+    # Again, and with fewer asked for: as they are.
+    assert d.create_control_topics(log, prefix, control_partitions=1) == (3, 8)
+
+
+def test_a_streams_topics_are_created_as_declared(log: Log, stream: str) -> None:
+    assert d.create_stream_topics(log, stream, segments=2, settings={}) == {0: 0, 1: 0}
+    names = stream_topic(stream), journal_topic(stream), history_topic(stream)
+    infos = log.describe_topics(names)
+    assert [infos[n].partitions for n in names] == [2, 2, 1]
+    for name in names:
+        config = infos[name].config
+        assert config["compression.type"] == "producer"
+        assert config["message.timestamp.type"] == "CreateTime"
+        assert config["message.timestamp.after.max.ms"] == str(d.MAX_LONG)
+        assert config["cleanup.policy"] == "delete"
+    for name in names[1:]:
+        assert infos[name].config["retention.ms"] == infos[name].config["retention.bytes"] == "-1"
+
+
+def test_events_may_be_old_and_from_the_future(maker: Maker, log: Log, stream: str) -> None:
+    d.create_stream_topics(log, stream, segments=1, settings={})
+    for name in (stream_topic(stream), journal_topic(stream)):
+        times = (0, maker.now_ms + 400 * d.DAY_MS, maker.now_ms - 9000 * d.DAY_MS)
+        tp = TopicPartition(name, 0)
+        assert write(log, maker, [(tp, batch("a", "b", "c", timestamps=times))]) == [0]
+
+
+def test_ends_of_topics_with_a_past(maker: Maker, log: Log, stream: str) -> None:
+    d.create_stream_topics(log, stream, segments=2, settings={})
+    tp = TopicPartition(stream_topic(stream), 1)
+    write(log, maker, [(tp, batch("a", "b"))])
+    assert d.create_stream_topics(log, stream, segments=2, settings={}) == {0: 0, 1: 3}
+
+
+def test_a_users_settings_go_where_they_belong(log: Log, stream: str) -> None:
+    settings = {
+        "retention.ms": "3600000",
+        "max.message.bytes": "2000000",
+        "segment.bytes": "20000000",
+        "replication.factor": "1",
+    }
+    d.create_stream_topics(log, stream, segments=1, settings=settings)
+    infos = log.describe_topics(
+        [stream_topic(stream), journal_topic(stream), history_topic(stream)]
+    )
+    target, journal, history = (infos[n].config for n in infos)
+    assert target["retention.ms"] == "3600000"
+    assert journal["retention.ms"] == history["retention.ms"] == "-1"
+    assert target["max.message.bytes"] == journal["max.message.bytes"] == "2000000"
+    assert history["max.message.bytes"] == str(16 << 20)
+    assert target["segment.bytes"] == journal["segment.bytes"] == "20000000"
+
+
+def test_other_settings_are_refused_by_name(log: Log, stream: str) -> None:
+    with pytest.raises(UnsupportedSetting, match=r"cleanup\.policy, flush\.ms;"):
+        d.create_stream_topics(
+            log, stream, segments=1, settings={"flush.ms": "1", "cleanup.policy": "compact"}
+        )
+    for wrong in ("0", "-2", "many"):
+        with pytest.raises(InvalidArgument, match=r"replication\.factor"):
+            d.create_stream_topics(log, stream, segments=1, settings={"replication.factor": wrong})
+    with pytest.raises(InvalidArgument):
+        d.create_stream_topics(log, stream, segments=0, settings={})
+    assert log.describe_topics([stream_topic(stream)]) == {}
+
+
+def test_all_that_is_wrong_is_named_at_once(log: Log, stream: str) -> None:
+    log.create_topics(
+        [
+            TopicSpec(
+                stream_topic(stream), 1, {"cleanup.policy": "compact", "compression.type": "lz4"}
+            ),
+            TopicSpec(journal_topic(stream), 2, {"retention.ms": "1000"}),
+        ]
+    )
+    with pytest.raises(TopicMisconfigured) as caught:
+        d.create_stream_topics(log, stream, segments=2, settings={})
+    for problem in (
+        f"{stream_topic(stream)}: it has 1 partitions; add some until it has 2",
+        f"{stream_topic(stream)}: cleanup.policy=compact; set delete",
+        f"{stream_topic(stream)}: compression.type=lz4; set producer",
+        f"{stream_topic(stream)}: message.timestamp.after.max.ms=3600000; set {d.MAX_LONG}",
+        f"{journal_topic(stream)}: retention.ms=1000; set -1",
+    ):
+        assert problem in str(caught.value)
+
+
+def test_a_stream_takes_what_its_journal_took(log: Log, stream: str) -> None:
+    big = {"max.message.bytes": "3000000", "message.timestamp.after.max.ms": str(d.MAX_LONG)}
+    log.create_topics(
+        [
+            TopicSpec(
+                journal_topic(stream), 1, {**big, "retention.ms": "-1", "retention.bytes": "-1"}
+            )
+        ]
+    )
+    with pytest.raises(TopicMisconfigured, match=r"max\.message\.bytes=1048588 is less"):
+        d.create_stream_topics(log, stream, segments=1, settings={})
+
+
+def test_commands_and_status_have_the_same_partitions(log: Log, prefix: str) -> None:
+    log.create_topics([TopicSpec(commands_topic(prefix), 5)])
+    with pytest.raises(TopicMisconfigured, match=r"5 partitions and .* 2: add partitions"):
+        d.create_control_topics(log, prefix, control_partitions=2)
+
+
+WRONG = [
+    ("commands", "retention.ms", "60000"),
+    ("commands", "retention.bytes", "1000000"),
+    ("commands", "cleanup.policy", "compact"),
+    ("replies", "retention.ms", "1000"),
+    ("replies", "max.message.bytes", "1048588"),
+    ("status", "cleanup.policy", "delete"),
+    ("status", "cleanup.policy", "compact,delete"),
+    ("status", "delete.retention.ms", "86400000"),
+    ("status", "max.message.bytes", "1048588"),
+    ("journal", "cleanup.policy", "compact"),
+    ("journal", "retention.ms", "604800000"),
+    ("journal", "retention.bytes", "1000000"),
+    ("journal", "compression.type", "zstd"),
+    ("journal", "message.timestamp.type", "LogAppendTime"),
+    ("journal", "message.timestamp.after.max.ms", "3600000"),
+    ("journal", "message.timestamp.before.max.ms", "3600000"),
+    ("history", "retention.ms", "604800000"),
+    ("history", "message.timestamp.type", "LogAppendTime"),
+    ("stream", "cleanup.policy", "compact"),
+    ("stream", "compression.type", "uncompressed"),
+    ("stream", "message.timestamp.type", "LogAppendTime"),
+    ("stream", "message.timestamp.before.max.ms", "3600000"),
+    ("stream", "unclean.leader.election.enable", "true"),
+]
+
+
+def info(topic: str, replicas: int = 1, **changed: str) -> TopicInfo:
+    config = {setting.name: setting.value for setting in ALL[topic]}
+    config["min.insync.replicas"] = "1"
+    return TopicInfo(
+        topic, 4, replicas, config | {k.replace("_", "."): v for k, v in changed.items()}
+    )
+
+
+@pytest.mark.parametrize(("topic", "name", "value"), WRONG)
+def test_each_wrong_setting_is_found(topic: str, name: str, value: str) -> None:
+    good = info(topic)
+    assert d.problems(good, ALL[topic], at_least=4) == []
+    bad = TopicInfo(topic, 4, 1, {**good.config, name: value})
+    (problem,) = d.problems(bad, ALL[topic], at_least=4)
+    wanted = next(s for s in ALL[topic] if s.name == name)
+    assert problem == f"{topic}: {name}={value}; set {wanted.value} ({wanted.why})"
+
+
+def test_longer_is_as_good() -> None:
+    for topic in ("commands", "replies"):
+        for value in ("-1", str(30 * d.DAY_MS)):
+            assert d.problems(info(topic, retention_ms=value), ALL[topic], at_least=1) == []
+    assert d.problems(info("status", segment_ms="1000"), d.STATUS, at_least=1) == []
+
+
+def test_replicas_in_sync_fit_the_replicas() -> None:
+    def found(replicas: int, in_sync: str) -> list[str]:
+        return d.problems(
+            info("stream", replicas, min_insync_replicas=in_sync), d.STREAM, at_least=1
+        )
+
+    assert found(1, "1") == found(3, "2") == found(2, "2") == found(3, "3") == []
+    assert "set 2" in found(3, "1")[0]
+    assert "set 1" in found(1, "2")[0]
+
+
+def test_what_an_older_broker_does_not_know_is_not_judged() -> None:
+    assert d.problems(TopicInfo("t", 1, 1, {}), d.STREAM, at_least=1) == []
+
+
+def test_two_replicas_stay_in_sync_where_there_are_two(
+    log: Log, maker: Maker, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    if not maker.name.startswith("memory"):
+        assert log.default_replication_factor() == 1
+        return
+    made: list[TopicSpec] = []
+    monkeypatch.setattr(type(log), "default_replication_factor", lambda _: 3)
+    monkeypatch.setattr(type(log), "create_topics", lambda _, specs: made.extend(specs))
+    with pytest.raises(TopicMisconfigured, match="deleted while"):
+        d.create_control_topics(log, prefix, control_partitions=1)
+    assert [spec.config["min.insync.replicas"] for spec in made] == ["2"] * 3
+    made.clear()
+    with pytest.raises(TopicMisconfigured):
+        d.create_control_topics(log, prefix, control_partitions=1, replication_factor=1)
+    assert [spec.config["min.insync.replicas"] for spec in made] == ["1"] * 3
