@@ -18,9 +18,9 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.overlay import Rows
-from anabranch.core.state import OpenTxn, State
+from anabranch.core.state import State
 from anabranch.core.states import FINISHED
-from anabranch.schemas.records import Extent, Receipt, SegmentRange
+from anabranch.schemas.records import Extent, PendingCommitRow, Receipt, SegmentRange
 
 _VALUE = struct.Struct(">qqqqqq?")
 _AFTER_PARTITION = TXN_ID_SIZE + 16  # of an index key: transaction id, writer, first offset
@@ -156,7 +156,8 @@ class JournalIndex:
             run.low >= 0 and (run.low < segment.low or run.high >= segment.high)
         ):
             return "wrong_segment"
-        if _is_decided(txn) and not _taken(txn, stream, partition, run):
+        pending = txn.pending
+        if pending is not None and pending.decided and not _takes(pending, stream, partition, run):
             return "late"
         return ""
 
@@ -279,14 +280,8 @@ def taken_runs(runs: Iterable[StoredRun], extents: Mapping[int, Extent]) -> list
     return sorted(inside, key=lambda run: run.first)
 
 
-def _is_decided(txn: OpenTxn) -> bool:
-    return txn.pending is not None and txn.pending.decided
-
-
-def _taken(txn: OpenTxn, stream: str, partition: int, run: Run) -> bool:
-    if txn.pending is None:
-        return False
-    extent = extents_of(txn.pending.writers).get((run.writer, stream, partition))
+def _takes(pending: PendingCommitRow, stream: str, partition: int, run: Run) -> bool:
+    extent = extents_of(pending.writers).get((run.writer, stream, partition))
     return extent is not None and extent.first <= run.first and run.end <= extent.end
 
 

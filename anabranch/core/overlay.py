@@ -70,6 +70,11 @@ class Overlay:
             self._fresh.append(key)
         self._changes[key] = value
 
+    @property
+    def size(self) -> int:
+        """How many changes there are."""
+        return len(self._changes)
+
     def take(self) -> dict[bytes, bytes | None]:
         """The changes since the last call, for the caller to write to the table before it goes on."""
         taken, self._changes = self._changes, {}

@@ -10,12 +10,14 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from anabranch.core import rows as k
 from anabranch.core.decide import CHECK_MS, anything_stale, decide, decide_due
 from anabranch.core.decide_admin import ACTIVE, CREATING, stream_created, stream_refused
 from anabranch.core.decide_commit import next_deadline_ms
 from anabranch.core.decide_txn import abort_txn
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.core.journal_index import JournalIndex
+from anabranch.core.overlay import Overlay
 from anabranch.core.plan import ReplyTo, Tail
 from anabranch.core.state import State
 from anabranch.core.turn import Hearing, Settings, Turn, close_round, refuse
@@ -43,6 +45,7 @@ from anabranch.topics.records import Record, decode_records
 
 FETCH_BYTES = 4 << 20
 MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
+INDEX_ROWS = 5_000  # so many changes of the journal index call for a round of their own
 MESSAGE_TOO_LARGE = 10
 
 
@@ -70,10 +73,12 @@ class Controller:
     leader: str
     native_timeout: float = 60.0
     on_event: Callable[[str, str], None] | None = None  # a failpoint's hook
+    read_ahead: bool = False  # see `Durable`
     lease: Lease | None = None
     rounds: int = 0
     _state: State = field(init=False)
     _index: JournalIndex = field(init=False)
+    _index_rows: Overlay = field(init=False)  # written with a round: only that proves who leads
     _hearing: Hearing = field(init=False)
     _tails: dict[str, Tail] = field(default_factory=dict)
     _commands_at: int = 0
@@ -83,7 +88,8 @@ class Controller:
 
     def __post_init__(self) -> None:
         self._state = State(self.table)
-        self._index = JournalIndex(self.table)
+        self._index_rows = Overlay(self.table)
+        self._index = JournalIndex(self._index_rows)
         self._hearing = Hearing(0)
 
     # -- leading --------------------------------------------------------------------------------------
@@ -103,6 +109,7 @@ class Controller:
             token_key=self.settings.token_key,
             native_timeout=self.native_timeout,
         )
+        self._index_rows.take()  # a successor may have led meanwhile: it was read with an old state
         self._index.load()
         self.table.write(self._index.sweep(self._state))
         self._index.rejected.clear()
@@ -184,6 +191,8 @@ class Controller:
         self._write(fresh, self._done_up_to())
 
     def _write(self, turn: Turn, commands_offset: int, horizon: int | None = None) -> bool:
+        if self._index_rows.size > INDEX_ROWS:
+            turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
         round_ = close_round(turn, commands_offset, expired_ms=horizon)
         if round_.empty:
             return False
@@ -193,10 +202,17 @@ class Controller:
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
         write_round(
-            Durable(self.log, self.table, self.settings.prefix, self.settings.control_partition),
+            Durable(
+                self.log,
+                self.table,
+                self.settings.prefix,
+                self.settings.control_partition,
+                self.read_ahead,
+            ),
             self.lease.next_producer(),
             round_,
             self._state,
+            self._index_rows,
             self._tails,
             wall_ms=turn.wall_ms,
         )
@@ -301,7 +317,7 @@ class Controller:
         # What stood there when this leader began was judged by a former one: don't count it again.
         known_until = self._known_until.get((stream, partition), 0)
         index_fetched(
-            self.table,
+            self._index_rows,
             self._index,
             self._state,
             stream,

@@ -24,6 +24,7 @@ from itertools import chain
 
 from anabranch.core import hybrid_time
 from anabranch.core.ids import OP_HEADER
+from anabranch.core.overlay import Overlay
 from anabranch.core.plan import Round, Tail, history_records
 from anabranch.core.state import State
 from anabranch.ports import Log, LogRefused, Producer, Table, TopicPartition
@@ -32,6 +33,7 @@ from anabranch.processors.merge import Merge, Placed
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import EpochRecord, Reply
 from anabranch.topics.builder import BatchBuilder
+from anabranch.topics.journal_reader import JournalReaders
 from anabranch.topics.names import (
     commands_topic,
     history_topic,
@@ -52,6 +54,7 @@ class Durable:
     table: Table
     prefix: str
     control_partition: int
+    read_ahead: bool = False  # fetch journals on a helper thread while merging
 
 
 def write_round(
@@ -59,18 +62,23 @@ def write_round(
     producer: Producer,
     round_: Round,
     state: State,
+    index_rows: Overlay,
     tails: Mapping[str, Tail],
     *,
     wall_ms: int,
 ) -> None:
     """Steps 1 to 4. ``tails`` are moved to the new end of each history.
 
+    ``index_rows``: changes of the journal index since the last round. They wait for this one, because its
+    commit proves that nobody else led while they were made; a zombie's are made with an old state.
+
     Raises:
         LogRefused: the broker refused some of it; the native transaction is aborted, nothing happened.
         LogUncertain, LogFenced, LogUnavailable: lead anew.
         TableError: the round has happened; the table can't follow.
     """
-    merge = Merge(to.log, round_)
+    readers = JournalReaders(to.log, ahead=to.read_ahead)
+    merge = Merge(readers, round_)
     status = TopicPartition(status_topic(to.prefix), to.control_partition)
     try:
         small = _append_if_big(producer, merge)
@@ -81,8 +89,10 @@ def write_round(
     except LogRefused:
         producer.abort()
         raise
+    finally:
+        readers.close()
     producer.commit()
-    changes = state.take_changes()
+    changes = index_rows.take() | state.take_changes()  # what ended with this round is forgotten
     ends = [
         base + count
         for (partition, _, count), base in zip(records, bases[len(small) :], strict=True)

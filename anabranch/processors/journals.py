@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from anabranch.core.ids import unpack_txn_header
 from anabranch.core.journal_index import JournalIndex, Run
+from anabranch.core.overlay import Overlay
 from anabranch.core.state import State
-from anabranch.ports import CorruptBatch, Fetched, RawBatch, Table
+from anabranch.ports import CorruptBatch, Fetched, RawBatch
 from anabranch.topics.batch import read_header
 from anabranch.topics.framing import Kind, scan_batch
 
@@ -22,7 +23,7 @@ class Scanned:
 
 
 def index_fetched(
-    table: Table,
+    changes: Overlay,
     index: JournalIndex,
     state: State,
     stream: str,
@@ -31,7 +32,7 @@ def index_fetched(
     *,
     counting: bool,
 ) -> None:
-    """Index what one fetch brought of a journal partition; rows and position in one table write."""
+    """Index what one fetch brought of a journal partition; rows and position are put on ``changes``."""
     runs: list[Run] = []
     for batch in fetched.batches:
         scanned = scan(batch)
@@ -39,7 +40,9 @@ def index_fetched(
         if counting:
             for reason, count in scanned.rejected.items():
                 index.reject(stream, reason, count)
-    table.write(index.add(state, stream, partition, runs, fetched.next_offset, counting=counting))
+    added = index.add(state, stream, partition, runs, fetched.next_offset, counting=counting)
+    for key, value in added.items():
+        changes.set(key, value)
 
 
 def scan(batch: RawBatch) -> Scanned:

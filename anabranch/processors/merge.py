@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from anabranch.core import hybrid_time
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.plan import Landed, Part, Round, StreamCommit
-from anabranch.ports import Log, TopicPartition
+from anabranch.ports import TopicPartition
+from anabranch.topics.journal_reader import JournalReaders
 from anabranch.topics.names import journal_topic, stream_topic
 from anabranch.topics.splice import Event, Piece, Splice
 
@@ -24,7 +25,7 @@ class Merge:
     Take the batches of `batches` in their order, append them, and give `note` the base offsets in that order.
     """
 
-    def __init__(self, log: Log, round_: Round) -> None:
+    def __init__(self, readers: JournalReaders, round_: Round) -> None:
         queues: dict[tuple[str, int], list[tuple[tuple[int, int], Piece]]] = {}
         for i, commit in enumerate(round_.commits):
             for j, part in enumerate(commit.parts):
@@ -34,7 +35,7 @@ class Merge:
             (
                 [place for place, _ in queue],
                 Splice(
-                    log,
+                    readers,
                     TopicPartition(stream_topic(stream), partition),
                     [piece for _, piece in queue],
                 ),
