@@ -130,6 +130,11 @@ class FailingLog:
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
         _around(self._hook, "create_topics", lambda: self._log.create_topics(specs))
 
+    def default_replication_factor(self) -> int:
+        return _around(
+            self._hook, "default_replication_factor", self._log.default_replication_factor
+        )
+
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         return _around(self._hook, "describe_topics", lambda: self._log.describe_topics(names))
 
