@@ -128,6 +128,13 @@ def test_the_clock_of_an_id(world: World, ahead_ms: int, answer: str) -> None:
     assert world.begin("A") == answer
 
 
+@pytest.mark.parametrize(("retention_ms", "allowed_ms"), [(3_600_000, 1_800_000), (7, 3)])
+def test_a_short_retention_allows_less_skew(retention_ms: int, allowed_ms: int) -> None:
+    world = nyc(retention_ms=retention_ms)
+    assert world.begin(world.new_id("A", made_ms=world.wall_ms + allowed_ms)) == "begun A"
+    assert world.begin(world.new_id("B", made_ms=world.wall_ms + allowed_ms + 1)) == "ClockSkew"
+
+
 def test_an_id_made_at_the_beginning_of_time_is_expired(world: World) -> None:
     world.new_id("A", made_ms=0)
     assert world.begin("A") == "Expired"

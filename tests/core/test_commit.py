@@ -11,6 +11,7 @@ import pytest
 
 from anabranch.core import hybrid_time
 from anabranch.core import rows as k
+from anabranch.core.decide import decide_due
 from anabranch.core.decide_commit import MAX_WAIT_MS, next_deadline_ms
 from anabranch.schemas import records as r
 from tests.core.harness import MINUTE, World, nyc
@@ -512,6 +513,19 @@ def test_a_big_merge_keeps_the_next_out_of_its_round() -> None:
     world.turn(*asked)
     assert world.turn() == "[A] A COMMITTED 1; [B] B COMMITTED 1"
     assert world.turn() == "[C] C COMMITTED 1; [D] D COMMITTED 1"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, None])
+def test_a_round_may_be_limited_to_a_few_merges(limit: int | None) -> None:
+    """So the controller finds the one whose data the broker refuses."""
+    world = nyc()
+    for label in "ABC":
+        world.begin(label)
+    world.turn(*((label, world.committing(label)) for label in "ABC"))
+    turn = world.new_turn()
+    turn.merge_limit = limit
+    decide_due(turn, read_to_end=True)
+    assert world.close(turn).count("COMMITTED") == (limit or 3)
 
 
 def test_timestamps_of_one_round_rise_in_the_order_of_the_merges(opened: World) -> None:
