@@ -11,6 +11,7 @@ import sys
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from anabranch.core.ids import TXN_HEADER_SIZE
 from anabranch.ports import CorruptBatch, RawBatch
 from anabranch.topics import framing_oracle
 from anabranch.topics.batch import HEADER_SIZE, BatchHeader, Buffer, read_header
@@ -119,6 +120,41 @@ def scan_batch(batch: RawBatch, *, limit: int = MAX_UNPACKED_BYTES) -> list[Run]
     return scan_body(body, header)
 
 
+def pure_txn(batch: RawBatch, *, limit: int = MAX_UNPACKED_BYTES) -> bytes | None:
+    """The ab.txn value of all the batch's records, if it may be spliced whole; else None.
+
+    The same walk as `scan_batch`, without checksums and positions.
+    """
+    try:
+        header = read_header(batch.data)
+        kernel = kernel_for(header.record_count)
+        if kernel is None:
+            runs = scan_batch(batch, limit=limit)
+            return runs[0].txn if len(runs) == 1 and runs[0].pure else None
+        if not header.is_dense or header.is_control:
+            return None
+        body = decompress_scratch(
+            header.compression, memoryview(batch.data)[HEADER_SIZE:], limit=limit
+        )
+    except CorruptBatch:
+        return None
+    import numpy as np
+
+    rows = np.empty((1, kernel.COLUMNS), dtype=np.int64)
+    found = kernel.scan(
+        np.frombuffer(body, dtype=np.uint8),
+        header.record_count,
+        header.last_offset_delta,
+        header.base_timestamp,
+        False,
+        rows,
+    )
+    if found != 1 or rows[0, kernel.KIND] != Kind.WRITE:
+        return None
+    at = int(rows[0, kernel.TXN_AT])
+    return bytes(memoryview(body)[at : at + TXN_HEADER_SIZE])
+
+
 def scan_body(body: Buffer, header: BatchHeader) -> list[Run]:
     """`scan_batch` of a body that is unpacked already."""
     kernel = kernel_for(header.record_count)
@@ -141,7 +177,12 @@ def _scan_compiled(kernel: ModuleType, body: Buffer, header: BatchHeader) -> lis
     while True:
         rows = np.empty((room, kernel.COLUMNS), dtype=np.int64)
         found = kernel.scan(
-            bytes_in, header.record_count, header.last_offset_delta, header.base_timestamp, rows
+            bytes_in,
+            header.record_count,
+            header.last_offset_delta,
+            header.base_timestamp,
+            True,
+            rows,
         )
         if found >= 0:
             listed: list[list[int]] = rows[:found].tolist()
@@ -154,7 +195,7 @@ def _scan_compiled(kernel: ModuleType, body: Buffer, header: BatchHeader) -> lis
 
 def _run(row: list[int], body: Buffer, header: BatchHeader) -> Run:
     first, last, count, checksum, txn_at, low, high, keyless, size, kind = row
-    txn = bytes(memoryview(body)[txn_at : txn_at + 28]) if txn_at >= 0 else b""
+    txn = bytes(memoryview(body)[txn_at : txn_at + TXN_HEADER_SIZE]) if txn_at >= 0 else b""
     pure = kind == Kind.WRITE and count == header.record_count and header.is_dense
     return Run(Kind(kind), first, last, count, checksum, txn, low, high, keyless, size, pure)
 

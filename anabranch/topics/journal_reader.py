@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from anabranch.errors import check
@@ -21,8 +22,12 @@ class JournalReaders:
     for the in-memory log, whose calls hand control to a scheduler.
     """
 
-    def __init__(self, log: Log, *, ahead: bool = False) -> None:
+    def __init__(
+        self, log: Log, *, ahead: bool = False, on_batch: Callable[[RawBatch], None] | None = None
+    ) -> None:
+        """``on_batch`` is shown every batch that is read, on the thread that reads it."""
         self._log = log
+        self._on_batch = on_batch
         self._readers: dict[TopicPartition, JournalReader] = {}
         self._pool = ThreadPoolExecutor(1, "anabranch-read-ahead") if ahead else None
 
@@ -30,7 +35,9 @@ class JournalReaders:
         """The partition's reader."""
         found = self._readers.get(partition)
         if found is None:
-            found = self._readers[partition] = JournalReader(self._log, partition, self._pool)
+            found = self._readers[partition] = JournalReader(
+                self._log, partition, self._pool, self._on_batch
+            )
         return found
 
     def close(self) -> None:
@@ -43,8 +50,13 @@ class JournalReader:
     """Batches of one journal partition by base offset. Memory: two fetches."""
 
     def __init__(
-        self, log: Log, partition: TopicPartition, pool: ThreadPoolExecutor | None = None
+        self,
+        log: Log,
+        partition: TopicPartition,
+        pool: ThreadPoolExecutor | None = None,
+        on_batch: Callable[[RawBatch], None] | None = None,
     ) -> None:
+        self._on_batch = on_batch
         self._log = log
         self._partition = partition
         self._pool = pool
@@ -104,4 +116,8 @@ class JournalReader:
         found = self._log.fetch(
             {self._partition: position}, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False
         ).get(self._partition)
-        return deque(found.batches) if found is not None else deque()
+        batches = found.batches if found is not None else ()
+        if self._on_batch is not None:
+            for batch in batches:
+                self._on_batch(batch)
+        return deque(batches)

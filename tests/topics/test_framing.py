@@ -30,7 +30,7 @@ def kernel_rows(
     """The compiled answer, with room for all runs."""
     rows = np.empty((max(count, 1), framing_kernel.COLUMNS), dtype=np.int64)
     found = framing_kernel.scan(
-        np.frombuffer(body, dtype=np.uint8), count, last_delta, base_timestamp, rows
+        np.frombuffer(body, dtype=np.uint8), count, last_delta, base_timestamp, True, rows
     )
     if found < 0:
         assert found == framing_kernel.MALFORMED_RESULT
