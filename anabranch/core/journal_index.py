@@ -19,7 +19,6 @@ from anabranch.core import rows as k
 from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.overlay import Rows
 from anabranch.core.state import State
-from anabranch.core.states import FINISHED
 from anabranch.schemas.records import Extent, PendingCommitRow, Receipt, SegmentRange
 
 _VALUE = struct.Struct(">qqqqqq?")
@@ -145,8 +144,7 @@ class JournalIndex:
         """Why the run is rejected, or an empty text."""
         txn = state.open.get(run.txn_id)
         if txn is None:
-            row = state.txn_row(run.txn_id)
-            return "late" if row is not None and row.state in FINISHED else "unknown_transaction"
+            return "unknown_transaction" if state.txn_row(run.txn_id) is None else "late"
         if stream not in txn.participants:
             return "untouched_stream"
         if txn.participants[stream] != run.stream_epoch:

@@ -147,6 +147,14 @@ def test_one_that_did_not_finish(opened: World) -> None:
     assert opened.turn() == "[commit A] A COMMITTED 2"
 
 
+def test_all_that_did_not_finish_are_named(opened: World) -> None:
+    for writer in ("w1", "w2", "w3"):
+        opened.register("A", opened.receipt("A", writer, finished=False))
+    assert opened.commit("A") == "WritersUnfinished"
+    named = [f"{opened.writer(w) & (1 << 64) - 1:016x}" for w in ("w2", "w1", "w3")]
+    assert f"writer {', '.join(named)};" in opened.message, "in the order of their numbers"
+
+
 def test_it_may_finish_and_then_the_commit_succeeds(opened: World) -> None:
     opened.write("A", "w1")
     opened.register("A", opened.receipt("A", "w1", finished=False))

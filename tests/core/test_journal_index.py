@@ -153,6 +153,19 @@ def test_a_run_comes_back_as_it_was(opened: World) -> None:
     assert opened.index.runs(opened.id("A"), "nyc/a", 0) == []
 
 
+def test_the_keys_of_a_run_and_of_a_position(opened: World) -> None:
+    opened.write("A", "w1", count=3)
+    opened.write("A", "w2", count=2)
+    opened.turn()
+    assert opened.writer("w2") == -2
+    place = b"nyc/a" + bytes((0, 0, 0, 0, 0))
+    assert [key for key in sorted(opened.table.rows) if key[:1] in (k.INDEX, k.POSITION)] == [
+        b"i" + place + opened.id("A") + bytes.fromhex("7ffffffffffffffe 0000000000000003"),
+        b"i" + place + opened.id("A") + bytes.fromhex("8000000000000001 0000000000000000"),
+        b"pjnyc/a" + bytes(4),
+    ]
+
+
 def test_runs_of_unlike_places_do_not_mix() -> None:
     world = nyc("nyc/a", "nyc/ab")
     for label in "AB":

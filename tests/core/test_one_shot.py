@@ -26,6 +26,8 @@ def test_it_takes_one_round(world: World) -> None:
     row = world.row("A")
     assert (row.state, row.committed, row.scope) == ("COMMITTED", 1, "nyc")
     assert row.begun_ms == row.finished_ms == world.wall_ms
+    assert (row.keepalive_ms, row.rejected, row.left_out, row.reason) == (0, 0, 0, "")
+    assert row.commit_timestamp == commit.timestamp
 
 
 def test_events_are_placed_by_key_in_their_order(world: World) -> None:
