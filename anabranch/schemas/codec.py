@@ -7,7 +7,6 @@ and allocates no more than lies there.
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from fastavro.repository import AbstractSchemaRepository
 from fastavro.schema import load_schema
 
 from anabranch.errors import MalformedRecord, UnsupportedVersion
+from anabranch.schemas import fast
 from anabranch.schemas import records as r
 
 FORMAT_VERSION = 1
@@ -78,6 +78,16 @@ def schema_of(cls: Any) -> Any:
 
 def encode(record: Any) -> bytes:
     """The framed bytes of a record (one of `TYPES`)."""
+    write = fast.WRITERS.get(type(record))
+    if write is not None:
+        try:
+            return write(record)
+        except fast.DECLINED:
+            pass
+    return _encode(record)
+
+
+def _encode(record: Any) -> bytes:
     cls: Any = type(record)
     out = io.BytesIO()
     out.write(_PREFIX[cls])
@@ -103,6 +113,16 @@ def decode(data: bytes) -> Any:
     cls = TYPES.get(data[1])
     if cls is None:
         raise UnsupportedVersion(f"record type {data[1]} is not known here: upgrade this side")
+    read = fast.READERS.get(cls)
+    if read is not None:
+        try:
+            return read(data)
+        except fast.DECLINED:
+            pass
+    return _decode(cls, data)
+
+
+def _decode(cls: Any, data: bytes) -> Any:
     body = io.BytesIO(data)
     body.seek(2)
     try:
@@ -144,7 +164,7 @@ def _record_class(avro: Any) -> Any:
     name = avro.get("name", "") if isinstance(avro, dict) and avro.get("type") == "record" else avro
     if isinstance(name, str) and name.startswith("anabranch."):
         found = getattr(r, name.rpartition(".")[2], None)
-        return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None
+        return found if isinstance(found, type) and r.is_record(found) else None
     return None
 
 

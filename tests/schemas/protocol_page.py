@@ -169,6 +169,8 @@ def as_json(value: Any, *, tagged: bool = False) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, tuple):
+        if hasattr(value, "_asdict"):
+            return {name: as_json(item) for name, item in value._asdict().items()}
         return [as_json(item) for item in value]
     return dict(value) if isinstance(value, dict) else value
 

@@ -1,0 +1,422 @@
+"""The hottest records by hand: a one-shot on its way in, and what is said of it on the way out.
+
+`anabranch.schemas.codec` asks here first. These functions know the common form of a few records and decide
+nothing: whatever is unusual (long forms of numbers, arrays in several blocks, values of other types, bytes that
+end early) raises one of `DECLINED`, and fastavro then reads or writes it, or says what is wrong. So acceptance
+and errors are fastavro's alone, and what is done here is equal to what it does, byte for byte.
+
+Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one
+byte, never goes back, and at the end the place must be that of the data's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, get_args
+
+from anabranch.schemas import records as r
+
+DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+_ONE_SHOT = b"\x01\x08"
+_REPLY = b"\x01\x20"
+_TXN_ROW = b"\x01\x44"
+_COMMIT_RECORD = b"\x01\x62"
+_OUTCOME = 6  # its place in the union of a reply's results
+_TXN_ID_SIZE = 16
+_MAX_NAME = 256  # longer strings are not remembered
+_NULL = b"\x00"
+_END = b"\x00"  # of an array; an empty array is nothing else
+_SHIFTS = tuple(range(7, 64, 7))  # of a number's bytes after the first
+_PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
+_NO_LOSSES = b"\x00\x00\x00"  # nothing rejected or left out, no reason
+_STATES: tuple[str, ...] = get_args(r.TxnState)
+_STATE_BYTES = {state: bytes((2 * i,)) for i, state in enumerate(_STATES)}
+
+
+class Unusual(ValueError):
+    """Not the form that is known here."""
+
+
+# -- writing ------------------------------------------------------------------------------------------
+
+
+@lru_cache(1 << 12, typed=True)
+def _long(value: int) -> bytes:
+    """An int or long. Times and offsets come again and again in the records of a round."""
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise Unusual
+    return _varint(value << 1 ^ value >> 63)
+
+
+@lru_cache(1 << 10, typed=True)
+def _int(value: int) -> bytes:
+    if type(value) is not int or not -(1 << 31) <= value < 1 << 31:
+        raise Unusual
+    return _varint(value << 1 ^ value >> 63)
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_SOME = tuple(b"\x02" + _varint(2 * size) for size in range(4096))
+
+
+def _some(size: int) -> bytes:
+    """What stands before so many bytes where null is allowed too."""
+    return _SOME[size] if size < len(_SOME) else b"\x02" + _varint(2 * size)
+
+
+def _string(text: str) -> bytes:
+    if type(text) is not str:
+        raise Unusual
+    data = text.encode()
+    return _varint(2 * len(data)) + data
+
+
+_known_string = lru_cache(1 << 10, typed=True)(_string)
+
+
+def _name(text: str) -> bytes:
+    """A string that comes again and again."""
+    return _known_string(text) if len(text) <= _MAX_NAME else _string(text)
+
+
+def _optional_string(text: str | None) -> bytes:
+    return _NULL if text is None else b"\x02" + _string(text)
+
+
+def _txn_id(value: bytes) -> bytes:
+    if type(value) is not bytes or len(value) != _TXN_ID_SIZE:
+        raise Unusual
+    return value
+
+
+def _write_one_shot(record: r.OneShot) -> bytes:
+    out = [_ONE_SHOT, _txn_id(record.txn_id), _name(record.scope), _optional_string(record.name)]
+    if record.events:
+        out.append(_varint(2 * len(record.events)))
+    add = out.append
+    former = None
+    head = b""
+    for stream, segment_id, key, value, headers, timestamp in record.events:
+        if (stream, segment_id) != former:
+            head = _name(stream) + _long(segment_id)
+            former = (stream, segment_id)
+        add(head)
+        for data in (key, value):
+            if type(data) is bytes:
+                size = len(data)
+                add(_SOME[size] if size < 4096 else _some(size))
+                add(data)
+            elif data is None:
+                add(_NULL)
+            else:
+                raise Unusual
+        if headers or timestamp != -1:
+            add(_headers(headers))
+            add(_long(timestamp))
+        else:
+            add(_PLAIN_TAIL)
+    add(_END)
+    return b"".join(out)
+
+
+def _headers(headers: tuple[r.EventHeader, ...]) -> bytes:
+    if not headers:
+        return _END
+    out = [_varint(2 * len(headers))]
+    for key, value in headers:
+        out.append(_name(key))
+        if value is None:
+            out.append(_NULL)
+        elif type(value) is bytes:
+            out += (_some(len(value)), value)
+        else:
+            raise Unusual
+    out.append(_END)
+    return b"".join(out)
+
+
+def _write_reply(record: r.Reply) -> bytes:
+    found = record.result
+    if type(found) is not r.Outcome or found.writers or type(record.correlation_id) is not bytes:
+        raise Unusual
+    streams = b""
+    if found.streams:
+        streams = _varint(2 * len(found.streams)) + b"".join(map(_name, found.streams))
+    return b"".join(
+        (
+            _REPLY,
+            _varint(2 * len(record.correlation_id)),
+            record.correlation_id,
+            _long(record.hybrid_time),
+            bytes((2 * _OUTCOME,)),
+            _txn_id(found.txn_id),
+            _STATE_BYTES[found.state],
+            _name(found.scope),
+            _optional_string(found.name),
+            _long(found.commit_timestamp),
+            _long(found.committed),
+            _long(found.rejected),
+            _long(found.left_out),
+            _string(found.reason),
+            _long(found.begun_ms),
+            _long(found.finished_ms),
+            _int(found.keepalive_ms),
+            streams,
+            _END,
+            _END,
+        )
+    )
+
+
+def _write_txn_row(row: r.TxnRow) -> bytes:
+    return b"".join(
+        (
+            _TXN_ROW,
+            _txn_id(row.txn_id),
+            _name(row.scope),
+            _optional_string(row.name),
+            _STATE_BYTES[row.state],
+            _int(row.keepalive_ms),
+            _long(row.begun_ms),
+            _long(row.finished_ms),
+            _long(row.commit_timestamp),
+            _long(row.committed),
+            _long(row.rejected),
+            _long(row.left_out),
+            _string(row.reason),
+        )
+    )
+
+
+def _write_commit_record(record: r.CommitRecord) -> bytes:
+    out = [_COMMIT_RECORD, _txn_id(record.txn_id), _int(record.stream_epoch)]
+    out.append(_long(record.timestamp))
+    if record.segments:
+        out.append(_varint(2 * len(record.segments)))
+        for at in record.segments:
+            out += (_long(at.segment_id), _int(at.partition))
+            out += (_long(at.first), _long(at.end), _long(at.count))
+    out.append(_END)
+    if record.vector:
+        out.append(_varint(2 * len(record.vector)))
+        for partition, offset in record.vector:
+            out += (_int(partition), _long(offset))
+    out += (_END, _long(record.previous))
+    return b"".join(out)
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+def _read_long(data: bytes, at: int) -> tuple[int, int]:
+    """A long, and where it ends."""
+    value = data[at]
+    at += 1
+    if value > 0x7F:
+        for shift in _SHIFTS:
+            byte = data[at]
+            at += 1
+            # Less the bit by which the byte before said that another one follows.
+            value += (byte << shift) - (1 << shift)
+            if byte < 0x80:
+                break
+        else:
+            raise Unusual
+        if value >> 64:
+            raise Unusual
+    return value >> 1 ^ -(value & 1), at
+
+
+def _read_size(data: bytes, at: int) -> tuple[int, int]:
+    """A size, and where it ends; a negative one is unusual."""
+    size = data[at]
+    if size & 0x80:
+        more = data[at + 1]
+        if more & 0x80:
+            size, at = _read_long(data, at)
+            if size < 0:
+                raise Unusual
+            return size, at
+        size += (more << 7) - 0x80
+        at += 1
+    if size & 1:
+        raise Unusual
+    return size >> 1, at + 1
+
+
+def _read_string(data: bytes, at: int) -> tuple[str, int]:
+    size, start = _read_size(data, at)
+    at = start + size
+    return data[start:at].decode(), at
+
+
+_known_text = lru_cache(1 << 10)(bytes.decode)
+
+
+def _read_name(data: bytes, at: int) -> tuple[str, int]:
+    """A string that comes again and again."""
+    size, start = _read_size(data, at)
+    if size > _MAX_NAME:
+        return _read_string(data, at)
+    at = start + size
+    return _known_text(data[start:at]), at
+
+
+def _read_optional_string(data: bytes, at: int) -> tuple[str | None, int]:
+    tag = data[at]
+    if not tag:
+        return None, at + 1
+    if tag != 2:
+        raise Unusual
+    return _read_string(data, at + 1)
+
+
+def _read_one_shot(data: bytes) -> r.OneShot:
+    scope, at = _read_name(data, 2 + _TXN_ID_SIZE)
+    name, at = _read_optional_string(data, at)
+    count, at = _read_size(data, at)
+    events: list[r.Event] = []
+    if count:
+        at = _read_events(data, at, count, events)
+    if at != len(data):
+        raise Unusual
+    return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, tuple(events))
+
+
+def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int:
+    """The events of an array's only block; where the array ends.
+
+    Most events begin like the one before, have short fields, no headers and no timestamp of their own.
+    """
+    new = tuple.__new__
+    add = events.append
+    begins_with = data.startswith
+    stream, segment_id, head, head_size = "", 0, b"", 0
+    for _ in range(count):
+        if head_size and begins_with(head, at):
+            at += head_size
+        else:
+            start = at
+            stream, at = _read_name(data, at)
+            segment_id, at = _read_long(data, at)
+            head = data[start:at]
+            head_size = at - start
+        size = data[at + 1]
+        if data[at] == 2 and not size & 0x81:
+            start = at + 2
+            at = start + (size >> 1)
+            key: bytes | None = data[start:at]
+        else:
+            key, at = _read_optional_bytes(data, at)
+        if data[at] == 2:
+            size, start = _read_size(data, at + 1)
+            at = start + size
+            value: bytes | None = data[start:at]
+        else:
+            value, at = _read_optional_bytes(data, at)
+        if begins_with(_PLAIN_TAIL, at):
+            at += 2
+            add(new(r.Event, (stream, segment_id, key, value, (), -1)))
+        else:
+            headers, at = _read_headers(data, at)
+            timestamp, at = _read_long(data, at)
+            add(new(r.Event, (stream, segment_id, key, value, headers, timestamp)))
+    return _after_array(data, at)
+
+
+def _after_array(data: bytes, at: int) -> int:
+    """The end of an array; another block is unusual."""
+    if data[at]:
+        raise Unusual
+    return at + 1
+
+
+def _read_optional_bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
+    tag = data[at]
+    if not tag:
+        return None, at + 1
+    if tag != 2:
+        raise Unusual
+    size, start = _read_size(data, at + 1)
+    at = start + size
+    return data[start:at], at
+
+
+def _read_headers(data: bytes, at: int) -> tuple[tuple[r.EventHeader, ...], int]:
+    count, at = _read_size(data, at)
+    if not count:
+        return (), at
+    headers = []
+    for _ in range(count):
+        key, at = _read_name(data, at)
+        value, at = _read_optional_bytes(data, at)
+        headers.append(r.EventHeader(key, value))
+    return tuple(headers), _after_array(data, at)
+
+
+def _read_reply(data: bytes) -> r.Reply:
+    size, at = _read_size(data, 2)
+    correlation_id = data[at : at + size]
+    hybrid_time, at = _read_long(data, at + size)
+    if data[at] != 2 * _OUTCOME:
+        raise Unusual
+    txn_id = data[at + 1 : at + 1 + _TXN_ID_SIZE]
+    at += 1 + _TXN_ID_SIZE
+    state = _STATE_OF[data[at]]
+    scope, at = _read_name(data, at + 1)
+    name, at = _read_optional_string(data, at)
+    commit_timestamp, at = _read_long(data, at)
+    committed, at = _read_long(data, at)
+    if data.startswith(_NO_LOSSES, at):
+        rejected, left_out, reason = 0, 0, ""
+        at += len(_NO_LOSSES)
+    else:
+        rejected, at = _read_long(data, at)
+        left_out, at = _read_long(data, at)
+        reason, at = _read_string(data, at)
+    begun_ms, at = _read_long(data, at)
+    finished_ms, at = _read_long(data, at)
+    keepalive_ms, at = _read_long(data, at)
+    if data[at:] != _END + _END or not -(1 << 31) <= keepalive_ms < 1 << 31:
+        raise Unusual  # with streams or writers: an open transaction's
+    outcome = r.Outcome(
+        txn_id,
+        state,
+        scope,
+        name,
+        commit_timestamp,
+        committed,
+        rejected,
+        left_out,
+        reason,
+        begun_ms,
+        finished_ms,
+        keepalive_ms,
+        (),
+        (),
+    )
+    return r.Reply(correlation_id, hybrid_time, outcome)
+
+
+_STATE_OF: dict[int, r.TxnState] = {2 * i: state for i, state in enumerate(get_args(r.TxnState))}
+
+WRITERS: dict[type, Callable[[Any], bytes]] = {
+    r.OneShot: _write_one_shot,
+    r.Reply: _write_reply,
+    r.TxnRow: _write_txn_row,
+    r.CommitRecord: _write_commit_record,
+}
+READERS: dict[type, Callable[[bytes], Any]] = {
+    r.OneShot: _read_one_shot,
+    r.Reply: _read_reply,
+}

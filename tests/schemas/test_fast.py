@@ -1,0 +1,267 @@
+"""The hand-written codec of the hottest records does what fastavro does, byte for byte, or leaves it to it."""
+
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.errors import MalformedRecord
+from anabranch.schemas import codec, fast
+from anabranch.schemas import records as r
+from tests.schemas.test_codec import HOSTILE_LENGTHS, patient, record_strategy, zigzag
+
+WRITTEN = sorted(fast.WRITERS, key=lambda cls: cls.__name__)
+READ = sorted(fast.READERS, key=lambda cls: cls.__name__)
+
+TXN_ID = bytes(range(16))
+NOW = 1_795_000_000_000
+TIME = NOW * 1000 << 12
+
+short = st.text(max_size=8)
+names = st.one_of(short, st.text(min_size=200, max_size=300))
+numbers = st.one_of(
+    st.integers(-70, 70),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.sampled_from([63, 64, -64, -65, 8191, 8192, NOW, TIME, (1 << 63) - 1, -(1 << 63)]),
+)
+sizes = st.sampled_from([0, 1, 63, 64, 100, 4095, 4096, 8191, 8192, 70_000])
+blobs = st.one_of(st.none(), st.binary(max_size=70), st.builds(lambda size: b"x" * size, sizes))
+headers = st.lists(st.builds(r.EventHeader, names, blobs), max_size=3).map(tuple)
+events = st.builds(
+    r.Event,
+    st.one_of(st.just("nyc/flights"), names),
+    st.one_of(st.just(-1), numbers),
+    blobs,
+    blobs,
+    st.one_of(st.just(()), headers),
+    st.one_of(st.just(-1), numbers),
+)
+one_shots = st.builds(
+    r.OneShot,
+    st.binary(min_size=16, max_size=16),
+    names,
+    st.none() | names,
+    st.lists(events, max_size=6).map(tuple),
+)
+outcomes = st.builds(
+    r.Outcome,
+    st.binary(min_size=16, max_size=16),
+    st.sampled_from(r.TxnState.__args__),  # type: ignore[attr-defined]
+    names,
+    st.none() | names,
+    *[numbers] * 4,
+    st.just("") | names,
+    *[numbers] * 2,
+    st.integers(-(1 << 31), (1 << 31) - 1),
+    st.just(()) | st.lists(names, max_size=3).map(tuple),
+    st.just(()),
+)
+replies = st.builds(r.Reply, st.binary(max_size=70), numbers, outcomes)
+hot = st.one_of(one_shots, replies, *[record_strategy(cls.__name__) for cls in WRITTEN])
+
+
+def plain_events(count: int) -> tuple[r.Event, ...]:
+    return tuple(
+        r.Event("nyc/flights", -1, b"key-%d" % i, b"v" * 100, (), -1) for i in range(count)
+    )
+
+
+OUTCOME = r.Outcome(TXN_ID, "COMMITTED", "nyc", None, TIME, 10, 0, 0, "", NOW, NOW, 0, (), ())
+ROW = r.TxnRow(TXN_ID, "nyc", None, "COMMITTED", 0, NOW, NOW, TIME, 10, 0, 0, "")
+USUAL: list[Any] = [
+    r.OneShot(TXN_ID, "nyc", None, plain_events(10)),
+    r.OneShot(TXN_ID, "nyc", "daily", plain_events(1000)),
+    r.Reply(b"c" * 16, TIME, OUTCOME),
+    ROW,
+    r.CommitRecord(
+        TXN_ID,
+        0,
+        TIME,
+        (r.SegmentCommit(0, 0, 100, 105, 5), r.SegmentCommit(1, 1, 7, 12, 5)),
+        (r.Position(0, 105), r.Position(1, 12)),
+        -2,
+    ),
+]
+
+
+def fastavro_says(data: bytes) -> Any:
+    """What the general way makes of it: a record, or None for a refusal."""
+    try:
+        return codec._decode(codec.TYPES[data[1]], data)
+    except MalformedRecord:
+        return None
+
+
+def fast_says(data: bytes) -> Any:
+    """What the fast way makes of it: a record, or None where it declines."""
+    try:
+        return fast.READERS[codec.TYPES[data[1]]](data)
+    except fast.DECLINED:
+        return None
+
+
+@pytest.mark.parametrize("record", USUAL, ids=lambda record: type(record).__name__)
+def test_the_usual_form_is_done_here(record: Any) -> None:
+    data = codec._encode(record)
+    assert fast.WRITERS[type(record)](record) == data
+    if type(record) in fast.READERS:
+        assert fast.READERS[type(record)](data) == record
+
+
+@patient(600)
+@given(hot)
+def test_what_is_written_is_what_fastavro_writes(record: Any) -> None:
+    assert codec.encode(record) == codec._encode(record)
+
+
+@patient(600)
+@given(st.one_of(one_shots, replies, *[record_strategy(cls.__name__) for cls in READ]))
+def test_what_is_read_is_what_fastavro_reads(record: Any) -> None:
+    data = codec._encode(record)
+    assert codec.decode(data) == record
+    found = fast_says(data)
+    assert found is None or found == record
+
+
+@patient(200)
+@given(one_shots)
+def test_every_one_shot_of_fastavro_is_read_here(record: r.OneShot) -> None:
+    assert fast_says(codec._encode(record)) == record
+
+
+@pytest.mark.parametrize("record", USUAL[:3], ids=lambda record: type(record).__name__)
+def test_every_truncation_is_declined(record: Any) -> None:
+    data = codec._encode(record)
+    for size in range(2, min(len(data), 2000)):
+        assert fast_says(data[:size]) is None
+        with pytest.raises(MalformedRecord):
+            codec.decode(data[:size])
+
+
+@patient(1500)
+@given(st.one_of(one_shots, replies), st.data())
+def test_of_mutated_bytes_nothing_is_accepted_that_fastavro_refuses(
+    record: Any, data: st.DataObject
+) -> None:
+    mutated = bytearray(codec._encode(record))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(2, len(mutated) - 1))
+        kind = data.draw(st.sampled_from("rrrid"))
+        if kind == "r":
+            mutated[at] = data.draw(st.integers(0, 255))
+        elif kind == "i":
+            mutated.insert(at, data.draw(st.integers(0, 255)))
+        elif len(mutated) > 3:
+            del mutated[at]
+    found = fast_says(bytes(mutated))
+    assert found is None or found == fastavro_says(bytes(mutated))
+
+
+@patient(1500)
+@given(st.sampled_from([8, 32]), st.binary(max_size=200))
+def test_of_random_bytes_nothing_is_accepted_that_fastavro_refuses(
+    number: int, body: bytes
+) -> None:
+    data = bytes((codec.FORMAT_VERSION, number)) + body
+    found = fast_says(data)
+    assert found is None or found == fastavro_says(data)
+
+
+@pytest.mark.parametrize("length", HOSTILE_LENGTHS)
+@pytest.mark.parametrize("at", range(6))
+def test_a_claimed_length_is_declined_at_once(length: int, at: int) -> None:
+    head = b"\x01\x08" + TXN_ID
+    before = [
+        head,
+        head + zigzag(1) + b"a" + zigzag(1),
+        head + zigzag(1) + b"a" + zigzag(0),
+        head + zigzag(1) + b"a" + zigzag(0) + zigzag(1),
+        head + zigzag(1) + b"a" + zigzag(0) + zigzag(1) + zigzag(0) + zigzag(0) + zigzag(1),
+        b"\x01\x20",
+    ][at]
+    data = before + zigzag(length) + b"\x07" * 100_000
+    began = time.process_time()
+    assert fast_says(data) is None
+    assert time.process_time() - began < 0.5
+
+
+@pytest.mark.parametrize("before", [b"\x01\x08" + TXN_ID, b"\x01\x20\x00", b"\x01\x20"])
+def test_an_endless_number_is_declined_at_once(before: bytes) -> None:
+    began = time.process_time()
+    assert fast_says(before + b"\xff" * 1_000_000) is None
+    assert time.process_time() - began < 0.5
+
+
+def test_blocks_with_sizes_and_more_than_one_block_are_left_to_fastavro() -> None:
+    data = codec._encode(r.OneShot(TXN_ID, "nyc", None, plain_events(2)))
+    at = 2 + 16 + 4 + 1  # the array of events
+    body = data[at + 1 : -1]
+    sized = data[:at] + zigzag(-2) + zigzag(len(body)) + body + zigzag(0)
+    apart = data[:at] + zigzag(1) + body[: len(body) // 2]
+    apart += zigzag(1) + body[len(body) // 2 :] + zigzag(0)
+    for other in (sized, apart):
+        assert fast_says(other) is None
+        assert codec.decode(other) == codec.decode(data)
+
+
+def test_a_long_number_of_few_bits_is_read_as_fastavro_reads_it() -> None:
+    data = codec._encode(r.Reply(b"", 1, OUTCOME))
+    longer = data[:3] + b"\x82\x80\x00" + data[4:]
+    assert codec.decode(longer) == codec.decode(data) == fastavro_says(longer)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ("nyc/a", -1, "text", b"", (), -1),
+        ("nyc/a", -1, b"", 7, (), -1),
+        ("nyc/a", -1, b"", memoryview(b"x"), (), -1),
+        ("nyc/a", -1, b"", b"", (), 1 << 63),
+        ("nyc/a", 1 << 70, b"", b"", (), -1),
+        ("nyc/\ud800", -1, b"", b"", (), -1),
+        (b"nyc/a", -1, b"", b"", (), -1),
+        (None, -1, b"", b"", (), -1),
+        ("nyc/a", -1, b"", b"", (r.EventHeader("h", "text"),), -1),  # type: ignore[arg-type]
+        ("nyc/a", -1, b"", b"", (r.EventHeader(None, b""),), -1),  # type: ignore[arg-type]
+    ],
+)
+def test_what_the_schema_does_not_allow_is_not_written(event: tuple[Any, ...]) -> None:
+    with pytest.raises(MalformedRecord):
+        codec.encode(r.OneShot(TXN_ID, "nyc", None, (r.Event(*event),)))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ("nyc/a", -1, bytearray(b"k"), b"", (), -1),
+        ("nyc/a", True, b"", b"", (), -1),
+        ("nyc/a", -1, b"", b"", (), 7.0),
+    ],
+)
+def test_other_types_are_written_as_fastavro_writes_them(event: tuple[Any, ...]) -> None:
+    record = r.OneShot(TXN_ID, "nyc", None, (r.Event(*event),))
+    with pytest.raises(fast.DECLINED):
+        fast.WRITERS[r.OneShot](record)
+    assert codec.encode(record) == codec._encode(record)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"txn_id": bytes(15)},
+        {"state": "NOPE"},
+        {"keepalive_ms": 1 << 31},
+        {"begun_ms": 1 << 63},
+        {"reason": None},
+    ],
+)
+def test_rows_and_outcomes_that_the_schema_does_not_allow_are_not_written(
+    change: dict[str, Any],
+) -> None:
+    with pytest.raises(MalformedRecord):
+        codec.encode(dataclasses.replace(ROW, **change))
+    with pytest.raises(MalformedRecord):
+        codec.encode(r.Reply(b"", 0, dataclasses.replace(OUTCOME, **change)))
