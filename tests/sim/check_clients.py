@@ -1,0 +1,210 @@
+"""What must hold between the log and what clients did and were told."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+from anabranch.errors import AlreadyCommitted, TransactionAborted
+from tests.sim.check_log import hold
+from tests.sim.ledger import Attempt, Deal, Ledger, Told
+from tests.sim.noise import FOREIGN_REASON
+from tests.sim.picture import Picture, Placed
+from tests.sim.world import Violation
+
+Counts = dict[str, int]  # writer label -> events
+
+
+def check_clients(picture: Picture, ledger: Ledger) -> None:
+    """All of it."""
+    events = _by_deal(picture, ledger)
+    for deal in ledger.deals.values():
+        check_deal(picture, deal, events.get(deal.label, []))
+    for txn_id, state, timestamp in ledger.final_answers:
+        _check_final(picture, txn_id.hex(), txn_id, state, timestamp)
+    check_real_time(ledger)
+    check_staleness(picture, ledger)
+    check_names(picture)
+    for row in picture.rows.values():
+        hold(row.reason != FOREIGN_REASON, "a command of an aborted native transaction took effect")
+        hold(
+            not row.reason.startswith("its journals show"),
+            f"{row.txn_id.hex()}: decided, then aborted: {row.reason}",
+        )
+
+
+def _by_deal(picture: Picture, ledger: Ledger) -> dict[str, list[Placed]]:
+    """The events in the streams, each traced to its deal; each once, unchanged, in its writer's order."""
+    found: dict[str, list[Placed]] = defaultdict(list)
+    seen: set[bytes] = set()
+    for (stream, number), events in picture.events.items():
+        last: dict[tuple[str, str], int] = defaultdict(lambda: -1)
+        for event in events:
+            value = event.record.value or b""
+            where = f"{stream}[{number}] offset {event.offset}, {value!r}"
+            origin = ledger.deal_of(value)
+            if origin is None:
+                raise Violation(f"{where}: nobody wrote it")
+            deal, writer, index = origin
+            hold(value not in seen, f"{where}: it stands there twice")
+            seen.add(value)
+            told = Told(stream, event.record.key, value)
+            hold(writer.told[index] == told, f"{where}: {writer.told[index]} was written")
+            hold(
+                last[deal.label, writer.label] < index,
+                f"{where}: behind event {last[deal.label, writer.label]} of its writer",
+            )
+            last[deal.label, writer.label] = index
+            found[deal.label].append(event)
+    return found
+
+
+def check_deal(picture: Picture, deal: Deal, events: list[Placed]) -> None:
+    """A transaction is seen whole, as one of its commits asked for, or not at all; answers are true."""
+    ids = {event.txn_id for event in events}
+    hold(len(ids) <= 1, f"{deal.label}: its events carry {len(ids)} transaction ids")
+    txn_id = next(iter(ids), deal.txn_id)
+    if deal.txn_id is not None:
+        hold(txn_id == deal.txn_id, f"{deal.label}: its events carry another's id")
+    row = picture.rows.get(txn_id) if txn_id is not None else None
+    committed = bool(events) or (row is not None and row.state == "COMMITTED")
+    if committed:
+        hold(deal.attempts, f"{deal.label}: committed, and nobody asked for it")
+        counts: Counts = defaultdict(int)
+        for event in events:
+            counts[(event.record.value or b"").decode().split("/")[1]] += 1
+        why = [_differs(deal, attempt, counts) for attempt in deal.attempts]
+        hold("" in why, f"{deal.label}: committed with {dict(counts)}; {'; '.join(why)}")
+        hold(deal.aborted_at is None, f"{deal.label}: committed though an abort was answered")
+    for attempt in deal.attempts:
+        _check_attempt(picture, deal, attempt, txn_id, committed=committed, events=len(events))
+    for state, timestamp in deal.finals:
+        _check_final(picture, deal.label, txn_id, state, timestamp)
+    if deal.named_result is not None:
+        _check_named(picture, deal, deal.named_result.txn_id, deal.named_result.commit_timestamp)
+
+
+def _differs(deal: Deal, attempt: Attempt, counts: Counts) -> str:
+    """Why what is seen is not what this call asked for; empty if it is."""
+    if attempt.is_false:
+        return "a false receipt was refused" if attempt.result is None else "a false receipt"
+    rest = dict(counts)
+    if attempt.own is not None:
+        label, expected = attempt.own
+        if rest.pop(label, 0) != expected:
+            return f"the handle had written {expected} events"
+    if attempt.receipts is not None:
+        named = {label: count for label, count in attempt.receipts.items() if count}
+        return "" if rest == named else f"the receipts named {named}"
+    for label, count in rest.items():
+        writer = deal.writers[label]
+        if not writer.finishing or count != len(writer.told):
+            return f"writer {label} had written {len(writer.told)}, finished: {writer.finishing}"
+    missing = {w for w in attempt.finished if deal.writers[w].told and w not in rest}
+    missing -= {attempt.own[0]} if attempt.own else set()
+    return f"finished writers {sorted(missing)} are missing" if missing else ""
+
+
+def _check_attempt(
+    picture: Picture,
+    deal: Deal,
+    attempt: Attempt,
+    txn_id: bytes | None,
+    *,
+    committed: bool,
+    events: int,
+) -> None:
+    if attempt.is_false:
+        hold(attempt.result is None, f"{deal.label}: a false receipt was taken")
+    elif attempt.result is not None and attempt.result.txn_id != txn_id and deal.name is not None:
+        result = attempt.result
+        hold(not committed, f"{deal.label}: committed, and answered with another's outcome")
+        _check_named(picture, deal, result.txn_id, result.commit_timestamp)
+    elif attempt.result is not None:
+        result = attempt.result
+        hold(result.txn_id == txn_id, f"{deal.label}: answered with another's outcome")
+        forgotten = txn_id is not None and picture.is_forgotten(txn_id) and not events
+        if not (forgotten and result.counts.committed == 0):
+            hold(committed, f"{deal.label}: a commit was answered, and it is not committed")
+        hold(result.counts.committed == events, f"{deal.label}: {result.counts}, {events} events")
+        _check_final(picture, deal.label, txn_id, "COMMITTED", result.commit_timestamp)
+    elif isinstance(attempt.error, TransactionAborted):
+        hold(not committed, f"{deal.label}: committed, but {attempt.error}")
+    elif isinstance(attempt.error, AlreadyCommitted):
+        known = committed or (txn_id is not None and picture.is_forgotten(txn_id))
+        hold(known, f"{deal.label}: not committed, but {attempt.error}")
+
+
+def _check_final(
+    picture: Picture, what: str, txn_id: bytes | None, state: str, timestamp: int
+) -> None:
+    """A final answer is what the row says."""
+    row = picture.rows.get(txn_id) if txn_id is not None else None
+    if row is None:
+        known = txn_id is not None and picture.is_forgotten(txn_id)
+        hold(known, f"{what}: it was {state}, and there is no row")
+    else:
+        found = (row.state, row.commit_timestamp)
+        hold(found == (state, timestamp), f"{what}: it was {state} at {timestamp}, now {found}")
+
+
+def _check_named(picture: Picture, deal: Deal, txn_id: bytes, timestamp: int) -> None:
+    row = picture.rows.get(txn_id)
+    if row is not None:
+        hold(row.name == deal.name, f"{deal.label}: answered with one named {row.name!r}")
+    _check_final(picture, deal.label, txn_id, "COMMITTED", timestamp)
+
+
+def check_real_time(ledger: Ledger) -> None:
+    """A commit that was answered before another was asked for has the lower timestamp."""
+    firsts: dict[bytes, float] = {}
+    ends: dict[bytes, tuple[float, int]] = {}
+    for deal in ledger.deals.values():
+        for attempt in deal.attempts:
+            result = attempt.result
+            own = result.txn_id if result is not None else deal.txn_id
+            if own is None or (result is not None and deal.txn_id not in (None, own)):
+                continue
+            firsts[own] = min(firsts.get(own, attempt.sent), attempt.sent)
+            if result is not None and attempt.ended is not None:
+                ended, _ = ends.get(own, (attempt.ended, 0))
+                ends[own] = min(ended, attempt.ended), result.commit_timestamp
+    done = sorted((ended, timestamp, txn_id) for txn_id, (ended, timestamp) in ends.items())
+    begun = sorted((firsts[txn_id], timestamp, txn_id) for _, timestamp, txn_id in done)
+    highest, i = (0, b""), 0
+    for sent, timestamp, txn_id in begun:
+        while i < len(done) and done[i][0] < sent:
+            highest = max(highest, (done[i][1], done[i][2]))
+            i += 1
+        hold(
+            timestamp > highest[0] or txn_id == highest[1],
+            f"{txn_id.hex()} was asked for after {highest[1].hex()} was answered, and has a lower timestamp",
+        )
+
+
+def check_staleness(picture: Picture, ledger: Ledger) -> None:
+    """What was aborted as stale was silent for its keepalive since its leader took over."""
+    by_id = {deal.txn_id: deal for deal in ledger.deals.values() if deal.txn_id is not None}
+    for txn_id, row in picture.rows.items():
+        if row.state != "ABORTED" or not row.reason.startswith("stale"):
+            continue
+        end = max(ledger.stale[txn_id])
+        led = ledger.terms[int.from_bytes(txn_id[:2], "big")]
+        since = max((t for t in led if t <= end), default=0.0)
+        times = sorted([since, end, *(t for t in ledger.heard[txn_id] if since < t < end)])
+        gap = max(b - a for a, b in pairwise(times))
+        name = by_id[txn_id].label if txn_id in by_id else txn_id.hex()
+        hold(
+            gap >= row.keepalive_ms / 1000,
+            f"{name}: aborted as stale, but never silent for more than {gap:.3f} s of "
+            f"{row.keepalive_ms / 1000} since {since:.3f}",
+        )
+
+
+def check_names(picture: Picture) -> None:
+    """A name is committed once."""
+    holders: dict[tuple[str, str], bytes] = {}
+    for txn_id, row in picture.rows.items():
+        if row.state == "COMMITTED" and row.name is not None:
+            other = holders.setdefault((row.scope, row.name), txn_id)
+            hold(other == txn_id, f"{row.name!r} is committed by {other.hex()} and {txn_id.hex()}")

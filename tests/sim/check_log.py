@@ -1,0 +1,175 @@
+"""What must hold of the log alone: streams, histories, the status log and the answers fit together exactly."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from anabranch.core import hybrid_time
+from anabranch.core.plan import DIRECTLY_BEFORE, NO_PREVIOUS
+from anabranch.schemas import records as r
+from tests.sim.ledger import NOISE
+from tests.sim.picture import Picture, Placed, Seen
+from tests.sim.world import Violation
+
+
+def hold(condition: object, message: str) -> None:
+    """`Violation` unless it holds."""
+    if not condition:
+        raise Violation(message)
+
+
+def check_log(picture: Picture) -> None:
+    """All of it."""
+    for stream, found in picture.history.items():
+        check_history(stream, found)
+    check_ranges(picture)
+    check_rows(picture)
+    check_answers(picture)
+
+
+def check_history(stream: str, found: list[tuple[Seen, object]]) -> None:
+    """EPOCH first; timestamps rise strictly; previous pointers, vectors and Kafka timestamps are exact."""
+    last_offset, last_time, last_base = NO_PREVIOUS, 0, -1
+    vector: dict[int, int] = {}
+    for i, (seen, record) in enumerate(found):
+        where = f"history of {stream}, offset {seen.record.offset}"
+        if isinstance(record, r.EpochRecord):
+            hold(i == 0, f"{where}: a second EPOCH")
+            vector = {s.partition: s.start_offset for s in record.segments}
+        elif isinstance(record, r.CommitRecord):
+            hold(i > 0, f"{where}: COMMIT before EPOCH")
+            for segment in record.segments:
+                hold(
+                    segment.first >= vector[segment.partition],
+                    f"{where}: range {segment} begins below {vector[segment.partition]}",
+                )
+                vector[segment.partition] = segment.end
+        else:
+            raise Violation(f"{where}: a {type(record).__name__}")
+        hold(record.timestamp > last_time, f"{where}: {record.timestamp} after {last_time}")
+        hold(
+            seen.record.timestamp_ms == hybrid_time.to_ms(record.timestamp),
+            f"{where}: the record's own time is not its timestamp's millisecond",
+        )
+        told = {p.partition: p.offset for p in record.vector}
+        hold(told == vector, f"{where}: vector {told}, but the events end at {vector}")
+        expected = DIRECTLY_BEFORE if seen.base_offset == last_base else last_offset
+        hold(record.previous == expected, f"{where}: previous {record.previous}, not {expected}")
+        last_offset, last_time, last_base = seen.record.offset, record.timestamp, seen.base_offset
+
+
+def check_ranges(picture: Picture) -> None:
+    """Each event stands in the range of exactly one COMMIT record, of its transaction and native transaction."""
+    owner: dict[tuple[str, int, int], bytes] = {}
+    times: dict[bytes, int] = {}
+    seen_in: set[tuple[str, bytes]] = set()
+    for stream, seen, record in picture.commits():
+        name = record.txn_id.hex()
+        hold((stream, record.txn_id) not in seen_in, f"{stream}: two COMMITs of {name}")
+        seen_in.add((stream, record.txn_id))
+        hold(
+            times.setdefault(record.txn_id, record.timestamp) == record.timestamp,
+            f"{name} has two commit timestamps",
+        )
+        for segment in record.segments:
+            inside = [
+                event
+                for event in picture.events[stream, segment.partition]
+                if segment.first <= event.offset < segment.end
+            ]
+            _check_range(f"{stream}: COMMIT of {name}, {segment}", record, segment, inside, seen)
+            for event in inside:
+                owner[stream, segment.partition, event.offset] = record.txn_id
+    for (stream, number), events in picture.events.items():
+        for event in events:
+            where = f"{stream}[{number}] offset {event.offset}, {event.record.value!r}"
+            hold(event.record.value != NOISE, f"{where}: noise is visible")
+            hold((stream, number, event.offset) in owner, f"{where}: in no COMMIT's range")
+
+
+def _check_range(
+    where: str,
+    record: r.CommitRecord,
+    segment: r.SegmentCommit,
+    inside: list[Placed],
+    seen: Seen,
+) -> None:
+    hold(len(inside) == segment.count, f"{where}: {len(inside)} events")
+    hold(inside and inside[0].offset == segment.first, f"{where}: does not begin with an event")
+    hold(inside[-1].offset == segment.end - 1, f"{where}: does not end with an event")
+    for event in inside:
+        hold(event.txn_id == record.txn_id, f"{where}: {event.record.value!r} is of another one")
+        hold(event.native == seen.native, f"{where}: not in the round of its events")
+
+
+def check_rows(picture: Picture) -> None:
+    """COMMITTED rows and COMMIT records say the same; no other transaction has one."""
+    counts: dict[bytes, int] = defaultdict(int)
+    times: dict[bytes, int] = {}
+    natives: dict[bytes, tuple[int, int]] = {}
+    for _, seen, record in picture.commits():
+        counts[record.txn_id] += sum(segment.count for segment in record.segments)
+        times[record.txn_id] = record.timestamp
+        natives[record.txn_id] = seen.native
+    for txn_id, row in picture.rows.items():
+        name = txn_id.hex()
+        if row.state != "COMMITTED":
+            hold(txn_id not in times, f"{name} is {row.state} but has a COMMIT record")
+            continue
+        hold(
+            row.committed == counts[txn_id],
+            f"{name}: {row.committed} events, {counts[txn_id]} seen",
+        )
+        if txn_id in times:
+            hold(row.commit_timestamp == times[txn_id], f"{name}: another timestamp in its row")
+            hold(
+                picture.row_natives.get(txn_id) == natives[txn_id],
+                f"{name}: its row was not logged in the round of its COMMIT",
+            )
+    for txn_id in times:
+        hold(
+            txn_id in picture.rows or picture.is_forgotten(txn_id),
+            f"{txn_id.hex()} has a COMMIT record and no row",
+        )
+
+
+def check_answers(picture: Picture) -> None:
+    """What was answered about an id never changes, and is what the rows say."""
+    final: dict[bytes, tuple[str, int, int]] = {}
+    for seen, reply in picture.replies:
+        hold(seen.native[0] >= 0, "an answer outside of any round")
+        hold(reply.correlation_id == seen.record.key, "an answer under another's key")
+        result = reply.result
+        if isinstance(result, r.Refusal):
+            hold(
+                result.code != "InvariantViolation",
+                f"refused: {result.code}: {result.message}",
+            )
+        outcomes = [result] if isinstance(result, r.Outcome) else []
+        if isinstance(result, r.Alive):
+            outcomes += result.not_open
+        if isinstance(result, r.TransactionList):
+            outcomes += result.transactions
+        for outcome in outcomes:
+            _check_outcome(picture, final, reply, outcome)
+
+
+def _check_outcome(
+    picture: Picture,
+    final: dict[bytes, tuple[str, int, int]],
+    reply: r.Reply,
+    outcome: r.Outcome,
+) -> None:
+    name = outcome.txn_id.hex()
+    hold(outcome.commit_timestamp <= reply.hybrid_time, f"{name}: answered below its own time")
+    if outcome.state not in ("COMMITTED", "ABORTED"):
+        return
+    told = (outcome.state, outcome.commit_timestamp, outcome.committed)
+    known = final.setdefault(outcome.txn_id, told)
+    hold(known == told, f"{name}: answered {known}, and also {told}")
+    row = picture.rows.get(outcome.txn_id)
+    if row is None:
+        hold(picture.is_forgotten(outcome.txn_id), f"{name}: answered {told}, and it has no row")
+    else:
+        found = (row.state, row.commit_timestamp, row.committed)
+        hold(found == told, f"{name}: answered {told}, its row says {found}")

@@ -1,0 +1,338 @@
+"""The workload: client processes that make transactions of all kinds, one by one, and note what they saw."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from anabranch.client.client import Client
+from anabranch.client.transaction import Transaction
+from anabranch.client.types import Receipt, Result
+from anabranch.errors import (
+    AnabranchError,
+    BeginAgainError,
+    OutcomeUnknown,
+    RetryError,
+    UnknownTransaction,
+)
+from tests.sim.faults import Faults
+from tests.sim.ledger import Attempt, Deal, Ledger
+from tests.sim.noise import Noise
+from tests.sim.ports import SimCluster, client_ports
+from tests.sim.world import Process, SimClock, Violation, World
+from tests.sim.writers import FINE, STREAMS, Helper, new_event, start_helper, wait_for
+
+SCOPE = "s"
+NAMES = ("n0", "n1", "n2")
+_RESTART_S = 1.0
+
+
+class Worker:
+    """A client's machine: its process is started again when it dies, and goes on with the next job."""
+
+    def __init__(
+        self,
+        world: World,
+        cluster: SimCluster,
+        faults: Faults,
+        ledger: Ledger,
+        name: str,
+        jobs: int,
+    ) -> None:
+        self.world = world
+        self.cluster = cluster
+        self.faults = faults
+        self.ledger = ledger
+        self.name = name
+        self.jobs = jobs
+        self.starts = 0
+        self.in_doubt: list[Deal] = []  # it would keep a note of these
+        self.peers: list[Worker] = []
+        self.client: Client | None = None
+        self.process: Process | None = None
+        self.noise = Noise(world, cluster, ledger)
+
+    @property
+    def done(self) -> bool:
+        """All jobs are done."""
+        return self.jobs == 0 and not self.in_doubt
+
+    def start(self) -> None:
+        """Start a process."""
+        self.starts += 1
+        skew = self.faults.weather.skew_s
+        process = Process(
+            f"{self.name}.{self.starts}",
+            "client",
+            skew=self.world.random.uniform(-skew, skew),
+            offset=self.world.random.uniform(0, 1000),
+        )
+        process.on_death.append(lambda: self.world.later(self.faults.span(_RESTART_S), self.start))
+        self.process = process
+        self.client = None
+        self.world.spawn(process, "main", lambda: self._run(process))
+
+    # -- its tasks ------------------------------------------------------------------------------------
+
+    def _run(self, process: Process) -> None:
+        ports = client_ports(self.cluster, process, self.ledger.prefix)
+        client = Client(
+            ports,
+            timeout=self.world.random.choice((3.0, 10.0, 30.0)),
+            one_shot_bytes=self.world.random.choice((0, 200, 1 << 18)),
+            threads=False,
+        )
+        self._create_streams(client, ports.clock)
+        self.client = client
+        self.world.spawn(process, "heart", lambda: self._beat(client, process))
+        while not self.done:
+            if self.in_doubt and (self.jobs == 0 or self.world.random.random() < 0.5):
+                self._clear_doubt(client)
+            else:
+                self.jobs -= 1
+                self._job(client)
+            ports.clock.sleep(self.world.random.expovariate(2.0))
+        while True:
+            ports.clock.sleep(5.0)  # the heart goes on
+
+    def _create_streams(self, client: Client, clock: object) -> None:
+        for stream, segments in STREAMS.items():
+            while True:
+                try:
+                    client.create_stream(stream, segments, timeout=5.0)
+                    break
+                except RetryError:
+                    self.world.sleep(0.2)
+
+    def _beat(self, client: Client, process: Process) -> None:
+        clock = SimClock(self.world, process)
+        while True:
+            try:
+                due = client.heart.step()
+                if due == float("inf"):
+                    clock.sleep(0.3)
+                else:
+                    client.heart.hear(due)
+            except RetryError:
+                clock.sleep(0.3)
+
+    def _job(self, client: Client) -> None:
+        jobs: list[tuple[int, Callable[[Client], None]]] = [
+            (6, self._one_shot),
+            (9, self._journal),
+            (1, self._ask),
+            (1, self._resolve_new),
+            (2, self.noise.make),
+        ]
+        chosen = self.world.random.choices([j for _, j in jobs], [w for w, _ in jobs])[0]
+        try:
+            chosen(client)
+        except FINE as error:
+            self.world.note(self.name, f"{chosen.__name__}: {type(error).__name__}: {error}")
+
+    # -- jobs -----------------------------------------------------------------------------------------
+
+    def _one_shot(self, client: Client) -> None:
+        random = self.world.random
+        name = random.choice(NAMES) if random.random() < 0.25 else None
+        deal = self.ledger.open(SCOPE, "one-shot", name)
+        txn = client.begin(SCOPE, keepalive=random.choice((2.0, 6.0)))
+        own = deal.writer("own")
+        try:
+            for _ in range(random.randint(1, 4)):
+                told = new_event(random, deal, own)
+                txn.write(told.stream, told.value, told.key)
+            attempt = deal.attempt(self.world.now, "own", None, name=name)
+            self._commit(deal, lambda t: txn.commit(name=name, timeout=t), attempt)
+        except FINE as error:
+            self._give_up(txn, error)
+            raise
+        finally:
+            deal.txn_id = txn.txn_id
+
+    def _give_up(self, txn: Transaction, error: AnabranchError) -> None:
+        """As leaving a ``with`` by an exception does."""
+        if not isinstance(error, OutcomeUnknown):
+            with contextlib.suppress(*FINE):
+                txn.abort("left by an error", timeout=2.0)
+
+    def _journal(self, client: Client) -> None:
+        random = self.world.random
+        name = random.choice(NAMES) if random.random() < 0.2 else None
+        keepalive = random.choice((1.5, 3.0, 8.0))
+        deal = self.ledger.open(SCOPE, "journal", name, keepalive)
+        txn = client.begin(SCOPE, name, keepalive)
+        deal.txn_id = txn.txn_id
+        if txn.result is not None:
+            deal.named_result = txn.result
+            return
+        try:
+            self._use(client, deal, txn)
+        except FINE as error:
+            self._give_up(txn, error)
+            raise
+
+    def _use(self, client: Client, deal: Deal, txn: Transaction) -> None:
+        random = self.world.random
+        token = txn.token()
+        deal.txn_id = txn.txn_id
+        if deal.txn_id is None:
+            raise Violation("a token without a transaction")
+        self.noise.tokens.append((token, deal))
+        own = deal.writer("own")
+        helpers = [self._help(deal, token) for _ in range(random.choice((0, 0, 1, 2)))]
+        for _ in range(random.randint(0, 5)):
+            told = new_event(random, deal, own)
+            txn.write(told.stream, told.value, told.key)
+            if random.random() < 0.1:
+                txn.flush()
+            if random.random() < 0.2:
+                self.world.sleep(random.expovariate(1.0))
+        wait_for(self.world, helpers)
+        end = random.random()
+        if end < 0.08:
+            return  # dropped: goes stale
+        if end < 0.18:
+            deal_aborts(self.world, deal, lambda: txn.abort("the client's wish"))
+            return
+        if end < 0.28:
+            self._commit_elsewhere(deal, token, helpers)
+            return
+        if helpers and end < 0.38:
+            self._commit_falsely(client, deal, token, helpers)
+        receipts, named = self._choose(helpers)
+        attempt = deal.attempt(self.world.now, "own", named, name=deal.name)
+        self._commit(deal, lambda t: txn.commit(receipts, timeout=t), attempt)
+
+    def _help(self, deal: Deal, token: bytes) -> Helper:
+        """Start a writer here or elsewhere."""
+        worker = self.world.random.choice([self, *self.peers])
+        return start_helper(self.world, worker.process, worker.client, deal, token)
+
+    def _choose(self, helpers: list[Helper]) -> tuple[list[Receipt] | None, dict[str, int] | None]:
+        """Some receipts to name, or None for all finished writers."""
+        random = self.world.random
+        if random.random() < 0.4:
+            return None, None
+        receipts, named = [], {}
+        for helper in helpers:
+            if helper.receipts and random.random() < 0.8:
+                receipt, count = random.choice(helper.receipts)
+                receipts.append(receipt)
+                named[helper.label] = count
+        return receipts, named
+
+    def _commit_elsewhere(self, deal: Deal, token: bytes, helpers: list[Helper]) -> None:
+        """Another client commits by the token; the beginner's unregistered writes stay out."""
+        client = self.world.random.choice([self, *self.peers]).client
+        if client is None:
+            return
+        receipts, named = self._choose(helpers)
+        attempt = deal.attempt(self.world.now, None, named)
+        self._commit(deal, lambda t: client.commit(token, receipts, timeout=t), attempt)
+
+    def _commit_falsely(
+        self, client: Client, deal: Deal, token: bytes, helpers: list[Helper]
+    ) -> None:
+        """Commit with a receipt that is not true: it must be refused."""
+        found = self.noise.falsify([h.receipts[-1] for h in helpers if h.receipts])
+        if found is None:
+            return
+        receipt = found
+        attempt = deal.attempt(self.world.now, None, {}, is_false=True)
+        try:
+            attempt.result = client.commit(token, [receipt], timeout=2.0)
+        except AnabranchError as error:
+            attempt.error = error
+        attempt.ended = self.world.now
+
+    def _commit(
+        self,
+        deal: Deal,
+        call: Callable[[float], Result],
+        attempt: Attempt,
+    ) -> None:
+        """Commit, some times over; what stays in doubt is cleared later."""
+        random = self.world.random
+        attempt.sent = self.world.now
+        for _ in range(random.choice((1, 2, 3))):
+            try:
+                result = call(random.choice((1.0, 5.0, 20.0)))
+            except OutcomeUnknown as error:
+                deal.txn_id = error.txn_id or deal.txn_id
+                if deal not in self.in_doubt:
+                    self.in_doubt.append(deal)
+                continue
+            except AnabranchError as error:
+                attempt.error = error
+                if not isinstance(error, FINE):
+                    self.world.fail(f"{deal.label}: commit was refused: {error!r}")
+                raise
+            finally:
+                attempt.ended = self.world.now
+            self.world.note(deal.label, f"committed at {result.commit_timestamp}")
+            attempt.result = result
+            return
+
+    def _clear_doubt(self, client: Client) -> None:
+        deal = self.in_doubt[0]
+        if deal.txn_id is None:
+            self.in_doubt.remove(deal)
+            return
+        random = self.world.random
+        try:
+            final = random.random() < 0.8
+            ask = client.resolve if final else client.state
+            info = ask(deal.txn_id, timeout=random.choice((1.0, 10.0)))
+        except UnknownTransaction:
+            return
+        except BeginAgainError:
+            self.in_doubt.remove(deal)
+            return
+        except RetryError:
+            return
+        if info.state in ("COMMITTED", "ABORTED"):
+            deal.finals.append((info.state, info.commit_timestamp))
+            self.in_doubt.remove(deal)
+        elif info.state == "OPEN" and self.world.random.random() < 0.3:
+            self.in_doubt.remove(deal)  # nobody keeps it alive
+
+    # -- questions ------------------------------------------------------------------------------------
+
+    def _ask(self, client: Client) -> None:
+        random = self.world.random
+        if random.random() < 0.3:
+            client.transactions(SCOPE, finished=random.random() < 0.5)
+            return
+        if random.random() < 0.3:
+            client.describe(random.choice(list(STREAMS)))
+            return
+        known = [deal for deal in self.ledger.deals.values() if deal.txn_id is not None]
+        if not known:
+            return
+        deal = random.choice(known)
+        try:
+            info = client.state(deal.txn_id or b"")
+        except UnknownTransaction:
+            if deal.kind == "journal" and deal.named_result is None:
+                self.world.fail(f"{deal.label}: nothing is known of a transaction that was begun")
+            return
+        if info.state in ("COMMITTED", "ABORTED"):
+            deal.finals.append((info.state, info.commit_timestamp))
+
+    def _resolve_new(self, client: Client) -> None:
+        """Resolve an id that nobody used: aborted for ever, also for a command that comes late."""
+        txn_id = self.noise.new_id(SCOPE)
+        if txn_id is None:
+            return
+        info = client.resolve(txn_id)
+        self.ledger.final_answers.append((txn_id, info.state, info.commit_timestamp))
+        if info.state != "ABORTED":
+            self.world.fail(f"an id that nobody used is {info.state}")
+        self.noise.send_one_shot(txn_id)
+
+
+def deal_aborts(world: World, deal: Deal, abort: Callable[[], None]) -> None:
+    """Abort; note that it was answered."""
+    abort()
+    deal.aborted_at = world.now

@@ -1,0 +1,230 @@
+"""The controllers' processes: real controllers in their loop, their disks, and who thinks it should lead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from anabranch.core.turn import Settings
+from anabranch.errors import NotLeading
+from anabranch.ports import LogError, LogFenced, LogUnavailable, TopicPartition
+from anabranch.processors.controller import Controller
+from anabranch.processors.leadership import STATUS_POSITION
+from anabranch.processors.memory_table import MemoryStore
+from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.names import status_topic
+from tests.sim.faults import Faults
+from tests.sim.ports import SimCluster, open_table
+from tests.sim.world import Process, SimClock, World
+
+KEY = bytes(range(32))
+IDLE_WAIT_S = 0.5
+FENCED_PAUSE_S = 1.0
+TROUBLE_PAUSE_S = 0.2
+REPLY_PARTITIONS = 2
+_RESTART_S = 1.5  # mean
+
+
+@dataclass(eq=False)
+class Machine:
+    """A controller's machine: disks outlive processes. ``assigned``: what it thinks it should lead."""
+
+    name: str
+    disks: dict[int, MemoryStore]
+    copies: dict[int, list[dict[bytes, bytes]]]
+    assigned: set[int] = field(default_factory=set)
+    process: Process | None = None
+    starts: int = 0
+    led: dict[int, Controller] = field(default_factory=dict)  # where it believes that it leads
+
+
+class Fleet:
+    """All controllers, and the director who says which should lead (a hint only, and often a bad one)."""
+
+    def __init__(
+        self, world: World, cluster: SimCluster, faults: Faults, prefix: str, machines: int
+    ) -> None:
+        self.world = world
+        self.cluster = cluster
+        self.faults = faults
+        self.prefix = prefix
+        self.partitions = range(faults.weather.control_partitions)
+        self.calm = False
+        self.after_lead: Callable[[Controller], None] = lambda controller: None
+        self.after_step: Callable[[Controller], None] = lambda controller: None
+        self.machines = [
+            Machine(
+                f"c{number}",
+                {p: MemoryStore() for p in self.partitions},
+                {p: [] for p in self.partitions},
+            )
+            for number in range(machines)
+        ]
+
+    def start(self) -> None:
+        """Start all; the first one leads everything until the director thinks otherwise."""
+        self.machines[0].assigned = set(self.partitions)
+        for machine in self.machines:
+            self._start(machine)
+        self._direct()
+        if self.faults.weather.compact_s:
+            self._compact()
+
+    def calm_down(self) -> None:
+        """No more changes: one machine leads for good."""
+        self.calm = True
+        chosen = self.world.random.choice(self.machines)
+        for machine in self.machines:
+            machine.assigned = set(self.partitions) if machine is chosen else set()
+
+    def leading(self, partition: int) -> Controller | None:
+        """The controller of the machine that should lead, if it thinks that it does."""
+        for machine in self.machines:
+            if partition in machine.assigned and partition in machine.led:
+                return machine.led[partition]
+        return None
+
+    # -- what happens to them -------------------------------------------------------------------------
+
+    def _direct(self) -> None:
+        if self.calm:
+            return
+        random = self.world.random
+        for partition in self.partitions:
+            count = random.choice((0, 1, 1, 1, 2, 2))
+            for machine in self.machines:
+                machine.assigned.discard(partition)
+            for machine in random.sample(self.machines, min(count, len(self.machines))):
+                machine.assigned.add(partition)
+            names = "+".join(m.name for m in self.machines if partition in m.assigned)
+            self.world.note("director", f"{partition} is for {names or 'nobody'}")
+        self.world.later(self.faults.span(self.faults.weather.director_s), self._direct)
+
+    def _compact(self) -> None:
+        if self.calm:
+            return
+        for partition in self.partitions:
+            place = TopicPartition(status_topic(self.prefix), partition)
+            if place in self.cluster.partitions:
+                # A tombstone goes only once every table has seen it, as topics and checkpoints promise.
+                seen = all(self._is_abreast(m, partition) for m in self.machines)
+                drop = seen and self.world.random.random() < 0.5
+                if drop:
+                    for machine in self.machines:
+                        machine.copies[partition].clear()
+                self.world.note(
+                    "brokers", f"compact {partition}{' tombstones too' if drop else ''}"
+                )
+                self.cluster.compact(place, drop_tombstones=drop)
+        self.world.later(self.faults.span(self.faults.weather.compact_s), self._compact)
+
+    def _is_abreast(self, machine: Machine, partition: int) -> bool:
+        """Whether the machine's table has seen all of the status log."""
+        stored = machine.disks[partition].row(STATUS_POSITION)
+        if stored is None:
+            return False
+        place = TopicPartition(status_topic(self.prefix), partition)
+        fetched = self.cluster.partition(place).read(
+            int.from_bytes(stored, "big"), committed=False, max_bytes=1 << 30
+        )
+        return fetched is None or not fetched.batches
+
+    def _start(self, machine: Machine) -> None:
+        world = self.world
+        machine.starts += 1
+        skew = self.faults.weather.skew_s
+        process = Process(
+            f"{machine.name}.{machine.starts}",
+            "controller",
+            skew=world.random.uniform(-skew, skew),
+            offset=world.random.uniform(0, 1000),
+        )
+        process.on_death.append(lambda: self._died(machine))
+        machine.process = process
+        for partition in self.partitions:
+            self._lose_disk(machine, partition)
+        for partition in self.partitions:
+            body = partial(self._run, machine, process, partition)
+            world.spawn(process, f"p{partition}", body)
+
+    def _died(self, machine: Machine) -> None:
+        machine.led.clear()
+        for store in machine.disks.values():
+            store.release()
+        self.world.later(self.faults.span(_RESTART_S), lambda: self._start(machine))
+
+    def _lose_disk(self, machine: Machine, partition: int) -> None:
+        store, copies = machine.disks[partition], machine.copies[partition]
+        if self.faults.strikes(self.faults.weather.checkpoint_loss, "lost checkpoint"):
+            back = self.world.random.choice(copies) if copies else None
+            store.restore(back if back and self.world.random.random() < 0.5 else {})
+        elif self.world.random.random() < 0.5:
+            copies.append(store.snapshot())
+
+    # -- a process ------------------------------------------------------------------------------------
+
+    def _run(self, machine: Machine, process: Process, partition: int) -> None:
+        clock = SimClock(self.world, process)
+        source = self.cluster.log_of(process)
+        table = open_table(machine.disks[partition], process, self.world)
+        replies = self._prepare(machine, source, clock)
+        weather = self.faults.weather
+        settings = Settings(
+            control_partition=partition,
+            control_partitions=len(self.partitions),
+            prefix=self.prefix,
+            token_key=KEY,
+            reply_partitions=replies,
+            retention_ms=int(weather.retention_s * 1000),
+            round_bytes=2000 if weather.small else 64 << 20,
+            purge_per_round=3 if weather.small else 500,
+        )
+        while True:
+            if partition not in machine.assigned:
+                clock.sleep(0.3)
+                continue
+            controller = Controller(
+                source,
+                table,
+                clock,
+                settings,
+                leader=process.name,
+                native_timeout=weather.native_timeout_s,
+            )
+            self._lead(machine, partition, controller, clock)
+
+    def _prepare(self, machine: Machine, source: object, clock: SimClock) -> int:
+        while True:
+            try:
+                return create_control_topics(
+                    source,  # type: ignore[arg-type]
+                    self.prefix,
+                    control_partitions=len(self.partitions),
+                    reply_partitions=REPLY_PARTITIONS,
+                )[1]
+            except LogUnavailable:
+                clock.sleep(TROUBLE_PAUSE_S)
+
+    def _lead(
+        self, machine: Machine, partition: int, controller: Controller, clock: SimClock
+    ) -> None:
+        """As `anabranch.processors.leader` does it."""
+        try:
+            while partition in machine.assigned:
+                try:
+                    controller.lead()
+                    machine.led[partition] = controller
+                    self.after_lead(controller)
+                    while partition in machine.assigned:
+                        if controller.step(IDLE_WAIT_S):
+                            self.after_step(controller)
+                except (LogFenced, NotLeading):
+                    machine.led.pop(partition, None)
+                    clock.sleep(FENCED_PAUSE_S)
+                except LogError:
+                    machine.led.pop(partition, None)
+                    clock.sleep(TROUBLE_PAUSE_S)
+        finally:
+            machine.led.pop(partition, None)
+            controller.resign()

@@ -1,0 +1,159 @@
+"""What the clients of a run did and were told: the checks hold the log against it.
+
+Every event's value tells where it is from, ``deal/writer/number`` (see `Deal.event`), so that each one found in a
+stream can be traced back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from anabranch.client.types import Result
+from anabranch.core import rows as k
+from anabranch.core.tokens import peek
+from anabranch.errors import AnabranchError
+from anabranch.ports import TopicPartition
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import decode
+from anabranch.topics.names import status_topic
+from anabranch.topics.records import Record, decode_records
+
+NOISE = b"noise"  # values that must never be seen in a stream
+
+
+class Told(NamedTuple):
+    """An event that a writer gave to the library."""
+
+    stream: str
+    key: bytes | None
+    value: bytes
+
+
+@dataclass
+class WriterLog:
+    """One writer: its events in order; whether it said it was finished."""
+
+    label: str
+    told: list[Told] = field(default_factory=list)
+    finishing: bool = False  # it has said so; maybe nobody heard
+    finished_at: float | None = None  # the controller has answered
+
+
+@dataclass
+class Attempt:
+    """One call of commit. ``receipts``: writer label -> events, exactly; None: all finished writers."""
+
+    sent: float
+    own: tuple[str, int] | None  # the committing handle's writer and how many events it had written
+    receipts: dict[str, int] | None
+    finished: frozenset[str]  # known to be finished before it
+    name: str | None = None
+    is_false: bool = False  # a receipt says what is not so
+    ended: float | None = None
+    result: Result | None = None
+    error: AnabranchError | None = None
+
+
+@dataclass
+class Deal:
+    """A transaction, or what was meant to be one."""
+
+    label: str
+    scope: str
+    kind: str  # "one-shot", "journal"
+    name: str | None = None
+    txn_id: bytes | None = None
+    keepalive_ms: int = 0
+    writers: dict[str, WriterLog] = field(default_factory=dict)
+    attempts: list[Attempt] = field(default_factory=list)
+    aborted_at: float | None = None  # an abort was answered
+    named_result: Result | None = None  # the name was committed before it began
+    finals: list[tuple[str, int]] = field(default_factory=list)  # (state, timestamp) that were told
+
+    def writer(self, label: str) -> WriterLog:
+        """A new writer."""
+        return self.writers.setdefault(label, WriterLog(label))
+
+    def event(self, writer: WriterLog, stream: str, key: bytes | None) -> Told:
+        """Note the writer's next event."""
+        told = Told(stream, key, f"{self.label}/{writer.label}/{len(writer.told)}".encode())
+        writer.told.append(told)
+        return told
+
+    def attempt(
+        self,
+        now: float,
+        own: str | None,
+        receipts: dict[str, int] | None,
+        *,
+        name: str | None = None,
+        is_false: bool = False,
+    ) -> Attempt:
+        """Note a call of commit that is about to be made."""
+        finished = {w.label for w in self.writers.values() if w.finished_at is not None}
+        mine = (own, len(self.writers[own].told)) if own is not None else None
+        made = Attempt(now, mine, receipts, frozenset(finished), name, is_false)
+        self.attempts.append(made)
+        return made
+
+
+class Ledger:
+    """All of a run. Kept outside of all processes: no crash takes it away."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.deals: dict[str, Deal] = {}
+        self.heard: dict[bytes, list[float]] = defaultdict(list)  # commands that arrived, by id
+        self.stale: dict[bytes, list[float]] = defaultdict(list)  # rounds that found it stale
+        self.terms: dict[int, list[float]] = defaultdict(list)  # by control partition
+        self.final_answers: list[tuple[bytes, str, int]] = []  # answers about other ids
+
+    def open(self, scope: str, kind: str, name: str | None = None, keepalive: float = 0.0) -> Deal:
+        """Note a new transaction."""
+        label = f"t{len(self.deals)}"
+        self.deals[label] = Deal(label, scope, kind, name, keepalive_ms=int(keepalive * 1000))
+        return self.deals[label]
+
+    def hear(self, now: float, records: Iterable[Record]) -> None:
+        """Commands have arrived on the log."""
+        for record in records:
+            try:
+                command = decode(record.value or b"")
+            except AnabranchError:
+                continue
+            match command:
+                case r.Begin():
+                    self.heard[command.txn_id].append(now)
+                case r.Touch() | r.Register() | r.Commit():
+                    self.heard[peek(command.token).txn_id].append(now)
+                case r.Heartbeat():
+                    for token in command.tokens:
+                        self.heard[peek(token).txn_id].append(now)
+                case _:
+                    pass
+
+    def see_status(self, now: float, partition: TopicPartition, data: bytes) -> None:
+        """Status rows are about to be committed."""
+        if partition.topic != status_topic(self.prefix):
+            return
+        for record in decode_records(data):
+            if record.key is None or record.value is None:
+                continue
+            _, entry, _ = k.split_key(record.key)
+            if entry is k.Entry.TERM:
+                self.terms[partition.partition].append(now)
+            elif entry is k.Entry.TXN:
+                row = decode(record.value)
+                if row.state == "ABORTED" and row.reason.startswith("stale"):
+                    self.stale[row.txn_id].append(now)
+
+    def deal_of(self, value: bytes) -> tuple[Deal, WriterLog, int] | None:
+        """Where an event is from."""
+        parts = value.decode().split("/")
+        deal = self.deals.get(parts[0])
+        if len(parts) != 3 or deal is None or parts[1] not in deal.writers:
+            return None
+        return deal, deal.writers[parts[1]], int(parts[2])

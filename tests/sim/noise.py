@@ -1,0 +1,141 @@
+"""What other clients, old ones and wrong ones send: it must change nothing and never be seen in a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from anabranch.client.types import Receipt
+from anabranch.core.ids import TXN_HEADER, make_txn_id, pack_txn_header
+from anabranch.core.keyspace import even_ranges, position_of
+from anabranch.ports import LogError, TopicPartition
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import encode
+from anabranch.topics.names import commands_topic, journal_topic
+from anabranch.topics.records import Record, encode_batch
+from tests.sim.ledger import NOISE, Deal, Ledger
+from tests.sim.world import START_S, World
+
+if TYPE_CHECKING:
+    from tests.sim.ports import SimCluster
+
+FOREIGN_REASON = "by an aborted native transaction"
+
+
+class Noise:
+    """Makes it. ``tokens``: of transactions that were begun."""
+
+    def __init__(self, world: World, cluster: SimCluster, ledger: Ledger) -> None:
+        self._world = world
+        self._cluster = cluster
+        self._ledger = ledger
+        self._random = world.random
+        self.tokens: list[tuple[bytes, Deal]] = []
+
+    def make(self, _: object) -> None:
+        """One kind of it."""
+        self._random.choice(
+            (self._plain_write, self._foreign_write, self._foreign_command, self._garbage)
+        )()
+
+    def _plain_write(self) -> None:
+        self._to_journal(0, b"k0", ())
+
+    def _foreign_write(self) -> None:
+        """A WRITE of a known transaction by a writer without receipt, or in a wrong place, or natively."""
+        if not self.tokens:
+            return
+        _, deal = self._random.choice(self.tokens)
+        writer = self._random.getrandbits(62)
+        epoch = self._random.choice((0, 0, 0, 1))
+        header = (TXN_HEADER, pack_txn_header(deal.txn_id or b"", writer, epoch))
+        key = self._random.choice((b"k0", b"k1", b"k2"))
+        right = [low <= position_of(key) < high for low, high in even_ranges(2)].index(True)
+        partition = right if self._random.random() < 0.7 else 1 - right
+        self._to_journal(partition, key, (header,), native=self._random.random() < 0.3)
+
+    def _to_journal(
+        self,
+        partition: int,
+        key: bytes,
+        headers: tuple[tuple[str, bytes], ...],
+        *,
+        native: bool = False,
+    ) -> None:
+        place = TopicPartition(journal_topic("s/a"), partition)
+        data = self._batch(key, NOISE, headers)
+        if native:
+            self._natively(place, data)
+        else:
+            self._cluster.log_of(self._world.current).produce_batch(place, data)
+
+    def _foreign_command(self) -> None:
+        """An abort sent inside a native transaction, which is aborted itself: it must have no effect."""
+        if not self.tokens:
+            return
+        token, deal = self._random.choice(self.tokens)
+        command = encode(r.Abort(token, FOREIGN_REASON))
+        number = int.from_bytes((deal.txn_id or b"\0\0")[:2], "big")
+        place = TopicPartition(commands_topic(self._ledger.prefix), number)
+        self._natively(place, self._batch(None, command, ()))
+
+    def _natively(self, place: TopicPartition, data: bytes) -> None:
+        log = self._cluster.log_of(self._world.current)
+        try:
+            producer = log.producer("raw.x", timeout=5.0)
+            producer.append([(place, data)])
+            if self._random.random() < 0.5:
+                self._world.sleep(self._random.expovariate(1.0))
+                producer.abort()
+        except LogError:
+            pass
+
+    def _garbage(self) -> None:
+        place = TopicPartition(commands_topic(self._ledger.prefix), 0)
+        data = self._batch(None, self._random.randbytes(20), ())
+        self._cluster.log_of(self._world.current).produce_batch(place, data)
+
+    def _batch(
+        self, key: bytes | None, value: bytes, headers: tuple[tuple[str, bytes], ...]
+    ) -> bytes:
+        now_ms = int((START_S + self._world.now) * 1000)
+        return encode_batch([Record(0, now_ms, key, value, headers)])
+
+    # -- false receipts, late commands ----------------------------------------------------------------
+
+    def falsify(self, receipts: Sequence[tuple[Receipt, int]]) -> Receipt | None:
+        """A receipt that says more, less or other than was written."""
+        true = [receipt.record for receipt, _ in receipts if receipt.record.extents]
+        if not true:
+            return None
+        record = self._random.choice(true)
+        extent = record.extents[0]
+        changed = self._random.choice(
+            (
+                replace(extent, count=extent.count + 1),
+                replace(extent, crc_sum=extent.crc_sum ^ 1),
+                replace(extent, count=extent.count - 1, crc_sum=max(extent.crc_sum - 1, 0)),
+            )
+        )
+        return Receipt(replace(record, extents=(changed, *record.extents[1:])))
+
+    def new_id(self, scope: str) -> bytes | None:
+        """An id that nobody uses, on the scope's control partition as others found it."""
+        known = [deal.txn_id for _, deal in self.tokens if deal.txn_id and deal.scope == scope]
+        if not known:
+            return None
+        partition = int.from_bytes(known[0][:2], "big")
+        now_ms = int((START_S + self._world.now) * 1000)
+        return make_txn_id(partition, now_ms, self._random.getrandbits(64))
+
+    def send_one_shot(self, txn_id: bytes) -> None:
+        """A one-shot that comes after its id was resolved."""
+        event = r.Event("s/b", -1, b"k0", NOISE, (), -1)
+        command = encode(r.OneShot(txn_id, "s", None, (event,)))
+        place = TopicPartition(
+            commands_topic(self._ledger.prefix), int.from_bytes(txn_id[:2], "big")
+        )
+        self._cluster.log_of(self._world.current).produce_batch(
+            place, self._batch(None, command, ())
+        )

@@ -1,0 +1,153 @@
+"""The log of a run as it stands at the end, read from the brokers' memory without any port."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from anabranch.core import rows as k
+from anabranch.core.ids import TXN_HEADER, unpack_txn_header
+from anabranch.core.state import State
+from anabranch.ports import TopicPartition
+from anabranch.processors.memory_table import MemoryStore
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import decode
+from anabranch.topics.memory import MemoryCluster
+from anabranch.topics.names import (
+    history_topic,
+    replies_topic,
+    status_topic,
+    stream_topic,
+)
+from anabranch.topics.records import Record, decode_records
+
+
+class Seen(NamedTuple):
+    """A record that readers of committed data see. ``native``: (producer id, epoch) of its batch."""
+
+    record: Record
+    base_offset: int
+    native: tuple[int, int]
+
+
+def visible(cluster: MemoryCluster, place: TopicPartition) -> list[Seen]:
+    """All that a reader of committed data sees of a partition."""
+    if place not in cluster.partitions:
+        return []
+    partition = cluster.partition(place)
+    return [
+        Seen(record, entry.base_offset, (entry.producer_id, entry.producer_epoch))
+        for entry in partition.entries
+        if entry.next_offset <= partition.stable_offset
+        and not entry.is_control
+        and not entry.is_aborted
+        for record in decode_records(entry.data)
+    ]
+
+
+def fold(cluster: MemoryCluster, place: TopicPartition, before: int | None = None) -> MemoryStore:
+    """A table folded from the status log alone, from nothing."""
+    store = MemoryStore()
+    table = store.open("fold")
+    state = State(table)
+    for seen in visible(cluster, place):
+        if before is None or seen.record.offset < before:
+            state.fold_row(seen.record.key or b"", seen.record.value)
+    table.write(state.take_changes())
+    table.close()
+    return store
+
+
+FOLDED = (k.STATUS, k.OPEN, k.FINISHED)
+
+
+def folded_rows(store: MemoryStore) -> dict[bytes, bytes]:
+    """The rows that follow from the status log."""
+    return {key: v for key, v in store.snapshot().items() if key[:1] in FOLDED}
+
+
+@dataclass
+class Placed:
+    """An event in a stream: where it lies and whose it says it is."""
+
+    stream: str
+    partition: int
+    offset: int
+    native: tuple[int, int]
+    record: Record
+    txn_id: bytes
+    writer: int
+
+
+@dataclass
+class Picture:
+    """Everything that the checks look at."""
+
+    events: dict[tuple[str, int], list[Placed]] = field(default_factory=dict)
+    history: dict[str, list[tuple[Seen, Any]]] = field(default_factory=dict)
+    rows: dict[bytes, r.TxnRow] = field(default_factory=dict)
+    row_natives: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    streams: dict[str, r.StreamRow] = field(default_factory=dict)
+    horizons: dict[int, int] = field(default_factory=dict)  # control partition -> forgotten up to
+    replies: list[tuple[Seen, r.Reply]] = field(default_factory=list)
+    unfinished: list[r.TxnRow] = field(default_factory=list)
+
+    @classmethod
+    def take(cls, cluster: MemoryCluster, prefix: str, control_partitions: int) -> Picture:
+        """Read everything."""
+        picture = cls()
+        for number in range(control_partitions):
+            place = TopicPartition(status_topic(prefix), number)
+            table = fold(cluster, place).open("picture")
+            state = State(table)
+            picture.streams.update(state.streams)
+            picture.horizons[number] = state.round.expired_ms
+            picture.unfinished += [txn.row for txn in state.open.values()]
+            picture.rows.update({row.txn_id: row for row in state.all_txn_rows()})
+            for seen in visible(cluster, place):
+                key = seen.record.key or b""
+                if len(key) == 17 and key[-1] == k.Entry.TXN:
+                    picture.row_natives[key[:16]] = seen.native
+        for stream, row in picture.streams.items():
+            picture._read_stream(cluster, stream, row.segment_count)
+        number = 0
+        while (place := TopicPartition(replies_topic(prefix), number)) in cluster.partitions:
+            for seen in visible(cluster, place):
+                picture.replies.append((seen, decode(seen.record.value or b"")))
+            number += 1
+        return picture
+
+    def _read_stream(self, cluster: MemoryCluster, stream: str, partitions: int) -> None:
+        for number in range(partitions):
+            found = []
+            for seen in visible(cluster, TopicPartition(stream_topic(stream), number)):
+                ours = [v for name, v in seen.record.headers if name == TXN_HEADER]
+                txn_id, writer, _ = unpack_txn_header(ours[0] or b"") if ours else (b"", 0, 0)
+                found.append(
+                    Placed(
+                        stream,
+                        number,
+                        seen.record.offset,
+                        seen.native,
+                        seen.record,
+                        txn_id,
+                        writer,
+                    )
+                )
+            self.events[stream, number] = found
+        history = visible(cluster, TopicPartition(history_topic(stream), 0))
+        self.history[stream] = [(seen, decode(seen.record.value or b"")) for seen in history]
+
+    def commits(self) -> list[tuple[str, Seen, r.CommitRecord]]:
+        """All COMMIT records."""
+        return [
+            (stream, seen, record)
+            for stream, found in self.history.items()
+            for seen, record in found
+            if isinstance(record, r.CommitRecord)
+        ]
+
+    def is_forgotten(self, txn_id: bytes) -> bool:
+        """Whether the outcome is older than the retention."""
+        number, made_ms = int.from_bytes(txn_id[:2], "big"), int.from_bytes(txn_id[2:8], "big")
+        return txn_id not in self.rows and made_ms <= self.horizons.get(number, 0)

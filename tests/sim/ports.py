@@ -1,0 +1,278 @@
+"""The ports of the simulated processes: the in-memory log and table, and a client's bus and journals over it.
+
+Names of the port calls: ``fetch:commands+journal``, ``append:replies+status``, ``end:commit``, ``end:abort``,
+``producer:a``, ``table:rows``, ``produce:journal``, …, each also with ``.after`` behind its effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from anabranch.client.memory import MemoryBus, MemoryJournal, MemoryJournals
+from anabranch.client.ports import ClientPorts
+from anabranch.errors import WriteFailed
+from anabranch.ports import Fetched, LogFenced, LogUncertain, TopicPartition
+from anabranch.processors.memory_table import MemoryStore, MemoryTable
+from anabranch.topics.batch import Buffer
+from anabranch.topics.memory import MemoryCluster, MemoryLog, MemoryProducer
+from anabranch.topics.names import commands_topic
+from anabranch.topics.records import Record, decode_records, encode_batch
+from tests.sim.faults import Faults, LateEnd
+from tests.sim.ledger import Ledger
+from tests.sim.world import Process, SimClock, World
+
+_CHANGES = ("append", "end:", "produce", "producer:", "create_topics", "delete_records")
+_LATE_S = 2.0  # mean time that something late is under way
+
+
+class SimCluster(MemoryCluster):
+    """The brokers, in a world."""
+
+    def __init__(self, world: World, faults: Faults, ledger: Ledger) -> None:
+        super().__init__(
+            SimClock(world, None),
+            marker_delay=self._marker_delay,
+            transaction_version=faults.weather.transaction_version,
+        )
+        self.world = world
+        self.faults = faults
+        self.ledger = ledger
+
+    def pause(self, seconds: float) -> None:
+        """A waiting fetch looks again when something has changed."""
+        self.world.park(seconds)
+
+    def log_of(self, process: Process) -> SimLog:
+        """A process's handle."""
+        return SimLog(self, process)
+
+    def produce_late(self, partition: TopicPartition, records: Sequence[Record]) -> None:
+        """An append that its sender has given up arrives."""
+
+        def land() -> None:
+            self.world.note("brokers", f"late batch on {partition.topic}[{partition.partition}]")
+            self.produce_batch(partition, encode_batch(records))
+            self.world.changed()
+
+        self.world.later(self.faults.span(_LATE_S), land)
+
+    def produce_batch(self, partition: TopicPartition, data: bytes) -> int:
+        """See `MemoryCluster`; commands are noted in the ledger."""
+        offset = super().produce_batch(partition, data)
+        if partition.topic == commands_topic(self.ledger.prefix):
+            self.ledger.hear(self.world.now, decode_records(data))
+        return offset
+
+    def _marker_delay(self) -> float:
+        mean_s = 0.0 if self.faults.calm else self.faults.weather.marker_delay_s
+        delay = self.faults.span(mean_s)
+        self.world.later(delay + 1e-6, self.world.changed)
+        return delay
+
+
+class SimLog(MemoryLog):
+    """See `MemoryLog`; each call passes the world."""
+
+    def __init__(self, cluster: SimCluster, process: Process) -> None:
+        super().__init__(cluster, process.name)
+        self.sim = cluster
+        self.owner = process
+        self.detail = ""
+
+    def called(self, name: str) -> None:
+        """Pass the world's point; whoever waits is woken behind an effect."""
+        call, after, _ = name.partition(".after")
+        if call in ("commit", "abort"):
+            call = f"end:{call}"
+        elif self.detail and call in ("fetch", "append", "producer", "produce"):
+            call = f"{call}:{self.detail}"
+        if after and call.startswith(_CHANGES):
+            self.sim.world.changed()
+        self.sim.world.point(call + after)
+
+    def fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_wait: float,
+        max_bytes: int,
+        committed: bool,
+    ) -> dict[TopicPartition, Fetched]:
+        """See `anabranch.ports.Log.fetch`."""
+        self.detail = _kinds(positions)
+        found = super().fetch(
+            positions, max_wait=max_wait, max_bytes=max_bytes, committed=committed
+        )
+        if self.owner.kind == "client":
+            return {place: self._lose_replies(fetched) for place, fetched in found.items()}
+        return found
+
+    def _lose_replies(self, fetched: Fetched) -> Fetched:
+        faults = self.sim.faults
+        batches = [
+            batch
+            for batch in fetched.batches
+            if not faults.strikes(faults.weather.lose_reply, "lost reply")
+        ]
+        return replace(fetched, batches=batches)
+
+    def producer(self, transactional_id: str, *, timeout: float) -> MemoryProducer:
+        """See `anabranch.ports.Log.producer`."""
+        self.detail = transactional_id.rpartition(".")[2]
+        made = super().producer(transactional_id, timeout=timeout)
+        return SimProducer(self, transactional_id, made.producer_id, made.producer_epoch)
+
+    def produce(self, partition: TopicPartition, records: Sequence[Record]) -> int:
+        """See `MemoryLog`: a client's commands and journal writes, which may be lost, late or in doubt."""
+        self.detail = _kinds([partition])
+        faults, weather = self.sim.faults, self.sim.faults.weather
+        journal = self.detail == "journal"
+        if faults.strikes(weather.late_write if journal else weather.late_command, "late send"):
+            self.sim.produce_late(partition, records)
+            raise LogUncertain("no answer in time; it is on its way")
+        lost = faults.strikes(
+            weather.write_uncertain if journal else weather.lose_command, "uncertain send"
+        )
+        offset = -1
+        if not lost or self.sim.world.random.random() < 0.3:
+            offset = super().produce(partition, records)
+        if lost:
+            raise LogUncertain("no answer in time")
+        return offset
+
+    def produce_batch(self, partition: TopicPartition, data: bytes) -> int:
+        """See `MemoryLog`; without faults of its own."""
+        self.detail = _kinds([partition])
+        return super().produce_batch(partition, data)
+
+
+class SimProducer(MemoryProducer):
+    """See `MemoryProducer`; an end may arrive after its caller gave up."""
+
+    def __init__(self, log: SimLog, transactional_id: str, producer_id: int, epoch: int) -> None:
+        super().__init__(log, transactional_id, producer_id, epoch)
+        self._sim = log
+
+    def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
+        """See `anabranch.ports.Producer.append`."""
+        self._sim.detail = _kinds([partition for partition, _ in batches])
+        offsets = super().append(batches)
+        ledger, world = self._sim.sim.ledger, self._sim.sim.world
+        for partition, data in batches:
+            ledger.see_status(world.now, partition, bytes(data))
+        return offsets
+
+    def _end(self, name: str) -> None:
+        try:
+            super()._end(name)
+        except LateEnd:
+            self._arrive_late(commit=name == "commit")
+            raise
+
+    def _arrive_late(self, *, commit: bool) -> None:
+        cluster, mine = self._sim.sim, (self.producer_id, self.producer_epoch)
+
+        def land() -> None:
+            try:
+                state = cluster.current(self._id, *mine)
+            except LogFenced:
+                return
+            if state.started is not None:
+                cluster.world.note("brokers", f"late end of {self._id}")
+                cluster.end(state, commit=commit)
+                cluster.world.changed()
+
+        cluster.world.later(cluster.faults.span(_LATE_S), land)
+
+
+def open_table(store: MemoryStore, process: Process, world: World) -> MemoryTable:
+    """A process's table; only writes are points (reads change nothing)."""
+
+    def on_call(_: str, name: str) -> None:
+        if name.startswith("table.write"):
+            world.point(name.replace("table.write", "table:rows"))
+
+    return store.open(process.name, on_call=on_call)
+
+
+# -- client ports -------------------------------------------------------------------------------------
+
+
+class MixedJournals(MemoryJournals):
+    """Journals whose writers share one producer, and so batches, as a client in another language may do."""
+
+    def __init__(self, log: SimLog, clock: SimClock, batch_records: int) -> None:
+        super().__init__(log, clock, batch_records)
+        self._made = log, clock, batch_records
+        self._shared = _Shared()
+
+    def writer(self) -> MemoryJournal:
+        """A writer on the shared producer; on a new one if that failed."""
+        if self._shared.failure is not None:
+            self._shared = _Shared()
+        return _MixedJournal(*self._made, self._shared)
+
+
+class _Shared:
+    def __init__(self) -> None:
+        self.queued: dict[TopicPartition, list[Record]] = {}
+        self.failure: str | None = None
+        self.is_busy = False
+
+
+class _MixedJournal(MemoryJournal):
+    def __init__(self, log: SimLog, clock: SimClock, batch_records: int, shared: _Shared) -> None:
+        super().__init__(log, clock, batch_records)
+        self._queued = shared.queued
+        self._shared = shared
+
+    def _write_batch(self, place: TopicPartition) -> None:
+        while self._shared.is_busy:  # one batch at a time: nothing overtakes
+            self._clock.sleep(0.001)
+        self._check()
+        self._shared.is_busy = True
+        try:
+            super()._write_batch(place)
+        except WriteFailed as error:
+            self._shared.failure = str(error)
+            raise
+        finally:
+            self._shared.is_busy = False
+
+    def flush(
+        self, written: Iterable[TopicPartition], deadline: float
+    ) -> dict[TopicPartition, int]:
+        """See `JournalWriter`; another writer may be about to send what is waited for."""
+        while self._shared.is_busy:
+            self._clock.sleep(0.001)
+        return super().flush(written, deadline)
+
+    def discard(self) -> None:
+        """What is queued stays: it may be others', and what is on its way may arrive."""
+        self._failure = self._failure or "the writer was discarded"
+
+    def _check(self) -> None:
+        self._failure = self._failure or self._shared.failure
+        super()._check()
+
+
+def client_ports(cluster: SimCluster, process: Process, prefix: str) -> ClientPorts:
+    """All ports of a client process."""
+    random = cluster.world.random
+    log = cluster.log_of(process)
+    clock = SimClock(cluster.world, process)
+    journals = MixedJournals if cluster.faults.weather.mixed_batches else MemoryJournals
+    return ClientPorts(
+        bus=MemoryBus(log, clock, random.randbytes, prefix),
+        journals=journals(log, clock, random.choice((1, 2, 5))),
+        clock=clock,
+        entropy=random.randbytes,
+    )
+
+
+def _kinds(places: Iterable[TopicPartition]) -> str:
+    """commands, history, journal, replies, status or stream, those that occur."""
+    known = ("commands", "replies", "status", "journal", "history")
+    last = {place.topic.rpartition(".")[2] for place in places}
+    return "+".join(sorted({name if name in known else "stream" for name in last}))

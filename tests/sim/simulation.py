@@ -1,0 +1,242 @@
+"""One run: a seed draws the weather, the processes and their work; at the end everything is checked."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from types import ModuleType
+from unittest.mock import patch
+
+from anabranch.errors import AnabranchError
+from anabranch.ports import TopicPartition
+from anabranch.processors import controller, durability
+from anabranch.processors.controller import Controller
+from anabranch.processors.leadership import STATUS_POSITION
+from anabranch.processors.memory_table import MemoryStore
+from anabranch.topics import splice
+from anabranch.topics.names import status_topic
+from tests.sim.check_clients import check_clients
+from tests.sim.check_log import check_log, hold
+from tests.sim.clients import Worker
+from tests.sim.controllers import Fleet
+from tests.sim.faults import Faults, Weather
+from tests.sim.ledger import Ledger
+from tests.sim.picture import Picture, fold, folded_rows, visible
+from tests.sim.ports import SimCluster
+from tests.sim.world import Violation, World
+
+PREFIX = "anabranch"
+CALM_S = 90.0  # after the faults stop, everything ends in so much virtual time
+_SETTLE_S = 4.0
+_TABLE_CHECKS = 0.1
+_COLLECT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of a run. ``violation``: empty if all held."""
+
+    seed: int
+    violation: str
+    digest: str
+    weather: str
+    steps: int
+    virtual_s: float
+    real_s: float
+    commits: int
+    faults: dict[str, int]
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{count} {name}" for name, count in sorted(self.faults.items()))
+        return (
+            f"seed {self.seed}: {self.violation or 'all held'}\n"
+            f"  weather: {self.weather}\n"
+            f"  {self.steps} steps, {self.virtual_s:.1f} virtual s in {self.real_s:.2f} s, {self.commits} "
+            f"commits; {faults or 'no faults'}\n"
+            f"  trace {self.digest}; replay: scripts/simulate --seeds 1 --start {self.seed} --trace"
+        )
+
+
+def simulate(
+    seed: int,
+    *,
+    trace: Callable[[str], None] | None = None,
+    bug: AbstractContextManager[object] | None = None,
+) -> Report:
+    """Run one seed. ``bug``: a planted one, see `mutants`."""
+    began = time.perf_counter()
+    world = World(seed, trace=trace)
+    weather = Weather.draw(world.random)
+    faults = Faults(world, weather)
+    was_collecting = gc.isenabled()
+    # What is freed when must not depend on what ran before: handles live until then.
+    gc.disable()
+    gc.freeze()
+    _collect(world)
+    commits = 0
+    try:
+        with _limits(small=weather.small), bug or nullcontext():
+            commits = _Run(world, faults).play()
+    finally:
+        world.close()
+        gc.unfreeze()
+        if was_collecting:
+            gc.enable()
+    return Report(
+        seed,
+        str(world.violation or ""),
+        world.digest,
+        str(weather),
+        world.steps,
+        world.now,
+        time.perf_counter() - began,
+        commits,
+        faults.counts,
+    )
+
+
+def _collect(world: World) -> None:
+    gc.collect()
+    world.later(_COLLECT_S, lambda: _collect(world))
+
+
+class _Run:
+    def __init__(self, world: World, faults: Faults) -> None:
+        self.world = world
+        self.faults = faults
+        self.partitions = faults.weather.control_partitions
+        world.switch_rate = faults.weather.switch
+        world.faults = faults
+        random = world.random
+        self.ledger = Ledger(PREFIX)
+        self.cluster = SimCluster(world, faults, self.ledger)
+        self.fleet = Fleet(world, self.cluster, faults, PREFIX, random.choice((1, 2, 2, 3)))
+        self.fleet.after_lead = self._check_tables
+        self.fleet.after_step = self._after_step
+        self.workers = [
+            Worker(world, self.cluster, faults, self.ledger, f"k{i}", random.randint(3, 8))
+            for i in range(random.choice((1, 2, 3)))
+        ]
+        for worker in self.workers:
+            worker.peers = [peer for peer in self.workers if peer is not worker]
+
+    def play(self) -> int:
+        """Faults first, then calm, then the checks; returns the number of COMMIT records."""
+        self.fleet.start()
+        for worker in self.workers:
+            worker.start()
+        world = self.world
+        world.run(self._worked, world.random.uniform(10.0, 40.0))
+        world.note("world", "calm")
+        self.faults.calm = True
+        world.thaw_all()
+        self.fleet.calm_down()
+        limit = world.now + CALM_S
+        if not world.run(self._ended, limit) and world.violation is None:
+            world.fail(f"no end {CALM_S:.0f} s after the faults: {self._what_is_open()}")
+        settled = world.now + _SETTLE_S
+        world.run(lambda: world.now >= settled and self._ended(), limit + CALM_S)
+        if world.violation is not None:
+            return 0
+        try:
+            return self._check()
+        except Violation as violation:
+            world.fail(str(violation))
+        except AnabranchError as error:
+            world.fail(f"the log can't be read: {error!r}")
+        return 0
+
+    def _worked(self) -> bool:
+        return all(worker.done for worker in self.workers)
+
+    def _ended(self) -> bool:
+        if not self._worked():
+            return False
+        for partition in range(self.partitions):
+            leader = self.fleet.leading(partition)
+            if leader is None or leader.state.open:
+                return False
+        return True
+
+    def _what_is_open(self) -> str:
+        picture = Picture.take(self.cluster, PREFIX, self.partitions)
+        rows = [f"{row.txn_id.hex()} {row.state}" for row in picture.unfinished]
+        jobs = [f"{worker.name} has {worker.jobs} jobs" for worker in self.workers]
+        doubts = [deal.label for worker in self.workers for deal in worker.in_doubt]
+        leaders = [p for p in range(self.partitions) if self.fleet.leading(p)]
+        return f"led: {leaders}; {', '.join(rows + jobs)}; in doubt: {doubts}"
+
+    def _check(self) -> int:
+        self._check_disks()
+        for partition in range(self.partitions):
+            leader = self.fleet.leading(partition)
+            hold(leader is not None, f"nobody leads {partition} at the end")
+        picture = Picture.take(self.cluster, PREFIX, self.partitions)
+        check_log(picture)
+        check_clients(picture, self.ledger)
+        return len(picture.commits())
+
+    # -- invariants while it runs ---------------------------------------------------------------------
+
+    def _after_step(self, leader: Controller) -> None:
+        if self.world.random.random() < _TABLE_CHECKS:
+            self._check_tables(leader)
+
+    def _check_tables(self, _: Controller) -> None:
+        self._check_disks()
+
+    def _check_disks(self) -> None:
+        """Every table is the fold of the status log up to its own position, byte for byte."""
+        for machine in self.fleet.machines:
+            for partition, store in machine.disks.items():
+                self._check_disk(f"{machine.name}, control partition {partition}", partition, store)
+
+    def _check_disk(self, where: str, partition: int, store: MemoryStore) -> None:
+        stored = store.row(STATUS_POSITION)
+        if stored is None:
+            return
+        position = int.from_bytes(stored, "big")
+        place = TopicPartition(status_topic(PREFIX), partition)
+        if (
+            place not in self.cluster.partitions
+            or position > self.cluster.partition(place).stable_offset
+        ):
+            return  # the markers of the round it has seen are still to land
+        beyond = [seen for seen in visible(self.cluster, place) if seen.record.offset >= position]
+        if beyond and self.faults.weather.compact_s:
+            return  # compaction may have taken what the table has seen
+        expected = folded_rows(fold(self.cluster, place, position))
+        found = folded_rows(store)
+        different = sorted(
+            key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)
+        )
+        hold(
+            not different,
+            f"{where}: the table at {position} is not the fold of the log: "
+            + ", ".join(f"{key.hex()}: {found.get(key)!r}" for key in different[:3]),
+        )
+
+
+_SMALL: tuple[tuple[ModuleType, str, int], ...] = (
+    (controller, "MAX_COMMANDS", 2),
+    (controller, "FETCH_BYTES", 700),
+    (durability, "SMALL_BYTES", 300),
+    (durability, "BATCH_BYTES", 400),
+    (splice, "BATCH_BYTES", 300),
+    (splice, "MIN_SPLICED_RECORDS", 2),
+)
+
+
+@contextmanager
+def _limits(*, small: bool) -> Iterator[None]:
+    """Small limits, so that commands, fetches, merges and batches are cut in pieces."""
+    if not small:
+        yield
+        return
+    with ExitStack() as stack:
+        for module, name, value in _SMALL:
+            stack.enter_context(patch.object(module, name, value))
+        yield

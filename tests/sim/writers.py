@@ -1,0 +1,100 @@
+"""Writers that join a transaction by its token, in a task or process of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from anabranch.client.client import Client
+from anabranch.client.types import Receipt
+from anabranch.client.writer import Writer
+from anabranch.errors import (
+    AlreadyCommitted,
+    AskOutcomeError,
+    BeginAgainError,
+    IllegalState,
+    RetryError,
+    WritersUnfinished,
+)
+from tests.sim.ledger import Deal, Told, WriterLog
+from tests.sim.world import Process, World
+
+STREAMS = {"s/a": 2, "s/b": 1, "s/c": 3}
+KEYS = (b"k0", b"k1", b"k2", b"k3", None)
+
+# What a call may come to without anything being wrong.
+FINE = (
+    RetryError,
+    BeginAgainError,
+    AskOutcomeError,
+    AlreadyCommitted,
+    IllegalState,
+    WritersUnfinished,
+)
+
+
+@dataclass
+class Helper:
+    """Such a writer, and what it hands back: receipts, with the number of its events by then."""
+
+    label: str
+    receipts: list[tuple[Receipt, int]] = field(default_factory=list)
+    done: bool = False
+
+
+def new_event(random: Random, deal: Deal, account: WriterLog) -> Told:
+    """The writer's next event, somewhere."""
+    return deal.event(account, random.choice(list(STREAMS)), random.choice(KEYS))
+
+
+def start_helper(
+    world: World, process: Process | None, client: Client | None, deal: Deal, token: bytes
+) -> Helper:
+    """Start a writer in a process, if that lives."""
+    helper = Helper(f"w{len(deal.writers)}")
+    account = deal.writer(helper.label)
+    if client is None or process is None or process.dead:
+        helper.done = True
+        return helper
+
+    def body() -> None:
+        writer = client.join(token, heartbeat=world.random.random() < 0.3)
+        try:
+            _write(world, writer, deal, account, helper)
+        except FINE as error:
+            world.note(process.name, f"helper: {type(error).__name__}: {error}")
+            writer.discard()
+        helper.done = True
+
+    process.on_death.append(lambda: setattr(helper, "done", True))
+    world.spawn(process, helper.label, body)
+    return helper
+
+
+def _write(world: World, writer: Writer, deal: Deal, account: WriterLog, helper: Helper) -> None:
+    random = world.random
+    for _ in range(random.randint(0, 6)):
+        told = new_event(random, deal, account)
+        writer.write(told.stream, told.value, told.key)
+        if random.random() < 0.25:
+            helper.receipts.append((writer.flush(), len(account.told)))
+        if random.random() < 0.1:
+            world.sleep(random.expovariate(1.0))
+    if random.random() < 0.8:
+        account.finishing = True
+        helper.receipts.append((writer.finish(), len(account.told)))
+        account.finished_at = world.now
+    elif random.random() < 0.5:
+        helper.done = True  # it goes on writing while others commit
+        for _ in range(random.randint(1, 4)):
+            told = new_event(random, deal, account)
+            writer.write(told.stream, told.value, told.key)
+            world.sleep(random.expovariate(3.0))
+        writer.flush()
+
+
+def wait_for(world: World, helpers: list[Helper]) -> None:
+    """Until all are done, but not for ever."""
+    give_up = world.now + 8.0
+    while world.now < give_up and not all(helper.done for helper in helpers):
+        world.sleep(0.1)
