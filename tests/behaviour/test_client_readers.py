@@ -1,0 +1,316 @@
+"""Readers of events and of whole transactions, on a real broker with a real controller."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import anabranch
+from anabranch import errors
+from anabranch.client.transaction_reader import IN_HAND
+from tests.cluster import Cluster
+
+pytestmark = pytest.mark.broker
+
+QUIET_S = 1.0
+
+
+@pytest.fixture
+def scope(unique: str) -> str:
+    return f"s{unique}"
+
+
+@pytest.fixture
+def group(unique: str) -> str:
+    return f"g{unique}"
+
+
+@pytest.fixture
+def stream(client: anabranch.Client, scope: str) -> str:
+    name = f"{scope}/events"
+    client.create_stream(name, segments=3)
+    return name
+
+
+def commit(client: anabranch.Client, stream: str, *values: bytes) -> anabranch.Result:
+    """One transaction; each value is its own key."""
+    with client.begin(stream.partition("/")[0]) as txn:
+        for value in values:
+            txn.write(stream, value, key=value)
+        return txn.commit()
+
+
+def commit_many(
+    client: anabranch.Client, stream: str, count: int, start: int = 0
+) -> list[anabranch.Result]:
+    """Transactions of two events each: b"<i>a" and b"<i>b"."""
+    with ThreadPoolExecutor(1) as pool:
+        numbers = range(start, start + count)
+        return list(pool.map(lambda i: commit(client, stream, b"%da" % i, b"%db" % i), numbers))
+
+
+# -- events ---------------------------------------------------------------------------------------------
+
+
+def test_each_event_names_its_transaction(client: anabranch.Client, stream: str) -> None:
+    results = commit_many(client, stream, 30)
+    events = list(client.read(stream, timeout=QUIET_S))
+    assert len(events) == 60
+    stamps = {result.txn_id: result.commit_timestamp for result in results}
+    for event in events:
+        assert event.txn_id is not None
+        assert event.commit_timestamp == stamps[event.txn_id]
+        assert event.headers == []
+        assert event.segment_id == event.partition
+    by_value = {event.value: event for event in events}
+    for i, result in enumerate(results):
+        assert by_value[b"%da" % i].txn_id == by_value[b"%db" % i].txn_id == result.txn_id
+
+
+def test_events_come_in_commit_order_on_each_partition(
+    client: anabranch.Client, stream: str
+) -> None:
+    commit_many(client, stream, 30)
+    last: dict[int, int] = {}
+    for event in client.read(stream, timeout=QUIET_S):
+        assert event.commit_timestamp >= last.get(event.partition, 0)
+        last[event.partition] = event.commit_timestamp
+
+
+def test_a_group_goes_on_where_it_stopped(
+    client: anabranch.Client, stream: str, group: str
+) -> None:
+    commit_many(client, stream, 20)
+    first = list(itertools.islice(client.read(stream, group=group, timeout=10), 15))
+    second = [event.value for event in client.read(stream, group=group, timeout=QUIET_S)]
+    # The last event given out was never asked beyond: it comes again. The others don't.
+    assert second.count(first[-1].value) == 1
+    assert not {event.value for event in first[:-1]} & set(second)
+    assert len({event.value for event in first} | set(second)) == 40
+    assert list(client.read(stream, group=group, timeout=QUIET_S)) == []
+    late = commit(client, stream, b"late")
+    (event,) = client.read(stream, group=group, timeout=QUIET_S)
+    assert (event.value, event.txn_id) == (b"late", late.txn_id)
+
+
+def test_an_iterator_taken_again_goes_on(client: anabranch.Client, stream: str, group: str) -> None:
+    commit_many(client, stream, 10)
+    with client.read(stream, group=group, timeout=QUIET_S) as reader:
+        seen = [event.value for event in itertools.islice(reader, 5)]
+        seen += [next(reader).value, next(reader).value]
+        seen += [event.value for event in reader]
+    assert sorted(v or b"" for v in seen) == sorted(
+        b"%d%c" % (i, c) for i in range(10) for c in b"ab"
+    )
+    assert list(client.read(stream, group=group, timeout=QUIET_S)) == []
+
+
+def test_positions_far_into_the_history(client: anabranch.Client, stream: str, group: str) -> None:
+    commit_many(client, stream, 150)
+    with client.read(stream, group=group, timeout=10) as reader:
+        for _ in range(280):
+            next(reader)
+        reader.commit()
+    results = {r.txn_id: r.commit_timestamp for r in commit_many(client, stream, 5, start=500)}
+    rest = list(client.read(stream, group=group, timeout=QUIET_S))
+    assert len(rest) == 31
+    late = [event for event in rest if event.txn_id in results]
+    assert len(late) == 10
+    assert all(results[event.txn_id or b""] == event.commit_timestamp for event in late)
+    assert all(event.commit_timestamp for event in rest)
+
+
+def test_from_the_end_only_what_comes(client: anabranch.Client, stream: str) -> None:
+    commit(client, stream, b"before")
+    with client.read(stream, timeout=5, start="end") as reader, ThreadPoolExecutor(1) as pool:
+        result = commit(client, stream, b"after")
+        event = pool.submit(next, reader).result(20)
+    assert (event.value, event.commit_timestamp) == (b"after", result.commit_timestamp)
+
+
+def test_members_share_and_take_over(
+    cluster: Cluster, client: anabranch.Client, stream: str, group: str
+) -> None:
+    seen: list[list[bytes | None]] = [[], []]
+    with ThreadPoolExecutor(2) as pool, anabranch.connect(cluster.bootstrap) as second:
+        readers = [each.read(stream, group=group) for each in (client, second)]
+
+        def read(who: int) -> None:
+            for event in readers[who]:
+                seen[who].append(event.value)
+
+        def wait_for(enough: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + 60
+            while not enough():
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+        running = [pool.submit(read, who) for who in (0, 1)]
+        number = itertools.count()
+
+        def both_got_some() -> bool:
+            commit(client, stream, b"%d" % next(number))
+            return all(seen)
+
+        wait_for(both_got_some)
+        readers[0].close()
+        running[0].result(30)
+        done = len(seen[1])
+        late = {b"x%d" % i for i in range(12)}  # on all partitions
+        commit(client, stream, *late)
+        wait_for(lambda: late <= set(seen[1][done:]))
+        readers[1].close()
+        running[1].result(30)
+    assert {b"%d" % i for i in range(next(number))} <= {*seen[0], *seen[1]}
+
+
+def test_the_timeout_ends_the_iteration(client: anabranch.Client, stream: str) -> None:
+    commit(client, stream, b"v")
+    started = time.monotonic()
+    assert len(list(client.read(stream, timeout=0.5))) == 1
+    assert 0.4 < time.monotonic() - started < 5
+    assert [event.value for event in client.read(stream, timeout=0)] in ([], [b"v"])
+
+
+def test_several_streams_in_one_reader(
+    client: anabranch.Client, scope: str, stream: str, group: str
+) -> None:
+    other = f"{scope}/other"
+    client.create_stream(other)
+    results = {commit(client, name, name.encode()).txn_id: name for name in (stream, other)}
+    for chosen in (None, group):
+        events = list(client.read([stream, other], group=chosen, timeout=QUIET_S))
+        assert {(event.stream, event.value) for event in events} == {
+            (stream, stream.encode()),
+            (other, other.encode()),
+        }
+        assert all(results[event.txn_id or b""] == event.stream for event in events)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"start": "middle"}, errors.InvalidArgument),
+        ({"group": ""}, errors.InvalidArgument),
+        ({"timeout": -1}, errors.InvalidArgument),
+    ],
+)
+def test_arguments(
+    client: anabranch.Client, stream: str, arguments: dict[str, str], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        client.read(stream, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(error):
+        client.read_transactions(stream, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidArgument):
+        client.read([])
+    with pytest.raises(errors.InvalidArgument):
+        client.read("nostream")
+
+
+def test_a_closed_client_ends_its_readers(
+    cluster: Cluster, stream: str, client: anabranch.Client
+) -> None:
+    commit(client, stream, b"v")
+    other = anabranch.connect(cluster.bootstrap)
+    reader = other.read(stream)
+    next(reader)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: list(reader))
+        time.sleep(0.5)
+        other.close()
+        assert waiting.result(20) == []
+    with pytest.raises(errors.IllegalState):
+        other.read(stream)
+
+
+# -- whole transactions ---------------------------------------------------------------------------------
+
+
+def test_transactions_come_whole_and_in_order(client: anabranch.Client, stream: str) -> None:
+    results = commit_many(client, stream, 30)
+    found = list(client.read_transactions(stream, timeout=QUIET_S))
+    assert [t.txn_id for t in found] == [result.txn_id for result in results]
+    assert [t.commit_timestamp for t in found] == [result.commit_timestamp for result in results]
+    for i, transaction in enumerate(found):
+        assert transaction.stream == stream
+        assert len(transaction.events) == 2
+        assert {event.value for event in transaction.events} == {b"%da" % i, b"%db" % i}
+        assert list(transaction.events) == list(transaction.events)
+
+
+def test_a_group_repeats_only_the_transaction_in_hand(
+    client: anabranch.Client, stream: str, group: str
+) -> None:
+    results = commit_many(client, stream, 10)
+    first = list(itertools.islice(client.read_transactions(stream, group=group, timeout=10), 4))
+    second = list(client.read_transactions(stream, group=group, timeout=QUIET_S))
+    assert [t.txn_id for t in first] == [r.txn_id for r in results[:4]]
+    assert [t.txn_id for t in second] == [r.txn_id for r in results[3:]]
+    assert list(client.read_transactions(stream, group=group, timeout=QUIET_S)) == []
+    late = commit(client, stream, b"late")
+    (transaction,) = client.read_transactions(stream, group=group, timeout=QUIET_S)
+    assert transaction.txn_id == late.txn_id
+
+
+def test_a_group_has_one_active_member(
+    cluster: Cluster, client: anabranch.Client, stream: str, group: str
+) -> None:
+    commit_many(client, stream, 5)
+    with anabranch.connect(cluster.bootstrap) as second:
+        one = client.read_transactions(stream, group=group, timeout=3)
+        two = second.read_transactions(stream, group=group, timeout=3)
+        with ThreadPoolExecutor(2) as pool:
+            counts = [pool.submit(lambda r=r: len(list(r))) for r in (one, two)]  # type: ignore[misc]
+            assert sorted(count.result(60) for count in counts) == [0, 5]
+        one.close()
+        two.close()
+
+
+def test_a_transaction_too_big_to_hold(client: anabranch.Client, stream: str, group: str) -> None:
+    n = 3 * IN_HAND
+    small = commit(client, stream, b"before")
+    with client.begin(stream.partition("/")[0]) as txn:
+        for i in range(n):
+            # Lopsided: most of it lies in one segment.
+            txn.write(stream, b"%d" % i, key=b"k%d" % (i if i % 10 == 0 else 0))
+        big = txn.commit()
+    last = commit(client, stream, b"after")
+    with client.read_transactions(stream, group=group, timeout=QUIET_S) as reader:
+        assert next(reader).txn_id == small.txn_id
+        transaction = next(reader)
+        assert transaction.txn_id == big.txn_id
+        assert len(transaction.events) == n
+        assert len(list(itertools.islice(transaction.events, 100))) == 100
+        values = {int(event.value or b"") for event in transaction.events}
+        assert values == set(range(n))
+        assert next(reader).txn_id == last.txn_id
+        # Going back is possible too.
+        assert sum(1 for _ in transaction.events) == n
+
+
+def test_left_in_the_middle_of_a_big_one_it_comes_again(
+    client: anabranch.Client, stream: str, group: str
+) -> None:
+    with client.begin(stream.partition("/")[0]) as txn:
+        for i in range(IN_HAND + 1):
+            txn.write(stream, b"%d" % i, key=b"k%d" % i)
+        big = txn.commit()
+    for transaction in client.read_transactions(stream, group=group, timeout=QUIET_S):
+        next(iter(transaction.events))
+        break
+    (again,) = client.read_transactions(stream, group=group, timeout=QUIET_S)
+    assert again.txn_id == big.txn_id
+    assert len(again.events) == IN_HAND + 1
+
+
+def test_only_whole_transactions_of_committed_events(client: anabranch.Client, stream: str) -> None:
+    with client.begin(stream.partition("/")[0]) as left:
+        left.token()
+        left.write(stream, b"aborted", key=b"k")
+    done = commit(client, stream, b"done")
+    assert [t.txn_id for t in client.read_transactions(stream, timeout=QUIET_S)] == [done.txn_id]

@@ -1,0 +1,414 @@
+"""Transactions through the client, on a real broker with a real controller."""
+
+# ruff: noqa: PT012 (what a `with` of ours does at its end is what is tested)
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import anabranch
+from anabranch import errors
+from tests.cluster import Cluster, start_cluster
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def scope(unique: str) -> str:
+    return f"s{unique}"
+
+
+@pytest.fixture
+def stream(client: anabranch.Client, scope: str) -> str:
+    name = f"{scope}/events"
+    client.create_stream(name, segments=3)
+    return name
+
+
+def values(client: anabranch.Client, stream: str) -> Counter[bytes | None]:
+    """All committed values so far."""
+    return Counter(event.value for event in client.read(stream, timeout=1.0))
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python in another process."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+# -- the shapes of transactions -------------------------------------------------------------------------
+
+
+def test_small_and_in_one_command(client: anabranch.Client, scope: str, stream: str) -> None:
+    with client.begin(scope) as txn:
+        txn.write(stream, b"1", key=b"a", headers={"h": b"x"}, timestamp=1234)
+        txn.write(stream, b"2")
+        result = txn.commit()
+    assert result.counts == anabranch.Counts(2, 0, 0)
+    events = {event.value: event for event in client.read(stream, timeout=1.0)}
+    one = events[b"1"]
+    assert (one.key, one.headers, one.timestamp) == (b"a", [("h", b"x")], 1234)
+    assert (one.txn_id, one.commit_timestamp) == (result.txn_id, result.commit_timestamp)
+    assert abs(events[b"2"].timestamp - time.time() * 1000) < 60_000
+    assert client.state(result.txn_id).state == "COMMITTED"
+
+
+def test_big_and_through_the_journal(client: anabranch.Client, scope: str, stream: str) -> None:
+    n = 20_000
+    with client.begin(scope) as txn:
+        for i in range(n):
+            txn.write(stream, b"%d" % i, key=b"k%d" % (i % 100))
+        assert values(client, stream) == {}
+        result = txn.commit()
+    assert result.counts == anabranch.Counts(n, 0, 0)
+    events = list(client.read(stream, timeout=1.0))
+    assert len(events) == n
+    assert {event.txn_id for event in events} == {result.txn_id}
+    by_key: dict[bytes | None, list[int]] = {}
+    for event in events:
+        by_key.setdefault(event.key, []).append(int(event.value or b""))
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+def test_begun_here_written_there_committed_elsewhere(
+    cluster: Cluster, client: anabranch.Client, scope: str, stream: str
+) -> None:
+    begin = """
+import sys, anabranch
+with anabranch.connect(sys.argv[1]) as client:
+    txn = client.begin(sys.argv[2])
+    txn.write(sys.argv[3], b"begin", key=b"k")
+    token = txn.token()
+    with client.join(token) as writer:
+        writer.write(sys.argv[3], b"joined at once", key=b"k")
+    print(token.hex())
+"""
+    begun = run(begin, cluster.bootstrap, scope, stream)
+    assert begun.returncode == 0, begun.stderr
+    token = begun.stdout.strip()
+    write = """
+import sys, anabranch
+with anabranch.connect(sys.argv[1]) as client, client.join(bytes.fromhex(sys.argv[2])) as writer:
+    for i in range(1000):
+        writer.write(sys.argv[3], b"%s/%d" % (sys.argv[4].encode(), i), key=b"k%d" % i)
+print(writer.finish().to_bytes().hex())
+"""
+    with ThreadPoolExecutor(3) as pool:
+        done = list(
+            pool.map(lambda who: run(write, cluster.bootstrap, token, stream, who), ("x", "y"))
+        )
+    receipts = []
+    for process in done:
+        assert process.returncode == 0, process.stderr
+        receipts.append(bytes.fromhex(process.stdout.strip()))
+    result = client.commit(bytes.fromhex(token), receipts=receipts)
+    # What the beginning process wrote itself is not named; its writer registered, so it is left out.
+    assert result.counts.committed == 2000
+    assert result.counts.left_out in (1, 2)  # its own first write may not have left it
+    assert len(values(client, stream)) == 2000
+
+
+def test_without_receipts_every_finished_writer_is_taken(
+    client: anabranch.Client, scope: str, stream: str
+) -> None:
+    with client.begin(scope) as txn:
+        token = txn.token()
+        for i in range(3):
+            with client.join(token) as writer:
+                writer.write(stream, b"%d" % i, key=b"k")
+        unfinished = client.join(token)
+        unfinished.write(stream, b"unfinished", key=b"k")
+        unfinished.flush()
+        with pytest.raises(errors.WritersUnfinished):
+            txn.commit()
+        unfinished.finish()
+        assert txn.commit().counts.committed == 4
+
+
+def test_a_name_makes_a_transaction_idempotent(
+    client: anabranch.Client, scope: str, stream: str
+) -> None:
+    results = []
+    for _ in range(2):
+        with client.begin(scope, name="daily") as txn:
+            if txn.result is None:
+                txn.write(stream, b"v", key=b"k")
+            results.append(txn.commit())
+    assert results[0] == results[1]
+    assert values(client, stream) == {b"v": 1}
+
+
+def test_nothing_of_an_aborted_transaction_is_seen(
+    client: anabranch.Client, scope: str, stream: str
+) -> None:
+    with client.begin(scope) as left:
+        token = left.token()
+        left.write(stream, b"left", key=b"k")
+    assert client.state(token).state == "ABORTED"
+    with pytest.raises(ZeroDivisionError), client.begin(scope) as failed:
+        failed.token()
+        failed.write(stream, b"failed", key=b"k")
+        raise ZeroDivisionError
+    with client.begin(scope) as txn:
+        txn.write(stream, b"committed", key=b"k")
+        txn.commit()
+    assert values(client, stream) == {b"committed": 1}
+
+
+def test_many_threads(client: anabranch.Client, scope: str, stream: str) -> None:
+    def commit_some(who: int) -> None:
+        for i in range(25):
+            with client.begin(scope) as txn:
+                txn.write(stream, b"%d/%d" % (who, i), key=b"%d" % who)
+                txn.commit()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(commit_some, range(8)))
+    found = values(client, stream)
+    assert len(found) == 200
+    assert set(found.values()) == {1}
+
+
+def test_one_handle_written_by_many_threads(
+    client: anabranch.Client, scope: str, stream: str
+) -> None:
+    with client.begin(scope) as txn:
+
+        def write_some(who: int) -> None:
+            for i in range(3000):
+                txn.write(stream, b"%d/%d" % (who, i) * 10, key=b"%d" % i)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write_some, range(4)))
+        assert txn.commit().counts.committed == 12_000
+
+
+def test_several_streams_appear_at_once(client: anabranch.Client, scope: str, stream: str) -> None:
+    other = f"{scope}/other"
+    client.create_stream(other, segments=1)
+    with client.begin(scope) as txn:
+        txn.write(stream, b"1", key=b"k")
+        txn.token()
+        txn.write(other, b"2", key=b"k")
+        result = txn.commit()
+    found = list(client.read([stream, other], timeout=1.0))
+    assert {(e.stream, e.value) for e in found} == {(stream, b"1"), (other, b"2")}
+    assert {e.commit_timestamp for e in found} == {result.commit_timestamp}
+
+
+# -- refusals and limits --------------------------------------------------------------------------------
+
+
+def test_unknown_streams_scopes_and_transactions(
+    client: anabranch.Client, scope: str, stream: str
+) -> None:
+    with pytest.raises(errors.UnknownStream), client.begin(scope) as txn:
+        txn.write(f"{scope}/none", b"v")
+        txn.commit()
+    with pytest.raises(errors.UnknownStream), client.begin(scope) as txn:
+        txn.token()
+        txn.write(f"{scope}/none", b"v")
+    with pytest.raises(errors.UnknownStream):
+        client.read(f"{scope}/none")
+    with pytest.raises(errors.UnknownScope), client.begin(f"{scope}x") as txn:
+        txn.write(f"{scope}x/none", b"v")
+        txn.commit()
+    with pytest.raises(errors.CrossScope), client.begin(scope) as txn:
+        txn.write("elsewhere/none", b"v")
+    with pytest.raises(errors.StreamExists):
+        client.create_stream(stream, segments=4)
+    assert len(client.create_stream(stream, segments=3).segments) == 3
+    with pytest.raises(errors.UnknownTransaction):
+        client.state(b"\0\0" + int(time.time() * 1000).to_bytes(6, "big") + bytes(8))
+
+
+def test_events_up_to_the_topics_limit(client: anabranch.Client, scope: str, unique: str) -> None:
+    small = f"{scope}/small"
+    client.create_stream(small, settings={"max.message.bytes": 10_000})
+    with client.begin(scope) as txn:
+        txn.token()
+        txn.write(small, b"x" * 9_000, key=b"k")
+        with pytest.raises(errors.EventTooLarge):
+            txn.write(small, b"x" * 10_000, key=b"k")
+        for _ in range(50):
+            txn.write(small, b"y" * 3_000, key=b"k")
+        assert txn.commit().counts.committed == 51
+
+
+def test_a_transaction_just_above_the_buffer(
+    client: anabranch.Client, scope: str, stream: str
+) -> None:
+    for events in (85, 86, 87, 88):
+        with client.begin(scope) as txn:
+            for _ in range(events):
+                txn.write(stream, b"x" * 3_000, key=b"k")
+            assert txn.commit().counts.committed == events
+
+
+# -- life and death -------------------------------------------------------------------------------------
+
+
+def test_heartbeats_keep_it_alive_and_silence_does_not(
+    cluster: Cluster, client: anabranch.Client, scope: str, stream: str
+) -> None:
+    silent = anabranch.connect(cluster.bootstrap)
+    forgotten = silent.begin(scope, keepalive=1.5).token()
+    silent.close()
+    with client.begin(scope, keepalive=1.5) as txn:
+        token = txn.token()
+        txn.write(stream, b"v", key=b"k")
+        time.sleep(4)
+        assert client.state(token).state == "OPEN"
+        assert "stale" in client.state(forgotten).reason
+        assert txn.commit().counts.committed == 1
+
+
+def test_an_abort_elsewhere_is_noticed(client: anabranch.Client, scope: str, stream: str) -> None:
+    with client.begin(scope, keepalive=1.5) as txn:
+        client.abort(txn.token(), "by the operator")
+        time.sleep(1.5)
+        with pytest.raises(errors.TransactionAborted, match="by the operator"):
+            txn.write(stream, b"v", key=b"k")
+
+
+def test_lists(client: anabranch.Client, scope: str, stream: str) -> None:
+    with client.begin(scope) as txn:
+        token = txn.token()
+        (info,) = client.transactions(scope)
+        assert (info.txn_id, info.state, info.keepalive) == (txn.txn_id, "OPEN", 30.0)
+        txn.abort()
+    assert client.transactions(scope) == []
+    assert [t.txn_id for t in client.transactions(scope, finished=True)] == [token[5:21]]
+    (description,) = client.streams(scope)
+    assert (description.stream, len(description.segments)) == (stream, 3)
+    assert stream in [d.stream for d in client.streams()]
+    assert client.describe(stream).stream_epoch == 0
+
+
+# -- controllers that don't answer ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_cluster(cluster: Cluster, unique: str, tmp_path: Path) -> Iterator[Cluster]:
+    """A controller of the test's own, on the session's broker."""
+    own = start_cluster(cluster.bootstrap, tmp_path, prefix=f"own-{unique}")
+    yield own
+    own.controller.kill()
+
+
+def test_an_unknown_outcome_is_known_later(own_cluster: Cluster, scope: str) -> None:
+    import signal
+
+    with anabranch.connect(own_cluster.bootstrap, prefix=own_cluster.prefix) as client:
+        stream = f"{scope}/events"
+        client.create_stream(stream)
+        with client.begin(scope) as txn:
+            txn.write(stream, b"v", key=b"k")
+            own_cluster.controller.signal(signal.SIGSTOP)
+            started = time.monotonic()
+            with pytest.raises(errors.OutcomeUnknown) as caught:
+                txn.commit(timeout=1.5)
+            assert 1.4 < time.monotonic() - started < 3
+            own_cluster.controller.signal(signal.SIGCONT)
+            result = txn.commit()
+        assert result.txn_id == caught.value.txn_id
+        assert client.state(result.txn_id).state == "COMMITTED"
+        assert values(client, stream) == {b"v": 1}
+
+
+def test_commits_outlive_a_controller(own_cluster: Cluster, scope: str) -> None:
+    with anabranch.connect(own_cluster.bootstrap, prefix=own_cluster.prefix, timeout=60) as client:
+        stream = f"{scope}/events"
+        client.create_stream(stream)
+        stop = threading.Event()
+        sure: set[bytes] = set()
+
+        def commit_on() -> None:
+            number = 0
+            while not stop.is_set():
+                value = b"%d" % number
+                with client.begin(scope) as txn:
+                    txn.write(stream, value, key=b"k")
+                    if number % 5 == 0:
+                        txn.token()
+                    txn.commit()
+                sure.add(value)
+                number += 1
+
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(commit_on)
+            for _ in range(2):
+                time.sleep(1)
+                own_cluster.controller.kill()
+                own_cluster.controller.start()
+                own_cluster.controller.wait_leading()
+            time.sleep(1)
+            stop.set()
+            running.result(90)
+        assert len(sure) > 20
+        assert values(client, stream) == dict.fromkeys(sure, 1)
+
+
+def test_no_controller_at_all_is_not_ready(cluster: Cluster, unique: str) -> None:
+    with (
+        anabranch.connect(cluster.bootstrap, prefix=f"none-{unique}", timeout=1) as client,
+        pytest.raises(errors.NotReady, match="anabranch controller"),
+    ):
+        client.streams()
+
+
+# -- forks ----------------------------------------------------------------------------------------------
+
+FORK = """
+import os, sys, anabranch
+from anabranch import errors
+client = anabranch.connect(sys.argv[1])
+stream = sys.argv[2]
+scope = stream.partition("/")[0]
+txn = client.begin(scope)
+txn.token()
+txn.write(stream, b"parent", key=b"k")
+reader = client.read(stream, group=sys.argv[3], timeout=5)
+pid = os.fork()
+if pid == 0:
+    calls = [
+        lambda: client.streams(), lambda: txn.write(stream, b"child"), lambda: txn.commit(),
+        lambda: client.begin(scope), lambda: client.read(stream), lambda: client.close(),
+    ]
+    for call in calls:
+        try:
+            call()
+        except errors.NotForkSafe:
+            continue
+        os._exit(1)
+    with anabranch.connect(sys.argv[1]) as own, own.begin(scope) as mine:
+        mine.write(stream, b"child", key=b"k")
+        mine.commit()
+    del txn, client, reader
+    sys.exit(0)  # through all finalisers
+_, status = os.waitpid(pid, 0)
+assert status == 0, status
+txn.commit()
+assert {next(reader).value, next(reader).value} == {b"parent", b"child"}
+client.close()
+"""
+
+
+def test_a_forked_child_is_told_and_ends(cluster: Cluster, stream: str, unique: str) -> None:
+    done = run(FORK, cluster.bootstrap, stream, f"g{unique}")
+    assert done.returncode == 0, done.stderr
