@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from anabranch.core import rows as k
 from anabranch.core.plan import Part
 from anabranch.schemas import records as r
 from tests.core.harness import World
@@ -100,6 +101,13 @@ class Watch:
                 assert self.times.get(row.txn_id, row.commit_timestamp) == row.commit_timestamp
             else:
                 assert row.txn_id not in self.times, "only what is committed is merged"
+        unfinished = self.world.state.open.keys()
+        assert self.world.hearing.heard.keys() <= unfinished
+        for key in self.world.table.rows:
+            if key[:1] == k.INDEX:
+                assert key[-32:-16] in unfinished, "runs of an ended one are forgotten"
+            elif key[:1] == k.REJECTED:
+                assert key[1:] in unfinished
 
     def _records(self, txn_id: bytes) -> int:
         """How many records all rounds merged of a transaction."""
