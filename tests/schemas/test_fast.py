@@ -111,13 +111,13 @@ def test_the_usual_form_is_done_here(record: Any) -> None:
         assert fast.READERS[type(record)](data) == record
 
 
-@patient(600)
+@patient(300)
 @given(hot)
 def test_what_is_written_is_what_fastavro_writes(record: Any) -> None:
     assert codec.encode(record) == codec._encode(record)
 
 
-@patient(600)
+@patient(300)
 @given(st.one_of(one_shots, replies, *[record_strategy(cls.__name__) for cls in READ]))
 def test_what_is_read_is_what_fastavro_reads(record: Any) -> None:
     data = codec._encode(record)
@@ -141,7 +141,7 @@ def test_every_truncation_is_declined(record: Any) -> None:
             codec.decode(data[:size])
 
 
-@patient(1500)
+@patient(700)
 @given(st.one_of(one_shots, replies), st.data())
 def test_of_mutated_bytes_nothing_is_accepted_that_fastavro_refuses(
     record: Any, data: st.DataObject
@@ -160,7 +160,7 @@ def test_of_mutated_bytes_nothing_is_accepted_that_fastavro_refuses(
     assert found is None or found == fastavro_says(bytes(mutated))
 
 
-@patient(1500)
+@patient(700)
 @given(st.sampled_from([8, 32]), st.binary(max_size=200))
 def test_of_random_bytes_nothing_is_accepted_that_fastavro_refuses(
     number: int, body: bytes
