@@ -153,6 +153,11 @@ HISTORY: tuple[Setting, ...] = (
 )
 STREAM: tuple[Setting, ...] = (
     _is("cleanup.policy", "delete", "compaction would tear transactions apart"),
+    _created(
+        "retention.ms",
+        "-1",
+        "brokers judge by the events' own times: a backfill of old events would be deleted at once",
+    ),
     _VERBATIM,
     _CREATE_TIME,
     _ANY_FUTURE,

@@ -7,10 +7,9 @@ epoch stays.
 
 from __future__ import annotations
 
-import datetime as dt
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from anabranch.ports import (
@@ -23,23 +22,21 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.topics.batch import Buffer, next_sequence, patch_parts, read_header
-from anabranch.topics.wire import calls, codes, data
-from anabranch.topics.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE
-from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
+from anabranch.topics.wire import codes, data
+from anabranch.topics.wire.calls import PRODUCE
+from anabranch.topics.wire.cluster import Cluster
 from anabranch.topics.wire.codes import NONE, Act, error_for, meaning
 from anabranch.topics.wire.connection import Connection, ConnectionBroken
+from anabranch.topics.wire.coordinator import (
+    FIRST_PAUSE_S,
+    LAST_PAUSE_S,
+    PAUSE_GROWTH,
+    PRODUCE_ADDS_FROM,
+    Coordinator,
+)
 
 # More requests under way on one connection don't help: the broker takes them one at a time.
 MAX_IN_FLIGHT = 5
-_FEATURE = "transaction.version"
-_V2 = 2
-# From this version on, Produce adds partitions to the transaction (KIP-890).
-_PRODUCE_ADDS_FROM = 12
-_END_TXN_BUMPS_FROM = 5
-# A transaction that just ended is in the way for a millisecond or two, seldom for 25.
-_FIRST_PAUSE_S = 0.001
-_LAST_PAUSE_S = 0.02
-_PAUSE_GROWTH = 1.5
 
 
 @dataclass(slots=True)
@@ -84,24 +81,31 @@ class KafkaProducer:
         """
         self._cluster = cluster
         self._id = transactional_id
-        self._timeout_ms = round(timeout * 1000)
         self._links: dict[int, _Link] = {}
-        self._coordinator: Connection | None = None
         self._sequences: dict[TopicPartition, int] = {}
         self._acked: dict[TopicPartition, int] = {}
+        # Of the native transaction: added at the coordinator (V1), and appended to.
         self._added: set[TopicPartition] = set()
+        self._appended: set[TopicPartition] = set()
         self._begun = False
         self._ended: LogError | None = None
         self._refusal: LogRefused | None = None
-        self.producer_id = -1
-        self.producer_epoch = -1
-        self.is_v2 = False
-        deadline = cluster.deadline()
-        try:
-            cluster.repeat(f"initialise {transactional_id}", deadline, lambda: self._init(deadline))
-        except BaseException:
-            self.close()
-            raise
+        self._coordinator = Coordinator(cluster, transactional_id, timeout)
+
+    @property
+    def producer_id(self) -> int:
+        """The id that its batches carry now."""
+        return self._coordinator.producer_id
+
+    @property
+    def producer_epoch(self) -> int:
+        """The epoch that its batches carry now."""
+        return self._coordinator.producer_epoch
+
+    @property
+    def is_v2(self) -> bool:
+        """Whether the native transactions are those of KIP-890."""
+        return self._coordinator.is_v2
 
     # -- the port -----------------------------------------------------------------------------------
 
@@ -175,8 +179,7 @@ class KafkaProducer:
         for link in self._links.values():
             link.connection.close()
         self._links.clear()
-        if self._coordinator is not None:
-            self._coordinator.close()
+        self._coordinator.close()
 
     # -- state ----------------------------------------------------------------------------------------
 
@@ -202,19 +205,15 @@ class KafkaProducer:
                 except ConnectionBroken:
                     broken = True
             link.in_flight.clear()
+        self._cluster.forget({partition.topic for partition in self._sequences})
         self._sequences = dict(self._acked)
         if isinstance(error, LogRefused):
             self._refusal = error
-        elif isinstance(error, LogFenced | LogUncertain):
+        elif isinstance(error, LogError):
             self._ended = error
         else:
             # An interrupt, or the caller's own generator failed: the transaction is not whole.
             self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
-        self._cluster.forget({partition.topic for partition in self._added})
-
-    def _over(self, error: LogError) -> LogError:
-        self._ended = error
-        return error
 
     # -- append ---------------------------------------------------------------------------------------
 
@@ -252,7 +251,7 @@ class KafkaProducer:
             self._cluster.forget((partition.topic,))
             raise self._unreachable(str(error)) from error
         version = connection.version(
-            PRODUCE, PRODUCE.highest if self.is_v2 else _PRODUCE_ADDS_FROM - 1
+            PRODUCE, PRODUCE.highest if self.is_v2 else PRODUCE_ADDS_FROM - 1
         )
         gathering = link.gathering if link is not None else _Wave({})
         link = _Link(leader.node, connection, version, gathering, deque())
@@ -270,16 +269,17 @@ class KafkaProducer:
         if not wave.pieces:
             return
         link.gathering = _Wave({})
-        new = [partition for partition in wave.pieces if partition not in self._added]
+        new = [partition for partition in wave.pieces if partition not in self._appended]
         if new:
-            # Adding partitions may have to be repeated, so nothing else may be under way.
+            # The leader may have to wait until it can tell that they are in the transaction, and be asked
+            # again; so nothing else may be under way.
             while link.in_flight:
                 self._settle(link, offsets)
             if not self.is_v2:
                 self._add_partitions(new)
             self._begun = True
             self._send_first(link, wave, offsets)
-            self._added.update(new)
+            self._appended.update(new)
             return
         while len(link.in_flight) >= MAX_IN_FLIGHT:
             self._settle(link, offsets)
@@ -342,7 +342,7 @@ class KafkaProducer:
     def _send_first(self, link: _Link, wave: _Wave, offsets: list[int]) -> None:
         """Send a wave with new partitions; those that can't be added yet are sent again."""
         deadline = self._cluster.deadline()
-        pause = _FIRST_PAUSE_S
+        pause = FIRST_PAUSE_S
         while True:
             self._write(link, wave)
             answers = self._read(link, wave)
@@ -353,7 +353,7 @@ class KafkaProducer:
             if error is not None:
                 raise error
             time.sleep(pause)
-            pause = min(pause * _PAUSE_GROWTH, _LAST_PAUSE_S)
+            pause = min(pause * PAUSE_GROWTH, LAST_PAUSE_S)
             wave = _Wave({piece.partition: piece for piece in failed})
 
     def _failure(
@@ -378,142 +378,25 @@ class KafkaProducer:
                     return error
         return errors[0]
 
-    # -- coordinator ----------------------------------------------------------------------------------
-
-    def _init(self, deadline: float) -> None:
-        connection = self._connect_coordinator(deadline)
-        version = connection.version(INIT_PRODUCER_ID)
-        body = calls.request(
-            INIT_PRODUCER_ID,
-            version,
-            transactional_id=self._id,
-            transaction_timeout=dt.timedelta(milliseconds=self._timeout_ms),
-        )
-        found = calls.answer(
-            INIT_PRODUCER_ID, version, connection.call(INIT_PRODUCER_ID, version, body, deadline)
-        )
-        code = int(found.error_code)
-        if code != NONE:
-            self._coordinator_error(codes.INIT_CODES, code, f"initialise {self._id}")
-        self.producer_id = int(found.producer_id)
-        self.producer_epoch = int(found.producer_epoch)
-        end_txn = connection.versions.get(END_TXN.key, (0, 0))[1]
-        self.is_v2 = (
-            connection.features.get(_FEATURE, 0) >= _V2
-            and end_txn >= _END_TXN_BUMPS_FROM
-            and connection.versions.get(PRODUCE.key, (0, 0))[1] >= _PRODUCE_ADDS_FROM
-        )
-
-    def _connect_coordinator(self, deadline: float) -> Connection:
-        connection = self._coordinator
-        if connection is None or not connection.usable():
-            address = self._cluster.coordinator(self._id, deadline)
-            connection = self._coordinator = self._cluster.open(address, deadline)
-        return connection
-
-    def _coordinator_error(self, table: dict[int, codes.Meaning], code: int, what: str) -> None:
-        """Raise what a coordinator's code means; `Again` where it did nothing."""
-        if meaning(table, code).act is Act.REFRESH and self._coordinator is not None:
-            self._coordinator.close()
-        raise_or_again(table, code, what)
+    # -- the coordinator ------------------------------------------------------------------------------
 
     def _add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
-        """AddPartitionsToTxn, for clusters below ``transaction.version`` 2."""
         new = [partition for partition in partitions if partition not in self._added]
-        if not new:
-            return
-        deadline = self._cluster.deadline()
-        try:
-            self._repeat_quickly(deadline, lambda: self._add_once(new, deadline))
-        except (ConnectionBroken, LogUnavailable) as error:
-            raise self._over(LogUncertain(f"{self._id}: add partitions: {error}")) from error
-        except (LogFenced, LogUncertain) as error:
-            raise self._over(error) from None
-        self._begun = True
-        self._added.update(new)
-
-    def _add_once(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
-        connection = self._connect_coordinator(deadline)
-        version = connection.version(ADD_PARTITIONS_TO_TXN)
-        by_topic: dict[str, list[int]] = {}
-        for topic, partition in partitions:
-            by_topic.setdefault(topic, []).append(partition)
-        topics = tuple(
-            calls.part(
-                ADD_PARTITIONS_TO_TXN,
-                version,
-                "AddPartitionsToTxnTopic",
-                name=topic,
-                partitions=tuple(numbers),
-            )
-            for topic, numbers in by_topic.items()
-        )
-        body = calls.request(
-            ADD_PARTITIONS_TO_TXN,
-            version,
-            v3_and_below_transactional_id=self._id,
-            v3_and_below_producer_id=self.producer_id,
-            v3_and_below_producer_epoch=self.producer_epoch,
-            v3_and_below_topics=topics,
-        )
-        self._begun = True
-        found = calls.answer(
-            ADD_PARTITIONS_TO_TXN,
-            version,
-            connection.call(ADD_PARTITIONS_TO_TXN, version, body, deadline),
-        )
-        failures = {
-            int(result.partition_error_code)
-            for topic in found.results_by_topic_v3_and_below
-            for result in topic.results_by_partition
-        } - {NONE}
-        # One that says why comes before "not attempted because of another".
-        for code in sorted(failures, key=lambda code: code == 55):
-            self._coordinator_error(codes.ADD_PARTITIONS_CODES, code, f"{self._id}: add partitions")
+        if new:
+            self._begun = True
+            self._coordinator.add_partitions(new)
+            self._added.update(new)
 
     def _end(self, *, commit: bool) -> None:
-        what = f"{self._id}: {'commit' if commit else 'abort'}"
-        deadline = self._cluster.deadline()
         try:
-            self._repeat_quickly(deadline, lambda: self._end_once(commit, deadline, what))
-        except (ConnectionBroken, LogUnavailable, LogRefused) as error:
-            raise self._over(LogUncertain(f"{what}: {error}")) from error
+            self._coordinator.end(commit=commit)
         except (LogFenced, LogUncertain) as error:
-            raise self._over(error) from None
-        self._begun = False
-        self._added.clear()
-
-    def _end_once(self, commit: bool, deadline: float, what: str) -> None:
-        connection = self._connect_coordinator(deadline)
-        version = connection.version(
-            END_TXN, END_TXN.highest if self.is_v2 else _END_TXN_BUMPS_FROM - 2
-        )
-        body = calls.request(
-            END_TXN,
-            version,
-            transactional_id=self._id,
-            producer_id=self.producer_id,
-            producer_epoch=self.producer_epoch,
-            committed=commit,
-        )
-        found = calls.answer(END_TXN, version, connection.call(END_TXN, version, body, deadline))
-        code = int(found.error_code)
-        if code != NONE:
-            self._coordinator_error(codes.END_TXN_CODES, code, what)
+            self._ended = error
+            raise
         if self.is_v2:
-            self.producer_id = int(found.producer_id)
-            self.producer_epoch = int(found.producer_epoch)
+            # A new epoch starts at 0 everywhere.
             self._sequences.clear()
             self._acked.clear()
-
-    def _repeat_quickly(self, deadline: float, attempt: Callable[[], None]) -> None:
-        """Repeat while the coordinator says that it did nothing; a broken connection ends it."""
-        pause = _FIRST_PAUSE_S
-        while True:
-            try:
-                return attempt()
-            except Again as again:
-                if time.monotonic() + pause > deadline:
-                    raise LogUnavailable(str(again)) from again
-            time.sleep(pause)
-            pause = min(pause * _PAUSE_GROWTH, _LAST_PAUSE_S)
+        self._begun = False
+        self._added.clear()
+        self._appended.clear()

@@ -56,7 +56,9 @@ class Maker:
     def topic(self, partitions: int = 1, **config: str) -> list[TopicPartition]:
         """A new topic's partitions."""
         name = f"contract-{uuid.uuid4().hex[:12]}"
-        settings = {key.replace("_", "."): value for key, value in config.items()}
+        # The records' times lie in the past, and a broker's retention goes by them.
+        settings = {"retention.ms": "-1"}
+        settings |= {key.replace("_", "."): value for key, value in config.items()}
         self.log().create_topics([TopicSpec(name, partitions, settings)])
         return [TopicPartition(name, number) for number in range(partitions)]
 

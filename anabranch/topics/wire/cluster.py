@@ -222,8 +222,15 @@ class Cluster:
             for name in names:
                 self._topics.pop(name, None)
             self._topics.update(topics_found)
-            self.topic_ids = {name: topic.topic_id for name, topic in self._topics.items()}
-            self.topic_names = {topic.topic_id: name for name, topic in self._topics.items()}
+            # Nothing leaves them: a request of another thread may be about a topic forgotten just now.
+            self.topic_ids = {
+                **self.topic_ids,
+                **{t.name: t.topic_id for t in topics_found.values()},
+            }
+            self.topic_names = {
+                **self.topic_names,
+                **{t.topic_id: t.name for t in topics_found.values()},
+            }
         return topics_found
 
     def forget(self, names: Iterable[str]) -> None:

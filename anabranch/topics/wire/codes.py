@@ -116,11 +116,13 @@ ADD_PARTITIONS_CODES = {
     55: Meaning("OPERATION_NOT_ATTEMPTED", _R, "another partition of the request failed"),
 }
 
+# A coordinator that loses its log in mid-append says 15 or 16, though its successor may find the decision
+# there. Asking for the same end again is then answered as the first time (KIP-98, KIP-890).
 END_TXN_CODES = {
     **_FENCING,
     14: _COORDINATOR[14],
-    15: _COORDINATOR[15],
-    16: _COORDINATOR[16],
+    15: Meaning("COORDINATOR_NOT_AVAILABLE", _F, "the same end may be asked for again"),
+    16: Meaning("NOT_COORDINATOR", _F, "the same end may be asked for again"),
     51: Meaning(
         "CONCURRENT_TRANSACTIONS", _R, "the coordinator is writing its log; it did nothing"
     ),

@@ -1,0 +1,193 @@
+"""A transactional id's coordinator: initialise, add partitions, end (KIP-98, KIP-890)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable, Sequence
+
+from anabranch.ports import LogRefused, LogUnavailable, LogUncertain, TopicPartition
+from anabranch.topics.wire import calls, codes
+from anabranch.topics.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE
+from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
+from anabranch.topics.wire.codes import NONE, Act, meaning
+from anabranch.topics.wire.connection import Connection, ConnectionBroken
+
+_FEATURE = "transaction.version"
+_V2 = 2
+# From this version on, Produce adds partitions to the transaction (KIP-890).
+PRODUCE_ADDS_FROM = 12
+_END_TXN_BUMPS_FROM = 5
+_HIGHEST_END_TXN_V1 = 3
+# A transaction that just ended is in the way for a millisecond or two, seldom for 25.
+FIRST_PAUSE_S = 0.001
+LAST_PAUSE_S = 0.02
+PAUSE_GROWTH = 1.5
+
+
+class Coordinator:
+    """The producer's side of the transaction coordinator, over a connection of its own.
+
+    `producer_id` and `producer_epoch` are those to write with; ``is_v2``: the cluster's transactions are
+    those of KIP-890, where each end gives a new epoch and Produce adds partitions by itself.
+    """
+
+    def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
+        """Initialise the transactional id; ``timeout`` in seconds is of one native transaction.
+
+        Raises:
+            LogUnavailable: no coordinator until the deadline.
+            LogRefused: the broker does not allow the id or the timeout.
+        """
+        self._cluster = cluster
+        self._id = transactional_id
+        self._timeout = dt.timedelta(milliseconds=round(timeout * 1000))
+        self._connection: Connection | None = None
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.is_v2 = False
+        deadline = cluster.deadline()
+        try:
+            cluster.repeat(f"initialise {transactional_id}", deadline, lambda: self._init(deadline))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _init(self, deadline: float) -> None:
+        connection = self._connect(deadline)
+        version = connection.version(INIT_PRODUCER_ID)
+        body = calls.request(
+            INIT_PRODUCER_ID,
+            version,
+            transactional_id=self._id,
+            transaction_timeout=self._timeout,
+        )
+        found = calls.answer(
+            INIT_PRODUCER_ID, version, connection.call(INIT_PRODUCER_ID, version, body, deadline)
+        )
+        code = int(found.error_code)
+        if code != NONE:
+            self._fail(codes.INIT_CODES, code, f"initialise {self._id}")
+        self.producer_id = int(found.producer_id)
+        self.producer_epoch = int(found.producer_epoch)
+        end_txn = connection.versions.get(END_TXN.key, (0, 0))[1]
+        self.is_v2 = (
+            connection.features.get(_FEATURE, 0) >= _V2
+            and end_txn >= _END_TXN_BUMPS_FROM
+            and connection.versions.get(PRODUCE.key, (0, 0))[1] >= PRODUCE_ADDS_FROM
+        )
+
+    def _connect(self, deadline: float) -> Connection:
+        connection = self._connection
+        if connection is None or not connection.usable():
+            address = self._cluster.coordinator(self._id, deadline)
+            connection = self._connection = self._cluster.open(address, deadline)
+        return connection
+
+    def _fail(self, table: dict[int, codes.Meaning], code: int, what: str) -> None:
+        """Raise what a coordinator's code means; `Again` where it did nothing."""
+        if meaning(table, code).act is Act.REFRESH and self._connection is not None:
+            self._connection.close()
+        raise_or_again(table, code, what)
+
+    def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+        """AddPartitionsToTxn, for clusters below ``transaction.version`` 2.
+
+        Raises:
+            LogFenced, LogUncertain: the producer is over.
+            LogRefused: the broker does not take one of them.
+        """
+        deadline = self._cluster.deadline()
+        try:
+            self._repeat_quickly(deadline, lambda: self._add_once(partitions, deadline))
+        except (ConnectionBroken, LogUnavailable) as error:
+            raise LogUncertain(f"{self._id}: add partitions: {error}") from error
+
+    def _add_once(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        connection = self._connect(deadline)
+        version = connection.version(ADD_PARTITIONS_TO_TXN)
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            by_topic.setdefault(topic, []).append(partition)
+        topics = tuple(
+            calls.part(
+                ADD_PARTITIONS_TO_TXN,
+                version,
+                "AddPartitionsToTxnTopic",
+                name=topic,
+                partitions=tuple(numbers),
+            )
+            for topic, numbers in by_topic.items()
+        )
+        body = calls.request(
+            ADD_PARTITIONS_TO_TXN,
+            version,
+            v3_and_below_transactional_id=self._id,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.producer_epoch,
+            v3_and_below_topics=topics,
+        )
+        found = calls.answer(
+            ADD_PARTITIONS_TO_TXN,
+            version,
+            connection.call(ADD_PARTITIONS_TO_TXN, version, body, deadline),
+        )
+        failures = {
+            int(result.partition_error_code)
+            for topic in found.results_by_topic_v3_and_below
+            for result in topic.results_by_partition
+        } - {NONE}
+        # One that says why comes before "not attempted because of another".
+        for code in sorted(failures, key=lambda code: code == 55):
+            self._fail(codes.ADD_PARTITIONS_CODES, code, f"{self._id}: add partitions")
+
+    def end(self, *, commit: bool) -> None:
+        """EndTxn.
+
+        Raises:
+            LogFenced, LogUncertain: the producer is over.
+        """
+        what = f"{self._id}: {'commit' if commit else 'abort'}"
+        deadline = self._cluster.deadline()
+        try:
+            self._repeat_quickly(deadline, lambda: self._end_once(commit, deadline, what))
+        except (ConnectionBroken, LogUnavailable, LogRefused) as error:
+            raise LogUncertain(f"{what}: {error}") from error
+
+    def _end_once(self, commit: bool, deadline: float, what: str) -> None:
+        connection = self._connect(deadline)
+        version = connection.version(
+            END_TXN, END_TXN.highest if self.is_v2 else _HIGHEST_END_TXN_V1
+        )
+        body = calls.request(
+            END_TXN,
+            version,
+            transactional_id=self._id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            committed=commit,
+        )
+        found = calls.answer(END_TXN, version, connection.call(END_TXN, version, body, deadline))
+        code = int(found.error_code)
+        if code != NONE:
+            self._fail(codes.END_TXN_CODES, code, what)
+        if self.is_v2:
+            self.producer_id = int(found.producer_id)
+            self.producer_epoch = int(found.producer_epoch)
+
+    def _repeat_quickly(self, deadline: float, attempt: Callable[[], None]) -> None:
+        """Repeat while the coordinator says that it did nothing; a broken connection ends it."""
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                return attempt()
+            except Again as again:
+                if time.monotonic() + pause > deadline:
+                    raise LogUnavailable(str(again)) from again
+            time.sleep(pause)
+            pause = min(pause * PAUSE_GROWTH, LAST_PAUSE_S)

@@ -1,0 +1,343 @@
+"""What a real broker's log and producer do when connections fail. (The simulator does it to the memory log.)"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from anabranch.ports import (
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    LogUncertain,
+    TopicPartition,
+)
+from anabranch.topics.kafka_log import KafkaLog
+from anabranch.topics.wire import connection as wire
+from anabranch.topics.wire import data
+from anabranch.topics.wire.calls import (
+    ADD_PARTITIONS_TO_TXN,
+    ALL_APIS,
+    END_TXN,
+    FETCH,
+    FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
+    LIST_OFFSETS,
+    METADATA,
+    PRODUCE,
+    Api,
+)
+from tests.contract.conftest import Maker
+from tests.contract.helpers import batch, committed_values, wait_stable, write
+from tests.contract.proxy import Proxy
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(params=["kafka-v2", "kafka-v0"])
+def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
+    """Brokers only, with little patience."""
+    fixture = "broker" if request.param == "kafka-v2" else "broker_tv0"
+    bootstrap = request.getfixturevalue(fixture).bootstrap
+    options = {"request.timeout.ms": 1500, "socket.connection.setup.timeout.ms": 1000}
+    made = Maker(request.param, lambda: KafkaLog(bootstrap, options), int(time.time() * 1000))
+    yield made
+    for producer in made.producers:
+        producer.close()
+    for log in made.logs:
+        log.close()
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """All connections of the test go through it."""
+    made = Proxy(socket.create_connection)
+    monkeypatch.setattr(
+        "anabranch.topics.wire.connection.socket.create_connection", made.create_connection
+    )
+    yield made
+    made.cut_all()
+
+
+def test_a_commit_whose_answer_is_lost_is_uncertain_and_happened(
+    maker: Maker, proxy: Proxy
+) -> None:
+    (tp,) = maker.topic()
+    name = maker.new_id()
+    producer = maker.producer(name)
+    producer.append([(tp, batch("a"))])
+    proxy.faults.lose_answer.add(END_TXN.key)
+    with pytest.raises(LogUncertain):
+        producer.commit()
+    for use in (producer.commit, producer.abort, lambda: producer.append([(tp, batch("b"))])):
+        with pytest.raises(LogUncertain):
+            use()
+    again = maker.producer(name)
+    again.append([(tp, batch("c"))])
+    again.commit()
+    wait_stable(maker.log(), {tp})
+    assert committed_values(maker.log(), tp) == ["a", "c"]
+
+
+@pytest.mark.parametrize("way", ["lose_request", "close_before"])
+def test_a_commit_that_is_lost_is_uncertain_and_did_not_happen(
+    maker: Maker, proxy: Proxy, way: str
+) -> None:
+    (tp,) = maker.topic()
+    name = maker.new_id()
+    producer = maker.producer(name)
+    producer.append([(tp, batch("a"))])
+    getattr(proxy.faults, way).add(END_TXN.key)
+    with pytest.raises(LogUncertain):
+        producer.commit()
+    again = maker.producer(name)
+    again.append([(tp, batch("c"))])
+    again.commit()
+    wait_stable(maker.log(), {tp})
+    assert committed_values(maker.log(), tp) == ["c"]
+
+
+@pytest.mark.parametrize("way", ["lose_request", "lose_answer", "close_before"])
+def test_an_append_that_is_lost_is_uncertain(maker: Maker, proxy: Proxy, way: str) -> None:
+    one, two = maker.topic(2)
+    name = maker.new_id()
+    producer = maker.producer(name)
+    producer.append([(one, batch("a"))])
+    getattr(proxy.faults, way).add(PRODUCE.key)
+    with pytest.raises(LogUncertain):
+        producer.append([(one, batch("b")), (two, batch("c")), (one, batch("d"))])
+    with pytest.raises(LogUncertain):
+        producer.commit()
+    with pytest.raises(LogUncertain):
+        producer.abort()
+    again = maker.producer(name)
+    again.append([(two, batch("e"))])
+    again.commit()
+    wait_stable(maker.log(), {one, two})
+    assert committed_values(maker.log(), one) == []
+    assert committed_values(maker.log(), two) == ["e"]
+
+
+def test_adding_partitions_that_is_lost_is_uncertain(maker: Maker, proxy: Proxy) -> None:
+    if maker.name == "kafka-v2":
+        pytest.skip("Produce adds them")
+    (tp,) = maker.topic()
+    producer = maker.producer()
+    proxy.faults.lose_answer.add(ADD_PARTITIONS_TO_TXN.key)
+    with pytest.raises(LogUncertain):
+        producer.append([(tp, batch("a"))])
+    with pytest.raises(LogUncertain):
+        producer.commit()
+
+
+@pytest.mark.parametrize("api", [INIT_PRODUCER_ID, FIND_COORDINATOR])
+def test_initialising_is_tried_again(maker: Maker, proxy: Proxy, api: Api) -> None:
+    (tp,) = maker.topic()
+    for way in (proxy.faults.lose_answer, proxy.faults.close_before):
+        way.add(api.key)
+        producer = maker.producer()
+        assert api.key not in way
+        producer.append([(tp, batch("a"))])
+        producer.commit()
+
+
+@pytest.mark.parametrize("api", [FETCH, METADATA, LIST_OFFSETS])
+def test_reading_is_tried_again(maker: Maker, proxy: Proxy, api: Api) -> None:
+    (tp,) = maker.topic()
+    write(maker.log(), maker, [(tp, batch("a"))])
+    for way in (proxy.faults.lose_answer, proxy.faults.close_before):
+        way.add(api.key)
+        log = maker.log()
+        assert committed_values(log, tp) == ["a"]
+        assert log.end_offsets([tp], committed=True) == {tp: 2}
+        assert api.key not in way
+
+
+def test_idle_connections_that_the_broker_closed_do_no_harm(maker: Maker, proxy: Proxy) -> None:
+    (tp,) = maker.topic()
+    log = maker.log()
+    producer = maker.producer()
+    for text in "abc":
+        producer.append([(tp, batch(text))])
+        proxy.cut_all()
+        producer.commit()
+        proxy.cut_all()
+    wait_stable(log, {tp})
+    proxy.cut_all()
+    assert committed_values(log, tp) == ["a", "b", "c"]
+
+
+def test_without_a_broker_calls_end_at_their_deadline(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = KafkaLog("127.0.0.1:1", {"request.timeout.ms": 300})
+    for call in (
+        lambda: log.end_offsets([TopicPartition("t", 0)], committed=False),
+        lambda: log.fetch({TopicPartition("t", 0): 0}, max_wait=0.1, max_bytes=1, committed=False),
+        lambda: log.producer("x", timeout=60),
+        lambda: log.describe_topics(["t"]),
+    ):
+        started = time.monotonic()
+        with pytest.raises(LogUnavailable):
+            call()
+        assert time.monotonic() - started < 5
+    log.close()
+    with pytest.raises(LogUnavailable, match="closed"):
+        log.end_offsets([TopicPartition("t", 0)], committed=False)
+
+
+def _answers(code: int, times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make the next Produce answers say ``code`` for every partition."""
+    real = data.produce_answer
+    left = [times]
+
+    def changed(*args: object) -> dict[TopicPartition, data.Produced]:
+        answers = real(*args)  # type: ignore[arg-type]
+        if left[0]:
+            left[0] -= 1
+            return {tp: data.Produced(code, -1, None) for tp in answers}
+        return answers
+
+    monkeypatch.setattr(data, "produce_answer", changed)
+    return left
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (47, LogFenced),
+        (90, LogFenced),
+        (49, LogFenced),
+        (10, LogRefused),
+        (32, LogRefused),
+        (87, LogRefused),
+        (2, LogRefused),
+        (29, LogRefused),
+        (3, LogUncertain),
+        (6, LogUncertain),
+        (7, LogUncertain),
+        (20, LogUncertain),
+        (45, LogUncertain),
+        (48, LogUncertain),
+        (120, LogUncertain),
+        (9999, LogUncertain),
+        (-1, LogUncertain),
+    ],
+)
+def test_what_brokers_say_of_an_append(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch, code: int, error: type[LogError]
+) -> None:
+    (tp,) = maker.topic()
+    producer = maker.producer()
+    _answers(code, 1, monkeypatch)
+    with pytest.raises(error, match=rf"\({code}\)"):
+        producer.append([(tp, batch("a"))])
+    if error is LogRefused:
+        producer.abort()
+        producer.append([(tp, batch("a"))])
+        producer.commit()
+    else:
+        with pytest.raises(error):
+            producer.commit()
+
+
+@pytest.mark.parametrize("code", [51, 19, 14, 15, 16])
+def test_a_first_append_waits_for_the_transaction_before(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    one, two = maker.topic(2)
+    producer = maker.producer()
+    left = _answers(code, 4, monkeypatch)
+    # The broker did store it: that it is asked again and stores nothing twice is what makes it safe.
+    assert producer.append([(one, batch("a")), (two, batch("b"))]) == [0, 0]
+    assert left == [0]
+    producer.commit()
+    wait_stable(maker.log(), {one, two})
+    assert committed_values(maker.log(), one) == ["a"]
+    assert committed_values(maker.log(), two) == ["b"]
+
+
+def test_waiting_for_the_transaction_before_has_a_deadline(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tp,) = maker.topic()
+    producer = maker.producer()
+    _answers(51, 1_000_000, monkeypatch)
+    with pytest.raises(LogUncertain, match="CONCURRENT_TRANSACTIONS"):
+        producer.append([(tp, batch("a"))])
+
+
+def test_later_appends_do_not_wait(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tp,) = maker.topic()
+    producer = maker.producer()
+    producer.append([(tp, batch("a"))])
+    _answers(19, 1, monkeypatch)
+    with pytest.raises(LogUncertain):
+        producer.append([(tp, batch("b"))])
+
+
+@pytest.mark.parametrize("code", [6, 74, 75, 5, 9, 100, 3, 56, 78])
+def test_fetches_follow_the_leader(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    (tp,) = maker.topic()
+    write(maker.log(), maker, [(tp, batch("a"))])
+    log = maker.log()
+    real = data.fetch_answer
+    left = [3]
+
+    def changed(*args: object) -> tuple[int, dict[TopicPartition, data.PartitionFetch]]:
+        error, answers = real(*args)  # type: ignore[arg-type]
+        if left[0]:
+            left[0] -= 1
+            return error, {tp: a._replace(error=code) for tp, a in answers.items()}
+        return error, answers
+
+    monkeypatch.setattr(data, "fetch_answer", changed)
+    found = log.fetch({tp: 0}, max_wait=0.2, max_bytes=1000, committed=True)
+    assert left == [0]
+    assert found[tp].batches[0].base_offset == 0
+
+
+def test_older_brokers_are_spoken_to_in_their_versions(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far down as the code goes: other Kafka-compatible logs speak these."""
+    asked: set[tuple[int, int]] = set()
+    real = wire.Connection.version
+
+    def lowest(self: wire.Connection, api: Api, highest: int | None = None) -> int:
+        low = self.versions.get(api.key, (0, 0))[0]
+        version = max(api.lowest, low)
+        asked.add((api.key, version))
+        return real(self, api, version)
+
+    monkeypatch.setattr(wire.Connection, "version", lowest)
+    # Without KIP-890 in the highest version, transactions are those of KIP-98.
+    greet = wire.Connection.greet
+
+    def old(self: wire.Connection, deadline: float) -> None:
+        greet(self, deadline)
+        self.features.clear()
+
+    monkeypatch.setattr(wire.Connection, "greet", old)
+    log = maker.log()
+    one, two = maker.topic(2)
+    info = log.describe_topics([one.topic])[one.topic]
+    assert info.config["retention.ms"] == "-1"
+    producer = maker.producer()
+    for number in range(3):
+        producer.append([(one, batch(f"{number}")), (two, batch("x")), (one, batch("y"))])
+        (producer.abort if number == 1 else producer.commit)()
+    wait_stable(log, {one, two})
+    assert committed_values(log, one) == ["0", "y", "2", "y"]
+    assert log.start_offsets([one]) == {one: 0}
+    assert log.offsets_for_time([one], 1) == {one: 0}
+    log.delete_records({one: 1})
+    assert log.start_offsets([one]) == {one: 1}
+    assert log.default_replication_factor() == 1
+    assert {key for key, _ in asked} == {api.key for api in ALL_APIS} - {18}
