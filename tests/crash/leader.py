@@ -1,0 +1,116 @@
+"""What a forked child does: lead one control partition, without a group, until it is cut or told to end."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+from anabranch.core.turn import Settings
+from anabranch.errors import NotLeading
+from anabranch.ports import Log, LogError, LogFenced, Table
+from anabranch.processors.checkpoint import open_checkpoint
+from anabranch.processors.controller import Controller
+from anabranch.processors.failpoints import FailingLog, FailingTable
+from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.kafka_log import KafkaLog
+from anabranch.topics.records import Record, encode_batch
+from tests.crash.points import Cut, Point
+from tests.crash.zygote import Spec, say
+
+IDLE_WAIT_S = 0.5
+PAUSE_S = 0.05
+
+
+class FastClock:
+    """The machine's clock; the monotonic one runs ``speed`` times as fast."""
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+
+    def wall(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic() * self._speed
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds / self._speed)
+
+
+def warm_up() -> None:
+    """Import, and have compiled, whatever a controller uses, so that children have it."""
+    from anabranch.ports import Fetched, RawBatch
+    from anabranch.processors import journals, merge, rocks_table  # noqa: F401
+    from anabranch.schemas import codec, records
+
+    record = records.Begin(bytes(16), "s", None, 1000)
+    codec.decode(codec.encode(record))
+    data = memoryview(encode_batch([Record(0, 0, b"k", b"v")]))
+    raw = RawBatch(0, 1, data)
+    Fetched([raw], 1, 1, 1, 0)
+    for cls in codec.TYPES.values():
+        codec.schema_of(cls)
+    warm = getattr(journals, "warm_up", None)
+    if warm is not None:
+        warm()
+
+
+def lead(number: int, spec: Spec) -> int:
+    """Lead until SIGTERM (0), or until fenced where the child is not to lead again (3)."""
+    if spec.limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (spec.limit, resource.RLIM_INFINITY))
+    action = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[spec.action]
+    point = Point.parse(spec.point) if spec.point else None
+    cut = Cut(point, action, spec.armed, spec.trace)
+    ending: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: ending.append(number))
+
+    def arm(*_: object) -> None:
+        cut.arm()
+        say(number, "armed")
+
+    signal.signal(signal.SIGUSR1, arm)
+    clock = FastClock(spec.speed)
+    source: Log = FailingLog(KafkaLog(spec.bootstrap), cut)
+    if spec.prepare:
+        create_control_topics(
+            source, spec.prefix, control_partitions=1, reply_partitions=spec.replies
+        )
+    table: Table = FailingTable(
+        open_checkpoint(Path(spec.folder), source, clock, spec.prefix, 0), cut
+    )
+    controller = Controller(
+        source,
+        table,
+        clock,
+        Settings(
+            control_partition=0,
+            control_partitions=1,
+            prefix=spec.prefix,
+            token_key=bytes.fromhex(spec.key),
+            reply_partitions=spec.replies,
+        ),
+        leader=f"{spec.name or 'child'}/{os.getpid()}",
+        on_event=cut,
+    )
+    while not ending:
+        try:
+            controller.lead()
+            say(number, "leads", term=controller.lease.term if controller.lease else 0)
+            while not ending:
+                controller.step(IDLE_WAIT_S)
+        except (LogFenced, NotLeading) as error:
+            say(number, "lost", why=str(error))
+            if not spec.again:
+                return 3
+            time.sleep(PAUSE_S)
+        except LogError as error:
+            say(number, "lost", why=f"{type(error).__name__}: {error}")
+            time.sleep(PAUSE_S)
+    controller.resign()
+    table.close()
+    source.close()
+    return 0

@@ -1,0 +1,113 @@
+"""Where a controller is cut: every port call, told apart by name and by who called it.
+
+A point is ``name|site|n|phase``: the n-th call of that name from that site, before or after it. The site is
+the chain of the shell's own functions on the stack and, inside a round, what the round holds: so two uses of one
+port call are two points, and a new one is found without being told. ``name|*|n|phase`` is the n-th call of
+that name from anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from types import FrameType
+from typing import NamedTuple
+
+from anabranch.core import rows as k
+from anabranch.core.plan import Round
+from anabranch.processors.durability import write_round
+from anabranch.schemas.codec import decode
+
+_SHELL = ("anabranch.processors.", "anabranch.topics.declarations")
+_FAILPOINTS = "anabranch.processors.failpoints"
+
+
+class Point(NamedTuple):
+    """One place to cut."""
+
+    name: str
+    site: str
+    n: int
+    phase: str
+
+    def __str__(self) -> str:
+        return "|".join((self.name, self.site, str(self.n), self.phase))
+
+    @classmethod
+    def parse(cls, text: str) -> Point:
+        """The point of its text."""
+        name, site, n, phase = text.split("|")
+        return cls(name, site, int(n), phase)
+
+    @property
+    def told(self) -> str:
+        """For people."""
+        times = f", time {self.n}" if self.n > 1 else ""
+        return f"{self.phase} {self.name} in {self.site}{times}"
+
+
+def site() -> str:
+    """Who calls the port: the shell's functions on the stack, the outermost first."""
+    names: list[str] = []
+    held = ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(_SHELL) and module != _FAILPOINTS:
+            names.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+            if frame.f_code is write_round.__code__:
+                held = f" of a round with {holds(frame.f_locals['round_'])}"
+        frame = frame.f_back
+    return ">".join(reversed(names)) + held
+
+
+def holds(round_: Round) -> str:
+    """What kinds of rows and effects a round has."""
+    kinds = {k.split_key(key)[1].name.lower() for key in round_.rows} - {"round", "txn"}
+    for key, value in round_.rows.items():
+        if k.split_key(key)[1] is k.Entry.TXN and value is not None:
+            kinds.add(decode(value).state)
+    if round_.commits:
+        kinds.add("data")
+    if round_.replies:
+        kinds.add("reply")
+    return "+".join(sorted(kinds))
+
+
+@dataclass
+class Cut:
+    """A hook that traces all calls, and kills or stops this process at one of them."""
+
+    point: Point | None
+    action: signal.Signals
+    armed: bool
+    trace: str
+
+    def __post_init__(self) -> None:
+        self._seen: Counter[tuple[str, str, str]] = Counter()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        self._file = os.open(self.trace, flags, 0o600) if self.trace else -1
+
+    def arm(self) -> None:
+        """Count from here on."""
+        self.armed = True
+        self._seen.clear()
+
+    def __call__(self, name: str, phase: str) -> None:
+        """A call is about to be made, or was made."""
+        if not self.armed or (self.point is None and self._file < 0):
+            return
+        where = site()
+        for place in (where, "*"):
+            self._seen[name, place, phase] += 1
+        if self._file >= 0:
+            here = Point(name, where, self._seen[name, where, phase], phase)
+            os.write(self._file, f"{here}\n".encode())
+        if self.point is None or (self.point.name, self.point.phase) != (name, phase):
+            return
+        wanted = self.point.site
+        if wanted in (where, "*") and self._seen[name, wanted, phase] == self.point.n:
+            os.kill(os.getpid(), self.action)

@@ -1,0 +1,192 @@
+"""Killed before and after every port call, a controller loses nothing and does nothing twice.
+
+The scenario is recorded first: its calls are the points, so a new call is cut at without being told. Then, for
+each point, the scenario runs with a SIGKILL there, and whoever leads next finishes it with the same client.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from anabranch.ports import Log
+from anabranch.processors.failpoints import AFTER_DECISION
+from tests.conftest import Broker
+from tests.crash.cases import LAST_DECISION, Case, Place
+from tests.crash.points import Point
+from tests.crash.zygote import Zygote
+
+LANES = 4
+CASES_A_PLACE = 12
+READS = ("fetch:", "end_offsets", "start_offsets", "describe_topics", "offsets_for_time")
+# What the scenario has to have recorded; more is fine.
+KNOWN = {
+    "producer:a",
+    "producer:b",
+    "append:status",
+    "append:replies+status",
+    "append:journal+replies+status",
+    "append:journal+status",
+    "append:journal+replies+status+stream",
+    "append:replies+status+stream",
+    "append:history",
+    "end:commit",
+    "table:rows",
+    "table:index",
+    "create_topics",
+    "fetch:commands",
+    "fetch:commands+journal",
+    "fetch:journal",
+    "fetch:status",
+    AFTER_DECISION,
+}
+
+
+class Killing(NamedTuple):
+    """Where which controller is killed: the ``leader``-th one, in a place that is new or not."""
+
+    leader: int
+    fresh: bool
+    point: Point
+
+    @property
+    def told(self) -> str:
+        """For people."""
+        who = ("first", "second")[self.leader]
+        return f"{who} leader{' of a new cluster' if self.fresh else ''}: {self.point.told}"
+
+
+@dataclass
+class Lanes:
+    """Places by thread; each is used for some cases."""
+
+    zygote: Zygote
+    bootstrap: str
+    log: Log
+    _mine: threading.local = field(default_factory=threading.local)
+    _count: itertools.count[int] = field(default_factory=itertools.count)
+    _prefix: str = field(default_factory=lambda: f"fp{uuid.uuid4().hex[:6]}")
+
+    def new(self) -> Place:
+        """A place that nothing was in yet."""
+        return Place.on(
+            self.zygote, self.bootstrap, self.log, f"{self._prefix}-{next(self._count)}"
+        )
+
+    def used(self) -> Place:
+        """This thread's place, with its streams made."""
+        place: Place | None = getattr(self._mine, "place", None)
+        if place is None or place.cases > CASES_A_PLACE:
+            self.leave()
+            place = self._mine.place = self.new()
+            Case(place, []).run()
+        return place
+
+    def leave(self) -> None:
+        """Give this thread's place up."""
+        place: Place | None = getattr(self._mine, "place", None)
+        self._mine.place = None
+        if place is not None:
+            place.check_log()
+            place.remove()
+
+
+def record(place: Place, folder: Path) -> list[list[Point]]:
+    """All calls of two leaders, the first of which dies between a decision and its merge."""
+    traces = [folder / f"trace-{place.cases}-{n}" for n in range(2)]
+    Case(place, [LAST_DECISION], [str(trace) for trace in traces]).run()
+    return [[Point.parse(line) for line in trace.read_text().splitlines()] for trace in traces]
+
+
+def killings(fresh: list[list[Point]], used: list[list[Point]], *, every: bool) -> list[Killing]:
+    """What a used place's leaders call, and what only those of a new one do."""
+    known = {(p.name, p.site) for points in used for p in points}
+    new = [[p for p in points if (p.name, p.site) not in known] for points in fresh]
+    found = [Killing(i, False, p) for i, points in enumerate(used) for p in points]
+    found += [Killing(i, True, p) for i, points in enumerate(new) for p in points]
+    return [k for k in found if not is_read(k.point) or k.point.n == 1] if every else chosen(found)
+
+
+def is_read(point: Point) -> bool:
+    """It changes nothing, and how often it is made is a matter of time: the first stands for all."""
+    return point.name.startswith(READS)
+
+
+def chosen(found: Iterable[Killing]) -> list[Killing]:
+    """Before the first call of each name and site; after the first of each name.
+
+    Nothing happens between the end of a call and the beginning of the next, so "before" stands for both.
+    """
+    out, seen = [], set()
+    for killing in found:
+        point = killing.point
+        if point.phase == "before" and point.n == 1:
+            out.append(killing)
+        elif point.phase == "after" and point.name not in seen:
+            seen.add(point.name)
+            out.append(killing)
+    return out
+
+
+def run(lanes: Lanes, killing: Killing) -> str:
+    """One case; what was wrong, or nothing."""
+    before: list[Point | None] = [LAST_DECISION] if killing.leader else []
+    for _ in range(3):
+        place = lanes.new() if killing.fresh else lanes.used()
+        case = Case(place, [*before, killing.point])
+        try:
+            case.run()
+        except Exception as error:  # noqa: BLE001 - reported with its point, beside the others
+            if not killing.fresh:
+                lanes.leave()
+            at = case.scenario.transcript[-1:]
+            return f"{at}: {type(error).__name__}: {error}"
+        finally:
+            if killing.fresh:
+                place.remove()
+        if case.reached:
+            return ""
+    return "the point was not reached in 3 runs"
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_killed_at_every_call(
+    broker: Broker,
+    zygote: Zygote,
+    log: Log,
+    tmp_path: Path,
+    subtests: pytest.Subtests,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:
+    lanes = Lanes(zygote, broker.bootstrap, log)
+    place = lanes.new()
+    fresh, used = record(place, tmp_path), record(place, tmp_path)
+    place.check_log()
+    place.remove()
+    names = {p.name for points in (*fresh, *used) for p in points}
+    assert names >= KNOWN, f"the scenario does not make {KNOWN - names} any more"
+    every = bool(request.config.getoption("--all-failpoints", default=False))
+    points = killings(fresh, used, every=every)
+    started = time.monotonic()
+    with ThreadPoolExecutor(LANES) as pool:
+        wrong = list(pool.map(lambda killing: run(lanes, killing), points))
+        list(pool.map(lambda _: lanes.leave(), range(LANES)))
+    seconds = time.monotonic() - started
+    with capsys.disabled():
+        print(f"\n{len(points)} points of {len(names)} calls, killed in {seconds:.0f} s")
+    for killing, why in zip(points, wrong, strict=True):
+        if why:
+            with subtests.test(killing.told):
+                pytest.fail(why, pytrace=False)
