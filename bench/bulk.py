@@ -65,7 +65,8 @@ def _transaction(place: Place, events: int) -> tuple[float, dict[str, float]]:
         share = events // WRITERS
         workers = [
             ctx.Process(
-                target=_write_share, args=(place.bootstrap, token, stream, i, share, ready, go, receipts)
+                target=_write_share,
+                args=(place.bootstrap, token, stream, i, share, ready, go, receipts),
             )
             for i in range(WRITERS)
         ]

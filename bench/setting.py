@@ -47,9 +47,12 @@ class Place:
 @contextmanager
 def place() -> Iterator[Place]:
     """An embedded broker and a controller of their own, for one run."""
-    with EmbeddedBroker() as broker, tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder:
-        with _controller(broker.bootstrap, Path(folder)):
-            yield Place(broker.bootstrap)
+    with (
+        EmbeddedBroker() as broker,
+        tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder,
+        _controller(broker.bootstrap, Path(folder)),
+    ):
+        yield Place(broker.bootstrap)
 
 
 @contextmanager

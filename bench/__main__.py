@@ -1,0 +1,94 @@
+"""``python -m bench [splice|oneshot|bulk …] [--quick] [--json FILE]``: all of them by default.
+
+Each starts a broker (and a controller) of its own, so nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import bulk, oneshot, setting, splice
+
+Rows = tuple[list[str], list[list[str]]]
+
+
+def _splice(quick: bool) -> tuple[dict[str, Any], Rows]:
+    with setting.place() as place:
+        result = splice.run_on(place.bootstrap, quick=quick)
+    head = ["workload", "splice /s", "raw produce /s", "of raw", "goal", "of a copy"]
+    rows = []
+    for name, found in result["workloads"].items():
+        rates = found["records_per_s"]
+        rows.append(
+            [
+                name,
+                f"{rates['splice']:,}",
+                f"{rates['raw']:,}",
+                f"{found['of_raw']:.2f} ×",
+                f"≥ {found['goal_of_raw']} ×",
+                f"{found['of_copy']:.1f} ×",
+            ]
+        )
+    return result, (head, rows)
+
+
+def _oneshot(quick: bool) -> tuple[dict[str, Any], Rows]:
+    with setting.place() as place:
+        result = oneshot.run(place, quick=quick)
+    return result, oneshot.table(result)
+
+
+def _bulk(quick: bool) -> tuple[dict[str, Any], Rows]:
+    with setting.place() as place:
+        result = bulk.run(place, quick=quick)
+    return result, bulk.table(result)
+
+
+BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = {
+    "splice": ("merge by splicing, framing checked, against raw produce and a copy", _splice),
+    "oneshot": ("one-shot commits of 10 events against native Kafka transactions", _oneshot),
+    "bulk": ("a transaction by 2 writers, begin to last event readable, against none", _bulk),
+}
+
+
+def main() -> int:
+    """Run what is asked for; JSON to a file or, with ``-``, to standard output."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHES))
+    parser.add_argument("--quick", action="store_true", help="less data, fewer rounds")
+    parser.add_argument(
+        "--json", metavar="FILE", help="where the figures go; - for standard output"
+    )
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in BENCHES]
+    if unknown:
+        parser.error(f"no bench {', '.join(unknown)}; there are {', '.join(BENCHES)}")
+    console = Console(stderr=options.json == "-")
+    report: dict[str, Any] = {"machine": setting.machine(), "quick": options.quick}
+    for name in options.names or BENCHES:
+        title, run = BENCHES[name]
+        result, (head, rows) = run(options.quick)
+        report[name] = result
+        table = Table(*head, title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    if options.json:
+        text = json.dumps(report, indent=2)
+        if options.json == "-":
+            sys.stdout.write(text + "\n")
+        else:
+            Path(options.json).write_text(text + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
