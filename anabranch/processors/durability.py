@@ -154,14 +154,11 @@ def _batches(
     headers: tuple[tuple[str, bytes | None], ...] = (),
 ) -> Iterator[_Batch]:
     """Records of one time in as few batches as their sizes allow."""
+    rows = ((key, value, headers, wall_ms) for key, value in pairs)
     builder = BatchBuilder()
-    for key, value in pairs:
-        builder.add(key, value, headers, wall_ms)
-        if builder.size_estimate >= BATCH_BYTES:
-            yield where, builder.build(), builder.count
-            builder = BatchBuilder()
-    if builder.count:
+    while builder.add_all(rows, BATCH_BYTES):
         yield where, builder.build(), builder.count
+        builder = BatchBuilder()
 
 
 def _append_history(

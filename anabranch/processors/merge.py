@@ -14,7 +14,7 @@ from anabranch.core.plan import Landed, Part, Round, StreamCommit
 from anabranch.ports import TopicPartition
 from anabranch.topics.journal_reader import JournalReaders
 from anabranch.topics.names import journal_topic, stream_topic
-from anabranch.topics.splice import Event, Piece, Splice
+from anabranch.topics.splice import Piece, Splice
 
 Placed = tuple[TopicPartition, bytes | memoryview]
 
@@ -79,12 +79,7 @@ def _piece(commit: StreamCommit, part: Part) -> Piece:
     now = hybrid_time.to_ms(commit.timestamp)
     return Piece(
         events=[
-            Event(
-                event.key,
-                event.value,
-                (*((h.key, h.value) for h in event.headers), header) if event.headers else only,
-                event.timestamp if event.timestamp >= 0 else now,
-            )
-            for event in part.events
+            (key, value, (*own, header) if own else only, stamp if stamp >= 0 else now)
+            for _, _, key, value, own, stamp in part.events
         ]
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch, RawBatch
@@ -13,6 +14,7 @@ from anabranch.topics.framing import kernel_for
 from anabranch.topics.records import Record, codec_number, decode_body, put_varint
 
 Headers = Sequence[tuple[str, bytes | None]]
+Row = tuple[bytes | None, bytes | None, Headers, int]  # key, value, headers, Unix milliseconds
 
 _TABLE_SIZE = 4096
 _HEADER_CACHE_SIZE = 64
@@ -74,44 +76,60 @@ class BatchBuilder:
         self, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int
     ) -> None:
         """Add one record. A tuple of ``headers`` that many records share is encoded once."""
-        count = self._count
-        if count == 0:
-            self._base_timestamp = self._max_timestamp = timestamp_ms
-        elif timestamp_ms > self._max_timestamp:
-            self._max_timestamp = timestamp_ms
-        shift = timestamp_ms - self._base_timestamp
-        table = _VARINTS
-        if key is None:
-            key_size, key = _NULL, b""
-        else:
-            size = len(key)
-            key_size = table[size] if size < _TABLE_SIZE else _varint(size)
-        if value is None:
-            value_size, value = _NULL, b""
-        else:
-            size = len(value)
-            value_size = table[size] if size < _TABLE_SIZE else _varint(size)
-        record = b"".join(
-            (
-                b"\x00",
-                table[shift] if 0 <= shift < _TABLE_SIZE else _varint(shift),
-                table[count] if count < _TABLE_SIZE else _varint(count),
-                key_size,
-                key,
-                value_size,
-                value,
-                self._encode_headers(headers) if headers else _NO_HEADERS,
-            )
-        )
-        size = len(record)
-        self._body += table[size] if size < _TABLE_SIZE else _varint(size)
-        self._body += record
-        self._count = count + 1
+        self.add_all(((key, value, headers, timestamp_ms),))
+
+    def add_all(self, rows: Iterable[Row], limit: int = sys.maxsize) -> int:
+        """Add records until `size_estimate` reaches ``limit``; how many. Of an iterator no more are taken."""
+        body, count, room, table = self._body, self._count, limit - HEADER_SIZE, _VARINTS
+        base, newest = self._base_timestamp, self._max_timestamp
+        shared: Headers | None = None
+        encoded = b""
+        try:
+            for key, value, headers, timestamp in rows:
+                if count == 0:
+                    base = newest = timestamp
+                elif timestamp > newest:
+                    newest = timestamp
+                shift = timestamp - base
+                if key is None:
+                    key_size, key = _NULL, b""
+                else:
+                    size = len(key)
+                    key_size = table[size] if size < _TABLE_SIZE else _varint(size)
+                if value is None:
+                    value_size, value = _NULL, b""
+                else:
+                    size = len(value)
+                    value_size = table[size] if size < _TABLE_SIZE else _varint(size)
+                if headers is not shared:
+                    encoded = self._encode_headers(headers) if headers else _NO_HEADERS
+                    shared = headers if type(headers) is tuple else None
+                record = b"".join(
+                    (
+                        b"\x00",
+                        table[shift] if 0 <= shift < _TABLE_SIZE else _varint(shift),
+                        table[count] if count < _TABLE_SIZE else _varint(count),
+                        key_size,
+                        key,
+                        value_size,
+                        value,
+                        encoded,
+                    )
+                )
+                size = len(record)
+                body += table[size] if size < _TABLE_SIZE else _varint(size)
+                body += record
+                count += 1
+                if len(body) >= room:
+                    break
+        finally:
+            added = count - self._count
+            self._count, self._base_timestamp, self._max_timestamp = count, base, newest
+        return added
 
     def add_records(self, records: Sequence[Record]) -> None:
         """Add decoded records; their offsets don't matter."""
-        for record in records:
-            self.add(record.key, record.value, record.headers, record.timestamp_ms)
+        self.add_all((r.key, r.value, r.headers, r.timestamp_ms) for r in records)
 
     def add_from_batch(self, batch: RawBatch, first_delta: int, last_delta: int) -> int:
         """Add the records of another batch with these offset deltas, both included; how many.

@@ -14,9 +14,8 @@ from typing import NamedTuple, Protocol
 
 from anabranch.errors import InvariantViolation, check
 from anabranch.ports import Producer, RawBatch, TopicPartition
-from anabranch.topics.builder import BatchBuilder
+from anabranch.topics.builder import BatchBuilder, Row
 from anabranch.topics.journal_reader import JournalReader, JournalReaders
-from anabranch.topics.records import Headers
 
 # A smaller batch costs the broker more than it costs to take it apart (measured: about 100 records).
 MIN_SPLICED_RECORDS = 100
@@ -47,22 +46,13 @@ class JournalRun(Protocol):
         """The run is the whole batch, which may be copied as it is."""
 
 
-class Event(NamedTuple):
-    """A record to be written, with its headers. ``timestamp_ms``: Unix milliseconds."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
-    timestamp_ms: int
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What one transaction brings to the target: runs of a journal partition, in order, then events."""
 
     source: TopicPartition | None = None
     runs: Sequence[JournalRun] = ()
-    events: Sequence[Event] = ()
+    events: Sequence[Row] = ()
 
 
 class Landed(NamedTuple):
@@ -127,9 +117,9 @@ class Splice:
                 if source is None:
                     raise InvariantViolation("runs without the journal they are in")
                 yield from self._take_runs(index, piece.runs, self._readers.of(source))
-            for event in piece.events:
-                self._builder.add(*event)
-                self._count(index, 1)
+            events = iter(piece.events)
+            while added := self._builder.add_all(events, BATCH_BYTES):
+                self._count(index, added)
                 if self._builder.size_estimate >= BATCH_BYTES:
                     yield from self._flush()
         yield from self._flush()

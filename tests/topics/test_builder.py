@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,3 +164,34 @@ def test_an_empty_batch_is_refused() -> None:
         BatchBuilder().build()
     with pytest.raises(InvalidArgument, match="lz4"):
         BatchBuilder("lzma")
+
+
+@given(records(), st.integers(0, 600))
+def test_adding_stops_at_a_limit_and_goes_on_behind_it(made: list[Record], limit: int) -> None:
+    rows = iter([(r.key, r.value, r.headers, r.timestamp_ms) for r in made])
+    taken: list[Record] = []
+    while True:
+        built = BatchBuilder()
+        added = built.add_all(rows, limit)
+        assert built.count == added
+        if not added:
+            break
+        data = built.build()
+        part = made[len(taken) : len(taken) + added]
+        assert data == encode_batch(part)
+        if len(taken) + added < len(made):
+            assert built.size_estimate >= limit
+        assert added == 1 or len(encode_batch(part[:-1])) < limit
+        taken += part
+    assert taken == made
+
+
+def test_what_was_added_before_a_bad_row_stays() -> None:
+    built = BatchBuilder()
+    rows: list[Any] = [(b"a", b"1", (), 5), (b"b", b"2", (), 9), ("text", b"3", (), 7)]
+    with pytest.raises(TypeError):
+        built.add_all(rows)
+    assert built.count == 2
+    built.add(b"c", None, (), 1)
+    wanted = [Record(0, 5, b"a", b"1"), Record(1, 9, b"b", b"2"), Record(2, 1, b"c", None)]
+    assert built.build() == encode_batch(wanted)
