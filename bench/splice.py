@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import Consumer, Message, Producer
-from confluent_kafka import TopicPartition as Place_
+from confluent_kafka import TopicPartition as Assigned
 
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.ports import RawBatch, TopicPartition, TopicSpec
 from anabranch.topics import framing
-from anabranch.topics.batch import patch_parts, read_header
+from anabranch.topics.batch import patch_parts
 from anabranch.topics.journal_reader import JournalReaders
 from anabranch.topics.kafka_log import KafkaLog
 from anabranch.topics.settings import parse_settings
@@ -221,7 +221,7 @@ class Bench:
             }
         )
         producer.init_transactions(30)
-        consumer.assign([Place_(self.plain.topic, 0, 0)])
+        consumer.assign([Assigned(self.plain.topic, 0, 0)])
         start = time.perf_counter()
         done = in_transaction = 0
         producer.begin_transaction()
@@ -258,32 +258,36 @@ def run_on(
     """Records a second of each way on each workload, and splice's share of the limit with its goal."""
     framing.warm()
     rounds = 2 if quick else 5
-    result: dict[str, Any] = {"rounds": rounds, "transaction_records": TXN_RECORDS, "workloads": {}}
-    for workload in workloads:
-        bench = Bench(bootstrap, workload)
-        ways: list[tuple[str, Callable[[], float]]] = [
-            ("splice", bench.splice),
-            ("raw", bench.raw),
-            ("copy", bench.copy),
-        ]
-        seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
-        # One round that does not count: the broker compiles what it runs often.
-        for number in range(rounds + 1):
-            for name, way in ways[number % 3 :] + ways[: number % 3]:
-                passed = way()
-                if number:
-                    seconds[name].append(passed)
-        header = read_header(bench.batches[0].data)
-        rates = {n: round(workload.records / statistics.median(s)) for n, s in seconds.items()}
-        result["workloads"][workload.name] = {
-            "records": workload.records,
-            "batches": len(bench.batches),
-            "first_batch_records": header.record_count,
-            "records_per_s": rates,
-            "all_s": {name: [round(one, 4) for one in some] for name, some in seconds.items()},
-            "of_raw": round(rates["splice"] / rates["raw"], 3),
-            "of_copy": round(rates["splice"] / rates["copy"], 2),
-            "goal_of_raw": GOALS[workload.name],
-        }
-        bench.close()
-    return result
+    return {
+        "rounds": rounds,
+        "transaction_records": TXN_RECORDS,
+        "workloads": {each.name: _measure(bootstrap, each, rounds) for each in workloads},
+    }
+
+
+def _measure(bootstrap: str, workload: Workload, rounds: int) -> dict[str, Any]:
+    bench = Bench(bootstrap, workload)
+    ways: list[tuple[str, Callable[[], float]]] = [
+        ("splice", bench.splice),
+        ("raw", bench.raw),
+        ("copy", bench.copy),
+    ]
+    seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
+    # One round that does not count: the broker compiles what it runs often.
+    for number in range(rounds + 1):
+        turn = number % len(ways)
+        for name, way in ways[turn:] + ways[:turn]:
+            passed = way()
+            if number:
+                seconds[name].append(passed)
+    bench.close()
+    rates = {n: round(workload.records / statistics.median(s)) for n, s in seconds.items()}
+    return {
+        "records": workload.records,
+        "batches": len(bench.batches),
+        "records_per_s": rates,
+        "all_s": {name: [round(one, 4) for one in some] for name, some in seconds.items()},
+        "of_raw": round(rates["splice"] / rates["raw"], 3),
+        "of_copy": round(rates["splice"] / rates["copy"], 2),
+        "goal_of_raw": GOALS[workload.name],
+    }
