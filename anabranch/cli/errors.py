@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
 from dataclasses import dataclass
@@ -63,6 +62,10 @@ EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
 
 class Terminated(BaseException):
     """SIGTERM came: like KeyboardInterrupt, past every `except Exception`."""
+
+
+class OutputClosed(Exception):
+    """Who read our output went away: no error, and nothing more to do."""
 
 
 class CheckFailed(AnabranchError):
@@ -157,8 +160,3 @@ def show(failure: Failure, *, as_json: bool, file: TextIO | None = None) -> None
     text = json.dumps(failure.document()) if as_json else failure.line()
     stream.write(text + "\n")
     stream.flush()
-
-
-def is_broken_pipe(error: BaseException) -> bool:
-    """Whether the reader of our output went away (`anabranch read ... | head`)."""
-    return isinstance(error, OSError) and error.errno == errno.EPIPE

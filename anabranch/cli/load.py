@@ -144,7 +144,7 @@ def _document(stream: str, result: Result, loaded: Loaded | None) -> dict[str, A
 
 
 def _show(document: dict[str, Any], *, as_json: bool) -> None:
-    from anabranch.cli.output import print_json, print_line
+    from anabranch.cli.output import count_of, print_json, print_line
 
     if as_json:
         print_json(document)
@@ -157,7 +157,8 @@ def _show(document: dict[str, Any], *, as_json: bool) -> None:
         return
     rate = document["rows"] / max(document["seconds"], 0.001)
     print_line(
-        f"{document['rows']:,} rows of {document['files']} files in {document['stream']}, "
-        f"all at once, by {document['workers']} processes in {document['seconds']:.1f} s "
+        f"{count_of(document['rows'], 'row')} of {count_of(document['files'], 'file')} "
+        f"in {document['stream']}, "
+        f"all at once, by {count_of(document['workers'], 'process')} in {document['seconds']:.1f} s "
         f"({rate:,.0f}/s): transaction {document['txn_id']}"
     )

@@ -5,6 +5,7 @@ Everything a command needs beyond its options is imported inside it: `anabranch 
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
@@ -22,9 +23,9 @@ from anabranch.cli.errors import (
     EXIT_CODES,
     ExitCode,
     Failure,
+    OutputClosed,
     Terminated,
     failure_of,
-    is_broken_pipe,
     show,
 )
 from anabranch.cli.quickstart import command as quickstart
@@ -44,6 +45,8 @@ class Commands(TyperGroup):
     ) -> Any:
         """Runs a command and exits."""
         given = list(sys.argv[1:] if args is None else args)
+        if {"-v", "--verbose"} & set(given):
+            logging.basicConfig(level=logging.INFO)
         try:
             with _sigterm_raises():
                 code = super().main(
@@ -61,8 +64,8 @@ def _end(error: BaseException, given: Sequence[str]) -> int:
         return error.code if isinstance(error.code, int) else ExitCode.DIFFERENCE
     if isinstance(error, typer.Exit):
         return error.exit_code
-    if is_broken_pipe(error):
-        # Nobody reads any more; closing standard output at exit must not complain again.
+    if isinstance(error, OutputClosed):
+        # Closing standard output at exit must not complain once more.
         sys.stdout = None
         return ExitCode.OK
     if isinstance(error, typer.TyperException):
@@ -81,7 +84,8 @@ def _end(error: BaseException, given: Sequence[str]) -> int:
 def _end_usage(error: typer.TyperException, *, as_json: bool) -> int:
     """A call that the parser refuses: what is wrong, and where the help is."""
     if type(error).__name__ == "NoArgsIsHelpError":
-        sys.stderr.write(error.format_message() + "\n")
+        # The help is on the screen already, and this is what may be left of it.
+        sys.stderr.write(error.format_message().strip())
         return ExitCode.USAGE
     message = " ".join(error.format_message().split())
     context = getattr(error, "ctx", None)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from anabranch.cli.errors import OutputClosed
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -16,14 +18,25 @@ if TYPE_CHECKING:
 
 def print_json(document: object) -> None:
     """One JSON document (or one line of a stream of them) on standard output."""
-    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    print_line(json.dumps(document, ensure_ascii=False))
 
 
 def print_line(text: str) -> None:
-    """A plain line on standard output, not wrapped."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """A plain line on standard output, not wrapped.
+
+    `OutputClosed` if nobody reads it any more (``anabranch read ... | head``).
+    """
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise OutputClosed from error
+
+
+def count_of(count: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def console(*, to_stderr: bool = False) -> Console:

@@ -135,5 +135,5 @@ def transaction_line(committed: Committed) -> str:
     from anabranch.core.hybrid_time import to_text
 
     name = committed.txn_id.hex() if committed.txn_id else "plain writes"
-    count = sum(1 for _ in committed.events)
+    count = len(committed.events)
     return f"{to_text(committed.commit_timestamp)}\t{name}\t{count:,} events"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,6 +59,9 @@ def connected(target: Target) -> Iterator[Client]:
     """A client for the time of a command."""
     import anabranch
 
+    if not logging.getLogger().handlers:
+        # Nobody asked for logs (-v does): an error is one line, not what librdkafka says meanwhile.
+        logging.getLogger("anabranch").setLevel(logging.CRITICAL)
     with anabranch.connect(
         target.bootstrap, prefix=target.prefix, timeout=target.timeout, config=target.kafka
     ) as client:

@@ -107,7 +107,7 @@ def abort(
     with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
         info = client.state(txn_id)
         token = sign(Token(txn_id, round(info.keepalive * 1000), info.scope), key)
-        client.abort(token)
+        client.abort(token, reason="aborted by an operator")
         _show(client.state(txn_id), as_json=json)
 
 
@@ -166,6 +166,8 @@ def _show(info: TransactionInfo, *, as_json: bool) -> None:
         print_json(document)
         return
     counts, writers = document.pop("counts"), document.pop("writers")
+    if not document["commit_timestamp"]:
+        document["commit_timestamp"] = None
     rows = [*document.items(), *counts.items()]
     rows = [(k.replace("_", " "), ", ".join(v) if isinstance(v, list) else v) for k, v in rows]
     print_table("Transaction", ("", "value"), [(k, "-" if v in ("", None) else v) for k, v in rows])

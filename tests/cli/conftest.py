@@ -1,0 +1,44 @@
+"""The fake client in every command's hands, and a way to run commands as a shell would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from anabranch.cli import session
+from anabranch.cli.main import app
+from anabranch.cli.session import Target
+from tests.cli.fakes import FakeClient
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    """The client that every command gets."""
+    client = FakeClient()
+
+    @contextmanager
+    def connected(target: Target) -> Iterator[FakeClient]:
+        client.target = target
+        yield client
+
+    monkeypatch.setattr(session, "connected", connected)
+    return client
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command line; the address of a broker is set unless ``bootstrap`` is None."""
+
+    def invoke(*arguments: str, bootstrap: str | None = "fake:9092") -> Result:
+        monkeypatch.delenv("ANABRANCH_BOOTSTRAP", raising=False)
+        monkeypatch.delenv("ANABRANCH_KEY_FILE", raising=False)
+        if bootstrap is not None:
+            monkeypatch.setenv("ANABRANCH_BOOTSTRAP", bootstrap)
+        return CliRunner().invoke(app, list(arguments))
+
+    return invoke

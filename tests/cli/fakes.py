@@ -1,0 +1,118 @@
+"""A client that needs no cluster, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.cli.session import Target
+from anabranch.client.types import (
+    Committed,
+    Counts,
+    Event,
+    Events,
+    StreamDescription,
+    TransactionInfo,
+)
+from anabranch.schemas.records import SegmentRange
+
+TXN_ID = bytes(range(16))
+
+
+def stream(name: str = "nyc/flights") -> StreamDescription:
+    """A stream with two segments."""
+    return StreamDescription(
+        stream=name,
+        stream_epoch=0,
+        reference_epoch=0,
+        segments=(SegmentRange(0, 0, 1 << 31, 0, 0), SegmentRange(1, 1 << 31, 1 << 32, 1, 7)),
+        settings={"retention.ms": "-1"},
+        rejected={"late": 3},
+        journal={0: 12, 1: 34},
+    )
+
+
+def transaction(**changes: Any) -> TransactionInfo:
+    """A committed transaction."""
+    fields: dict[str, Any] = {
+        "txn_id": TXN_ID,
+        "state": "COMMITTED",
+        "scope": "nyc",
+        "name": "backfill",
+        "commit_timestamp": 1_700_000_000_000_000 << 12,
+        "counts": Counts(10, 1, 2),
+        "reason": "",
+        "begun_ms": 1_700_000_000_000,
+        "finished_ms": 1_700_000_001_000,
+        "keepalive": 30.0,
+        "streams": ("nyc/flights",),
+        "writers": (),
+    }
+    return TransactionInfo(**{**fields, **changes})
+
+
+def event(number: int = 0, **changes: Any) -> Event:
+    """An event."""
+    fields: dict[str, Any] = {
+        "stream": "nyc/flights",
+        "key": b"N14228",
+        "value": b'{"n":%d}' % number,
+        "headers": [("by", b"me"), ("raw", b"\xff")],
+        "timestamp": 1_700_000_000_000,
+        "txn_id": TXN_ID,
+        "commit_timestamp": 1_700_000_000_000_000 << 12,
+        "segment_id": 1,
+        "partition": 1,
+        "offset": 40 + number,
+    }
+    return Event(**{**fields, **changes})
+
+
+@dataclass
+class FakeClient:
+    """Answers from memory, remembers what it was asked, and raises ``error`` if there is one."""
+
+    error: BaseException | None = None
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    info: TransactionInfo = field(default_factory=transaction)
+    events: Sequence[Event] = field(default_factory=lambda: [event(0), event(1), event(2)])
+    target: Target | None = None
+
+    def _call(self, call: str, **arguments: Any) -> None:
+        self.calls.append((call, arguments))
+        if self.error is not None:
+            raise self.error
+
+    def create_stream(self, name: str, segments: int = 1) -> StreamDescription:
+        self._call("create_stream", name=name, segments=segments)
+        return stream(name)
+
+    def describe(self, name: str) -> StreamDescription:
+        self._call("describe", name=name)
+        return stream(name)
+
+    def streams(self, scope: str | None = None) -> list[StreamDescription]:
+        self._call("streams", scope=scope)
+        return [stream("nyc/weather"), stream("nyc/flights")]
+
+    def transactions(self, **arguments: Any) -> list[TransactionInfo]:
+        self._call("transactions", **arguments)
+        return [self.info]
+
+    def state(self, txn: bytes) -> TransactionInfo:
+        self._call("state", txn=txn)
+        return self.info
+
+    def abort(self, token: bytes, reason: str) -> None:
+        self._call("abort", token=token, reason=reason)
+
+    def read(self, name: str, **arguments: Any) -> Iterator[Event]:
+        self._call("read", name=name, **arguments)
+        return iter(self.events)
+
+    def read_transactions(self, name: str, **arguments: Any) -> Iterator[Committed]:
+        self._call("read_transactions", name=name, **arguments)
+        found: Any = list(self.events)
+        events: Events = found
+        yield Committed(TXN_ID, 1_700_000_000_000_000 << 12, name, events)

@@ -1,0 +1,167 @@
+"""What commands print, as tables and as JSON, and what they ask the client."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from anabranch.cli.errors import ExitCode
+from anabranch.client.types import Counts
+from anabranch.core.tokens import Token, verify
+from anabranch.processors.keyfile import load_or_create
+from tests.cli.conftest import Run
+from tests.cli.fakes import TXN_ID, FakeClient, event, transaction
+
+ID = TXN_ID.hex()
+
+
+def test_stream_create(run: Run, fake: FakeClient) -> None:
+    result = run("stream", "create", "nyc/flights", "--segments", "2", "--json")
+    assert result.exit_code == 0
+    assert fake.calls[0] == ("create_stream", {"name": "nyc/flights", "segments": 2})
+    document = json.loads(result.stdout)
+    assert document["stream"] == "nyc/flights"
+    assert [s["partition"] for s in document["segments"]] == [0, 1]
+
+
+def test_stream_list(run: Run, fake: FakeClient) -> None:
+    document = json.loads(run("stream", "list", "nyc", "--json").stdout)
+    assert [s["stream"] for s in document["streams"]] == ["nyc/flights", "nyc/weather"]
+    assert fake.calls[-1] == ("streams", {"scope": "nyc"})
+    table = run("stream", "list").stdout
+    assert "nyc/flights" in table
+    assert fake.calls[-1][1]["scope"] is None
+
+
+def test_stream_describe(run: Run, fake: FakeClient) -> None:
+    document = json.loads(run("stream", "describe", "nyc/flights", "--json").stdout)
+    assert document == {
+        "stream": "nyc/flights",
+        "stream_epoch": 0,
+        "reference_epoch": 0,
+        "segments": [
+            {"segment_id": 0, "low": 0, "high": 1 << 31, "partition": 0, "start_offset": 0},
+            {"segment_id": 1, "low": 1 << 31, "high": 1 << 32, "partition": 1, "start_offset": 7},
+        ],
+        "settings": {"retention.ms": "-1"},
+        "rejected": {"late": 3},
+        "journal": {"0": 12, "1": 34},
+    }
+    text = run("stream", "describe", "nyc/flights").stdout
+    for part in ("0x80000000", "0x100000000", "late: 3", "1: 34", "retention.ms=-1"):
+        assert part in text
+
+
+def test_txn_list(run: Run, fake: FakeClient) -> None:
+    result = run("txn", "list", "nyc", "--finished", "--limit", "5", "--json")
+    assert fake.calls[-1] == ("transactions", {"scope": "nyc", "finished": True, "limit": 5})
+    (document,) = json.loads(result.stdout)["transactions"]
+    assert document["txn_id"] == ID
+    assert document["counts"] == {"committed": 10, "rejected": 1, "left_out": 2}
+    assert document["committed_at"] == "2023-11-14T22:13:20.000000Z"
+    assert document["begun_at"] == "2023-11-14T22:13:20.000+00:00"
+    assert ID in run("txn", "list").stdout
+
+
+def test_txn_describe(run: Run, fake: FakeClient) -> None:
+    fake.info = transaction(state="OPEN", commit_timestamp=0, finished_ms=0, name=None)
+    document = json.loads(run("txn", "describe", ID, "--json").stdout)
+    assert (document["state"], document["committed_at"], document["finished_at"]) == (
+        "OPEN",
+        None,
+        None,
+    )
+    assert fake.calls[-1] == ("state", {"txn": TXN_ID})
+    assert "OPEN" in run("txn", "describe", ID).stdout
+    assert run("txn", "describe", "xyz").exit_code == ExitCode.USAGE
+
+
+def test_txn_abort_signs_a_token_with_the_key_file(
+    run: Run, fake: FakeClient, tmp_path: Path
+) -> None:
+    key = load_or_create(tmp_path / "key")
+    fake.info = transaction(state="ABORTED", counts=Counts(0, 0, 0))
+    result = run("txn", "abort", ID, "--key-file", str(tmp_path / "key"), "--json")
+    assert result.exit_code == 0
+    (asked,) = [arguments for call, arguments in fake.calls if call == "abort"]
+    assert verify(asked["token"], key) == Token(TXN_ID, 30_000, "nyc")
+    assert "operator" in asked["reason"]
+    assert json.loads(result.stdout)["state"] == "ABORTED"
+
+
+def test_txn_abort_without_the_key_file_says_so_and_makes_none(
+    run: Run, fake: FakeClient, tmp_path: Path
+) -> None:
+    result = run("txn", "abort", ID, "--key-file", str(tmp_path / "none"))
+    assert result.exit_code == ExitCode.USAGE
+    assert "key file" in result.stderr
+    assert "--key-file" in result.stderr
+    assert not (tmp_path / "none").exists()
+    assert fake.calls == []
+
+
+def test_txn_abort_refuses_a_key_file_that_others_may_read(
+    run: Run, fake: FakeClient, tmp_path: Path
+) -> None:
+    load_or_create(tmp_path / "key")
+    os.chmod(tmp_path / "key", 0o644)
+    result = run("txn", "abort", ID, "--key-file", str(tmp_path / "key"))
+    assert result.exit_code == ExitCode.USAGE
+    assert "chmod 600" in result.stderr
+
+
+def test_read_events(run: Run, fake: FakeClient) -> None:
+    result = run("read", "nyc/flights", "--group", "g", "--timeout", "2", "--json")
+    assert fake.calls[-1] == (
+        "read",
+        {"name": "nyc/flights", "group": "g", "timeout": 2.0, "start": "begin"},
+    )
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["offset"] for line in lines] == [40, 41, 42]
+    assert lines[0] == {
+        "stream": "nyc/flights",
+        "key": "N14228",
+        "value": '{"n":0}',
+        "headers": [{"name": "by", "value": "me"}, {"name": "raw", "value_base64": "/w=="}],
+        "timestamp": 1_700_000_000_000,
+        "txn_id": ID,
+        "commit_timestamp": 1_700_000_000_000_000 << 12,
+        "segment_id": 1,
+        "partition": 1,
+        "offset": 40,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"key": None, "value": None}, "1@40\t-\tnull"),
+        ({"key": b"\xff", "value": b"a\xfeb"}, "1@40\t\\xff\ta\\xfeb"),
+    ],
+)
+def test_read_events_for_people(
+    run: Run, fake: FakeClient, changes: dict[str, None], expected: str
+) -> None:
+    fake.events = [event(0, **changes)]
+    assert run("read", "nyc/flights").stdout == expected + "\n"
+    assert fake.calls[-1][1]["group"] is None
+
+
+def test_read_limit_and_start(run: Run, fake: FakeClient) -> None:
+    result = run("read", "nyc/flights", "-n", "2", "--from", "end")
+    assert len(result.stdout.splitlines()) == 2
+    assert fake.calls[-1][1]["start"] == "end"
+
+
+def test_read_transactions(run: Run, fake: FakeClient) -> None:
+    result = run("read", "nyc/flights", "--transactions", "--json")
+    document = json.loads(result.stdout)
+    assert (document["txn_id"], document["count"]) == (ID, 3)
+    assert [e["offset"] for e in document["events"]] == [40, 41, 42]
+    assert document["committed_at"] == "2023-11-14T22:13:20.000000Z"
+    assert run("read", "nyc/flights", "-t").stdout == (
+        f"2023-11-14T22:13:20.000000Z\t{ID}\t3 events\n"
+    )

@@ -1,0 +1,63 @@
+"""The one mapping between options of `anabranch controller` and `ControllerOptions`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from anabranch.cli.controller import OPTIONS, arguments_of
+from anabranch.processors import service
+from anabranch.processors.config import ControllerOptions
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ControllerOptions]:
+    found: list[ControllerOptions] = []
+
+    def run_controller(options: ControllerOptions) -> int:
+        found.append(options)
+        return 6
+
+    monkeypatch.setattr(service, "run_controller", run_controller)
+    return found
+
+
+def test_every_field_has_an_option() -> None:
+    assert list(OPTIONS) == [field.name for field in fields(ControllerOptions)]
+
+
+def test_the_defaults_are_those_of_the_options(run: Run, started: list[ControllerOptions]) -> None:
+    assert run("controller").exit_code == 6, "the controller's exit code is the command's"
+    assert started == [ControllerOptions(bootstrap="fake:9092", data_dir=Path("anabranch-data"))]
+
+
+def test_options_come_back_from_their_arguments(
+    run: Run, started: list[ControllerOptions], tmp_path: Path
+) -> None:
+    options = ControllerOptions(
+        bootstrap="a:1,b:2",
+        data_dir=tmp_path / "data",
+        prefix="p",
+        key_file=tmp_path / "key",
+        control_partitions=3,
+        replication_factor=2,
+        session_timeout_s=2.5,
+        retention_s=60.0,
+        max_open=7,
+        native_timeout_s=9.0,
+        status_file=tmp_path / "status",
+        kafka={"security.protocol": "SSL", "sasl.password": "a=b c"},
+    )
+    defaults = ControllerOptions(bootstrap="x", data_dir=Path("y"))
+    for field in fields(options):
+        assert getattr(options, field.name) != getattr(defaults, field.name)
+    run(*arguments_of(options))
+    assert started == [options]
+
+
+def test_without_a_broker_nothing_starts(run: Run, started: list[ControllerOptions]) -> None:
+    assert run("controller", bootstrap=None).exit_code == 2
+    assert started == []
