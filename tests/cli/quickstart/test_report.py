@@ -1,0 +1,138 @@
+"""The quickstart's output: table, JSON, progress; and the exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.cli.quickstart import run as run_module
+from anabranch.cli.quickstart.checks import Check
+from anabranch.cli.quickstart.display import Display, LineDisplay, make_display
+from anabranch.cli.quickstart.raw import raw_command, raw_program
+from anabranch.cli.quickstart.report import Report, show_report
+from anabranch.cli.quickstart.run import Settings
+from anabranch.cli.session import Target
+from tests.cli.conftest import Run
+
+GOOD = Report(
+    checks=[Check("one thing", "was seen")],
+    timeline=[(2.0, "later"), (1.0, "first")],
+    seconds=61.2,
+    measured={"commit_s": 1.5},
+)
+BAD = Report(
+    checks=[*GOOD.checks, Check("another thing", "was seen", ("this differs", "and that"))],
+    timeline=[],
+    seconds=3.0,
+    folder="/tmp/kept",
+)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The command's settings; its run is a good one, or a bad one with --keep."""
+    found: list[Settings] = []
+
+    def run_quickstart(settings: Settings, display: Display) -> Report:
+        found.append(settings)
+        display.note("something happened")
+        return BAD if settings.keep else GOOD
+
+    monkeypatch.setattr(run_module, "run_quickstart", run_quickstart)
+    return found
+
+
+def test_a_good_run_ends_well(run: Run, ran: list[Settings]) -> None:
+    result = run("quickstart", bootstrap=None)
+    assert result.exit_code == 0
+    assert ran == [Settings()]
+    assert "one thing" in result.stdout
+    assert "All 1 checks hold. 61 s." in result.stdout
+    assert "something happened" in result.stderr
+
+
+def test_a_difference_is_shown_and_exits_with_1(run: Run, ran: list[Settings]) -> None:
+    result = run("quickstart", "--keep", "--rows", "1000", "-X", "a=b")
+    assert result.exit_code == 1
+    assert ran == [Settings("fake:9092", {"a": "b"}, 1000, keep=True)]
+    for words in ("this differs", "and that", "1 of 2 checks found differences", "/tmp/kept"):
+        assert words in result.stdout
+
+
+def test_json(run: Run, ran: list[Settings]) -> None:
+    result = run("quickstart", "--json")
+    assert result.stderr == ""
+    assert json.loads(result.stdout) == {
+        "ok": True,
+        "seconds": 61.2,
+        "folder": None,
+        "checks": [{"title": "one thing", "ok": True, "seen": "was seen", "differences": []}],
+        "timeline": [{"seconds": 1.0, "what": "first"}, {"seconds": 2.0, "what": "later"}],
+        "measured": {"commit_s": 1.5},
+    }
+    bad = run("quickstart", "--json", "--keep")
+    assert bad.exit_code == 1
+    assert json.loads(bad.stdout)["checks"][1]["differences"] == ["this differs", "and that"]
+
+
+def test_nothing_found_is_lost_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    show_report(BAD, as_json=False)
+    assert "this differs" in capsys.readouterr().out
+
+
+def test_notes_are_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with make_display(quiet=False) as display:
+        assert isinstance(display, LineDisplay)
+        display.state("busy")
+        display.wrote(1, 2)
+        display.tick(1, 0.1)
+        display.note("now")
+        display.note("a moment ago", at=display.started + 0.5)
+    assert [what for _, what in display.timeline] == ["now", "a moment ago"]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" s  ")[1] for line in lines] == ["now", "a moment ago"]
+    assert lines[1].strip().startswith("0.5 s")
+
+
+def test_the_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with make_display(quiet=False) as display:
+        display.state("doing something")
+        display.wrote(50, 100)
+        display.tick(7, 0.025)
+        display.note("it happened")
+        display.wrote(100, 100)
+    shown = terminal.getvalue()
+    for words in ("it happened", "7 small transactions", "in 25 ms"):
+        assert words in shown
+
+
+def test_the_raw_program_is_run_only_where_it_can_connect() -> None:
+    program = raw_program()
+    assert program is not None, "this is a checkout"
+    arguments: Any = ("nyc/weather", Path("w.csv"), "origin", "abcd")
+    command = raw_command(Target("b:1", "p", 1.0), *arguments)
+    assert command is not None
+    assert command[1:3] == [str(program), "nyc/weather"]
+    assert command[command.index("--token") + 1] == "abcd"
+    assert "anabranch" not in [
+        line.split()[1].split(".")[0]
+        for line in program.read_text().splitlines()
+        if line.startswith(("import ", "from "))
+    ]
+    secured = Target("b:1", "p", 1.0, {"security.protocol": "SSL"})
+    assert raw_command(secured, *arguments) is None
