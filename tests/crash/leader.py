@@ -10,12 +10,13 @@ from pathlib import Path
 
 from anabranch.core.turn import Settings
 from anabranch.errors import NotLeading
-from anabranch.ports import Log, LogError, LogFenced, Table
+from anabranch.ports import Log, LogError, LogFenced, Producer, Table
 from anabranch.processors.checkpoint import open_checkpoint
 from anabranch.processors.controller import Controller
-from anabranch.processors.failpoints import FailingLog, FailingTable
+from anabranch.processors.failpoints import FailingLog, FailingProducer, FailingTable
 from anabranch.topics.declarations import create_control_topics
 from anabranch.topics.kafka_log import KafkaLog
+from anabranch.topics.kafka_producer import KafkaProducer
 from anabranch.topics.records import Record, encode_batch
 from tests.crash.points import Cut, Point
 from tests.crash.zygote import Spec, say
@@ -56,6 +57,13 @@ def warm_up() -> None:
     warm = getattr(journals, "warm_up", None)
     if warm is not None:
         warm()
+
+
+def _identity(producer: Producer) -> tuple[int, int]:
+    """(producer id, epoch) as the log shows them."""
+    kafka = producer._producer if isinstance(producer, FailingProducer) else producer
+    assert isinstance(kafka, KafkaProducer)
+    return kafka.producer_id, kafka.producer_epoch
 
 
 def lead(number: int, spec: Spec) -> int:
@@ -99,7 +107,9 @@ def lead(number: int, spec: Spec) -> int:
     while not ending:
         try:
             controller.lead()
-            say(number, "leads", term=controller.lease.term if controller.lease else 0)
+            lease = controller.lease
+            assert lease is not None
+            say(number, "leads", term=lease.term, producers=[_identity(p) for p in lease.producers])
             while not ending:
                 controller.step(IDLE_WAIT_S)
         except (LogFenced, NotLeading) as error:

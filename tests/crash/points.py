@@ -2,8 +2,8 @@
 
 A point is ``name|site|n|phase``: the n-th call of that name from that site, before or after it. The site is
 the chain of the shell's own functions on the stack and, inside a round, what the round holds: so two uses of one
-port call are two points, and a new one is found without being told. ``name|*|n|phase`` is the n-th call of
-that name from anywhere.
+port call are two points, and a new one is found without being told. Name and site may be patterns:
+``name|*|n|phase`` is the n-th call of that name from anywhere.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from types import FrameType
 from typing import NamedTuple
 
@@ -87,6 +88,7 @@ class Cut:
     trace: str
 
     def __post_init__(self) -> None:
+        self._hits = 0
         self._seen: Counter[tuple[str, str, str]] = Counter()
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         self._file = os.open(self.trace, flags, 0o600) if self.trace else -1
@@ -94,20 +96,20 @@ class Cut:
     def arm(self) -> None:
         """Count from here on."""
         self.armed = True
-        self._seen.clear()
 
     def __call__(self, name: str, phase: str) -> None:
         """A call is about to be made, or was made."""
         if not self.armed or (self.point is None and self._file < 0):
             return
         where = site()
-        for place in (where, "*"):
-            self._seen[name, place, phase] += 1
+        self._seen[name, where, phase] += 1
         if self._file >= 0:
             here = Point(name, where, self._seen[name, where, phase], phase)
             os.write(self._file, f"{here}\n".encode())
-        if self.point is None or (self.point.name, self.point.phase) != (name, phase):
+        wanted = self.point
+        if wanted is None or wanted.phase != phase or not fnmatchcase(name, wanted.name):
             return
-        wanted = self.point.site
-        if wanted in (where, "*") and self._seen[name, wanted, phase] == self.point.n:
-            os.kill(os.getpid(), self.action)
+        if fnmatchcase(where, wanted.site):
+            self._hits += 1
+            if self._hits == wanted.n:
+                os.kill(os.getpid(), self.action)

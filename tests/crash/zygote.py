@@ -61,6 +61,7 @@ class Child:
     pid: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
     status: int | None = None
+    stopped: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     @property
@@ -102,6 +103,19 @@ class Child:
         """Until it leads."""
         self._wait(lambda: self.leading, "lead", deadline_s)
 
+    def arm(self) -> None:
+        """Let its point count from here on."""
+        self.signal(signal.SIGUSR1)
+        self.wait_said("armed")
+
+    def wait_stopped(self, deadline_s: float = EXIT_DEADLINE_S) -> None:
+        """Until it has stopped."""
+        self._wait(lambda: self.stopped, "stop", deadline_s)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.signal(signal.SIGCONT)
+
     def wait_said(self, event: str, deadline_s: float = EXIT_DEADLINE_S) -> None:
         """Until an event of this kind came."""
         self._wait(lambda: bool(self.said(event)), f"say {event!r}", deadline_s)
@@ -121,6 +135,8 @@ class Child:
                 self.pid = event["pid"]
             elif event["event"] == "ended":
                 self.status = event["status"]
+            elif event["event"] in ("stopped", "continued"):
+                self.stopped = event["event"] == "stopped"
             else:
                 self.events.append(event)
             self._changed.notify_all()
@@ -265,12 +281,17 @@ def _run_child(number: int, spec: Spec) -> None:
 def _reap(numbers: dict[int, int]) -> None:
     while numbers:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
         except ChildProcessError:
             return
         if pid == 0:
             return
-        say(numbers.pop(pid), "ended", status=status)
+        if os.WIFSTOPPED(status):
+            say(numbers[pid], "stopped")
+        elif os.WIFCONTINUED(status):
+            say(numbers[pid], "continued")
+        else:
+            say(numbers.pop(pid), "ended", status=status)
 
 
 if __name__ == "__main__":

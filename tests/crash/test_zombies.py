@@ -1,0 +1,249 @@
+"""Two controllers that both believe they lead: the older one appends nothing, answers nothing, merges nothing.
+
+The zombie is frozen (SIGSTOP) at a moment of taking the lead or of a round. Another takes over and works. Then
+the zombie goes on, while the other works on: nothing may show that it was there, and it ends.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pytest
+
+from anabranch.ports import Log, TopicPartition
+from anabranch.topics.kafka_log import KafkaLog
+from tests.conftest import Broker
+from tests.crash.cases import KEY, Place
+from tests.crash.oracle import stamps
+from tests.crash.points import Point
+from tests.crash.raw import Raw
+from tests.crash.scenario import SPEED, Scenario
+from tests.crash.zygote import Child, Spec, Zygote
+
+LANES = 3
+LEADING = "take the lead"
+FENCED = 3  # the exit code of a child that was told that another one leads
+
+
+class Moment(NamedTuple):
+    """When a zombie freezes: in which step of the scenario, at which call."""
+
+    step: str
+    name: str
+    phase: str
+    n: int = 1
+    site: str = "*"
+
+    @property
+    def told(self) -> str:
+        return f"{self.step}: {self.phase} {self.name}" + (f" {self.n}" if self.n > 1 else "")
+
+
+COMMIT, ONE_SHOT = "commit from two writers", "one-shot"
+MERGE = "append:journal+replies+status+stream"
+MOMENTS = [
+    # design §5
+    Moment(LEADING, "producer:a", "before"),
+    Moment(LEADING, "producer:a", "after"),
+    Moment(LEADING, "producer:b", "before"),
+    Moment(LEADING, "producer:b", "after"),
+    Moment(LEADING, "append:status", "before"),
+    Moment(LEADING, "append:status", "after"),
+    Moment(LEADING, "end:commit", "before"),
+    Moment(LEADING, "end:commit", "after"),
+    Moment(LEADING, "end_offsets", "after", 3, "*fold_to_end*"),
+    Moment(LEADING, "table:rows", "before", 2),
+    # between rounds and inside one
+    Moment(COMMIT, "fetch:commands+journal", "before"),
+    Moment(COMMIT, "append:journal+status", "before"),
+    Moment(COMMIT, "after-decision", "after"),
+    Moment(COMMIT, "fetch:journal", "before"),
+    Moment(COMMIT, MERGE, "before"),
+    Moment(COMMIT, MERGE, "after"),
+    Moment(COMMIT, "append:history", "before"),
+    Moment(COMMIT, "append:history", "after"),
+    Moment(COMMIT, "end:commit", "before", 1, "*data*"),
+    Moment(COMMIT, "end:commit", "after", 1, "*data*"),
+    Moment(COMMIT, "table:rows", "before", 1, "*data*"),
+    Moment(ONE_SHOT, "append:replies+status+stream", "before"),
+    Moment(ONE_SHOT, "append:history", "before"),
+    Moment(ONE_SHOT, "end:commit", "before"),
+    Moment("abort", "append:journal+replies+status", "before", 2),
+    Moment("go stale", "append:*", "before", 1, "*ABORTED*"),
+]
+# Without KIP-890 the epoch of a producer stays through all its transactions.
+OLD_PROTOCOL = [
+    Moment(LEADING, "producer:a", "after"),
+    Moment(LEADING, "end:commit", "before"),
+    Moment(COMMIT, "after-decision", "after"),
+    Moment(COMMIT, "append:history", "before"),
+    Moment(COMMIT, "end:commit", "before", 1, "*data*"),
+    Moment(ONE_SHOT, "end:commit", "before"),
+]
+
+
+@dataclass
+class Haunted:
+    """The scenario with a zombie in it."""
+
+    place: Place
+    moment: Moment
+    children: list[Child] = field(default_factory=list)
+    zombie: Child | None = None
+
+    def __post_init__(self) -> None:
+        place = self.place
+        self.client = Raw(place.bootstrap, place.prefix, place.log, place.producer, idle=self.watch)
+        self.auditor = Raw(place.bootstrap, place.prefix, place.log, place.producer)
+        self.scenario = Scenario(self.client, f"{place.prefix}-scope")
+
+    def fork(self, name: str, point: Point | None = None, *, armed: bool = True) -> Child:
+        place = self.place
+        spec = Spec(
+            place.bootstrap,
+            place.prefix,
+            f"{place.folder}/{name}",
+            KEY,
+            name=f"{place.prefix}/{name}",
+            point=str(point) if point else "",
+            action="stop",
+            armed=armed,
+            speed=SPEED,
+            again=point is None,
+            prepare=True,
+        )
+        self.children.append(self.place.zygote.fork(spec))
+        return self.children[-1]
+
+    def watch(self) -> None:
+        """Once the zombie is frozen, another takes over."""
+        zombie = self.zombie
+        if zombie is not None and zombie.stopped and self.children[-1] is zombie:
+            self.fork("other").wait_leading()
+
+    def run(self) -> None:
+        """All of it, and what has to hold."""
+        try:
+            self._run()
+        finally:
+            for child in self.children:
+                child.kill()
+
+    def _run(self) -> None:
+        moment = self.moment
+        point = Point(moment.name, moment.site, moment.n, moment.phase)
+        first = self.fork("first", point, armed=False)
+        first.wait_leading()
+        self.client.start()
+        self.auditor.start()
+        zombie = self.zombie = first
+        if moment.step == LEADING:
+            self.scenario.steps[0][1]()
+            first.kill()
+            zombie = self.zombie = self.fork("zombie", point)
+            zombie.wait_stopped()
+            self.watch()
+        frozen = False
+        marks: dict[TopicPartition, int] = {}
+        for name, step in self.scenario.steps[moment.step == LEADING :]:
+            if name == moment.step:
+                zombie.arm()
+            step()
+            if not frozen and (moment.step == LEADING or name == moment.step):
+                zombie.wait_stopped()
+                self.watch()
+                marks = self.marks()
+                zombie.go_on()
+                frozen = True
+        assert frozen
+        zombie.wait_ended()
+        assert zombie.status is not None
+        assert zombie.status >> 8 == FENCED, f"the zombie ended as {zombie.status}"
+        other = self.children[-1]
+        assert other.leading, f"the other one does not lead: {other.events[-3:]}"
+        self.scenario.check_end(self.place.log, self.auditor)
+        self.place.check_log()
+        if (moment.step, moment.name, moment.phase) != (LEADING, "producer:a", "before"):
+            # (That one had not begun to lead: when it goes on, it rightly does.)
+            self.check_stamps(other, marks)
+
+    # -- who appended what ----------------------------------------------------------------------------
+
+    def partitions(self) -> list[TopicPartition]:
+        """All that controllers append to."""
+        found = [TopicPartition(f"{self.place.prefix}.{t}", 0) for t in ("status", "replies")]
+        for stream, count in self.scenario.streams.items():
+            topic = stream.replace("/", ".")
+            found.append(TopicPartition(f"{topic}.history", 0))
+            for kind in ("", ".journal"):
+                found += [TopicPartition(topic + kind, p) for p in range(count)]
+        return found
+
+    def marks(self) -> dict[TopicPartition, int]:
+        """The ends of all logs now."""
+        return self.place.log.end_offsets(self.partitions(), committed=False)
+
+    def check_stamps(self, other: Child, marks: dict[TopicPartition, int]) -> None:
+        """Whatever lies behind the marks was appended by the one that leads, committed or not."""
+        epochs: dict[int, int] = {}
+        for producer_id, epoch in other.said("leads")[0]["producers"]:
+            epochs[producer_id] = epoch
+        late = [s for s in stamps(self.place.log, marks) if s.base_offset >= marks[s.partition]]
+        assert late, "the other one did nothing"
+        for stamp in late:
+            assert stamp.producer_epoch >= epochs.get(stamp.producer_id, 1 << 15), (
+                f"appended by the zombie: {stamp}; the other one leads as {epochs}"
+            )
+
+
+def haunt(zygote: Zygote, broker: Broker, log: Log, moments: Iterable[Moment]) -> dict[str, str]:
+    """Run all moments; what was wrong, by moment."""
+    run = uuid.uuid4().hex[:6]
+
+    def one(numbered: tuple[int, Moment]) -> str:
+        number, moment = numbered
+        place = Place.on(zygote, broker.bootstrap, log, f"z{run}-{number}")
+        haunted = Haunted(place, moment)
+        try:
+            haunted.run()
+        except Exception as error:  # noqa: BLE001 - reported with its moment, beside the others
+            return f"{haunted.scenario.transcript[-1:]}: {type(error).__name__}: {error}"
+        finally:
+            place.remove()
+        return ""
+
+    moments = list(moments)
+    with ThreadPoolExecutor(LANES) as pool:
+        wrong = pool.map(one, enumerate(moments))
+        return {m.told: why for m, why in zip(moments, wrong, strict=True) if why}
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_zombie_does_nothing(
+    broker: Broker, zygote: Zygote, log: Log, subtests: pytest.Subtests
+) -> None:
+    for told, why in haunt(zygote, broker, log, MOMENTS).items():
+        with subtests.test(told):
+            pytest.fail(why, pytrace=False)
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_zombie_does_nothing_under_the_older_protocol(
+    broker_tv0: Broker, zygote: Zygote, subtests: pytest.Subtests
+) -> None:
+    log = KafkaLog(broker_tv0.bootstrap)
+    try:
+        wrong = haunt(zygote, broker_tv0, log, OLD_PROTOCOL)
+    finally:
+        log.close()
+    for told, why in wrong.items():
+        with subtests.test(told):
+            pytest.fail(why, pytrace=False)
