@@ -220,7 +220,7 @@ class Partition:
             if entry.next_offset <= stable and not entry.is_control and not entry.is_aborted:
                 for record in decode_records(entry.data):
                     newest[record.key or b""] = record.offset
-        last_of = {entry.producer_id: entry.base_offset for entry in self.entries}
+        last_of = {e.producer_id: e.base_offset for e in self.entries if not e.is_control}
         kept: list[Entry] = []
         for entry in self.entries:
             if entry.next_offset > stable or entry.is_control:
