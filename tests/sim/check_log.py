@@ -11,6 +11,8 @@ from tests.sim.ledger import NOISE
 from tests.sim.picture import Picture, Placed, Seen
 from tests.sim.world import Violation
 
+Final = tuple[str, int, int, int, int, str | None, str]  # what never changes in an ended one
+
 
 def hold(condition: object, message: str) -> None:
     """`Violation` unless it holds."""
@@ -135,7 +137,7 @@ def check_rows(picture: Picture) -> None:
 
 def check_answers(picture: Picture) -> None:
     """What was answered about an id never changes, and is what the rows say."""
-    final: dict[bytes, tuple[str, int, int]] = {}
+    final: dict[bytes, Final] = {}
     for seen, reply in picture.replies:
         hold(seen.native[0] >= 0, "an answer outside of any round")
         hold(reply.correlation_id == seen.record.key, "an answer under another's key")
@@ -154,9 +156,14 @@ def check_answers(picture: Picture) -> None:
             _check_outcome(picture, final, reply, outcome)
 
 
+def _final(said: r.Outcome | r.TxnRow) -> Final:
+    counts = said.committed, said.rejected, said.left_out
+    return said.state, said.commit_timestamp, *counts, said.name, said.reason
+
+
 def _check_outcome(
     picture: Picture,
-    final: dict[bytes, tuple[str, int, int]],
+    final: dict[bytes, Final],
     reply: r.Reply,
     outcome: r.Outcome,
 ) -> None:
@@ -164,12 +171,12 @@ def _check_outcome(
     hold(outcome.commit_timestamp <= reply.hybrid_time, f"{name}: answered below its own time")
     if outcome.state not in ("COMMITTED", "ABORTED"):
         return
-    told = (outcome.state, outcome.commit_timestamp, outcome.committed)
+    told = _final(outcome)
     known = final.setdefault(outcome.txn_id, told)
     hold(known == told, f"{name}: answered {known}, and also {told}")
     row = picture.rows.get(outcome.txn_id)
     if row is None:
         hold(picture.is_forgotten(outcome.txn_id), f"{name}: answered {told}, and it has no row")
     else:
-        found = (row.state, row.commit_timestamp, row.committed)
+        found = _final(row)
         hold(found == told, f"{name}: answered {told}, its row says {found}")

@@ -11,6 +11,7 @@ from anabranch.client.types import Receipt, Result
 from anabranch.errors import (
     AnabranchError,
     BeginAgainError,
+    EventTooLarge,
     OutcomeUnknown,
     RetryError,
     UnknownTransaction,
@@ -20,10 +21,11 @@ from tests.sim.ledger import Attempt, Deal, Ledger
 from tests.sim.noise import Noise
 from tests.sim.ports import SimCluster, client_ports
 from tests.sim.world import Process, SimClock, Violation, World
-from tests.sim.writers import FINE, STREAMS, Helper, new_event, start_helper, wait_for
+from tests.sim.writers import FINE, STREAMS, Helper, new_event, some_events, start_helper, wait_for
 
 SCOPE = "s"
 NAMES = ("n0", "n1", "n2")
+TIGHT_BYTES = "450"  # enough for each event of the workload but the large ones
 _RESTART_S = 1.0
 
 
@@ -46,6 +48,7 @@ class Worker:
         self.name = name
         self.jobs = jobs
         self.starts = 0
+        self.busy = False
         self.in_doubt: list[Deal] = []  # it would keep a note of these
         self.peers: list[Worker] = []
         self.client: Client | None = None
@@ -55,7 +58,7 @@ class Worker:
     @property
     def done(self) -> bool:
         """All jobs are done."""
-        return self.jobs == 0 and not self.in_doubt
+        return self.jobs == 0 and not self.in_doubt and not self.busy
 
     def start(self) -> None:
         """Start a process."""
@@ -70,6 +73,7 @@ class Worker:
         process.on_death.append(lambda: self.world.later(self.faults.span(_RESTART_S), self.start))
         self.process = process
         self.client = None
+        self.busy = False
         self.world.spawn(process, "main", lambda: self._run(process))
 
     # -- its tasks ------------------------------------------------------------------------------------
@@ -86,20 +90,23 @@ class Worker:
         self.client = client
         self.world.spawn(process, "heart", lambda: self._beat(client, process))
         while not self.done:
+            self.busy = True
             if self.in_doubt and (self.jobs == 0 or self.world.random.random() < 0.5):
                 self._clear_doubt(client)
             else:
                 self.jobs -= 1
                 self._job(client)
+            self.busy = False
             ports.clock.sleep(self.world.random.expovariate(2.0))
         while True:
             ports.clock.sleep(5.0)  # the heart goes on
 
     def _create_streams(self, client: Client, clock: object) -> None:
+        settings = {"max.message.bytes": TIGHT_BYTES} if self.faults.weather.tight else {}
         for stream, segments in STREAMS.items():
             while True:
                 try:
-                    client.create_stream(stream, segments, timeout=5.0)
+                    client.create_stream(stream, segments, settings, timeout=5.0)
                     break
                 except RetryError:
                     self.world.sleep(0.2)
@@ -124,6 +131,8 @@ class Worker:
             (1, self._resolve_new),
             (2, self.noise.make),
         ]
+        if self.faults.weather.tight:
+            jobs.append((2, self._too_large))
         chosen = self.world.random.choices([j for _, j in jobs], [w for w, _ in jobs])[0]
         try:
             chosen(client)
@@ -147,6 +156,23 @@ class Worker:
         except FINE as error:
             self._give_up(txn, error)
             raise
+        finally:
+            deal.txn_id = txn.txn_id
+
+    def _too_large(self, client: Client) -> None:
+        """A one-shot with an event that its stream does not take: refused, and others go on."""
+        deal = self.ledger.open(SCOPE, "too large")
+        txn = client.begin(SCOPE)
+        own = deal.writer("own")
+        attempt = deal.attempt(self.world.now, None, {"nobody": 1})
+        try:
+            for _ in range(2):
+                told = new_event(self.world.random, deal, own)
+                txn.write(told.stream, told.value, told.key, {"filling": bytes(int(TIGHT_BYTES))})
+            attempt.result = txn.commit(timeout=5.0)
+        except (EventTooLarge, *FINE) as error:
+            attempt.error = error
+            self._give_up(txn, error)
         finally:
             deal.txn_id = txn.txn_id
 
@@ -181,7 +207,7 @@ class Worker:
         self.noise.tokens.append((token, deal))
         own = deal.writer("own")
         helpers = [self._help(deal, token) for _ in range(random.choice((0, 0, 1, 2)))]
-        for _ in range(random.randint(0, 5)):
+        for _ in range(some_events(random)):
             told = new_event(random, deal, own)
             txn.write(told.stream, told.value, told.key)
             if random.random() < 0.1:

@@ -6,15 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from anabranch.core import rows as k
 from anabranch.core.turn import Settings
 from anabranch.errors import NotLeading
 from anabranch.ports import LogError, LogFenced, LogUnavailable, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.memory_table import MemoryStore
+from anabranch.schemas.codec import decode
 from anabranch.topics.declarations import create_control_topics
-from anabranch.topics.names import status_topic
+from anabranch.topics.names import commands_topic, status_topic
 from tests.sim.faults import Faults
+from tests.sim.picture import visible
 from tests.sim.ports import SimCluster, open_table
 from tests.sim.world import Process, SimClock, World
 
@@ -70,6 +73,8 @@ class Fleet:
         self._direct()
         if self.faults.weather.compact_s:
             self._compact()
+        if self.faults.weather.expire_s:
+            self._expire()
 
     def calm_down(self) -> None:
         """No more changes: one machine leads for good."""
@@ -118,6 +123,20 @@ class Fleet:
                 )
                 self.cluster.compact(place, drop_tombstones=drop)
         self.world.later(self.faults.span(self.faults.weather.compact_s), self._compact)
+
+    def _expire(self) -> None:
+        """Delete commands that are consumed, as their topic's retention does."""
+        if self.calm:
+            return
+        for partition in self.partitions:
+            place = TopicPartition(commands_topic(self.prefix), partition)
+            rows = visible(self.cluster, TopicPartition(status_topic(self.prefix), partition))
+            rounds = [s.record.value for s in rows if s.record.key == k.ROUND_KEY]
+            if rounds and rounds[-1] is not None:
+                consumed = decode(rounds[-1]).commands_offset
+                self.world.note("brokers", f"commands {partition} begin at {consumed}")
+                self.cluster.partition(place).delete_below(consumed)
+        self.world.later(self.faults.span(self.faults.weather.expire_s), self._expire)
 
     def _is_abreast(self, machine: Machine, partition: int) -> bool:
         """Whether the machine's table has seen all of the status log."""

@@ -40,6 +40,7 @@ class Weather:
     skew_s: float = 0.0  # of wall clocks, at most
     director_s: float = 8.0  # mean time between changes of who should lead
     compact_s: float = 0.0  # mean time between compactions of the status log; 0: none
+    expire_s: float = 0.0  # mean time between deletions of old commands; 0: none
     checkpoint_loss: float = 0.0  # per restart: the disk is empty, or an old copy
     transaction_version: int = 2
     native_timeout_s: float = 10.0
@@ -47,6 +48,7 @@ class Weather:
     control_partitions: int = 1
     mixed_batches: bool = False  # writers of one client share batches
     small: bool = False  # small limits, so that everything is cut in pieces
+    tight: bool = False  # streams take small batches only; sometimes an event is too large
 
     @classmethod
     def draw(cls, random: Random) -> Weather:
@@ -77,6 +79,7 @@ class Weather:
             skew_s=some(0, 0, 0.05, 3.0),
             director_s=some(2.0, 6.0, 20.0),
             compact_s=some(0, 3.0),
+            expire_s=some(0, 0, 5.0),
             checkpoint_loss=some(0, 0.5),
             transaction_version=random.choice((2, 2, 2, 1)),
             native_timeout_s=some(2.0, 10.0, 60.0),

@@ -6,10 +6,11 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from unittest.mock import patch
 
+from anabranch.core import rows as k
 from anabranch.errors import AnabranchError
 from anabranch.ports import TopicPartition
 from anabranch.processors import controller, durability
@@ -65,12 +66,13 @@ def simulate(
     *,
     trace: Callable[[str], None] | None = None,
     bug: AbstractContextManager[object] | None = None,
+    **weather: float,
 ) -> Report:
-    """Run one seed. ``bug``: a planted one, see `mutants`."""
+    """Run one seed. ``bug``: a planted one, see `mutants`. ``weather``: not as the seed draws it."""
     began = time.perf_counter()
     world = World(seed, trace=trace)
-    weather = Weather.draw(world.random)
-    faults = Faults(world, weather)
+    drawn = replace(Weather.draw(world.random), **weather)  # type: ignore[arg-type]
+    faults = Faults(world, drawn)
     was_collecting = gc.isenabled()
     # What is freed when must not depend on what ran before: handles live until then.
     gc.disable()
@@ -78,7 +80,7 @@ def simulate(
     _collect(world)
     commits = 0
     try:
-        with _limits(small=weather.small), bug or nullcontext():
+        with _limits(small=drawn.small), bug or nullcontext():
             commits = _Run(world, faults).play()
     finally:
         world.close()
@@ -89,7 +91,7 @@ def simulate(
         seed,
         str(world.violation or ""),
         world.digest,
-        str(weather),
+        str(drawn),
         world.steps,
         world.now,
         time.perf_counter() - began,
@@ -157,7 +159,7 @@ class _Run:
             return False
         for partition in range(self.partitions):
             leader = self.fleet.leading(partition)
-            if leader is None or leader.state.open:
+            if leader is None or leader.state.open or any(leader.table.scan(k.OPEN)):
                 return False
         return True
 
@@ -173,7 +175,10 @@ class _Run:
         self._check_disks()
         for partition in range(self.partitions):
             leader = self.fleet.leading(partition)
-            hold(leader is not None, f"nobody leads {partition} at the end")
+            if leader is None:
+                raise Violation(f"nobody leads {partition} at the end")
+            left = [*leader.table.scan(k.INDEX), *leader.table.scan(k.REJECTED)]
+            hold(not left, f"all is ended, and the journal index still has {left[:3]}")
         picture = Picture.take(self.cluster, PREFIX, self.partitions)
         check_log(picture)
         check_clients(picture, self.ledger)

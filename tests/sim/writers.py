@@ -47,6 +47,11 @@ def new_event(random: Random, deal: Deal, account: WriterLog) -> Told:
     return deal.event(account, random.choice(list(STREAMS)), random.choice(KEYS))
 
 
+def some_events(random: Random) -> int:
+    """How many events a writer makes: few, or now and then many."""
+    return random.randint(12, 30) if random.random() < 0.12 else random.randint(0, 6)
+
+
 def start_helper(
     world: World, process: Process | None, client: Client | None, deal: Deal, token: bytes
 ) -> Helper:
@@ -73,7 +78,7 @@ def start_helper(
 
 def _write(world: World, writer: Writer, deal: Deal, account: WriterLog, helper: Helper) -> None:
     random = world.random
-    for _ in range(random.randint(0, 6)):
+    for _ in range(some_events(random)):
         told = new_event(random, deal, account)
         writer.write(told.stream, told.value, told.key)
         if random.random() < 0.25:
