@@ -1,0 +1,50 @@
+"""docs/cli.md says what `--help` says."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.cli.errors import EXIT_CODES, ExitCode
+from tests.cli.conftest import Run
+from tests.cli.reference import PAGE, commands, described, renewed
+
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def test_every_command_has_its_section() -> None:
+    assert described(TEXT) == set(commands())
+    for name in commands():
+        assert f"`anabranch {name}`" in TEXT
+
+
+def test_its_tables_are_those_of_the_commands() -> None:
+    assert renewed(TEXT) == TEXT, "run `python -m tests.cli.reference`"
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    assert set(EXIT_CODES) == set(ExitCode)
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_has_help_for_every_option(run: Run, name: str) -> None:
+    result = run(*name.split(), "--help")
+    assert result.exit_code == 0
+    command = commands()[name]
+    assert command.help
+    for parameter in command.params:
+        assert parameter.help, f"{name}: {parameter.name}"
+        if parameter.param_type_name == "option":
+            assert max(parameter.opts, key=len)[:20] in result.stdout
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_can_show_tracebacks(name: str) -> None:
+    options = {opt for parameter in commands()[name].params for opt in parameter.opts}
+    assert {"-v", "--verbose"} <= options
+    assert "--json" in options or name == "controller", "a service that writes logs"
+
+
+def test_the_help_shows_the_exit_codes(run: Run) -> None:
+    text = " ".join(run("--help").stdout.split())
+    for code, (meaning, _) in EXIT_CODES.items():
+        assert f"{int(code)} {meaning}" in text
