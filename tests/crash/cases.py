@@ -20,13 +20,13 @@ from anabranch.processors.rocks_table import RocksTable
 from anabranch.processors.system_clock import SystemClock
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import status_topic
+from tests.crash.leader import Lead
 from tests.crash.oracle import read_status
 from tests.crash.points import Point
 from tests.crash.raw import Raw, quick_producer
 from tests.crash.scenario import SPEED, Scenario
-from tests.crash.zygote import Child, Spec, Zygote
+from tests.crash.zygote import Child, Zygote
 
-KEY = "00" * 32
 CASE_DEADLINE_S = 60.0
 AFTER_DECISION = Point("after-decision", "*", 1, "after")
 LAST_DECISION = AFTER_DECISION._replace(n=2)
@@ -108,11 +108,10 @@ class Case:
         place = self.place
         point = self.cuts[number] if number < len(self.cuts) else None
         trace = self.traces[number] if number < len(self.traces) else ""
-        spec = Spec(
+        spec = Lead(
             place.bootstrap,
             place.prefix,
-            f"{place.folder}/table",
-            KEY,
+            folder=f"{place.folder}/table",
             name=f"{place.prefix}/{place.cases}/{number}",
             point=str(point) if point else "",
             trace=trace,
@@ -130,7 +129,7 @@ class Case:
             if child.running and child.leading:
                 return child
             if not child.running:
-                if not (child.spec.point and child.killed):
+                if not (isinstance(child.spec, Lead) and child.spec.point and child.killed):
                     raise AssertionError(
                         f"{child.spec.name} ended by itself: {child.status}, {child.events[-3:]}"
                     )

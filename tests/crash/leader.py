@@ -6,7 +6,9 @@ import os
 import resource
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from anabranch.core.turn import Settings
 from anabranch.errors import NotLeading
@@ -23,6 +25,32 @@ from tests.crash.zygote import Spec, say
 
 IDLE_WAIT_S = 0.5
 PAUSE_S = 0.05
+KEY = "00" * 32
+
+
+@dataclass(frozen=True)
+class Lead(Spec):
+    """A controller to fork. ``point``: where it is killed or stopped, see `tests.crash.points`.
+
+    ``armed`` False: calls count only from SIGUSR1 on. ``trace``: a file for the names of all calls.
+    ``speed``: how fast its monotonic clock runs, so that keepalives need not be waited for. ``limit``: the
+    largest file it may write, bytes (0: any). ``again``: whether it leads anew after it was fenced.
+    ``prepare``: whether it makes the topics of the control partition.
+    """
+
+    folder: str = ""
+    key: str = KEY
+    point: str = ""
+    action: str = "kill"
+    armed: bool = True
+    trace: str = ""
+    speed: float = 1.0
+    limit: int = 0
+    again: bool = True
+    prepare: bool = False
+    replies: int = 1
+
+    run = "tests.crash.leader:lead"
 
 
 class FastClock:
@@ -66,8 +94,9 @@ def _identity(producer: Producer) -> tuple[int, int]:
     return kafka.producer_id, kafka.producer_epoch
 
 
-def lead(number: int, spec: Spec) -> int:
+def lead(number: int, told: dict[str, Any]) -> int:
     """Lead until SIGTERM (0), or until fenced where the child is not to lead again (3)."""
+    spec = Lead(**told)
     if spec.limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (spec.limit, resource.RLIM_INFINITY))
     action = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[spec.action]

@@ -17,12 +17,13 @@ import pytest
 from anabranch.ports import Log, TopicPartition
 from anabranch.topics.kafka_log import KafkaLog
 from tests.conftest import Broker
-from tests.crash.cases import KEY, Place
+from tests.crash.cases import Place
+from tests.crash.leader import Lead
 from tests.crash.oracle import stamps
 from tests.crash.points import Point
 from tests.crash.raw import Raw
 from tests.crash.scenario import SPEED, Scenario
-from tests.crash.zygote import Child, Spec, Zygote
+from tests.crash.zygote import Child, Zygote
 
 LANES = 3
 LEADING = "take the lead"
@@ -103,11 +104,10 @@ class Haunted:
 
     def fork(self, name: str, point: Point | None = None, *, armed: bool = True) -> Child:
         place = self.place
-        spec = Spec(
+        spec = Lead(
             place.bootstrap,
             place.prefix,
-            f"{place.folder}/{name}",
-            KEY,
+            folder=f"{place.folder}/{name}",
             name=f"{place.prefix}/{name}",
             point=str(point) if point else "",
             action="stop",

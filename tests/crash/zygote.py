@@ -1,14 +1,15 @@
-"""A warm process that forks controllers: one more is there in some 30 ms, and can really be killed.
+"""A warm process that forks controllers and writers: one more is there at once, and can really be killed.
 
 `Zygote` is the tests' side. The process itself imports everything once, has no threads, and forks a child
-for each request; a child runs `tests.crash.leader.lead`. Events of all children and their ends come back
-through one pipe, a line of JSON each.
+for each request, which runs the function that its spec names. Events of all children and their ends come
+back through one pipe, a line of JSON each.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -20,7 +21,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_DEADLINE_S = 30.0
@@ -30,32 +31,18 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Spec:
-    """A controller to fork. ``point``: where it is killed or stopped, see `tests.crash.points`.
-
-    ``armed`` False: calls count only from SIGUSR1 on. ``trace``: a file for the names of all calls.
-    ``speed``: how fast its monotonic clock runs, so that keepalives need not be waited for. ``limit``: the
-    largest file it may write, bytes (0: any). ``again``: whether it leads anew after it was fenced.
-    """
+    """What every child is told. ``run``: the function that it runs, ``module:name``."""
 
     bootstrap: str
     prefix: str
-    folder: str
-    key: str
     name: str = ""
-    point: str = ""
-    action: str = "kill"
-    armed: bool = True
-    trace: str = ""
-    speed: float = 1.0
-    limit: int = 0
-    again: bool = True
-    prepare: bool = False
-    replies: int = 1
+
+    run: ClassVar[str]
 
 
 @dataclass
 class Child:
-    """A forked controller as the tests see it."""
+    """A forked process as the tests see it."""
 
     spec: Spec
     pid: int = 0
@@ -172,13 +159,14 @@ class Zygote:
         self.close()
 
     def fork(self, spec: Spec) -> Child:
-        """A new controller; returns when its process is there."""
+        """A new process; returns when it is there."""
         child = Child(spec)
         with self._lock:
             number = len(self._children)
             self._children[number] = child
             assert self._process.stdin is not None
-            line = json.dumps({"number": number, "spec": asdict(spec)})
+            request = {"number": number, "run": spec.run, "spec": asdict(spec)}
+            line = json.dumps(request)
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
         with child._changed:
@@ -224,9 +212,11 @@ def die_with_parent() -> None:
 
 def main() -> None:
     """Fork on request until standard input ends."""
-    from tests.crash import leader
+    from tests.crash import leader, load  # noqa: F401
 
     leader.warm_up()
+    if len(os.listdir("/proc/self/task") if sys.platform == "linux" else [0]) > 1:
+        raise AssertionError("a process with threads must not fork")
     numbers: dict[int, int] = {}
     ended_read, ended_write = os.pipe()
     os.set_blocking(ended_write, False)
@@ -256,18 +246,17 @@ def main() -> None:
                 os.close(ended_write)
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 die_with_parent()
-                _run_child(request["number"], Spec(**request["spec"]))
+                _run_child(request["number"], request["run"], request["spec"])
             numbers[pid] = request["number"]
             say(request["number"], "forked", pid=pid)
     # not reached
 
 
-def _run_child(number: int, spec: Spec) -> None:
-    from tests.crash import leader
-
+def _run_child(number: int, run: str, told: dict[str, Any]) -> None:
     code = 1
     try:
-        code = leader.lead(number, spec)
+        module, _, name = run.partition(":")
+        code = getattr(importlib.import_module(module), name)(number, told)
     except BaseException as error:  # noqa: BLE001 - the child ends here, whatever it was
         say(number, "failed", why=f"{type(error).__name__}: {error}", at=time.time())
         import traceback
