@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from anabranch.errors import InvalidArgument, check
+from anabranch.errors import InvalidArgument, InvariantViolation
 
 LOGICAL_BITS = 12
 MAX = (1 << 63) - 1
@@ -25,8 +25,10 @@ def next_after(previous: int, now_us: int) -> int:
     ``now_us``: Unix microseconds. While the clock stands still or lags, the logical part counts up;
     when it is full, it carries into the microseconds. `InvariantViolation` when out of range.
     """
-    check(0 <= previous < MAX, f"hybrid time {previous} has no successor")
-    check(0 <= now_us <= _MAX_US, f"time {now_us} us is not within 0..{_MAX_US}")
+    if not 0 <= previous < MAX:
+        raise InvariantViolation(f"hybrid time {previous} has no successor")
+    if not 0 <= now_us <= _MAX_US:
+        raise InvariantViolation(f"time {now_us} us is not within 0..{_MAX_US}")
     return max(previous + 1, now_us << LOGICAL_BITS)
 
 

@@ -24,8 +24,7 @@ NO_PREVIOUS = -1
 DIRECTLY_BEFORE = -2
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A transaction's events for one segment: runs of a journal partition, or events of a one-shot."""
 
     segment_id: int
@@ -34,8 +33,7 @@ class Part:
     events: tuple[Event, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StreamCommit:
+class StreamCommit(NamedTuple):
     """A transaction's merge into one stream."""
 
     txn_id: bytes

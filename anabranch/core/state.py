@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.core.layout import Layout
 from anabranch.core.overlay import Overlay, Rows
 from anabranch.core.rows import Entry
 from anabranch.core.states import FINISHED
@@ -57,6 +58,7 @@ class State:
         self.round = RoundRow(term=0, hybrid_time=0, commands_offset=0, expired_ms=0)
         self.scopes: dict[str, int] = {}
         self.streams: dict[str, StreamRow] = {}
+        self.layouts: dict[str, Layout] = {}
         self.open: dict[bytes, OpenTxn] = {}
         self.committing: dict[bytes, None] = {}  # open ones with a pending commit
         self.rederive()
@@ -67,6 +69,7 @@ class State:
         self.round = RoundRow(term=0, hybrid_time=0, commands_offset=0, expired_ms=0)
         self.scopes.clear()
         self.streams.clear()
+        self.layouts.clear()
         self.open.clear()
         self.committing.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
@@ -123,6 +126,7 @@ class State:
             _put(self.scopes, identifier.decode(), row and row.control_partition)
         elif entry is Entry.STREAM:
             _put(self.streams, identifier.decode(), row)
+            _put(self.layouts, identifier.decode(), row and Layout(row.segments))
 
     def _derive_txn(self, txn_id: bytes, entry: Entry, identifier: bytes, row: Any) -> None:
         if entry is Entry.TXN:
