@@ -52,6 +52,7 @@ from anabranch.schemas.records import (
     SegmentRange,
     StreamRow,
     TxnRow,
+    TxnState,
 )
 
 MAX_WAIT_MS = 600_000
@@ -287,7 +288,12 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     row = turn.state.txn_row(command.txn_id)
     if row is not None:
         if row.state == "ABORTED":
-            raise TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
+            earlier = earlier_outcome(turn, command.scope, command.name)
+            if earlier is None:
+                raise TransactionAborted(
+                    f"the transaction is aborted ({row.reason}): begin a new one"
+                )
+            row = earlier
         if row.state != "COMMITTED":
             raise InvalidArgument("the transaction id is in use: make a new one")
         turn.reply(to, turn.outcome(row))
@@ -296,6 +302,9 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     placed = _place(turn, command)
     earlier = earlier_outcome(turn, command.scope, command.name)
     if earlier is not None:
+        # Its own id must not commit when the name is forgotten and the command comes again.
+        reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
+        turn.put(k.txn_key(command.txn_id), _one_shot_row(turn, command, "ABORTED", 0, 0, reason))
         turn.reply(to, turn.outcome(earlier))
         return
     timestamp = turn.next_timestamp()
@@ -311,22 +320,33 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
         )
         epoch = segment_epoch(parts[0].segment_id)
         turn.round.commits.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
-    row = TxnRow(
+    row = _one_shot_row(turn, command, "COMMITTED", timestamp, len(command.events))
+    turn.put(k.txn_key(command.txn_id), row)
+    turn.reply(to, turn.outcome(row, full=False))
+
+
+def _one_shot_row(
+    turn: Turn,
+    command: OneShot,
+    state: TxnState,
+    timestamp: int,
+    committed: int,
+    reason: str = "",
+) -> TxnRow:
+    return TxnRow(
         txn_id=command.txn_id,
         scope=command.scope,
-        name=command.name,
-        state="COMMITTED",
+        name=command.name if state == "COMMITTED" else None,
+        state=state,
         keepalive_ms=0,
         begun_ms=turn.wall_ms,
         finished_ms=turn.wall_ms,
         commit_timestamp=timestamp,
-        committed=len(command.events),
+        committed=committed,
         rejected=0,
         left_out=0,
-        reason="",
+        reason=reason,
     )
-    turn.put(k.txn_key(command.txn_id), row)
-    turn.reply(to, turn.outcome(row, full=False))
 
 
 _Placed = list[tuple[SegmentRange, list[Event]]]

@@ -247,13 +247,20 @@ class Model:
         txn = self.txns.get(label)
         if txn is not None:
             if txn.state == ABORTED:
-                raise Refused("TransactionAborted")
+                earlier = self._earlier(c.name)
+                if earlier is None:
+                    raise Refused("TransactionAborted")
+                return self._text(earlier)
             if txn.state != COMMITTED:
                 raise Refused("InvalidArgument")
             return self._text(txn)
         self._check_new(label)
         earlier = self._earlier(c.name)
         if earlier is not None:
+            by = self.world.id(earlier.label).hex()
+            txn = self.txns[label] = Txn(label, None, 0, ABORTED)
+            txn.reason = f"the name {c.name!r} was committed before by {by}"
+            txn.finished_ms = self.world.wall_ms
             return self._text(earlier)
         self._take_name(c.name, label)
         where: dict[Place, list[Any]] = {}

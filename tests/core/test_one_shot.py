@@ -189,8 +189,21 @@ def test_a_committed_name_gives_its_outcome(world: World) -> None:
     assert world.one_shot("A", event(), name="daily") == "A COMMITTED 1"
     assert world.one_shot("B", event(), name="daily") == "A COMMITTED 1"
     assert world.plan() == ""
-    assert world.get("B") == "UnknownTransaction"
+    assert world.get("B").startswith("B ABORTED (the name 'daily' was committed before")
+    assert world.one_shot("B", event(), name="daily") == "A COMMITTED 1", "asked again"
     assert world.begin("C", name="daily") == "A COMMITTED 1"
+
+
+def test_what_was_answered_with_anothers_outcome_never_commits() -> None:
+    """The same command again, once the name is forgotten. Found by simulation."""
+    world = nyc(retention_ms=DAY)
+    world.one_shot("A", event(), name="daily")
+    world.wait(DAY // 2)
+    assert world.one_shot("B", event(), name="daily") == "A COMMITTED 1"
+    world.wait(DAY // 2 + 1000)
+    assert world.get("A") == "Expired"
+    assert world.one_shot("B", event(), name="daily") == "TransactionAborted"
+    assert world.one_shot("C", event(), name="daily") == "C COMMITTED 1"
 
 
 def test_an_open_name_goes_to_the_one_shot(world: World) -> None:
