@@ -45,6 +45,7 @@ class Cast:
         self.flights = stream_of(place.scope, FLIGHTS)
         self.rows: dict[str, int] = {}
         self.raw_is_program = False
+        self.living_workers: list[Child] = []
 
     def start(
         self,
@@ -99,7 +100,7 @@ class Cast:
                 self.rows[label] = message["rows"]
                 self._display.wrote(self.written, self.source.total())
 
-        return self.start(
+        worker = self.start(
             "writer",
             name=label,
             token=token,
@@ -110,6 +111,13 @@ class Cast:
             on_message=take,
             **more,
         )
+        self.living_workers.append(worker)
+        return worker
+
+    def forget(self, worker: Child) -> None:
+        """What it wrote counts no more."""
+        self.rows.pop(worker.name, None)
+        self.living_workers.remove(worker)
 
     @property
     def written(self) -> int:

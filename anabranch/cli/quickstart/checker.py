@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from anabranch.cli.quickstart.child import Orders, Role, Say
 from anabranch.cli.quickstart.events import Kind, Small, kind_of, stream_of, writer_of
@@ -18,6 +18,17 @@ from anabranch.cli.session import Target
 _BATCH = 5_000
 _POLL_S = 0.1
 _DEADLINE_S = 300.0
+
+
+class Where(NamedTuple):
+    """Where an event lies."""
+
+    topic: str
+    partition: int | None
+    offset: int | None
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
 def run(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
@@ -76,7 +87,7 @@ def _events(stream: str, target: Target) -> Any:
         dict(target.kafka)
         | {
             "bootstrap.servers": target.bootstrap,
-            "group.id": f"quickstart-check-{time.time_ns()}",
+            "group.id": f"{topic}.check",
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
@@ -92,7 +103,7 @@ def _events(stream: str, target: Target) -> Any:
             for message in consumer.consume(_BATCH, _POLL_S):
                 error = message.error()
                 if error is None:
-                    where = f"{topic}[{message.partition()}]@{message.offset()}"
+                    where = Where(topic, message.partition(), message.offset())
                     timestamp = message.timestamp()[1]
                     yield message.key(), message.value(), message.headers(), timestamp, where
                 elif error.name() == "_PARTITION_EOF":

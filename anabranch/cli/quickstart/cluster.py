@@ -61,7 +61,7 @@ def start_broker(
 
 
 def _delete_topics(place: Place) -> None:
-    """Removes from somebody's cluster what the run made there."""
+    """Removes from somebody's cluster what the run made there: topics and groups."""
     from confluent_kafka.admin import AdminClient
 
     settings: dict[str, str | int | float | bool] = dict(place.target.kafka)
@@ -70,6 +70,14 @@ def _delete_topics(place: Place) -> None:
     topics = [name for name in admin.list_topics(timeout=10).topics if name.startswith(mine)]
     if topics:
         for future in admin.delete_topics(topics, operation_timeout=20).values():
+            future.result(30)
+    groups = [
+        group.group_id
+        for group in admin.list_consumer_groups(request_timeout=10).result(20).valid
+        if group.group_id.startswith(mine)
+    ]
+    if groups:
+        for future in admin.delete_consumer_groups(groups, request_timeout=20).values():
             future.result(30)
 
 

@@ -96,7 +96,7 @@ def watch_plain(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None
         dict(target.kafka)
         | {
             "bootstrap.servers": target.bootstrap,
-            "group.id": f"quickstart-plain-{time.time_ns()}",
+            "group.id": f"{scope}.plain",
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
@@ -183,7 +183,7 @@ def read_events(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None
     with connected(target_from(parameters)) as client:
         say("ready")
         for event in client.read(
-            parameters["stream"], group="quickstart-events", timeout=DEADLINE_S
+            parameters["stream"], group=f"{parameters['scope']}.events", timeout=DEADLINE_S
         ):
             now = time.monotonic()
             small = sightings.see(event.stream, event.value, event.headers, now)
@@ -206,7 +206,7 @@ def read_whole(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
     with connected(target_from(parameters)) as client:
         say("ready")
         for committed in client.read_transactions(
-            stream, group="quickstart-transactions", timeout=DEADLINE_S
+            stream, group=f"{parameters['scope']}.transactions", timeout=DEADLINE_S
         ):
             sightings = Sightings()
             smalls: Counter[int] = Counter()

@@ -91,8 +91,11 @@ class RowCheck:
         """How many keys the table has."""
         return len(self._by_key)
 
-    def take(self, key: bytes | None, value: bytes, timestamp: int | None, where: str) -> None:
-        """One event that should be a row. ``timestamp`` None: not to be compared."""
+    def take(self, key: bytes | None, value: bytes, timestamp: int | None, where: object) -> None:
+        """One event that should be a row. ``timestamp`` None: not to be compared.
+
+        ``where`` is only made a text of if there is a difference.
+        """
         if key is None:
             self._take_keyless(value, timestamp, where)
             return
@@ -126,7 +129,7 @@ class RowCheck:
             )
             self._next[key] = at + 1
 
-    def _take_keyless(self, value: bytes, timestamp: int | None, where: str) -> None:
+    def _take_keyless(self, value: bytes, timestamp: int | None, where: object) -> None:
         for entry in ((value, timestamp), (value, None)):
             if self._keyless[entry] > 0:
                 self._keyless[entry] -= 1

@@ -6,16 +6,16 @@ import time
 from typing import Any
 
 from anabranch.cli.quickstart.cast import FLIGHTS, STEP_S, VICTIM, WORKERS, Cast, label_of
-from anabranch.cli.quickstart.checks import Findings, Killed, percentile
+from anabranch.cli.quickstart.checks import Findings, Killed
 from anabranch.cli.quickstart.cluster import Controllers
 from anabranch.cli.quickstart.display import Display
 from anabranch.cli.quickstart.events import stream_of
+from anabranch.cli.quickstart.measure import measure_ticks, rows_seen, rows_written
 from anabranch.cli.quickstart.processes import Child, Message
 from anabranch.cli.quickstart.rows import StreamReport
 from anabranch.cli.quickstart.source import TABLES
 
 COMMIT_S = 150.0
-SLOW_S = 1.0
 
 
 class Story:
@@ -50,8 +50,8 @@ class Story:
         again = self._family.hear(asker, "outcome", STEP_S)
         ticker.order("finish")
         ticks = self._family.hear(ticker, "finished", STEP_S)
-        self._measure_ticks(ticker.said("tick"))
         reports, streams = self._look(observers, checkers)
+        self._measure(ticker, observers["plain"], outcome, [killed_writing, killed_deciding])
         scope = cast.place.scope
         return Findings(
             counts={stream_of(scope, t): self._source.count(t) for t in TABLES},
@@ -111,11 +111,12 @@ class Story:
         victim = workers.pop(VICTIM)
         flushed = self._family.hear(victim, "flushed", STEP_S)["rows"]
         victim.kill()
+        self.measured["worker_killed_at_s"] = round(self._display.elapsed, 2)
         self._display.note(
             f"worker {victim.pid} killed after a flush of {flushed:,} rows; "
             "another one redoes its share"
         )
-        cast.rows.pop(victim.name, None)
+        cast.forget(victim)
         workers.append(cast.worker(label_of(WORKERS), token, VICTIM))
         doomed = cast.doomed(doomed_token)
         self._family.wait_for("a third of the rows", lambda: cast.written * 3 > total, STEP_S)
@@ -154,7 +155,6 @@ class Story:
             self._note_takeover(killed)
         outcome = self._family.hear(committer, "committed", COMMIT_S)
         seconds = outcome["at"] - requested
-        self.measured["commit_s"] = round(seconds, 3)
         self._display.note(f"{outcome['committed']:,} events committed, {seconds:.1f} s after")
         return outcome, killed
 
@@ -182,23 +182,21 @@ class Story:
         self._display.note("every stream was compared with its source")
         return reports, [StreamReport.from_document(message) for message in found]
 
-    def _measure_ticks(self, ticks: list[Message]) -> None:
-        seconds = [tick["seconds"] for tick in ticks]
-        if not seconds:
-            return
-        self.measured["small_commits"] = {
-            "count": len(seconds),
-            "p50_s": round(percentile(seconds, 50), 4),
-            "p90_s": round(percentile(seconds, 90), 4),
-            "max_s": round(max(seconds), 4),
-            "slow": [
-                {
-                    "at_s": round(tick["began"] - self._display.started, 2),
-                    "took_s": round(tick["seconds"], 2),
-                }
-                for tick in ticks
-                if tick["seconds"] > SLOW_S
-            ],
+    def _measure(
+        self, ticker: Child, plain: Child, outcome: Message, killed: list[Killed | None]
+    ) -> None:
+        """Series and moments, in seconds since the start."""
+        started = self._display.started
+        workers = {c.name: c.said("wrote") for c in self._cast.living_workers}
+        self.measured |= {
+            "rows": self._source.total(),
+            "commit_s": round(outcome["at"] - outcome["requested"], 3),
+            "requested_at_s": round(outcome["requested"] - started, 2),
+            "committed_at_s": round(outcome["at"] - started, 2),
+            "controllers_killed_at_s": [round(k.at - started, 2) for k in killed if k],
+            "small_commits": measure_ticks(ticker.said("tick"), started),
+            "rows_written": rows_written(workers, started),
+            "rows_seen_by_the_plain_consumer": rows_seen(plain.said("seen"), started),
         }
 
     def _note_takeover(self, killed: Killed) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from anabranch.cli.errors import ChildFailed
 from anabranch.cli.quickstart import source as module
-from anabranch.cli.quickstart.source import TABLES, Source, find_source, share_of, unix_ms
+from anabranch.cli.quickstart.source import TABLES, Source, find_source, form_of, share_of, unix_ms
 
 FLIGHTS, WEATHER, PLANES, AIRPORTS, AIRLINES = TABLES
 
@@ -42,6 +42,17 @@ def test_a_row_becomes_an_event(whole: Source) -> None:
     airline = next(whole.rows(AIRLINES))
     assert (airline.key, airline.timestamp) == (b"9E", None)
     assert json.loads(airline.value()) == {"carrier": "9E", "name": "Endeavor Air Inc."}
+
+
+def test_values_are_what_json_makes_of_them(whole: Source) -> None:
+    for table in (AIRPORTS, AIRLINES, PLANES):
+        with (whole.folder / table.file).open(encoding="utf-8", newline="") as file:
+            expected = [json.dumps(row).encode() for row in csv.DictReader(file)]
+        assert [row.value() for row in whole.rows(table)] == expected
+    hard = ['per%cent"', "é\n"]
+    row = ["a%s", "\x01\\"]
+    made = form_of(hard) % tuple(json.dumps(field) for field in row)
+    assert made == json.dumps(dict(zip(hard, row, strict=True)))
 
 
 def test_an_unknown_tail_number_is_no_key(whole: Source) -> None:
