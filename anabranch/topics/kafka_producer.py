@@ -194,26 +194,37 @@ class KafkaProducer:
 
     def _after_failure(self, error: BaseException) -> None:
         """Nothing is sent again: either the transaction has to be aborted, or the producer is over."""
-        broken = False
+        self._cluster.forget({partition.topic for partition in self._sequences})
+        if isinstance(error, LogError) and not isinstance(error, LogRefused):
+            self._ended = error
+        elif not isinstance(error, Exception):
+            # An interrupt, perhaps in the middle of a request.
+            self._ended = LogUncertain(f"{self._id}: an append was interrupted: {error!r}")
+        elif not self._drain() and not self.is_v2:
+            # Without a new epoch a sequence that is not known could make new data look like old.
+            self._ended = LogUncertain(f"{self._id}: what was appended is not known: {error}")
+        elif isinstance(error, LogRefused):
+            self._refusal = error
+        else:
+            # The caller's own generator failed: the transaction is not whole.
+            self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
+        self._sequences = dict(self._acked)
+
+    def _drain(self) -> bool:
+        """Read the answers still under way, for what was stored; False if some can't be read."""
+        whole = True
         for link in self._links.values():
             link.gathering = _Wave({})
-            while link.in_flight and not broken:
-                # The answers still under way say nothing that matters, but keep the connection.
+            while link.in_flight:
                 wave = link.in_flight.popleft()
                 try:
-                    link.connection.receive(wave.correlation, self._cluster.deadline())
-                except ConnectionBroken:
-                    broken = True
-            link.in_flight.clear()
-        self._cluster.forget({partition.topic for partition in self._sequences})
-        self._sequences = dict(self._acked)
-        if isinstance(error, LogRefused):
-            self._refusal = error
-        elif isinstance(error, LogError):
-            self._ended = error
-        else:
-            # An interrupt, or the caller's own generator failed: the transaction is not whole.
-            self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
+                    answers = self._read(link, wave)
+                except LogUncertain:
+                    whole = False
+                    link.in_flight.clear()
+                else:
+                    self._take_answers(wave, answers, None)
+        return whole
 
     # -- append ---------------------------------------------------------------------------------------
 
@@ -327,13 +338,14 @@ class KafkaProducer:
             raise error or LogUncertain(f"{self._id}: append failed")
 
     def _take_answers(
-        self, wave: _Wave, answers: dict[TopicPartition, data.Produced], offsets: list[int]
+        self, wave: _Wave, answers: dict[TopicPartition, data.Produced], offsets: list[int] | None
     ) -> list[_Piece]:
         failed = []
         for partition, piece in wave.pieces.items():
             produced = answers[partition]
             if produced.error == NONE:
-                offsets[piece.index] = produced.base_offset
+                if offsets is not None:
+                    offsets[piece.index] = produced.base_offset
                 self._acked[partition] = piece.next_sequence
             else:
                 failed.append(piece)

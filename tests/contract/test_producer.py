@@ -305,6 +305,32 @@ def test_a_refusal_ends_the_transaction_not_the_producer(maker: Maker, log: Log,
     assert committed_values(log, two) == [f"after{i}" for i in range(3)]
 
 
+@pytest.mark.parametrize("case", ["sparse", "corrupt", "too large"])
+def test_after_a_refusal_nothing_new_is_taken_for_old(maker: Maker, log: Log, case: str) -> None:
+    """Where epochs don't change, sequences go on: also behind what was stored but never asked about."""
+    one, two = maker.topic(2)
+    producer = maker.producer()
+    for number in range(3):
+        with pytest.raises(LogRefused):
+            producer.append_stream(
+                [
+                    (one, batch("lost")),
+                    (two, batch("lost")),
+                    *((tp, batch("lost")) for _ in range(3) for tp in (one, two)),
+                    (one, REFUSED[case][0]),
+                    (two, batch("behind")),
+                ]
+            )
+        producer.abort()
+        for text in ("x", "y"):
+            producer.append([(one, batch(f"{text}{number}")), (two, batch(f"{text}{number}"))])
+        producer.commit()
+    wait_stable(log, {one, two})
+    wanted = [f"{text}{number}" for number in range(3) for text in ("x", "y")]
+    assert committed_values(log, one) == wanted
+    assert committed_values(log, two) == wanted
+
+
 def test_a_compacted_topic_asks_for_keys(maker: Maker, log: Log) -> None:
     (tp,) = maker.topic(cleanup_policy="compact")
     producer = maker.producer()

@@ -226,6 +226,10 @@ class Connection:
         except OSError as error:
             self.close()
             raise ConnectionBroken(f"{self.address}: {error}", sent=sent) from error
+        except BaseException:
+            # Interrupted, perhaps in mid-frame.
+            self.close()
+            raise
 
     def _read_frame(self, deadline: float) -> memoryview:
         size = _SIZE.unpack(self._read_exactly(4, deadline))[0]
@@ -248,6 +252,10 @@ class Connection:
         except OSError as error:
             self.close()
             raise ConnectionBroken(f"{self.address}: {error}") from error
+        except BaseException:
+            # Interrupted, perhaps in mid-frame.
+            self.close()
+            raise
         return room
 
 
