@@ -8,7 +8,6 @@ transaction open and unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from anabranch.core import rows as k
@@ -28,7 +27,6 @@ from anabranch.core.decide_txn import (
 )
 from anabranch.core.ids import segment_epoch
 from anabranch.core.journal_index import Weighed, extents_of, layout, taken_runs
-from anabranch.core.keyspace import position_of
 from anabranch.core.plan import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import judge
@@ -50,7 +48,6 @@ from anabranch.schemas.records import (
     PendingCommitRow,
     Receipt,
     SegmentRange,
-    StreamRow,
     TxnRow,
     TxnState,
 )
@@ -311,12 +308,10 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     supersede(turn, command.scope, command.name, command.txn_id)
     for stream, by_segment in placed.items():
         parts = tuple(
-            Part(
-                segment.segment_id,
-                segment.partition,
-                events=tuple(events),
-            )
-            for segment, events in by_segment
+            [
+                Part(segment.segment_id, segment.partition, events=tuple(events))
+                for segment, events in by_segment
+            ]
         )
         epoch = segment_epoch(parts[0].segment_id)
         turn.round.commits.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
@@ -349,43 +344,25 @@ def _one_shot_row(
     )
 
 
-_Placed = list[tuple[SegmentRange, list[Event]]]
-
-
-def _place(turn: Turn, command: OneShot) -> dict[str, _Placed]:
+def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, list[Event]]]]:
     """Events by stream and active segment, in order."""
-    rows: dict[str, StreamRow] = {}
-    lists: dict[str, dict[int, list[Event]]] = {}
+    by_stream: dict[str, list[Event]] = {}
+    events: list[Event] = []
+    former = None
     for event in command.events:
-        stream = event.stream
-        if stream not in rows:
-            check_in_scope(stream, command.scope)
-            rows[stream] = active_stream(turn, stream)
-            lists[stream] = {}
-        if event.timestamp < -1:
-            raise InvalidArgument(f"an event's timestamp is {event.timestamp} ms; -1 means now")
-        for header in event.headers:
-            if header.key.startswith("ab."):
-                raise InvalidArgument(
-                    f"header {header.key!r}: names beginning with 'ab.' are reserved"
-                )
-        segment = _segment_of(rows[stream].segments, event)
-        lists[stream].setdefault(segment, []).append(event)
+        stream, _, _, _, headers, timestamp = event
+        if stream != former:
+            if stream not in by_stream:
+                check_in_scope(stream, command.scope)
+                active_stream(turn, stream)
+                by_stream[stream] = []
+            former, events = stream, by_stream[stream]
+        if timestamp < -1:
+            raise InvalidArgument(f"an event's timestamp is {timestamp} ms; -1 means now")
+        for name, _ in headers:
+            if name.startswith("ab."):
+                raise InvalidArgument(f"header {name!r}: names beginning with 'ab.' are reserved")
+        events.append(event)
     return {
-        stream: [(rows[stream].segments[i], lists[stream][i]) for i in sorted(lists[stream])]
-        for stream in rows
+        stream: turn.state.layouts[stream].spread(events) for stream, events in by_stream.items()
     }
-
-
-def _segment_of(segments: Sequence[SegmentRange], event: Event) -> int:
-    """Index of the segment that holds the event's key; a null key stays where its client put it."""
-    if event.key is None:
-        for i, segment in enumerate(segments):
-            if segment.segment_id == event.segment_id:
-                return i
-        return 0
-    position = position_of(event.key)
-    for i, segment in enumerate(segments):
-        if segment.low <= position < segment.high:
-            return i
-    raise InvalidArgument("the stream's segments do not hold this key")
