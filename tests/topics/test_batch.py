@@ -184,7 +184,12 @@ def test_patched_parts_are_header_and_records() -> None:
 
 
 def test_what_a_broker_refuses_is_not_patched() -> None:
-    for fields in ({"attributes": 0x20}, {"last_offset_delta": 9}, {"record_count": 0}):
+    for fields in (
+        {"attributes": 0x20},
+        {"last_offset_delta": 9},
+        {"record_count": 0},
+        {"record_count": 0, "last_offset_delta": -1},
+    ):
         with pytest.raises(LogRefused) as caught:
             patch(edited(PLAIN, **fields), 1, 0, 0)
         assert caught.value.error == 87

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import cramjam
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch
+from anabranch.topics import compression
 from anabranch.topics.batch import HEADER_SIZE, check_crc, frame, read_header
 from anabranch.topics.records import (
     Record,
@@ -183,6 +185,23 @@ def test_a_bomb_is_refused_before_it_unfolds(codec: str) -> None:
     with pytest.raises(CorruptBatch, match="more than 1000000 bytes"):
         decode_records(data, limit=1_000_000)
     assert decode_records(data) == made
+
+
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
+def test_a_bomb_takes_little_memory(codec: str) -> None:
+    data = encode_batch([Record(0, 0, None, b"\x00" * 30_000_000)], codec)
+    rooms: list[int] = []
+
+    def unpack() -> None:
+        with pytest.raises(CorruptBatch, match="more than"):
+            decode_records(data, limit=2_000_000)
+        rooms.append(len(compression._scratch.room))
+
+    # A thread of its own has a buffer of its own.
+    thread = threading.Thread(target=unpack)
+    thread.start()
+    thread.join()
+    assert rooms[0] <= 4_000_000
 
 
 def test_a_snappy_claim_alone_takes_no_memory() -> None:
