@@ -186,7 +186,7 @@ def check_staleness(picture: Picture, ledger: Ledger) -> None:
     for txn_id, row in picture.rows.items():
         if row.state != "ABORTED" or not row.reason.startswith("stale"):
             continue
-        end = max(ledger.stale[txn_id])
+        end = max(ledger.stale[txn_id], default=0.0)
         led = ledger.terms[int.from_bytes(txn_id[:2], "big")]
         since = max((t for t in led if t <= end), default=0.0)
         times = sorted([since, end, *(t for t in ledger.heard[txn_id] if since < t < end)])

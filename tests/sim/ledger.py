@@ -21,6 +21,7 @@ from anabranch.schemas.codec import decode
 from anabranch.topics.names import status_topic
 from anabranch.topics.records import Record, decode_records
 
+Native = tuple[int, int]  # producer id and epoch
 NOISE = b"noise"  # values that must never be seen in a stream
 
 
@@ -109,6 +110,7 @@ class Ledger:
         self.heard: dict[bytes, list[float]] = defaultdict(list)  # commands that arrived, by id
         self.stale: dict[bytes, list[float]] = defaultdict(list)  # rounds that found it stale
         self.terms: dict[int, list[float]] = defaultdict(list)  # by control partition
+        self._undecided: dict[Native, list[tuple[list[float], float]]] = defaultdict(list)
         self.final_answers: list[tuple[bytes, str, int]] = []  # answers about other ids
 
     def open(self, scope: str, kind: str, name: str | None = None, keepalive: float = 0.0) -> Deal:
@@ -135,8 +137,10 @@ class Ledger:
                 case _:
                     pass
 
-    def see_status(self, now: float, partition: TopicPartition, data: bytes) -> None:
-        """Status rows are about to be committed."""
+    def see_status(
+        self, now: float, native: Native, partition: TopicPartition, data: bytes
+    ) -> None:
+        """Status rows are appended in a native transaction; they count once that is committed."""
         if partition.topic != status_topic(self.prefix):
             return
         for record in decode_records(data):
@@ -144,11 +148,17 @@ class Ledger:
                 continue
             _, entry, _ = k.split_key(record.key)
             if entry is k.Entry.TERM:
-                self.terms[partition.partition].append(now)
+                self._undecided[native].append((self.terms[partition.partition], now))
             elif entry is k.Entry.TXN:
                 row = decode(record.value)
                 if row.state == "ABORTED" and row.reason.startswith("stale"):
-                    self.stale[row.txn_id].append(now)
+                    self._undecided[native].append((self.stale[row.txn_id], now))
+
+    def settle(self, native: Native, *, commit: bool) -> None:
+        """A native transaction has ended."""
+        for times, at in self._undecided.pop(native, ()):
+            if commit:
+                times.append(at)
 
     def deal_of(self, value: bytes) -> tuple[Deal, WriterLog, int] | None:
         """Where an event is from."""

@@ -16,6 +16,7 @@ from anabranch.ports import Fetched, LogFenced, LogUncertain, TopicPartition
 from anabranch.processors.memory_table import MemoryStore, MemoryTable
 from anabranch.topics.batch import Buffer
 from anabranch.topics.memory import MemoryCluster, MemoryLog, MemoryProducer
+from anabranch.topics.memory_broker import Transactions
 from anabranch.topics.names import commands_topic
 from anabranch.topics.records import Record, decode_records, encode_batch
 from tests.sim.faults import Faults, LateEnd
@@ -63,6 +64,11 @@ class SimCluster(MemoryCluster):
         if partition.topic == commands_topic(self.ledger.prefix):
             self.ledger.hear(self.world.now, decode_records(data))
         return offset
+
+    def end(self, state: Transactions, *, commit: bool) -> tuple[int, int]:
+        """See `MemoryCluster`; what is decided now is noted in the ledger."""
+        self.ledger.settle((state.producer_id, state.epoch), commit=commit)
+        return super().end(state, commit=commit)
 
     def _marker_delay(self) -> float:
         mean_s = 0.0 if self.faults.calm else self.faults.weather.marker_delay_s
@@ -157,10 +163,13 @@ class SimProducer(MemoryProducer):
     def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
         """See `anabranch.ports.Producer.append`."""
         self._sim.detail = _kinds([partition for partition, _ in batches])
-        offsets = super().append(batches)
-        ledger, world = self._sim.sim.ledger, self._sim.sim.world
+        return super().append(batches)
+
+    def _append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
+        offsets = super()._append(batches)
+        native = self.producer_id, self.producer_epoch
         for partition, data in batches:
-            ledger.see_status(world.now, partition, bytes(data))
+            self._sim.sim.ledger.see_status(self._sim.sim.world.now, native, partition, bytes(data))
         return offsets
 
     def _end(self, name: str) -> None:
