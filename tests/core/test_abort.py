@@ -247,6 +247,7 @@ def test_whether_anything_is_stale_is_known_before_the_commands_are_read() -> No
     def stale() -> bool:
         return anything_stale(world.state, world.hearing, world.now_ms)
 
+    world.begin("B", keepalive_ms=60_000)
     world.read_to_end = False
     for waited_ms, expected in (5_000, False), (250, True):
         world.now_ms += waited_ms
@@ -257,7 +258,7 @@ def test_whether_anything_is_stale_is_known_before_the_commands_are_read() -> No
     world.now_ms += 250
     assert stale()
     world.commit("A")
-    world.now_ms += 60_000
+    world.now_ms += 10_000
     assert not stale(), "its commit was received"
     world.turn()
     assert not stale()

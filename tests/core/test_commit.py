@@ -213,6 +213,14 @@ def test_of_two_receipts_of_one_writer_the_highest_wins(
         assert opened.state.writers(opened.id("A"))[opened.writer("w1")] == new
 
 
+def test_of_two_with_one_sequence_its_own_is_taken(opened: World) -> None:
+    opened.write("A", "w1")
+    own = opened.receipt("A", "w1", sequence=1)
+    other = opened.receipt("A", "w1", sequence=1, count=5)
+    opened.commit("A", own=[own], receipts=[other])
+    assert opened.turn() == "[commit A] A COMMITTED 1"
+
+
 # -- what the journal shows --------------------------------------------------------------------
 
 
@@ -252,6 +260,7 @@ def test_deadline_and_then_a_second_commit(opened: World) -> None:
     assert opened.wait(1) == "[commit A] ReceiptsNotCovered"
     assert opened.get("A") == "A OPEN"
     assert states(opened) == ("OPEN", None)
+    assert opened.state.committing == {}
     opened.held = False
     assert opened.commit("A") == "", "it knows the receipt by now"
     assert opened.turn() == "[commit A] A COMMITTED 1"
@@ -507,8 +516,9 @@ def test_of_an_aborted_one(opened: World) -> None:
 # -- rounds ------------------------------------------------------------------------------------
 
 
-def test_a_big_merge_keeps_the_next_out_of_its_round() -> None:
-    world = nyc(round_bytes=1_000)
+@pytest.mark.parametrize("round_bytes", [401, 1_000, 1_100])
+def test_a_big_merge_keeps_the_next_out_of_its_round(round_bytes: int) -> None:
+    world = nyc(round_bytes=round_bytes)
     for label in "ABCD":
         world.begin(label)
         world.touch(label)

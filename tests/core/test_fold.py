@@ -225,6 +225,17 @@ def test_rows_of_a_transaction_without_its_own_row_are_kept_and_not_open() -> No
     assert state.participants(world.id("A")) == {"nyc/a": 0}
 
 
+def test_what_goes_from_the_rows_goes_from_the_views() -> None:
+    world = nyc()
+    rows = {key: value for rows in world.log for key, value in rows}
+    state = fold([list(rows.items())])
+    assert (state.scopes, list(state.streams)) == ({"nyc": 0}, ["nyc/a"])
+    for key in rows:
+        state.fold_row(key, None)
+    state.rederive()
+    assert views_of(state) == views_of(State(Memory()))
+
+
 def test_a_hearing_is_not_in_the_log() -> None:
     world = nyc()
     world.begin("A")

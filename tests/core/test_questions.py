@@ -133,6 +133,7 @@ def test_resolve_of_an_ended_one(world: World, end: str) -> None:
 def test_resolve_of_ids_that_can_have_no_row(world: World) -> None:
     world.log_rows([(k.ROUND_KEY, replace(world.state.round, expired_ms=world.wall_ms))])
     assert world.resolve(world.new_id("old", made_ms=world.wall_ms)) == "Expired"
+    assert "outcome is older than the retention" in world.message
     assert world.resolve(world.new_id("new", made_ms=world.wall_ms + 1)).startswith("new ABORTED")
     assert world.resolve(world.new_id("far", made_ms=world.wall_ms + DAY + 1)) == "ClockSkew"
 

@@ -8,7 +8,7 @@ from anabranch.core import decide as decide_module
 from anabranch.core import rows as k
 from anabranch.core.decide import decide
 from anabranch.core.plan import ReplyTo
-from anabranch.core.turn import Turn, attempt, close_round
+from anabranch.core.turn import attempt, close_round
 from anabranch.errors import InvariantViolation, NotReady
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
@@ -280,8 +280,12 @@ def test_stale_keys_are_not_in_the_way(world: World) -> None:
         assert world.table.get(k.STATUS + k.txn_key(key[9:]))
 
 
-def test_settings_of_turns() -> None:
-    world = nyc()
+def test_a_turn_knows_only_unfinished_transactions_as_open(world: World) -> None:
+    world.begin("A")
+    world.begin("B")
+    world.abort("B")
     turn = world.new_turn()
-    assert isinstance(turn, Turn)
-    assert turn.wall_ms == world.wall_ms
+    assert turn.open(world.id("A")).row.state == "OPEN"
+    for label in "BC":
+        with pytest.raises(InvariantViolation):
+            turn.open(world.id(label))
