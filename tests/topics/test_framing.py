@@ -245,3 +245,41 @@ def test_decoding_and_walking_agree_on_what_is_well_formed() -> None:
     data = body_batch(GOOD, 1)
     assert len(decode_records(data)) == scan_batch(raw(data))[0].records == 1
     assert scan_batch(raw(edited(data, record_count=2)))[0].kind is Kind.MALFORMED
+
+
+def check_pure(data: bytes) -> bytes | None:
+    """`pure_txn`, which must say the same as `scan_batch`, with compiled code and without."""
+    framing.warm()
+    runs = scan_batch(raw(data))
+    wanted = runs[0].txn if len(runs) == 1 and runs[0].pure else None
+    assert framing.pure_txn(raw(data)) == wanted
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(framing, "_kernel", None)
+        patched.setattr(framing, "_load", lambda: None)
+        assert framing.pure_txn(raw(data)) == wanted
+    return wanted
+
+
+@given(records(), st.sampled_from(CODECS))
+def test_pure_batches_are_recognised_without_sums(made: list[Record], codec: str | None) -> None:
+    check_pure(encode_batch(made, codec))
+
+
+def test_what_is_pure_and_what_is_not() -> None:
+    mine = [Record(i, 0, b"k%d" % i, b"v", IN_A) for i in range(10)]
+    assert check_pure(encode_batch(mine, "lz4")) == A
+    assert check_pure(encode_batch([*mine, Record(10, 0, b"k", b"v", IN_B)])) is None
+    assert check_pure(encode_batch([r._replace(headers=()) for r in mine])) is None
+    assert check_pure(encode_batch([r._replace(headers=((OP_HEADER, b""),)) for r in mine])) is None
+    assert check_pure(encode_sparse(mine[1:], base_offset=0, next_offset=10)) is None
+    assert check_pure(encode_sparse(mine, base_offset=0, next_offset=11)) is None
+    assert check_pure(encode_sparse([], base_offset=0, next_offset=10)) is None
+    assert framing.pure_txn(RawBatch(0, 1, memoryview(b"junk"))) is None
+    bomb = encode_batch([Record(0, 0, None, b"\x00" * 2_000_000, IN_A)], "lz4")
+    assert framing.pure_txn(raw(bomb), limit=1_000_000) is None
+    assert framing.pure_txn(raw(bomb)) == A
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_batches_are_never_pure(case: str) -> None:
+    assert check_pure(MALFORMED[case]) is None
