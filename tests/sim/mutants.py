@@ -12,9 +12,9 @@ from anabranch.core import decide, decide_commit, decide_txn, hybrid_time, journ
 from anabranch.core import rows as k
 from anabranch.core.journal_index import JournalIndex, StoredRun, Weighed
 from anabranch.core.tokens import key_id
-from anabranch.core.turn import Turn
+from anabranch.core.turn import Hearing, Turn
 from anabranch.ports import Producer, TopicPartition
-from anabranch.processors import controller, durability, leadership
+from anabranch.processors import controller, durability, journals, leadership
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import Reply, Resolve, TermRow
 from anabranch.topics.memory import MemoryProducer
@@ -248,6 +248,22 @@ def _hasty_staleness() -> AbstractContextManager[object]:
     return patch.object(controller, "decide_due", decide_due)
 
 
+def _zombie_index() -> AbstractContextManager[object]:
+    """What is read of the journals is written at once, without proof that nobody else leads."""
+    real = journals.index_fetched
+
+    def index_fetched(changes: Any, *given: Any, **more: Any) -> None:
+        real(changes, *given, **more)
+        changes._rows.write(changes.take())
+
+    return patch.object(controller, "index_fetched", index_fetched)
+
+
+def _old_hearing() -> AbstractContextManager[object]:
+    """A new leader takes silence from before its time for silence."""
+    return patch.object(controller, "Hearing", lambda _: Hearing(0))
+
+
 def _forget_names() -> AbstractContextManager[object]:
     """A committed name is not looked up."""
     return patch.object(decide_commit, "earlier_outcome", lambda *_: None)
@@ -268,5 +284,7 @@ MUTANTS = (
     Mutant("timestamps by the wall clock alone", _wall_clock_only, quick=True),
     Mutant("RESOLVE does not log ABORTED", _resolve_unlogged, quick=True),
     Mutant("silence judged too early", _hasty_staleness),
+    Mutant("a zombie writes its journal index", _zombie_index),
+    Mutant("keepalives do not begin afresh at takeover", _old_hearing, quick=True),
     Mutant("committed names are not looked up", _forget_names, quick=True),
 )
