@@ -23,6 +23,7 @@ from anabranch.schemas.records import Extent, Receipt, Refusal, Reply, SegmentRa
 from anabranch.topics.records import decode_records
 
 REPEAT_S = 1.0
+REPEAT_ALL_S = 5.0
 POLL_S = 0.1
 DEADLINE_S = 20.0
 
@@ -201,9 +202,9 @@ class Raw:
             for cid, command in waiting.items():
                 if cid not in self.answers:
                     self.send(command, cid)
-            again = min(until, time.monotonic() + REPEAT_S)
+            again = min(until, time.monotonic() + REPEAT_ALL_S)
             while time.monotonic() < again:
-                if all(cid in self.answers for cid in waiting):
+                if self.answers.keys() >= waiting.keys():
                     return [self.answers[cid][0] for cid in waiting]
                 self.poll()
         raise NoAnswer(f"{len(commands)} commands were not all answered in {deadline_s:g} s")
