@@ -88,7 +88,7 @@ class ScriptedBus:
         self.sent.append(Sent(self.clock.now, control_partition, correlation_id, command))
         answers = self.script(command)
         for answer in answers if isinstance(answers, list) else [answers]:
-            delay, result = answer if isinstance(answer, tuple) else (0.0, answer)
+            delay, result = answer if type(answer) is tuple else (0.0, answer)
             if result is not None:
                 reply = encode(r.Reply(correlation_id, HYBRID_TIME, result))
                 self._due.append((self.clock.now + delay, correlation_id, reply))
