@@ -208,7 +208,7 @@ def _decide(
             _yield_to(turn, txn_id, earlier, pending.name)
             return
         supersede(turn, row.scope, pending.name, txn_id)
-        row = replace(row, name=pending.name)
+        row = row._replace(name=pending.name)
     moved = turn.move(row, "begin_commit", committed=weighed.committed, left_out=weighed.left_out)
     turn.put(k.txn_key(txn_id), moved)
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))

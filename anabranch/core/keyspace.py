@@ -28,8 +28,13 @@ def mix(h: int) -> int:
 
 
 def position_of(key: bytes) -> int:
-    """The key's position, 0 .. 2^32-1."""
-    return mix(crc32(key))
+    """The key's position, 0 .. 2^32-1: `mix` of its CRC, written out because every event comes here."""
+    h = crc32(key)
+    h ^= h >> 16
+    h = h * 0x85EBCA6B & _MASK
+    h ^= h >> 13
+    h = h * 0xC2B2AE35 & _MASK
+    return h ^ h >> 16
 
 
 def record_checksum(key: bytes | None, value: bytes | None) -> int:

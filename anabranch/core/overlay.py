@@ -25,11 +25,19 @@ class Overlay:
         self._changes: dict[bytes, bytes | None] = {}
         self._order: list[bytes] = []  # the changed keys, sorted, but for the fresh ones
         self._fresh: list[bytes] = []
+        self._missed: bytes | None = (
+            None  # a new row is looked for before it is put, and again then
+        )
 
     def get(self, key: bytes) -> bytes | None:
         if key in self._changes:
             return self._changes[key]
-        return self._rows.get(key)
+        if key == self._missed:
+            return None
+        value = self._rows.get(key)
+        if value is None:
+            self._missed = key
+        return value
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         over = self._changed_keys(prefix)
@@ -80,4 +88,5 @@ class Overlay:
         taken, self._changes = self._changes, {}
         self._order.clear()
         self._fresh.clear()
+        self._missed = None
         return taken

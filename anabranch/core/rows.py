@@ -27,6 +27,8 @@ class Entry(IntEnum):
     PENDING_COMMIT = 19
 
 
+_ENTRIES = {int(entry): entry for entry in Entry}  # quicker than Entry(…)
+_TXN = bytes((Entry.TXN,))
 TERM_KEY = NO_TXN + bytes((Entry.TERM,))
 ROUND_KEY = NO_TXN + bytes((Entry.ROUND,))
 
@@ -53,7 +55,7 @@ def name_key(scope: str, name: str) -> bytes:
 
 
 def txn_key(txn_id: bytes) -> bytes:
-    return txn_id + bytes((Entry.TXN,))
+    return txn_id + _TXN
 
 
 def participant_key(txn_id: bytes, stream: str) -> bytes:
@@ -71,8 +73,8 @@ def pending_key(txn_id: bytes) -> bytes:
 def split_key(key: bytes) -> tuple[bytes, Entry, bytes]:
     """(transaction id, entry type, identifier) of a status key."""
     try:
-        return key[:TXN_ID_SIZE], Entry(key[TXN_ID_SIZE]), key[TXN_ID_SIZE + 1 :]
-    except (IndexError, ValueError) as error:
+        return key[:TXN_ID_SIZE], _ENTRIES[key[TXN_ID_SIZE]], key[TXN_ID_SIZE + 1 :]
+    except (IndexError, KeyError) as error:
         raise MalformedRecord(f"not a status key: {key.hex()}") from error
 
 

@@ -105,14 +105,12 @@ class State:
             return
         txn_id = key[:TXN_ID_SIZE]
         old = self.txn_row(txn_id)
-        if old is not None and old.state in FINISHED:
-            self._table.set(k.finished_key(old.finished_ms, txn_id), None)
-        if row is None or row.state in FINISHED:
-            self._table.set(k.OPEN + txn_id, None)
-            if row is not None:
-                self._table.set(k.finished_key(row.finished_ms, txn_id), b"")
-        else:
-            self._table.set(k.OPEN + txn_id, b"")
+        if old is not None:
+            was = k.finished_key(old.finished_ms, txn_id)
+            self._table.set(was if old.state in FINISHED else k.OPEN + txn_id, None)
+        if row is not None:
+            now = k.finished_key(row.finished_ms, txn_id)
+            self._table.set(now if row.state in FINISHED else k.OPEN + txn_id, b"")
 
     def _derive(self, key: bytes, row: Any) -> None:
         txn_id, entry, identifier = k.split_key(key)

@@ -8,7 +8,7 @@ that the next command of the same round sees it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.core import hybrid_time
@@ -118,7 +118,7 @@ class Turn:
     def move(self, row: TxnRow, op: Op, **changes: Any) -> TxnRow:
         """The transaction's row after a legal op; raises for an illegal one. Does not put it."""
         state = judge(row.state, op, row.reason)
-        return replace(row, state=state if state is not None else row.state, **changes)
+        return row._replace(state=state if state is not None else row.state, **changes)
 
     # -- looking up -----------------------------------------------------------------------------------
 
@@ -147,9 +147,10 @@ class Turn:
 
     def check_new_id(self, txn_id: bytes) -> None:
         """An id that is about to get its first row."""
-        if self.is_forgotten(txn_id):
+        made_ms = made_ms_of(txn_id)
+        if made_ms <= self.expired_ms:
             raise Expired("the transaction id is too old: begin a new one")
-        ahead_ms = made_ms_of(txn_id) - self.wall_ms
+        ahead_ms = made_ms - self.wall_ms
         if ahead_ms > self.settings.max_ahead_ms:
             raise ClockSkew(
                 f"the transaction id was made {ahead_ms} ms ahead of the controller's clock, "

@@ -1,6 +1,6 @@
 """The records of the wire protocol as frozen dataclasses, one for each ``*.avsc`` beside this file.
 
-A test holds the two equal, field by field; what each field means stands in the schema's ``doc``. The parts that
+A test holds the two equal, field by field; what each field means stands in the schema's ``doc``. Those that
 come in great numbers are named tuples: they are made four times as fast.
 """
 
@@ -140,8 +140,7 @@ class Commit:
     wait_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class OneShot:
+class OneShot(NamedTuple):
     """Command: a whole transaction in one command. Repeating it is harmless."""
 
     txn_id: bytes
@@ -257,8 +256,7 @@ class Registered:
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Reply to Commit, OneShot, Abort, Resolve, GetState, and to Begin on a committed name."""
 
     txn_id: bytes
@@ -291,8 +289,7 @@ class TransactionList:
     transactions: tuple[Outcome, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """A controller's answer, on the replies topic."""
 
     correlation_id: bytes
@@ -353,8 +350,7 @@ class StreamRow:
     reply_partition: int
 
 
-@dataclass(frozen=True, slots=True)
-class TxnRow:
+class TxnRow(NamedTuple):
     """Status row: a transaction."""
 
     txn_id: bytes
@@ -454,8 +450,7 @@ class EpochRecord:
     previous: int
 
 
-@dataclass(frozen=True, slots=True)
-class CommitRecord:
+class CommitRecord(NamedTuple):
     """History: a transaction is committed in this stream."""
 
     txn_id: bytes

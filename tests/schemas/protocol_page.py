@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 from zlib import crc32
 
 from anabranch import errors
@@ -150,7 +150,7 @@ EXAMPLES: dict[str, Any] = {
     "DescribeStreams": r.DescribeStreams("nyc", None),
     "ListTransactions": r.ListTransactions(None, include_finished=False, limit=100),
     "Reply: TransactionList": _reply(8, r.TransactionList(())),
-    "Reply: Alive": _reply(9, r.Alive((dataclasses.replace(OUTCOME, streams=(), writers=()),))),
+    "Reply: Alive": _reply(9, r.Alive((OUTCOME._replace(streams=(), writers=()),))),
     "JournalOp": r.JournalOp("FINALIZE_COMMIT", TXN, 0, STAMP),
 }
 IN_THE_TEXT = ("Begin", "Reply: Begun")
@@ -160,17 +160,15 @@ IN_THE_TEXT = ("Begin", "Reply: Begun")
 
 def as_json(value: Any, *, tagged: bool = False) -> Any:
     """A record as the page shows it; ``tagged``: with the name of its union branch."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if r.is_record(type(value)) and type(value) is not tuple:
         plain = {
-            field.name: as_json(getattr(value, field.name), tagged=field.name == "result")
-            for field in dataclasses.fields(value)
+            name: as_json(getattr(value, name), tagged=name == "result")
+            for name in get_type_hints(type(value))
         }
         return {type(value).__name__: plain} if tagged else plain
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, tuple):
-        if hasattr(value, "_asdict"):
-            return {name: as_json(item) for name, item in value._asdict().items()}
         return [as_json(item) for item in value]
     return dict(value) if isinstance(value, dict) else value
 

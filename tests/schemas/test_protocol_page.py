@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args, get_type_hints
 from zlib import crc32
 
 import pytest
@@ -80,8 +80,8 @@ def test_an_example_is_what_its_bytes_say(name: str, text: str, shown: str) -> N
 def test_every_kind_of_command_and_reply_has_an_example() -> None:
     shown = {name for name, _, _ in SHOWN}
     commands = {cls.__name__ for number, cls in TYPES.items() if number < 32} - {"AdoptScope"}
-    branches = re.findall(r"\w+", str(r.Reply.__annotations__["result"]))
-    replies = {f"Reply: {name}" for name in branches}
+    branches = get_args(get_type_hints(r.Reply)["result"])
+    replies = {f"Reply: {cls.__name__}" for cls in branches}
     assert shown >= commands | replies | {"Receipt", "EpochRecord", "CommitRecord", "JournalOp"}
 
 
