@@ -1,0 +1,178 @@
+"""The command line on a real cluster, as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch.cli.cluster import child_environment
+from tests.cluster import Cluster
+
+pytestmark = pytest.mark.broker
+DEADLINE_S = 100.0
+
+
+class Shell:
+    """Runs commands against a cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def run(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """A command's end, which has to be with this exit code."""
+        done = subprocess.run(
+            [sys.executable, "-m", "anabranch.cli", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            env=child_environment({"ANABRANCH_BOOTSTRAP": self._cluster.bootstrap}),
+        )
+        assert done.returncode == code, (arguments, done.stdout[-2000:], done.stderr[-2000:])
+        assert "Traceback" not in done.stderr
+        return done
+
+    def json(self, *arguments: str) -> Any:
+        """A command's JSON document."""
+        return json.loads(self.run(*arguments, "--json").stdout)
+
+    def lines(self, *arguments: str) -> list[Any]:
+        """The JSON documents of `read`."""
+        done = self.run("read", *arguments, "--json")
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def shell(cluster: Cluster) -> Shell:
+    return Shell(cluster)
+
+
+@pytest.fixture
+def scope() -> str:
+    return f"cli-{uuid.uuid4().hex[:8]}"
+
+
+def table(path: Path, rows: int) -> Path:
+    lines = [f'{n},k{n % 7},"line {n}\nof ""two"""' for n in range(rows)]
+    path.write_text("\n".join(["id,key,note", *lines]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_streams(shell: Shell, scope: str) -> None:
+    stream = f"{scope}/flights"
+    assert len(shell.json("stream", "create", stream, "--segments", "2")["segments"]) == 2
+    shell.run("stream", "create", stream, "--segments", "2")
+    again = shell.run("stream", "create", stream, "--segments", "3", code=2)
+    assert again.stderr.startswith("StreamExists: ")
+    assert [s["stream"] for s in shell.json("stream", "list", scope)["streams"]] == [stream]
+    assert shell.json("stream", "describe", stream)["stream_epoch"] == 0
+    missing = shell.run("stream", "describe", f"{scope}/nope", code=2)
+    assert missing.stderr.startswith("UnknownStream: ")
+
+
+def test_load_and_read(shell: Shell, scope: str, tmp_path: Path) -> None:
+    stream, path = f"{scope}/rows", table(tmp_path / "rows.csv", 500)
+    arguments = ("load", str(path), "--stream", stream, "--key", "key", "--workers", "2")
+    loaded = shell.json(*arguments, "--segments", "2", "--name", "once")
+    assert (loaded["rows"], loaded["already_committed"]) == (500, False)
+    again = shell.json(*arguments, "--name", "once")
+    assert again["already_committed"]
+    assert again["txn_id"] == loaded["txn_id"]
+    events = shell.lines(stream, "--limit", "500", "--timeout", "30")
+    rows = [json.loads(event["value"]) for event in events]
+    assert sorted(int(row["id"]) for row in rows) == list(range(500))
+    for key in {row["key"] for row in rows}:
+        ids = [int(row["id"]) for row in rows if row["key"] == key]
+        assert ids == sorted(ids), "rows of a key keep their order"
+    assert rows[0]["note"] == f'line {rows[0]["id"]}\nof "two"'
+    (whole,) = shell.lines(stream, "--transactions", "--limit", "1", "--timeout", "30")
+    assert (whole["txn_id"], whole["count"]) == (loaded["txn_id"], 500)
+
+
+def test_a_load_that_fails_leaves_nothing(shell: Shell, scope: str, tmp_path: Path) -> None:
+    stream, path = f"{scope}/rows", table(tmp_path / "rows.csv", 200)
+    with path.open("a", encoding="utf-8") as file:
+        file.write("only,two\n")
+    arguments = ("load", str(path), "--stream", stream, "--segments", "1")
+    assert "InvalidArgument: line 402 has 2 fields" in shell.run(*arguments, code=2).stderr
+    assert shell.lines(stream, "--timeout", "3") == []
+    (txn,) = shell.json("txn", "list", scope, "--finished")["transactions"]
+    assert txn["state"] == "ABORTED"
+
+
+def test_a_group_goes_on_where_it_stopped(shell: Shell, scope: str, tmp_path: Path) -> None:
+    stream = f"{scope}/rows"
+    path = table(tmp_path / "rows.csv", 10)
+    shell.run("load", str(path), "--stream", stream, "--segments", "1", "--workers", "1")
+    group = ("--group", f"{scope}-g", "--timeout", "10")
+    first = shell.lines(stream, *group, "--limit", "4")
+    rest = shell.lines(stream, *group)
+    offsets = [event["offset"] for event in [*first, *rest]]
+    # At least once: what was read when the first one ended may come again.
+    assert sorted(set(offsets)) == list(range(10))
+
+
+def test_an_operator_aborts_a_transaction(
+    shell: Shell, cluster: Cluster, client: anabranch.Client, scope: str
+) -> None:
+    client.create_stream(f"{scope}/rows")
+    txn = client.begin(scope, name="stuck", keepalive=60)
+    txn.write(f"{scope}/rows", b"value", key=b"key")
+    txn.flush()
+    assert txn.txn_id is not None
+    txn_id = txn.txn_id.hex()
+    (listed,) = shell.json("txn", "list", scope)["transactions"]
+    assert (listed["txn_id"], listed["state"], listed["name"]) == (txn_id, "OPEN", "stuck")
+    described = shell.json("txn", "describe", txn_id)
+    assert described["streams"] == [f"{scope}/rows"]
+    assert [writer["events"] for writer in described["writers"]] == [1]
+    key_file = str(cluster.controller.key_file)
+    aborted = shell.json("txn", "abort", txn_id, "--key-file", key_file)
+    assert (aborted["state"], aborted["reason"]) == ("ABORTED", "aborted by an operator")
+    with pytest.raises(anabranch.errors.TransactionAborted):
+        txn.commit()
+
+
+def test_nobody_answers(scope: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "anabranch.cli", "stream", "list", "--timeout", "2", "--json",
+         "--bootstrap", "127.0.0.1:9"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env=child_environment(),
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert json.loads(done.stderr)["error"]["exit_code"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_quickstart(cluster: Cluster) -> None:
+    """A small one, on this cluster: everything holds, and it leaves nothing behind."""
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    before = set(admin.list_topics(timeout=20).topics)
+    done = subprocess.run(
+        [sys.executable, "-m", "anabranch.cli", "quickstart", "--rows", "2000", "--json",
+         "--bootstrap", cluster.bootstrap],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=child_environment({"TMPDIR": os.environ.get("TMPDIR", "/tmp")}),
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
+    report = json.loads(done.stdout)
+    assert report["ok"]
+    assert report["measured"]["rows"] == 3 * 2000 + 1_458 + 16
+    mine = set(admin.list_topics(timeout=20).topics) - before
+    assert not [name for name in mine if name.startswith(("nyc-", "quickstart-"))]
