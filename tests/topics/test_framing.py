@@ -283,3 +283,13 @@ def test_what_is_pure_and_what_is_not() -> None:
 @pytest.mark.parametrize("case", MALFORMED)
 def test_malformed_batches_are_never_pure(case: str) -> None:
     assert check_pure(MALFORMED[case]) is None
+
+
+@pytest.mark.parametrize("at", range(28))
+def test_every_byte_of_the_header_tells_writers_apart(at: int) -> None:
+    other = A[:at] + bytes((A[at] ^ 1,)) + A[at + 1 :]
+    made = [Record(0, 0, b"k", b"v", IN_A), Record(1, 0, b"k", b"v", ((TXN_HEADER, other),))]
+    assert check_pure(encode_batch(made)) is None
+    rows = agree(encode_batch(made)[HEADER_SIZE:], 2, 1, 0)
+    assert rows is not None
+    assert len(rows) == 2
