@@ -227,8 +227,11 @@ class Worker:
         if helpers and end < 0.38:
             self._commit_falsely(client, deal, token, helpers)
         receipts, named = self._choose(helpers)
+        claimed = None
+        if deal.name is None and random.random() < 0.15:
+            claimed = deal.name = random.choice(NAMES)
         attempt = deal.attempt(self.world.now, "own", named, name=deal.name)
-        self._commit(deal, lambda t: txn.commit(receipts, timeout=t), attempt)
+        self._commit(deal, lambda t: txn.commit(receipts, name=claimed, timeout=t), attempt)
 
     def _help(self, deal: Deal, token: bytes) -> Helper:
         """Start a writer here or elsewhere."""

@@ -228,6 +228,7 @@ class _Run:
 _SMALL: tuple[tuple[ModuleType, str, int], ...] = (
     (controller, "MAX_COMMANDS", 2),
     (controller, "FETCH_BYTES", 700),
+    (controller, "INDEX_ROWS", 3),
     (durability, "SMALL_BYTES", 300),
     (durability, "BATCH_BYTES", 400),
     (splice, "BATCH_BYTES", 300),
