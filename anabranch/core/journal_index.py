@@ -121,7 +121,8 @@ class JournalIndex:
             if reason:
                 if counting:
                     self.rejected[stream][reason] += run.records
-                if run.txn_id in state.open:
+                # What is late now may have stood there, and been counted as left out, at the decision.
+                if run.txn_id in state.open and (counting or reason != "late"):
                     refused[run.txn_id] += run.records
                 continue
             changes[_key(prefix, run)] = _VALUE.pack(

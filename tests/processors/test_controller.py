@@ -337,3 +337,24 @@ def test_a_successor_does_not_wait_for_the_open_round_of_a_dead_leader() -> None
     new.lead()
     assert world.clock.now - before < 5
     assert isinstance(world.ask(new, one_shot(world, 3)), Outcome)
+
+
+def test_what_was_left_out_is_not_rejected_too_after_a_takeover() -> None:
+    world = World()
+    first = world.controller("c0")
+    first.lead()
+    world.stream(first, STREAM)
+    txn_id = world.txn_id()
+    begun = world.ask(first, Begin(txn_id, "nyc", None, 30_000))
+    touched = world.ask(first, Touch(begun.token, STREAM))
+    rows = [(b"k%d" % i, b"v") for i in range(10)]
+    taken = world.write(txn_id, 1, STREAM, touched.segments, rows)
+    world.write(txn_id, 2, STREAM, touched.segments, rows)  # killed: it never gave a receipt
+    asked = world.send(Commit(begun.token, (taken,), (), None, 1000))
+    first.step(0)  # decided, and not merged
+    second = world.controller("c1")
+    second.lead()  # from an empty table: it reads the journal again
+    for _ in range(4):
+        second.step(0)
+    outcome = world.reply(asked)
+    assert (outcome.committed, outcome.left_out, outcome.rejected) == (10, 10, 0)
