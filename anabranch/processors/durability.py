@@ -78,7 +78,7 @@ def write_round(
         TableError: the round has happened; the table can't follow.
     """
     readers = JournalReaders(to.log, ahead=to.read_ahead)
-    merge = Merge(readers, round_)
+    merge = Merge(readers, round_, _limits(state, round_))
     status = TopicPartition(status_topic(to.prefix), to.control_partition)
     try:
         small = _append_if_big(producer, merge)
@@ -101,6 +101,16 @@ def write_round(
     if ends:
         changes[STATUS_POSITION] = max(ends).to_bytes(8, "big")
     to.table.write(changes)
+
+
+def _limits(state: State, round_: Round) -> dict[str, int]:
+    """The most bytes of a batch, for streams that were given a limit."""
+    found = {}
+    for stream in round_.streams:
+        row = state.streams.get(stream)
+        if row is not None and "max.message.bytes" in row.settings:
+            found[stream] = int(row.settings["max.message.bytes"])
+    return found
 
 
 def _append_if_big(producer: Producer, merge: Merge) -> list[Placed]:

@@ -6,7 +6,7 @@ where it landed. Everything is a stream of batches, so that a big merge never li
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from anabranch.core import hybrid_time
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
@@ -14,7 +14,7 @@ from anabranch.core.plan import Landed, Part, Round, StreamCommit
 from anabranch.ports import TopicPartition
 from anabranch.topics.journal_reader import JournalReaders
 from anabranch.topics.names import journal_topic, stream_topic
-from anabranch.topics.splice import Piece, Splice
+from anabranch.topics.splice import DEFAULT_LIMIT, Piece, Splice
 
 Placed = tuple[TopicPartition, bytes | memoryview]
 
@@ -25,7 +25,10 @@ class Merge:
     Take the batches of `batches` in their order, append them, and give `note` the base offsets in that order.
     """
 
-    def __init__(self, readers: JournalReaders, round_: Round) -> None:
+    def __init__(
+        self, readers: JournalReaders, round_: Round, limits: Mapping[str, int] | None = None
+    ) -> None:
+        """``limits``: the most bytes of a batch, by stream; what is not there has the default."""
         queues: dict[tuple[str, int], list[tuple[tuple[int, int], Piece]]] = {}
         for i, commit in enumerate(round_.commits):
             for j, part in enumerate(commit.parts):
@@ -38,6 +41,7 @@ class Merge:
                     readers,
                     TopicPartition(stream_topic(stream), partition),
                     [piece for _, piece in queue],
+                    limit=(limits or {}).get(stream, DEFAULT_LIMIT),
                 ),
             )
             for (stream, partition), queue in queues.items()

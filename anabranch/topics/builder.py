@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch, RawBatch
@@ -48,6 +49,15 @@ class _LastBody(threading.local):
 _last = _LastBody()
 
 
+class Mark(NamedTuple):
+    """A builder's state at some time."""
+
+    size: int
+    records: int
+    base_timestamp: int
+    max_timestamp: int
+
+
 class BatchBuilder:
     """Collects records into one batch: base offset 0, no producer, ready for `Producer.append`.
 
@@ -71,6 +81,15 @@ class BatchBuilder:
     def size_estimate(self) -> int:
         """The batch's size in bytes before compression."""
         return HEADER_SIZE + len(self._body)
+
+    def mark(self) -> Mark:
+        """Where it stands, for `rewind`."""
+        return Mark(len(self._body), self._count, self._base_timestamp, self._max_timestamp)
+
+    def rewind(self, mark: Mark) -> None:
+        """Take back all that was added since."""
+        del self._body[mark.size :]
+        self._count, self._base_timestamp, self._max_timestamp = mark[1:]
 
     def add(
         self, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int

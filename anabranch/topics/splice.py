@@ -14,12 +14,17 @@ from typing import NamedTuple, Protocol
 
 from anabranch.errors import InvariantViolation, check
 from anabranch.ports import Producer, RawBatch, TopicPartition
+from anabranch.topics.batch import read_header
 from anabranch.topics.builder import BatchBuilder, Row
+from anabranch.topics.compression import NAMES
 from anabranch.topics.journal_reader import JournalReader, JournalReaders
 
 # A smaller batch costs the broker more than it costs to take it apart (measured: about 100 records).
 MIN_SPLICED_RECORDS = 100
+# A bigger one is copied however few records it has.
+SPLICED_BYTES = 64 << 10
 BATCH_BYTES = 512 << 10
+DEFAULT_LIMIT = 1_000_000  # below the broker's default for max.message.bytes
 
 
 class JournalRun(Protocol):
@@ -98,8 +103,13 @@ class Splice:
         pieces: Sequence[Piece],
         *,
         verify: Callable[[int, RawBatch], None] | None = None,
+        limit: int = DEFAULT_LIMIT,
     ) -> None:
+        """``limit``: the most bytes of a batch that is put together (the topic's max.message.bytes)."""
         self._readers = readers
+        self._limit = limit
+        self._full = min(BATCH_BYTES, limit)
+        self._taken = [0] * len(pieces)
         self._target = target
         self._pieces = pieces
         self._verify = verify
@@ -117,11 +127,7 @@ class Splice:
                 if source is None:
                     raise InvariantViolation("runs without the journal they are in")
                 yield from self._take_runs(index, piece.runs, self._readers.of(source))
-            events = iter(piece.events)
-            while added := self._builder.add_all(events, BATCH_BYTES):
-                self._count(index, added)
-                if self._builder.size_estimate >= BATCH_BYTES:
-                    yield from self._flush()
+            yield from self._take_events(index, piece.events)
         yield from self._flush()
 
     def note(self, base_offsets: Sequence[int]) -> None:
@@ -144,23 +150,82 @@ class Splice:
     ) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
         for run in runs:
             batch = reader.batch(run.batch_base)
-            if run.pure and run.records >= MIN_SPLICED_RECORDS:
+            if run.pure and (
+                run.records >= MIN_SPLICED_RECORDS or len(batch.data) >= SPLICED_BYTES
+            ):
                 yield from self._flush()
                 if self._verify is not None:
                     self._verify(index, batch)
+                self._taken[index] += run.records
                 self._yielded.append([[index, run.records]])
                 yield self._target, batch.data
                 continue
+            before = self._taken[index]
             base = run.batch_base
-            taken = self._builder.add_from_batch(batch, run.first - base, run.end - 1 - base)
+            yield from self._copy(index, batch, run.first - base, run.end - 1 - base)
+            taken = self._taken[index] - before
             check(
                 taken == run.records, f"a run of {run.records} records at {run.first} has {taken}"
             )
-            self._count(index, taken)
-            if self._builder.size_estimate >= BATCH_BYTES:
+
+    def _copy(
+        self, index: int, batch: RawBatch, first: int, last: int
+    ) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
+        """Put records of a batch, by offset deltas, into the batch that is built.
+
+        What would make that too big goes into one of its own: in halves, if it must be.
+        """
+        mark = self._builder.mark()
+        taken = self._builder.add_from_batch(batch, first, last)
+        if self._builder.size_estimate > self._limit:
+            self._builder.rewind(mark)
+            if mark.records:
+                yield from self._flush()
+                yield from self._copy(index, batch, first, last)
+            elif first < last:
+                middle = (first + last) // 2
+                yield from self._copy(index, batch, first, middle)
+                yield from self._flush()
+                yield from self._copy(index, batch, middle + 1, last)
+            else:
+                # One record that fits only as it came: packed.
+                self._builder = BatchBuilder(NAMES[read_header(batch.data).compression])
+                self._count(index, self._builder.add_from_batch(batch, first, last))
+                yield from self._flush()
+            return
+        self._count(index, taken)
+        if self._builder.size_estimate >= self._full:
+            yield from self._flush()
+
+    def _take_events(
+        self, index: int, events: Sequence[Row]
+    ) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
+        rest = iter(events)
+        at = 0
+        while True:
+            mark = self._builder.mark()
+            added = self._builder.add_all(rest, self._full)
+            if self._builder.size_estimate > self._limit and self._builder.count > 1:
+                # The last one was too much: it begins the next batch.
+                self._builder.rewind(mark)
+                if added > 1:
+                    self._builder.add_all(events[at : at + added - 1])
+                self._count(index, added - 1)
+                yield from self._flush()
+                at += added - 1
+                rest = iter(events[at:])
+                continue
+            if not added:
+                return
+            self._count(index, added)
+            at += added
+            if self._builder.size_estimate >= self._full:
                 yield from self._flush()
 
     def _count(self, index: int, records: int) -> None:
+        if not records:
+            return
+        self._taken[index] += records
         if self._building and self._building[-1][0] == index:
             self._building[-1][1] += records
         else:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, TXN_HEADER, unpack_txn_header
+from anabranch.core.ids import (
+    CORRELATION_HEADER,
+    REPLY_HEADER,
+    TXN_HEADER,
+    pack_txn_header,
+    unpack_txn_header,
+)
+from anabranch.core.keyspace import record_checksum
 from anabranch.core.rows import ROUND_KEY
 from anabranch.errors import InvalidToken
 from anabranch.ports import LogFenced, TopicPartition
@@ -21,6 +28,7 @@ from anabranch.schemas.records import (
     EpochRecord,
     Event,
     EventHeader,
+    Extent,
     FindScope,
     GetState,
     OneShot,
@@ -358,3 +366,61 @@ def test_what_was_left_out_is_not_rejected_too_after_a_takeover() -> None:
         second.step(0)
     outcome = world.reply(asked)
     assert (outcome.committed, outcome.left_out, outcome.rejected) == (10, 10, 0)
+
+
+SMALL_LIMIT = 20_000
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["batches of one writer", "mixed batches"])
+def test_merged_batches_keep_the_streams_limit(mixed: bool) -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.ask(controller, FindScope("nyc", True))
+    world.ask(controller, CreateStream(STREAM, 1, {"max.message.bytes": str(SMALL_LIMIT)}))
+    txn_id = world.txn_id()
+    begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000))
+    world.ask(controller, Touch(begun.token, STREAM))
+    journal = TopicPartition("nyc.flights.journal", 0)
+    rows = [
+        (b"k%d" % i, b"%d-" % i + b"v" * size) for i, size in enumerate((7_000, 30, 12_000) * 30)
+    ]
+    records = {
+        w: [Record(0, 1, k, v, ((TXN_HEADER, pack_txn_header(txn_id, w, 0)),)) for k, v in rows]
+        for w in (1, 2)
+    }
+    if mixed:
+        turns = [r for pair in zip(records[1], records[2], strict=True) for r in pair]
+        batches = [encode_batch(turns[i : i + 6], "zstd") for i in range(0, len(turns), 6)]
+    else:
+        batches = [encode_batch([r], None) for w in (1, 2) for r in records[w]]
+    for batch in batches:
+        assert len(batch) <= SMALL_LIMIT
+        world.cluster.produce_batch(journal, batch)
+    end = world.cluster.log("x").end_offsets([journal], committed=False)[journal]
+    crc_sum = sum(record_checksum(k, v) for k, v in rows)
+    receipts = tuple(
+        Receipt(txn_id, w, 1, True, (Extent(STREAM, 0, 0, end, len(rows), crc_sum),))
+        for w in (1, 2)
+    )
+    big = OneShot(
+        world.txn_id(),
+        "nyc",
+        None,
+        tuple(
+            Event(STREAM, -1, b"k", b"e" * size, (), -1) for size in (9_000, 15_000, 100, 18_000)
+        ),
+    )
+    first = world.ask(controller, big)
+    assert isinstance(first, Outcome), first
+    outcome = world.ask(controller, Commit(begun.token, (), receipts, None, 1000))
+    assert (outcome.state, outcome.committed) == ("COMMITTED", 2 * len(rows))
+    seen = events_of(world, segments=1)
+    assert len(seen) == 2 * len(rows) + 4
+    for writer in (1, 2):
+        mine = [
+            (r.key, r.value)
+            for r in world.committed(TopicPartition(stream_topic(STREAM), 0))
+            if unpack_txn_header(dict(r.headers)[TXN_HEADER] or b"")[1] == writer
+        ]
+        assert mine == rows

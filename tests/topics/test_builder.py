@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch
-from anabranch.topics import builder, framing
+from anabranch.topics import builder, framing, framing_kernel
 from anabranch.topics.batch import CONTROL
 from anabranch.topics.builder import BatchBuilder
 from anabranch.topics.records import Record, decode_records, encode_batch, encode_sparse
@@ -195,3 +196,33 @@ def test_what_was_added_before_a_bad_row_stays() -> None:
     built.add(b"c", None, (), 1)
     wanted = [Record(0, 5, b"a", b"1"), Record(1, 9, b"b", b"2"), Record(2, 1, b"c", None)]
     assert built.build() == encode_batch(wanted)
+
+
+def test_runs_that_touch_lose_nothing_between_them(made_with: str) -> None:
+    made = [Record(i, 5, b"k%d" % i, b"v") for i in range(300)]
+    batch = raw(encode_batch(made, "lz4"))
+    built = BatchBuilder()
+    at = 0
+    for size in (1, 2, 1, 50, 100, 1, 145):
+        assert built.add_from_batch(batch, at, at + size - 1) == size
+        at += size
+    assert at == 300
+    assert built.build() == encode_batch(made)
+
+
+def test_copying_never_writes_beyond_its_room() -> None:
+    made = [Record(i, i * 1000, b"key", b"v" * (i * 7 % 40), (("h", b"x"),)) for i in range(30)]
+    body = np.frombuffer(encode_batch(made), dtype=np.uint8, offset=61)
+    outcomes = set()
+    for room in range(len(body) + 40):
+        # What lies behind the room must stay as it is.
+        whole = np.full(len(body) + 200, 0xAA, dtype=np.uint8)
+        state = np.zeros(framing_kernel.STATE_SIZE, dtype=np.int64)
+        result = framing_kernel.copy(body, 0, 29, 0, 0, False, whole[:room], state)
+        assert (whole[room:] == 0xAA).all()
+        outcomes.add(result)
+        if result == 0:
+            assert bytes(whole[: state[framing_kernel.TARGET_AT]]) == bytes(body)
+        else:
+            assert not state.any()
+    assert outcomes == {0, framing_kernel.NO_ROOM}

@@ -220,3 +220,52 @@ def test_what_was_read_ahead_in_vain_does_no_harm(cluster: MemoryCluster) -> Non
     assert reader.batch(2).next_offset == 3
     readers.close()
     assert isinstance(reader, JournalReader)
+
+
+def test_a_long_run_of_a_mixed_batch_is_taken_apart(cluster: MemoryCluster) -> None:
+    write(cluster, *[1] * 150, 2, *[1] * 200)
+    log = cluster.log("controller")
+    producer = log.producer("a", timeout=60)
+    runs = runs_of(cluster, 1)
+    assert [(run.records, run.pure) for run in runs] == [(150, False), (200, False)]
+    (landed,) = splice_stream(JournalReaders(log), producer, TARGET, [Piece(JOURNAL, runs)])
+    producer.commit()
+    assert [r.value for r in merged(cluster)] == expected(cluster, 1)
+    assert landed.records == 350
+
+
+@pytest.mark.parametrize("step", [1, 2, 9, 40])
+def test_reading_ahead_of_where_nobody_goes(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Fetches of a few batches each, and leaps that pass what was read ahead."""
+    monkeypatch.setattr("anabranch.topics.journal_reader.FETCH_BYTES", 400)
+    for number in range(120):
+        write(cluster, *[number % 5] * (number % 7 + 1))
+    readers = JournalReaders(cluster.log("reader"), ahead=True)
+    reader = readers.of(JOURNAL)
+    for entry in cluster.partitions[JOURNAL].entries[::step]:
+        assert bytes(reader.batch(entry.base_offset).data) == entry.data
+    readers.close()
+
+
+def test_an_error_while_reading_ahead_is_nobodys(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.topics.journal_reader.FETCH_BYTES", 1)
+    for number in range(6):
+        write(cluster, number)
+    calls = [0]
+
+    def on_call(_: str, name: str) -> None:
+        if name == "fetch":
+            calls[0] += 1
+            if calls[0] % 2 == 0:
+                raise LogUnavailable("no leader, just now")
+
+    cluster.on_call = on_call
+    readers = JournalReaders(cluster.log("reader"), ahead=True)
+    for number in range(6):
+        assert readers.of(JOURNAL).batch(number).base_offset == number
+    readers.close()
+    assert calls[0] >= 11
