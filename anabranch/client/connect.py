@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
 from anabranch.client.kafka import KafkaBus, SystemClock
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_journal import KafkaJournals
 from anabranch.client.options import Options, named_options
-from anabranch.client.ports import ClientPorts, Journals
-from anabranch.client.raw_journal import RawJournals
+from anabranch.client.ports import ClientPorts
 from anabranch.client.readers import KafkaReaders
-from anabranch.errors import InvalidArgument, UnsupportedSetting
-from anabranch.ports import Clock
+from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX, check_prefix
 
 BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
@@ -27,7 +25,6 @@ def connect(
     prefix: str = DEFAULT_PREFIX,
     timeout: float = DEFAULT_TIMEOUT_S,
     one_shot_bytes: int = DEFAULT_ONE_SHOT_BYTES,
-    writers: Literal["auto", "raw", "librdkafka"] = "auto",
     config: Mapping[str, Any] | None = None,
     **librdkafka_options: Any,
 ) -> Client:
@@ -40,8 +37,6 @@ def connect(
         prefix: of the topics that controllers and clients share.
         timeout: seconds until a call ends that has no timeout of its own.
         one_shot_bytes: how much a transaction keeps in memory before it opens.
-        writers: how bulk writes reach the journals. ``raw``: over connections of our own, several times quicker;
-            ``librdkafka``: one by one, with all its options (SASL, …); ``auto``: raw where every option allows it.
         config: librdkafka options by their names.
         librdkafka_options: the same as keywords, dots as underscores: ``security_protocol="SSL"``.
 
@@ -56,20 +51,7 @@ def connect(
     clock = SystemClock()
     admin = KafkaAdmin(options, clock)
     bus = KafkaBus(options, admin, check_prefix(prefix), clock, os.urandom)
-    journals = _journals(writers, options, admin, clock, timeout)
+    journals = KafkaJournals(options, admin, clock, timeout)
     readers = KafkaReaders(options, admin, timeout)
     ports = ClientPorts(bus, journals, clock, os.urandom, readers)
     return Client(ports, timeout=timeout, one_shot_bytes=one_shot_bytes)
-
-
-def _journals(
-    writers: str, options: Options, admin: KafkaAdmin, clock: Clock, timeout: float
-) -> Journals:
-    if writers not in ("auto", "raw", "librdkafka"):
-        raise InvalidArgument(f"writers {writers!r}: auto, raw or librdkafka")
-    settings = options.raw_settings() if writers != "librdkafka" else None
-    if settings is not None:
-        return RawJournals(settings, options, admin, timeout)
-    if writers == "raw":
-        raise UnsupportedSetting("raw writers can't honour all of these options")
-    return KafkaJournals(options, admin, clock, timeout)

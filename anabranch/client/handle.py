@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from anabranch.client.ports import Journals, Lane, RecordHeaders, WriteFunction
+from anabranch.client.ports import Journals, RecordHeaders
 from anabranch.client.protocol import Session
 from anabranch.client.types import Headers
 from anabranch.client.writing import (
+    StreamLane,
+    WriteFunction,
     WriterAccount,
     check_event,
     check_headers,
@@ -145,7 +147,7 @@ class Handle:
                 )
             self._legal.add(stream)
 
-    def _touch(self, stream: str, deadline: float) -> Lane:
+    def _touch(self, stream: str, deadline: float) -> StreamLane:
         """The way into a stream; the first time, it is registered with the transaction."""
         if self._account is None or self._token is None:
             raise IllegalState("the transaction is not open")

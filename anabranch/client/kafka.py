@@ -23,6 +23,7 @@ from anabranch.topics.names import commands_topic, replies_topic
 log = logging.getLogger("anabranch.client")
 
 _POLL_S = 0.1
+_REPLIES_AT_ONCE = 1000
 _TOPICS_S = 10.0  # how long the cluster's topics may be missing
 _JOIN_S = 10.0
 _LAST_WORDS_S = 1.0
@@ -188,16 +189,22 @@ class KafkaBus:
                     producer.poll(0)
                 if message is None:
                     continue
-                error = message.error()
-                if error is not None:
-                    self._on_error(error)
-                    continue
-                key = message.key()
-                value = message.value()
-                if isinstance(key, bytes) and isinstance(value, bytes):
-                    self._answer(key, value)
+                self._take_reply(message)
+                # A round's replies come together: the rest of them in one call.
+                for message in consumer.consume(_REPLIES_AT_ONCE, 0):
+                    self._take_reply(message)
         finally:
             consumer.close()
+
+    def _take_reply(self, message: Message) -> None:
+        error = message.error()
+        if error is not None:
+            self._on_error(error)
+            return
+        key = message.key()
+        value = message.value()
+        if isinstance(key, bytes) and isinstance(value, bytes):
+            self._answer(key, value)
 
     def _undelivered(self, error: KafkaError | None, message: Message) -> None:
         if error is None:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anabranch.errors import UnsupportedSetting
-from anabranch.topics.compression import CODECS
-from anabranch.topics.settings import Settings, parse_settings
 
 _log = logging.getLogger("anabranch.kafka")
 _PROMISE = "anabranch's promises rest on it"
@@ -89,6 +87,8 @@ _WITH_UNDERSCORE = _names(
 
 _COMMANDS = {
     "linger.ms": 0,
+    # One alone goes at once; what comes while it is on its way goes together, in half the work for all sides.
+    "max.in.flight.requests.per.connection": 1,
     "enable.idempotence": True,
     "acks": "all",
     "message.timeout.ms": 60_000,
@@ -129,8 +129,6 @@ _READER = {
     "enable.partition.eof": False,
     "allow.auto.create.topics": False,
 }
-# Options of writers that raw connections honour too.
-_RAW_BATCHES = frozenset(("batch.size", "compression.codec", "compression.type"))
 _SYNONYMS = {
     "compression.type": "compression.codec",
     "linger.ms": "queue.buffering.max.ms",
@@ -175,24 +173,6 @@ class Options:
         """For a reader's consumer."""
         own = {"group.id": group, "auto.offset.reset": start}
         return self._base() | _merge(_READER_DEFAULTS, self._consumer) | _READER | own
-
-    def raw_settings(self) -> Settings | None:
-        """For raw connections, if they can honour every option that writers are given."""
-        if not set(self._producer) <= _RAW_BATCHES or "message.max.bytes" in self._common:
-            return None
-        plain = {n: v for n, v in self._common.items() if not callable(v) and n != "logger"}
-        try:
-            return parse_settings(self.bootstrap, plain)
-        except UnsupportedSetting:
-            return None
-
-    def raw_batches(self) -> tuple[int, int]:
-        """The codec's number and the size of batches, for raw connections."""
-        chosen = _merge(_BULK_DEFAULTS, self._producer)
-        name = str(chosen.get("compression.codec", chosen.get("compression.type")))
-        if name not in CODECS:
-            raise UnsupportedSetting(f"compression {name!r}: one of {', '.join(CODECS)}")
-        return CODECS[name], int(chosen["batch.size"])
 
     @property
     def message_max_bytes(self) -> int:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from anabranch.ports import Clock, TopicPartition
-from anabranch.schemas.records import Extent, Touched
 
 if TYPE_CHECKING:
     from anabranch.client.reader import Reader
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 
 Entropy: TypeAlias = Callable[[int], bytes]
 RecordHeaders: TypeAlias = Sequence[tuple[str, bytes | None]]
-WriteFunction: TypeAlias = Callable[
-    [bytes | None, bytes | None, RecordHeaders | None, int | None], None
-]
 
 
 class CommandBus(Protocol):
@@ -103,47 +99,10 @@ class JournalWriter(Protocol):
         """Free everything after a successful flush."""
 
 
-class Lane(Protocol):
-    """One writer's way into one stream."""
-
-    @property
-    def stream(self) -> str:
-        """``scope/name``."""
-
-    @property
-    def write(self) -> WriteFunction:
-        """Queue an event: (key, value, headers, timestamp)."""
-
-    def check_size(
-        self, key: bytes | None, value: bytes | None, headers: RecordHeaders | None
-    ) -> None:
-        """`EventTooLarge` if the broker would not take the event."""
-
-    def extents(self) -> Sequence[Extent]:
-        """The account of everything flushed."""
-
-
-@runtime_checkable
-class BulkJournalWriter(Protocol):
-    """A journal writer that places and counts the events itself, many at once."""
-
-    def lane(self, touched: Touched, txn_id: bytes, writer: int, deadline: float) -> Lane:
-        """The way into a stream. `NotReady` or `DeadlineExceeded` if the brokers don't answer in time."""
-
-    def flush_lanes(self, deadline: float) -> None:
-        """As `JournalWriter.flush`, of everything."""
-
-    def discard(self) -> None:
-        """As `JournalWriter.discard`."""
-
-    def release(self) -> None:
-        """As `JournalWriter.release`."""
-
-
 class Journals(Protocol):
     """Makes journal writers."""
 
-    def writer(self) -> JournalWriter | BulkJournalWriter:
+    def writer(self) -> JournalWriter:
         """A new one."""
 
     def close(self) -> None:

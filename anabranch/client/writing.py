@@ -7,17 +7,11 @@ its place and its checksum. `StreamLane.write` is the hot path of bulk writes.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 from zlib import crc32
 
-from anabranch.client.ports import (
-    BulkJournalWriter,
-    JournalWriter,
-    Lane,
-    RecordHeaders,
-    WriteFunction,
-)
+from anabranch.client.ports import JournalWriter, RecordHeaders
 from anabranch.client.types import Headers
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.journal_index import CRC_MODULUS
@@ -28,9 +22,13 @@ from anabranch.schemas.records import Extent, Receipt, SegmentRange, Touched
 from anabranch.topics.names import journal_topic
 
 STICKY_BYTES = 32 << 10  # events without a key go to one segment for so long, then to the next
-RECORD_OVERHEAD = 256  # more than framing, compression and the ab.txn header add to a batch's size
+RECORD_OVERHEAD = 128  # more than framing and the ab.txn header take of a batch's size
 _KNOWN_KEYS = 100_000  # places of so many keys are remembered for each stream
 _RESERVED = "ab."
+
+WriteFunction: TypeAlias = (
+    "Callable[[bytes | None, bytes | None, RecordHeaders | None, int | None], None]"
+)
 
 
 class Account:
@@ -72,22 +70,10 @@ class StreamLane:
         """`EventTooLarge` if the broker would not take the event."""
         size = len(key or b"") + len(value or b"") + headers_size(headers)
         if size > self._room:
-            raise too_large(self.topic, size, self._room)
-
-    def extents(self) -> Sequence[Extent]:
-        """See `Lane`."""
-        return [
-            Extent(
-                stream=self.stream,
-                partition=account.partition,
-                first=account.first,
-                end=account.end,
-                count=account.count,
-                crc_sum=account.crc_sum % CRC_MODULUS,
+            raise EventTooLarge(
+                f"an event of {size} bytes; {self.topic} takes up to {self._room} of key, value and headers "
+                "(topic setting max.message.bytes)"
             )
-            for account in self.accounts.values()
-            if account.count
-        ]
 
     def _make_write(
         self, segments: Sequence[SegmentRange], journal: JournalWriter, writer: int
@@ -148,35 +134,24 @@ class StreamLane:
 class WriterAccount:
     """All lanes of one writer."""
 
-    def __init__(
-        self, txn_id: bytes, writer: int, journal: JournalWriter | BulkJournalWriter
-    ) -> None:
+    def __init__(self, txn_id: bytes, writer: int, journal: JournalWriter) -> None:
         self.txn_id = txn_id
         self.writer = writer
         self.journal = journal
-        self.lanes: dict[str, Lane] = {}
-        self._counting: list[StreamLane] = []
+        self.lanes: dict[str, StreamLane] = {}
         self._sequence = 0
 
-    def add(self, touched: Touched, deadline: float) -> Lane:
+    def add(self, touched: Touched, deadline: float) -> StreamLane:
         """Open the way into a stream."""
-        lane: Lane
-        if isinstance(self.journal, BulkJournalWriter):
-            lane = self.journal.lane(touched, self.txn_id, self.writer, deadline)
-        else:
-            lane = StreamLane(touched, self.txn_id, self.writer, self.journal, deadline)
-            self._counting.append(lane)
+        lane = StreamLane(touched, self.txn_id, self.writer, self.journal, deadline)
         self.lanes[touched.stream] = lane
         return lane
 
     def flush(self, deadline: float) -> None:
         """Wait for the acknowledgement of all writes. `WriteFailed`, `DeadlineExceeded`."""
-        if isinstance(self.journal, BulkJournalWriter):
-            self.journal.flush_lanes(deadline)
-            return
         used = {
             TopicPartition(lane.topic, account.partition): account
-            for lane in self._counting
+            for lane in self.lanes.values()
             for account in lane.accounts.values()
             if account.count
         }
@@ -186,16 +161,20 @@ class WriterAccount:
     def receipt(self, *, finished: bool) -> Receipt:
         """The cumulative receipt of everything flushed."""
         self._sequence += 1
-        extents = [extent for lane in self.lanes.values() for extent in lane.extents()]
+        extents = [
+            Extent(
+                stream=lane.stream,
+                partition=account.partition,
+                first=account.first,
+                end=account.end,
+                count=account.count,
+                crc_sum=account.crc_sum % CRC_MODULUS,
+            )
+            for lane in self.lanes.values()
+            for account in lane.accounts.values()
+            if account.count
+        ]
         return Receipt(self.txn_id, self.writer, self._sequence, finished, tuple(extents))
-
-
-def too_large(topic: str, size: int, room: int) -> EventTooLarge:
-    """The error for an event that the broker would not take."""
-    return EventTooLarge(
-        f"an event of {size} bytes; {topic} takes up to {room} of key, value and headers (topic setting "
-        "max.message.bytes)"
-    )
 
 
 def headers_size(headers: RecordHeaders | None) -> int:
