@@ -102,9 +102,9 @@ class Session:
             result = self._send_until_answered(partition, payload, deadline)
             if not isinstance(result, r.Refusal):
                 return result
-            error = error_of(result.code, result.message)
-            if not isinstance(error, NotReady) or self.now() + pause >= deadline:
-                raise error
+            # Not kept in a name: the traceback would hold this frame, and so the error itself.
+            if result.code != NotReady.__name__ or self.now() + pause >= deadline:
+                raise error_of(result.code, result.message)
             self._clock.sleep(pause)
             pause = min(pause * 2, _LONGEST_RETRY_S)
 

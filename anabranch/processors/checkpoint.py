@@ -41,8 +41,9 @@ def open_checkpoint(
         table.close()
         shutil.rmtree(folder)
         table = RocksTable(folder)
-    table.write({ORIGIN: origin})
-    touch_checkpoint(table, clock)
+    if table.get(ORIGIN) is None:
+        table.write({ORIGIN: origin})
+        touch_checkpoint(table, clock)  # an empty table misses nothing; else only a fold makes it young
     return table
 
 
