@@ -87,6 +87,7 @@ class Weather:
             control_partitions=random.choice((1, 1, 1, 2)),
             mixed_batches=random.random() < 0.3,
             small=random.random() < 0.3,
+            tight=random.random() < 0.15,
         )
 
     def __str__(self) -> str:
