@@ -71,6 +71,8 @@ class SupervisedProcess:
         line = process._read_line(deadline)
         if line.startswith("started "):
             process.pid = int(line.removeprefix("started "))
+            # A quick command's end may have come in the same read: no more will follow it.
+            process._note_lines()
             return process
         process.close()
         reason = line.removeprefix("failed ") or "its supervisor ended or did not answer"
@@ -160,14 +162,19 @@ class SupervisedProcess:
             # The supervisor died without a word; the command died with it.
             self.returncode = -9
             return False
-        *lines, self._buffer = (self._buffer + taken).split(b"\n")
+        self._buffer += taken
+        self._note_lines()
+        return True
+
+    def _note_lines(self) -> None:
+        """Takes in the whole lines that are in the buffer."""
+        *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             word, _, value = line.decode().partition(" ")
             if word == "exited":
                 self.returncode = int(value)
             elif word == "done":
                 self._done.append(value)
-        return True
 
     def _read_line(self, deadline: float) -> str:
         """The first line; empty at the deadline or the supervisor's end."""
