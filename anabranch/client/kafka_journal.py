@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -137,6 +137,7 @@ class KafkaJournal:
         self._timeout = timeout
         self._channels: dict[int, _Channel] = {}
         self._by_topic: dict[str, _Channel] = {}
+        self._produce: dict[str, Callable[..., None]] = {}  # looked up once, not for each event
         self._countdown = _POLL_EVERY
         self._failure: str | None = None
 
@@ -148,6 +149,7 @@ class KafkaJournal:
         if channel is None:
             channel = self._channels[limit] = self._pool.take(limit)
         self._by_topic[topic] = channel
+        self._produce[topic] = channel.producer.produce
         return Opened({p: ends[topic, p] for p in partitions}, limit)
 
     def write(
@@ -160,27 +162,22 @@ class KafkaJournal:
         timestamp_ms: int,
     ) -> None:
         """See `JournalWriter`."""
-        channel = self._by_topic[topic]
         try:
             # By position: keywords cost a third of the call.
-            channel.producer.produce(
-                topic,
-                value,
-                key,
-                partition,
-                None,
-                None,
-                timestamp_ms,
-                headers,  # type: ignore[arg-type]
-            )
+            self._produce[topic](topic, value, key, partition, None, None, timestamp_ms, headers)
         except BufferError:
-            self._write_when_room(channel, topic, partition, key, value, headers, timestamp_ms)
+            self._write_when_room(
+                self._by_topic[topic], topic, partition, key, value, headers, timestamp_ms
+            )
+        except KeyError:
+            self._check()  # discarded or released
+            raise
         except (KafkaException, RuntimeError) as error:
             raise self._fail(f"a write to {topic}[{partition}] failed: {error}") from error
         self._countdown -= 1
         if not self._countdown:
             self._countdown = _POLL_EVERY
-            channel.poll(0)
+            self._by_topic[topic].poll(0)
             self._check()
 
     def _write_when_room(
@@ -258,6 +255,7 @@ class KafkaJournal:
     def discard(self) -> None:
         """See `JournalWriter`."""
         self._fail("the writer was discarded")
+        self._produce.clear()
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             if len(channel.producer) or channel.failure is not None:
@@ -268,6 +266,7 @@ class KafkaJournal:
     def release(self) -> None:
         """See `JournalWriter`."""
         self._fail("the writer was released")
+        self._produce.clear()
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             self._pool.give_back(channel)

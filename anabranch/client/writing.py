@@ -23,7 +23,7 @@ from anabranch.topics.names import journal_topic
 
 STICKY_BYTES = 32 << 10  # events without a key go to one segment for so long, then to the next
 RECORD_OVERHEAD = 128  # more than framing and the ab.txn header take of a batch's size
-_KNOWN_KEYS = 100_000  # places of so many keys are remembered for each stream
+_KNOWN_KEYS = 20_000  # the places of the first so many keys are remembered for each stream
 _RESERVED = "ab."
 
 WriteFunction: TypeAlias = (
@@ -86,14 +86,15 @@ class StreamLane:
         write_record = journal.write
         topic, header, room = self.topic, self._header, self._room
         plain_headers = [header]
+        several = len(lows) > 1
         sticky, sticky_left = writer % len(by_range), STICKY_BYTES
 
         def place(key: bytes) -> tuple[Account, int, int]:
-            if len(known) >= _KNOWN_KEYS:
-                known.clear()
             crc = crc32(key)
-            account = by_range[bisect_right(lows, mix(crc)) - 1]
-            placed = known[bytes(key)] = (account, crc, room - len(key))
+            account = by_range[bisect_right(lows, mix(crc)) - 1 if several else 0]
+            placed = (account, crc, room - len(key))
+            if len(known) < _KNOWN_KEYS:
+                known[key] = placed
             return placed
 
         def write(

@@ -22,8 +22,12 @@ from anabranch.client.kafka import SystemClock
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_journal import KafkaJournal, KafkaJournals
 from anabranch.client.options import Options
+from anabranch.client.writing import RECORD_OVERHEAD, WriterAccount
+from anabranch.core.keyspace import even_ranges
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.ports import TopicPartition as Place
+from anabranch.schemas.records import SegmentRange, Touched
+from anabranch.topics.names import journal_topic
 from tests.conftest import Broker
 
 pytestmark = pytest.mark.broker
@@ -162,6 +166,36 @@ def test_a_batch_that_the_broker_refuses_is_a_failure(journals: Journals, unique
     again = journals.opened(topic)  # a failed producer is not used again
     again.write(topic, 0, None, b"small", HEADERS, 0)
     again.flush([], soon())
+
+
+def test_the_largest_event_fits_a_small_topic(journals: Journals, unique: str) -> None:
+    """Events that no codec packs, up to the last byte that is let through."""
+    limit = 5000
+    stream = f"s{unique}/small"
+    journals.topic(journal_topic(stream), **{"max.message.bytes": str(limit)})
+    account = WriterAccount(bytes(16), 7, journals.pool.writer())
+    ranges = enumerate(even_ranges(2))
+    segments = tuple(SegmentRange(n, low, high, n, 0) for n, (low, high) in ranges)
+    lane = account.add(Touched(stream, 0, segments), soon())
+    room = limit - RECORD_OVERHEAD
+    for i in range(1000):
+        lane.write(b"%04d" % i, os.urandom(i), None, None)
+    lane.write(b"most", os.urandom(room - 4), None, 1)
+    with pytest.raises(errors.EventTooLarge):
+        lane.write(b"more", os.urandom(room - 3), None, None)
+    account.flush(soon())
+    receipt = account.receipt(finished=True)
+    assert sum(extent.count for extent in receipt.extents) == 1001
+    assert len(journals.stored(journal_topic(stream))) == 1001
+
+
+def test_a_discarded_writer_writes_no_more(journals: Journals, unique: str) -> None:
+    topic = journals.topic(f"j.{unique}")
+    for end in ("discard", "release"):
+        journal = journals.opened(topic)
+        getattr(journal, end)()
+        with pytest.raises(errors.WriteFailed, match=end):
+            journal.write(topic, 0, None, b"v", HEADERS, 0)
 
 
 def test_a_fatal_error_is_a_failure(journals: Journals, unique: str) -> None:

@@ -197,7 +197,7 @@ def states(client: anabranch.Client, ids: list[str]) -> dict[str, str]:
 
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(300 + 10 * KILLS)
 def test_fifty_kills(
     broker: Broker, zygote: Zygote, log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

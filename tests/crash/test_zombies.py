@@ -247,3 +247,34 @@ def test_a_zombie_does_nothing_under_the_older_protocol(
     for told, why in wrong.items():
         with subtests.test(told):
             pytest.fail(why, pytrace=False)
+
+
+@pytest.mark.broker
+def test_what_a_zombie_read_is_not_believed(broker: Broker, zygote: Zygote, log: Log) -> None:
+    """It indexes writes of a transaction that began without it. Whoever leads on its folder finds them."""
+    place = Place.on(zygote, broker.bootstrap, log, f"zr{uuid.uuid4().hex[:6]}")
+    moment = Moment("write and keep open", "fetch:commands+journal", "before")
+    haunted = Haunted(place, moment)
+    try:
+        zombie = haunted.fork("zombie", Point(moment.name, "*", 1, moment.phase), armed=False)
+        zombie.wait_leading()
+        haunted.client.start()
+        haunted.scenario.create()
+        zombie.arm()
+        zombie.wait_stopped()
+        other = haunted.fork("other")
+        other.wait_leading()
+        haunted.scenario.keep()
+        zombie.go_on()
+        zombie.wait_ended()
+        assert zombie.status is not None
+        assert zombie.status >> 8 == FENCED
+        other.kill()
+        haunted.fork("zombie").wait_leading()  # a machine that is itself again
+        haunted.scenario.commit_kept()
+        assert haunted.scenario.acknowledged["kept"].committed == 10
+        place.check_log()
+    finally:
+        for child in haunted.children:
+            child.kill()
+        place.remove()
