@@ -43,7 +43,9 @@ def open_checkpoint(
         table = RocksTable(folder)
     if table.get(ORIGIN) is None:
         table.write({ORIGIN: origin})
-        touch_checkpoint(table, clock)  # an empty table misses nothing; else only a fold makes it young
+        touch_checkpoint(
+            table, clock
+        )  # an empty table misses nothing; else only a fold makes it young
     return table
 
 
