@@ -18,10 +18,13 @@ from anabranch.topics.names import DEFAULT_PREFIX
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from confluent_kafka.admin import AdminClient
+
 LEAD_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 60.0
 SESSION_TIMEOUT_S = 2.0
 FAILPOINT = {"ANABRANCH_FAILPOINT": "after-decision:kill"}
+GROUPS_WITHIN_S = 20.0  # a killed member leaves its group after its session timeout
 _POLL_S = 0.02
 
 
@@ -76,9 +79,28 @@ def _delete_topics(place: Place) -> None:
         for group in admin.list_consumer_groups(request_timeout=10).result(20).valid
         if group.group_id.startswith(mine)
     ]
-    if groups:
-        for future in admin.delete_consumer_groups(groups, request_timeout=20).values():
-            future.result(30)
+    _delete_groups(admin, groups, time.monotonic() + GROUPS_WITHIN_S)
+
+
+def _delete_groups(admin: AdminClient, groups: list[str], deadline: float) -> None:
+    """Delete consumer groups. A member that just closed may be in its group a moment longer."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    while groups:
+        rest = []
+        for group, future in admin.delete_consumer_groups(groups, request_timeout=20).items():
+            try:
+                future.result(30)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.GROUP_ID_NOT_FOUND:
+                    continue
+                if code != KafkaError.NON_EMPTY_GROUP or time.monotonic() > deadline:
+                    raise
+                rest.append(group)
+        groups = rest
+        if groups:
+            time.sleep(0.2)
 
 
 class Controllers:
