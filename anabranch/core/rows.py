@@ -21,10 +21,15 @@ class Entry(IntEnum):
     SCOPE = 3
     STREAM = 4
     NAME = 5
+    EPOCH = 6
+    LOW_WATER = 7
+    PLAIN = 8
     TXN = 16
     PARTICIPANT = 17
     WRITER = 18
     PENDING_COMMIT = 19
+    CARRY = 20
+    MOVED = 21
 
 
 _ENTRIES = {int(entry): entry for entry in Entry}  # quicker than Entry(…)
@@ -48,6 +53,35 @@ def scope_key(scope: str) -> bytes:
 
 def stream_key(stream: str) -> bytes:
     return NO_TXN + bytes((Entry.STREAM,)) + stream.encode()
+
+
+def epoch_key(stream: str, epoch: int) -> bytes:
+    return NO_TXN + bytes((Entry.EPOCH,)) + _numbered(stream, epoch)
+
+
+def low_water_key(stream: str, partition: int) -> bytes:
+    return NO_TXN + bytes((Entry.LOW_WATER,)) + _numbered(stream, partition)
+
+
+def plain_key(stream: str, partition: int) -> bytes:
+    return NO_TXN + bytes((Entry.PLAIN,)) + _numbered(stream, partition)
+
+
+def carry_key(txn_id: bytes, stream: str, number: int) -> bytes:
+    return txn_id + bytes((Entry.CARRY,)) + _numbered(stream, number)
+
+
+def moved_key(txn_id: bytes, stream: str, partition: int) -> bytes:
+    return txn_id + bytes((Entry.MOVED,)) + _numbered(stream, partition)
+
+
+def _numbered(stream: str, number: int) -> bytes:
+    return stream.encode() + b"/" + number.to_bytes(4, "big")
+
+
+def numbered(identifier: bytes) -> tuple[str, int]:
+    """(stream, number) of such an identifier."""
+    return identifier[:-5].decode(), int.from_bytes(identifier[-4:], "big")
 
 
 def name_key(scope: str, name: str) -> bytes:

@@ -40,6 +40,7 @@ TYPES: dict[int, type] = {
     12: r.Heartbeat,
     13: r.ListTransactions,
     14: r.AdoptScope,
+    15: r.Scale,
     32: r.Reply,
     33: r.Receipt,
     64: r.TermRow,
@@ -51,6 +52,11 @@ TYPES: dict[int, type] = {
     70: r.WriterRow,
     71: r.NameRow,
     72: r.PendingCommitRow,
+    73: r.EpochRow,
+    74: r.CarryRow,
+    75: r.LowWaterRow,
+    76: r.PlainRow,
+    77: r.MovedRow,
     96: r.JournalOp,
     97: r.EpochRecord,
     98: r.CommitRecord,
@@ -192,6 +198,9 @@ def _reader(avro: Any) -> _Plain | None:
         if all(_record_class(branch) for branch in avro):
             return lambda pair: _from_plain(getattr(r, pair[0].rpartition(".")[2]))(pair[1])
         inner = _reader(avro[1])
+        if _record_class(avro[1]) is not None and inner is not None:
+            whole = inner
+            return _optional(lambda pair: whole(pair[1]))  # fastavro names the branch here too
         return _optional(inner) if inner else None
     if isinstance(avro, dict) and avro["type"] == "array":
         item = _reader(avro["items"])

@@ -57,7 +57,14 @@ class SegmentRange:
     low: int
     high: int
     partition: int
-    start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """A range of key positions."""
+
+    low: int
+    high: int
 
 
 class EventHeader(NamedTuple):
@@ -93,6 +100,16 @@ class CreateStream:
     stream: str
     segments: int
     settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Command: change the segments of a stream. A repeated command is answered as the first was."""
+
+    stream: str
+    segments: int
+    seal: tuple[int, ...]
+    ranges: tuple[KeyRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +239,9 @@ class StreamInfo:
     settings: Mapping[str, str]
     rejected: Mapping[str, int]
     journal: Mapping[str, int]
+    partitions: int
+    low_water: Mapping[str, int]
+    staged_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +356,16 @@ class ScopeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaling:
+    """A scaling that waits for partitions."""
+
+    seal: tuple[int, ...]
+    ranges: tuple[KeyRange, ...]
+    correlation_id: bytes
+    reply_partition: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamRow:
     """Status row: a stream."""
 
@@ -346,8 +376,40 @@ class StreamRow:
     stream_epoch: int
     reference_epoch: int
     segments: tuple[SegmentRange, ...]
+    next_number: int
+    partitions: int
+    wanted_partitions: int
+    scaling: Scaling | None
+    scaled_by: bytes
     correlation_id: bytes
     reply_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRow:
+    """Status row: the layout of a reference epoch that may still be written to."""
+
+    stream: str
+    stream_epoch: int
+    segments: tuple[SegmentRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LowWaterRow:
+    """Status row: what may be deleted of a journal partition."""
+
+    stream: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRow:
+    """Status row: how far the plain writes of a journal partition are committed."""
+
+    stream: str
+    partition: int
+    offset: int
 
 
 class TxnRow(NamedTuple):
@@ -402,6 +464,46 @@ class PendingCommitRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CarryRow:
+    """Status row: a segment of a decided transaction that is carried aside."""
+
+    txn_id: bytes
+    stream: str
+    number: int
+    source: int
+    partition: int
+    cursor: int
+    first: int
+    end: int
+    count: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MovedRun:
+    """A run of a writer, and where its records stand now."""
+
+    writer: int
+    first: int
+    end: int
+    count: int
+    crc_sum: int
+    at: int
+    batch_base: int
+    batch_size: int
+    pure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MovedRow:
+    """Status row: runs of a transaction that were moved forward in the journal."""
+
+    stream: str
+    partition: int
+    runs: tuple[MovedRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class JournalOp:
     """A participant op in a journal, by the controller (header ab.op)."""
 
@@ -409,6 +511,17 @@ class JournalOp:
     txn_id: bytes
     stream_epoch: int
     commit_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSegment:
+    """A segment of a stream epoch in the history: its keys, and where it begins."""
+
+    segment_id: int
+    low: int
+    high: int
+    partition: int
+    start_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +557,7 @@ class EpochRecord:
     stream_epoch: int
     reference_epoch: int
     timestamp: int
-    segments: tuple[SegmentRange, ...]
+    segments: tuple[EpochSegment, ...]
     sealed: tuple[SegmentEnd, ...]
     vector: tuple[Position, ...]
     previous: int
