@@ -167,6 +167,14 @@ class Log(Protocol):
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
         """Create topics; one that exists is left as it is (check it with `describe_topics`)."""
 
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        """Grow a topic until it has so many partitions; one that has as many or more is left as it is.
+
+        Returns when all are led and their leaders serve them. Safe to repeat, by several at once too.
+
+        `LogRefused` (3): there is no such topic.
+        """
+
     def default_replication_factor(self) -> int:
         """What a topic made with a replication factor of -1 gets."""
 

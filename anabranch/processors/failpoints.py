@@ -130,6 +130,13 @@ class FailingLog:
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
         _around(self._hook, "create_topics", lambda: self._log.create_topics(specs))
 
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        _around(
+            self._hook,
+            f"add_partitions:{_kind(topic)}",
+            lambda: self._log.add_partitions(topic, partitions),
+        )
+
     def default_replication_factor(self) -> int:
         return _around(
             self._hook, "default_replication_factor", self._log.default_replication_factor

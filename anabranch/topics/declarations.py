@@ -239,8 +239,34 @@ def create_stream_topics(
         (history_topic(stream), 1, HISTORY, durable),
     )
     _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in declared])
+    return _checked_ends(log, stream, segments)
+
+
+def grow_stream_topics(log: Log, stream: str, partitions: int) -> dict[int, int]:
+    """Grow a stream's topics to so many partitions, and check them; nothing is ever taken away.
+
+    Safe to repeat; topics with more partitions are left as they are. Returns the stream's end offset on
+    each of its partitions.
+
+    Raises:
+        LogRefused: (3) a topic does not exist; the broker does not grow one, with its reason.
+        TopicMisconfigured: as `create_stream_topics`.
+    """
+    # The journal first: whoever finds a partition of the stream finds its journal too.
+    for name in (journal_topic(stream), stream_topic(stream)):
+        log.add_partitions(name, partitions)
+    return _checked_ends(log, stream, partitions)
+
+
+def _checked_ends(log: Log, stream: str, partitions: int) -> dict[int, int]:
+    """Check a stream's three topics; the stream's end offset on each of its partitions."""
+    declared = (
+        (stream_topic(stream), partitions, STREAM),
+        (journal_topic(stream), partitions, JOURNAL),
+        (history_topic(stream), 1, HISTORY),
+    )
     infos = _describe(log, [name for name, *_ in declared])
-    wrong = [w for n, p, s, _ in declared for w in problems(infos[n], s, at_least=p)]
+    wrong = [w for n, p, s in declared for w in problems(infos[n], s, at_least=p)]
     target, journal = infos[declared[0][0]], infos[declared[1][0]]
     if int(target.config.get(MAX_MESSAGE, 0)) < int(journal.config.get(MAX_MESSAGE, 0)):
         wrong.append(
@@ -248,8 +274,8 @@ def create_stream_topics(
             f"set {journal.config[MAX_MESSAGE]} (what the journal took must fit into the stream)"
         )
     _refuse(wrong)
-    partitions = [TopicPartition(target.name, p) for p in range(target.partitions)]
-    ends = log.end_offsets(partitions, committed=False)
+    places = [TopicPartition(target.name, p) for p in range(target.partitions)]
+    ends = log.end_offsets(places, committed=False)
     return {tp.partition: end for tp, end in ends.items()}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from anabranch.ports import LogRefused, LogUnavailable, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics.wire import calls, codes, data
 from anabranch.topics.wire.calls import (
+    CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_RECORDS,
     DESCRIBE_CONFIGS,
@@ -184,17 +185,62 @@ def _create(
     return tuple(answer.topics)
 
 
-def wait_for_leaders(cluster: Cluster, names: Iterable[str], deadline: float) -> None:
+def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
+    """How many partitions a topic has now. `LogRefused` (3) if there is no such topic."""
+    cluster.forget((topic,))
+    # Asks until a new topic is known to the broker asked.
+    cluster.leaders((TopicPartition(topic, 0),), deadline)
+    found = cluster.refresh((topic,), deadline).get(topic)
+    if found is None:
+        raise LogRefused(f"{topic} does not exist", codes.UNKNOWN_TOPIC_OR_PARTITION)
+    return found.partitions
+
+
+def add_partitions(cluster: Cluster, topic: str, partitions: int, deadline: float) -> None:
+    """Ask for so many partitions in all; that there are as many already is as good."""
+    with cluster.connection(None, deadline) as connection:
+        version = connection.version(CREATE_PARTITIONS)
+        wanted = calls.part(
+            CREATE_PARTITIONS,
+            version,
+            "CreatePartitionsTopic",
+            name=topic,
+            count=partitions,
+            assignments=None,
+        )
+        body = calls.request(
+            CREATE_PARTITIONS,
+            version,
+            topics=(wanted,),
+            timeout=dt.timedelta(seconds=cluster.settings.request_timeout),
+            validate_only=False,
+        )
+        answer = calls.answer(
+            CREATE_PARTITIONS, version, connection.call(CREATE_PARTITIONS, version, body, deadline)
+        )
+    for result in answer.results:
+        code = int(result.error_code)
+        # Somebody else grew it, or an earlier attempt of ours whose answer was lost.
+        if code in (NONE, codes.INVALID_PARTITIONS):
+            continue
+        detail = str(result.error_message) if result.error_message else None
+        raise_or_again(codes.GROW_CODES, code, f"add partitions to {topic}", detail)
+
+
+def wait_for_leaders(
+    cluster: Cluster, names: Iterable[str], deadline: float, *, at_least: int = 1
+) -> None:
     """Return when all partitions of these topics are led, and their leaders know it.
 
-    A new topic is in the metadata before its leaders serve it, and a native transaction can't wait for
-    them: an append that finds no leader is uncertain.
+    A new topic or partition is in the metadata before its leader serves it, and a native transaction can't
+    wait for that: an append that finds no leader is uncertain. ``at_least`` so many partitions there must
+    be: the broker asked may not know of new ones yet.
     """
     wanted = set(names)
     while True:
         found = cluster.refresh(wanted, deadline)
         if len(found) == len(wanted) and all(
-            len(topic.leaders) == topic.partitions for topic in found.values()
+            len(topic.leaders) == topic.partitions >= at_least for topic in found.values()
         ):
             break
         if time.monotonic() > deadline:

@@ -246,6 +246,17 @@ class KafkaLog:
             )
             kafka_admin.wait_for_leaders(self._cluster, (spec.name for spec in specs), deadline)
 
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        """See `anabranch.ports.Log.add_partitions`."""
+        deadline = self._cluster.deadline()
+        if kafka_admin.count_partitions(self._cluster, topic, deadline) < partitions:
+            self._cluster.repeat(
+                "add partitions",
+                deadline,
+                lambda: kafka_admin.add_partitions(self._cluster, topic, partitions, deadline),
+            )
+        kafka_admin.wait_for_leaders(self._cluster, (topic,), deadline, at_least=partitions)
+
     def default_replication_factor(self) -> int:
         """See `anabranch.ports.Log.default_replication_factor`. Asked for by a dry run."""
         deadline = self._cluster.deadline()

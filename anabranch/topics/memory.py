@@ -164,6 +164,13 @@ class MemoryLog:
             self.cluster.create(specs)
         self.called("create_topics.after")
 
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        """See `anabranch.ports.Log.add_partitions`."""
+        self.called("add_partitions")
+        with self.cluster.lock:
+            self.cluster.grow(topic, partitions)
+        self.called("add_partitions.after")
+
     def default_replication_factor(self) -> int:
         """See `anabranch.ports.Log.default_replication_factor`."""
         return 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from anabranch.ports import Clock, LogFenced, LogRefused, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics.memory_partition import Partition
@@ -125,9 +125,21 @@ class MemoryBroker:
                 config,
                 f"memory-{len(self.topics)}",
             )
-            for number in range(spec.partitions):
-                name = TopicPartition(spec.name, number)
-                self.partitions[name] = Partition(name, config)
+            self._add(spec.name, range(spec.partitions), config)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Add partitions until there are so many; `LogRefused` (3) if there is no such topic."""
+        info = self.topics.get(topic)
+        if info is None:
+            raise LogRefused(f"{topic} does not exist", UNKNOWN_TOPIC)
+        if partitions > info.partitions:
+            self.topics[topic] = replace(info, partitions=partitions)
+            self._add(topic, range(info.partitions, partitions), dict(info.config))
+
+    def _add(self, topic: str, numbers: Iterable[int], config: dict[str, str]) -> None:
+        for number in numbers:
+            name = TopicPartition(topic, number)
+            self.partitions[name] = Partition(name, config)
 
     # -- the transaction coordinator --------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from anabranch.errors import InvalidArgument, TopicMisconfigured, UnsupportedSetting
-from anabranch.ports import Log, TopicInfo, TopicPartition, TopicSpec
+from anabranch.ports import Log, LogRefused, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics import declarations as d
 from anabranch.topics.names import (
     commands_topic,
@@ -80,6 +80,44 @@ def test_ends_of_topics_with_a_past(maker: Maker, log: Log, stream: str) -> None
     tp = TopicPartition(stream_topic(stream), 1)
     write(log, maker, [(tp, batch("a", "b"))])
     assert d.create_stream_topics(log, stream, segments=2, settings={}) == {0: 0, 1: 3}
+
+
+def test_a_streams_topics_grow(maker: Maker, log: Log, stream: str) -> None:
+    d.create_stream_topics(log, stream, segments=2, settings={"max.message.bytes": "2000000"})
+    write(log, maker, [(TopicPartition(stream_topic(stream), 1), batch("a", "b"))])
+    assert d.grow_stream_topics(log, stream, 4) == {0: 0, 1: 3, 2: 0, 3: 0}
+    names = stream_topic(stream), journal_topic(stream), history_topic(stream)
+    infos = log.describe_topics(names)
+    assert [infos[n].partitions for n in names] == [4, 4, 1]
+    assert infos[names[0]].config["max.message.bytes"] == "2000000"
+    for name in names[:2]:
+        write(log, maker, [(TopicPartition(name, 3), batch("c"))])
+    # Again, and with fewer asked for: as they are.
+    assert d.grow_stream_topics(log, stream, 3) == {0: 0, 1: 3, 2: 0, 3: 2}
+    assert [log.describe_topics([n])[n].partitions for n in names] == [4, 4, 1]
+
+
+def test_growing_goes_on_where_it_ended(log: Log, stream: str) -> None:
+    d.create_stream_topics(log, stream, segments=1, settings={})
+    log.add_partitions(journal_topic(stream), 3)
+    assert d.grow_stream_topics(log, stream, 2) == {0: 0, 1: 0}
+    names = stream_topic(stream), journal_topic(stream)
+    assert [log.describe_topics([n])[n].partitions for n in names] == [2, 3]
+
+
+def test_what_grows_is_checked(log: Log, stream: str) -> None:
+    with pytest.raises(LogRefused) as caught:
+        d.grow_stream_topics(log, stream, 2)
+    assert caught.value.error == 3
+    log.create_topics(
+        [
+            TopicSpec(stream_topic(stream), 1, {"compression.type": "lz4"}),
+            TopicSpec(journal_topic(stream), 1),
+            TopicSpec(history_topic(stream), 1),
+        ]
+    )
+    with pytest.raises(TopicMisconfigured, match=r"compression\.type=lz4; set producer"):
+        d.grow_stream_topics(log, stream, 2)
 
 
 def test_a_users_settings_go_where_they_belong(log: Log, stream: str) -> None:

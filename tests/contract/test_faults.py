@@ -22,6 +22,7 @@ from anabranch.topics.wire import data
 from anabranch.topics.wire.calls import (
     ADD_PARTITIONS_TO_TXN,
     ALL_APIS,
+    CREATE_PARTITIONS,
     END_TXN,
     FETCH,
     FIND_COORDINATOR,
@@ -303,6 +304,16 @@ def test_fetches_follow_the_leader(
     assert found[tp].batches[0].base_offset == 0
 
 
+@pytest.mark.parametrize("loss", ["lose_answer", "close_before"])
+def test_growing_a_topic_is_repeated(maker: Maker, proxy: Proxy, loss: str) -> None:
+    (tp,) = maker.topic()
+    log = maker.log()
+    getattr(proxy.faults, loss).add(CREATE_PARTITIONS.key)
+    log.add_partitions(tp.topic, 3)
+    assert proxy.faults.seen.count(CREATE_PARTITIONS.key) == 2
+    assert log.describe_topics([tp.topic])[tp.topic].partitions == 3
+
+
 def test_older_brokers_are_spoken_to_in_their_versions(
     maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,4 +351,6 @@ def test_older_brokers_are_spoken_to_in_their_versions(
     log.delete_records({one: 1})
     assert log.start_offsets([one]) == {one: 1}
     assert log.default_replication_factor() == 1
+    log.add_partitions(one.topic, 3)
+    assert log.describe_topics([one.topic])[one.topic].partitions == 3
     assert {key for key, _ in asked} == {api.key for api in ALL_APIS} - {18}

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from anabranch.ports import Log, LogRefused, OffsetOutOfRange, TopicPartition, TopicSpec
 from tests.contract.conftest import Maker
-from tests.contract.helpers import batch, read_all, values, write
+from tests.contract.helpers import (
+    batch,
+    committed_values,
+    read_all,
+    values,
+    wait_stable,
+    write,
+)
 
 
 def test_a_topic_is_created_once(maker: Maker, log: Log) -> None:
@@ -162,3 +170,56 @@ def test_an_unknown_topic_is_refused(log: Log) -> None:
     with pytest.raises(LogRefused) as caught:
         log.end_offsets([missing], committed=False)
     assert caught.value.error == 3
+
+
+def test_a_topic_grows(maker: Maker, log: Log) -> None:
+    (old,) = maker.topic(1, max_message_bytes="2000000")
+    new = [TopicPartition(old.topic, number) for number in (1, 2)]
+    others = maker.log()
+    # They know the topic from before.
+    assert others.end_offsets([old], committed=True) == {old: 0}
+    writer = maker.producer()
+    writer.append([(old, batch("a"))])
+    writer.commit()
+    log.add_partitions(old.topic, 3)
+    info = log.describe_topics([old.topic])[old.topic]
+    assert info.partitions == 3
+    assert info.config["max.message.bytes"] == "2000000"
+    assert writer.append([(new[0], batch("b")), (old, batch("c"))])[0] == 0
+    writer.commit()
+    assert others.fetch({new[1]: 0}, max_wait=0, max_bytes=1 << 20, committed=True) == {}
+    wait_stable(others, {old, *new})
+    assert committed_values(others, new[0]) == ["b"]
+    assert committed_values(log, old) == ["a", "c"]
+    assert log.end_offsets(new, committed=True)[new[1]] == 0
+
+
+def test_a_topic_never_shrinks(maker: Maker, log: Log) -> None:
+    topic = maker.topic(3)[0].topic
+    write(log, maker, [(TopicPartition(topic, 2), batch("a"))])
+    for partitions in (3, 2, 0):
+        log.add_partitions(topic, partitions)
+        assert log.describe_topics([topic])[topic].partitions == 3
+    assert committed_values(log, TopicPartition(topic, 2)) == ["a"]
+
+
+def test_many_grow_a_topic_at_once(maker: Maker, log: Log) -> None:
+    topic = maker.topic()[0].topic
+    with ThreadPoolExecutor(6) as pool:
+        wanted = (2, 4, 3, 4, 2, 4)
+        for partitions, done in [
+            (n, pool.submit(maker.log().add_partitions, topic, n)) for n in wanted
+        ]:
+            done.result()
+            assert log.describe_topics([topic])[topic].partitions >= partitions
+    assert log.describe_topics([topic])[topic].partitions == 4
+    last = TopicPartition(topic, 3)
+    write(log, maker, [(last, batch("a"))])
+    assert committed_values(log, last) == ["a"]
+
+
+def test_an_unknown_topic_does_not_grow(log: Log) -> None:
+    with pytest.raises(LogRefused) as caught:
+        log.add_partitions("contract-no-such-topic", 2)
+    assert caught.value.error == 3
+    assert log.describe_topics(["contract-no-such-topic"]) == {}

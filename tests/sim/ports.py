@@ -23,7 +23,15 @@ from tests.sim.faults import Faults, LateEnd
 from tests.sim.ledger import Ledger
 from tests.sim.world import Process, SimClock, World
 
-_CHANGES = ("append", "end:", "produce", "producer:", "create_topics", "delete_records")
+_CHANGES = (
+    "append",
+    "end:",
+    "produce",
+    "producer:",
+    "create_topics",
+    "add_partitions",
+    "delete_records",
+)
 _LATE_S = 2.0  # mean time that something late is under way
 
 

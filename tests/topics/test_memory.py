@@ -68,6 +68,7 @@ def test_every_call_passes_the_hook_before_and_after_its_effect() -> None:
     log.offsets_for_time([TP], 0)
     log.describe_topics(["t"])
     log.create_topics([TopicSpec("u", 1)])
+    log.add_partitions("u", 2)
     log.delete_records({TP: 1})
     log.produce(TP, [Record(0, T, b"k", b"v")])
     log.produce_batch(TP, one("d"))
@@ -84,6 +85,7 @@ def test_every_call_passes_the_hook_before_and_after_its_effect() -> None:
         "offsets_for_time",
         "describe_topics",
         "create_topics",
+        "add_partitions",
         "delete_records",
         "produce",
         "produce",

@@ -41,6 +41,7 @@ INIT_PRODUCER_ID = Api(22, "init_producer_id", "InitProducerId", 0, 5, 2)
 ADD_PARTITIONS_TO_TXN = Api(24, "add_partitions_to_txn", "AddPartitionsToTxn", 0, 3, 3)
 END_TXN = Api(26, "end_txn", "EndTxn", 0, 5, 3)
 DESCRIBE_CONFIGS = Api(32, "describe_configs", "DescribeConfigs", 1, 4, 4)
+CREATE_PARTITIONS = Api(37, "create_partitions", "CreatePartitions", 0, 3, 2)
 
 ALL_APIS = (
     PRODUCE,
@@ -55,6 +56,7 @@ ALL_APIS = (
     ADD_PARTITIONS_TO_TXN,
     END_TXN,
     DESCRIBE_CONFIGS,
+    CREATE_PARTITIONS,
 )
 
 

@@ -19,6 +19,7 @@ OUT_OF_ORDER_SEQUENCE = 45
 CONCURRENT_TRANSACTIONS = 51
 TOPIC_ALREADY_EXISTS = 36
 UNSUPPORTED_VERSION = 35
+INVALID_PARTITIONS = 37
 
 
 class Act(Enum):
@@ -172,6 +173,13 @@ CREATE_CODES = {
     40: Meaning("INVALID_CONFIG", _X, "a setting or its value is not known"),
     44: Meaning("POLICY_VIOLATION", _X, "a policy of the broker"),
     89: Meaning("THROTTLING_QUOTA_EXCEEDED", _R, "too many topic changes at once"),
+}
+
+# INVALID_PARTITIONS is the caller's: it says that the topic has as many already.
+GROW_CODES = {
+    **CREATE_CODES,
+    39: Meaning("INVALID_REPLICA_ASSIGNMENT", _X, "too few brokers for the topic's replicas"),
+    60: Meaning("REASSIGNMENT_IN_PROGRESS", _R, "the topic's replicas are being moved"),
 }
 
 
