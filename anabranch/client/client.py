@@ -121,6 +121,35 @@ class Client:
         self._shared.layouts[stream] = info.segments
         return description_of(info)
 
+    def scale(
+        self,
+        stream: str,
+        segments: int | None = None,
+        *,
+        seal: Sequence[int] = (),
+        ranges: Sequence[tuple[int, int]] = (),
+        timeout: float | None = None,
+    ) -> StreamDescription:
+        """Change the segments of a stream, while transactions are open: none is waited for, none disturbed.
+
+        ``segments``: so many, even ones; those that fit already stay. Or by hand: ``seal`` these active
+        segments (ids of `describe`) and open ``ranges`` instead, (low, high) key positions that cover exactly
+        the same keys.
+
+        Raises: InvalidArgument, UnknownStream, NotReady (another scaling waits for its partitions),
+        DeadlineExceeded (again is safe with ``segments``).
+        """
+        self._shared.check()
+        if (segments is None) == (not seal and not ranges):
+            raise InvalidArgument(
+                "give a number of segments, or what to seal and which ranges to open"
+            )
+        info = self._session.scale(
+            stream, segments or 0, seal, ranges, self._shared.deadline(timeout)
+        )
+        self._shared.layouts[stream] = info.segments
+        return description_of(info)
+
     # -- transactions ---------------------------------------------------------------------------------
 
     def begin(

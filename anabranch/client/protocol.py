@@ -156,6 +156,20 @@ class Session:
         command = r.CreateStream(stream, segments, dict(settings))
         return self.ask(partition, command, r.StreamList, deadline).streams[0]
 
+    def scale(
+        self,
+        stream: str,
+        segments: int,
+        seal: Sequence[int],
+        ranges: Sequence[tuple[int, int]],
+        deadline: float,
+    ) -> r.StreamInfo:
+        """Scale a stream; the answer comes when the new epoch is in the history."""
+        partition = self.find_scope(split_stream(stream)[0], deadline)
+        opened = tuple(r.KeyRange(low, high) for low, high in ranges)
+        command = r.Scale(stream, segments, tuple(seal), opened)
+        return self.ask(partition, command, r.StreamList, deadline).streams[0]
+
     def describe(self, stream: str, deadline: float) -> r.StreamInfo:
         """One stream. `UnknownScope`, `UnknownStream`."""
         partition = self.find_scope(split_stream(stream)[0], deadline)

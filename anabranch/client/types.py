@@ -145,7 +145,9 @@ class StreamDescription:
     """A stream as it is now.
 
     ``segments``: the active ones, by key range. ``rejected``: journal records rejected, by reason, since the
-    present controller leads. ``journal``: how far each journal partition is indexed.
+    present controller leads. ``journal``: how far each journal partition is indexed. ``partitions`` is how many
+    there are, of the stream and of its journal. ``low_water``: what lies below may be deleted from a journal
+    partition. ``staged_bytes``: what open transactions have in the journal, about.
     """
 
     stream: str
@@ -155,6 +157,9 @@ class StreamDescription:
     settings: Mapping[str, str]
     rejected: Mapping[str, int]
     journal: Mapping[int, int]
+    partitions: int
+    low_water: Mapping[int, int]
+    staged_bytes: int
 
 
 def info_of(outcome: r.Outcome) -> TransactionInfo:
@@ -190,6 +195,9 @@ def description_of(info: r.StreamInfo) -> StreamDescription:
         settings=info.settings,
         rejected=info.rejected,
         journal={int(partition): offset for partition, offset in info.journal.items()},
+        partitions=info.partitions,
+        low_water={int(partition): offset for partition, offset in info.low_water.items()},
+        staged_bytes=info.staged_bytes,
     )
 
 

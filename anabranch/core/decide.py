@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anabranch.core import decide_admin, decide_commit, decide_txn
+from anabranch.core import decide_admin, decide_commit, decide_scale, decide_txn
 from anabranch.core import rows as k
 from anabranch.core.ids import made_ms_of
 from anabranch.core.plan import ReplyTo
@@ -19,6 +19,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.AdoptScope: decide_admin.adopt_scope,
     r.CreateStream: decide_admin.create_stream,
     r.DescribeStreams: decide_admin.describe_streams,
+    r.Scale: decide_scale.scale,
     r.Begin: decide_txn.begin,
     r.Touch: decide_txn.touch,
     r.Register: decide_txn.register,

@@ -6,9 +6,10 @@ from dataclasses import replace
 from zlib import crc32
 
 from anabranch.core import rows as k
-from anabranch.core.ids import check_scope, segment_id, split_stream
+from anabranch.core.ids import check_scope, split_stream
 from anabranch.core.keyspace import even_ranges
-from anabranch.core.plan import NO_PREVIOUS, NewEpoch, ReplyTo
+from anabranch.core.plan import NewEpoch, ReplyTo
+from anabranch.core.segments import create
 from anabranch.core.turn import Turn, refuse
 from anabranch.errors import (
     AnabranchError,
@@ -21,11 +22,10 @@ from anabranch.schemas.records import (
     AdoptScope,
     CreateStream,
     DescribeStreams,
-    EpochRecord,
+    EpochRow,
     FindScope,
     ScopeInfo,
     ScopeRow,
-    SegmentRange,
     StreamInfo,
     StreamList,
     StreamRow,
@@ -105,6 +105,11 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
             stream_epoch=0,
             reference_epoch=0,
             segments=(),
+            next_number=0,
+            partitions=0,
+            wanted_partitions=0,
+            scaling=None,
+            scaled_by=b"",
             correlation_id=to.correlation_id if to else b"",
             reply_partition=to.partition if to else -1,
         ),
@@ -116,17 +121,21 @@ def stream_created(turn: Turn, stream: str, starts: dict[int, int]) -> None:
     row = turn.state.streams[stream]
     if row.state == ACTIVE:
         return
-    segments = tuple(
-        SegmentRange(segment_id(0, number), low, high, number, starts[number])
-        for number, (low, high) in enumerate(even_ranges(row.segment_count))
+    segments = create(row.segment_count)
+    active = replace(
+        row,
+        state=ACTIVE,
+        segments=segments,
+        next_number=len(segments),
+        partitions=len(starts),
+        wanted_partitions=len(starts),
+        correlation_id=b"",
+        reply_partition=-1,
     )
-    active = replace(row, state=ACTIVE, segments=segments, correlation_id=b"", reply_partition=-1)
     turn.put(k.stream_key(stream), active)
-    turn.round.epochs.append(
-        NewEpoch(
-            stream,
-            EpochRecord(0, 0, turn.next_timestamp(), segments, (), (), NO_PREVIOUS),
-        )
+    turn.put(k.epoch_key(stream, 0), EpochRow(stream, 0, segments))
+    turn.round.history.append(
+        NewEpoch(stream, 0, 0, turn.next_timestamp(), segments, starts=starts)
     )
     turn.reply(_waiting(row), StreamList((stream_info(turn, active),)))
 
@@ -166,6 +175,13 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
             for (stream, partition), offset in sorted(turn.index.positions.items())
             if stream == row.stream
         },
+        partitions=row.partitions,
+        low_water={
+            str(partition): offset
+            for (stream, partition), offset in sorted(turn.state.low_water.items())
+            if stream == row.stream
+        },
+        staged_bytes=0,
     )
 
 

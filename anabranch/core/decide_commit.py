@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import active_stream, check_served
+from anabranch.core.decide_merge import merge_decided
 from anabranch.core.decide_txn import (
     abort_txn,
     check_id_partition,
@@ -20,17 +21,15 @@ from anabranch.core.decide_txn import (
     check_receipts,
     earlier_outcome,
     end_pending,
-    finish,
     journal_op,
     put_receipt,
     supersede,
 )
-from anabranch.core.ids import segment_epoch
-from anabranch.core.journal_index import Weighed, extents_of, layout, taken_runs
+from anabranch.core.journal_index import Weighed
 from anabranch.core.plan import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import judge
-from anabranch.core.turn import Turn
+from anabranch.core.turn import Hearing, Turn
 from anabranch.errors import (
     AnabranchError,
     InvalidArgument,
@@ -138,31 +137,32 @@ def _choose_writers(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
 
 
 def advance_commits(turn: Turn) -> None:
-    """Decide the pending commits that can be decided, and merge those decided in former rounds."""
-    merged = merged_bytes = 0
-    limit = turn.merge_limit
-    for txn_id in sorted(turn.state.committing):  # an order that a successor repeats
+    """Merge the commits decided in former rounds, then decide the pending ones that can be decided."""
+    waiting = sorted(turn.state.committing)  # an order that a successor repeats
+    merge_decided(turn, [txn_id for txn_id in waiting if _can_merge(turn, txn_id)])
+    for txn_id in waiting:
         txn = turn.state.open.get(txn_id)
-        pending = txn.pending if txn is not None else None
-        if txn is None or pending is None:
-            continue  # ended meanwhile: superseded by another of its name
-        if not pending.decided:
-            _try_decide(turn, txn_id, txn, pending)
-        elif not turn.index.covers(pending.writers):
-            continue  # decided by a former leader; this one still reads the journals
-        elif merged_bytes < turn.settings.round_bytes and (limit is None or merged < limit):
-            merged_bytes += _merge(turn, txn_id, txn, pending)
-            merged += 1
+        # It may have ended meanwhile: merged, or superseded by another of its name.
+        if txn is not None and txn.pending is not None and not txn.pending.decided:
+            _try_decide(turn, txn_id, txn, txn.pending)
 
 
-def next_deadline_ms(state: State) -> int | None:
-    """When the next commit is to be looked at, Unix milliseconds: 0 if one can be merged at once."""
-    deadlines = []
+def _can_merge(turn: Turn, txn_id: bytes) -> bool:
+    """Decided, and this leader has read the journals that far."""
+    pending = turn.state.open[txn_id].pending
+    return pending is not None and pending.decided and turn.index.covers(pending.writers)
+
+
+def next_due_ms(state: State, hearing: Hearing, wall_ms: int, now_ms: int) -> int | None:
+    """In how many milliseconds the next commit is to be looked at: 0 if one can be merged at once."""
+    due = []
     for txn_id in state.committing:
         pending = state.open[txn_id].pending
-        if pending is not None:
-            deadlines.append(0 if pending.decided else pending.deadline_ms)
-    return min(deadlines, default=None)
+        if pending is not None and pending.decided:
+            due.append(max(0, hearing.not_before_ms.get(txn_id, 0) - now_ms))
+        elif pending is not None:
+            due.append(max(0, pending.deadline_ms - wall_ms))
+    return min(due, default=None)
 
 
 def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow) -> None:
@@ -223,57 +223,6 @@ def _yield_to(turn: Turn, txn_id: bytes, earlier: TxnRow, name: str) -> None:
     abort_txn(turn, txn_id, f"the name {name!r} was committed before by {earlier.txn_id.hex()}")
 
 
-def _merge(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow) -> int:
-    """Plan the merge of a decided transaction; returns its size in bytes, about."""
-    planned = _plan(turn, txn_id, txn, pending)
-    runs = [run for _, _, parts in planned for part in parts for run in part.runs]
-    found = sum(run.records for run in runs)
-    if found != txn.row.committed:
-        # Never merge less, or more, than was decided. There is no way on: it is not past FINALIZE.
-        reason = f"its journals show {found} of the {txn.row.committed} records that were decided"
-        abort_txn(turn, txn_id, reason)
-        return 0
-    timestamp = turn.next_timestamp()
-    for stream, epoch, parts in planned:
-        if parts:
-            turn.round.commits.append(StreamCommit(txn_id, stream, epoch, timestamp, parts))
-        journal_op(turn, stream, JournalOp("FINALIZE_COMMIT", txn_id, epoch, timestamp))
-    row = turn.move(txn.row, "begin_finalize", commit_timestamp=timestamp)
-    row = turn.move(
-        row,
-        "finalize_commit",
-        finished_ms=turn.wall_ms,
-        rejected=turn.index.rejected_of(txn_id),
-    )
-    waiting = end_pending(turn, txn_id, None)
-    finish(turn, row)
-    outcome = turn.outcome(row)
-    for to in waiting:
-        turn.reply(to, outcome)
-    return sum(run.batch_size for run in runs)
-
-
-def _plan(
-    turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow
-) -> list[tuple[str, int, tuple[Part, ...]]]:
-    """(stream, stream epoch, parts): what the receipts take, as the index shows it."""
-    extents = extents_of(pending.writers)
-    planned = []
-    for stream, epoch in sorted(txn.participants.items()):
-        parts = []
-        for segment in layout(turn.state, stream, epoch):
-            here = {
-                writer: extent
-                for (writer, s, partition), extent in extents.items()
-                if (s, partition) == (stream, segment.partition)
-            }
-            runs = taken_runs(turn.index.runs(txn_id, stream, segment.partition), here)
-            if runs:
-                parts.append(Part(segment.segment_id, segment.partition, runs=tuple(runs)))
-        planned.append((stream, epoch, tuple(parts)))
-    return planned
-
-
 # -- one-shots ----------------------------------------------------------------------------------------
 
 
@@ -313,8 +262,8 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
                 for segment, events in by_segment
             ]
         )
-        epoch = segment_epoch(parts[0].segment_id)
-        turn.round.commits.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
+        epoch = turn.state.streams[stream].stream_epoch
+        turn.round.history.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
     row = _one_shot_row(turn, command, "COMMITTED", timestamp, len(command.events))
     turn.put(k.txn_key(command.txn_id), row)
     turn.reply(to, turn.outcome(row, full=False))

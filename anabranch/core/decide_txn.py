@@ -168,7 +168,8 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
             k.participant_key(token.txn_id, command.stream), ParticipantRow(command.stream, epoch)
         )
         journal_op(turn, command.stream, JournalOp("BEGIN_TXN", token.txn_id, epoch, 0))
-    turn.reply(to, Touched(command.stream, txn.participants[command.stream], stream.segments))
+    pinned = txn.participants[command.stream]
+    turn.reply(to, Touched(command.stream, pinned, turn.state.layout(command.stream, pinned)))
 
 
 def check_in_scope(stream: str, scope: str) -> None:
@@ -289,8 +290,23 @@ def finish(turn: Turn, row: TxnRow) -> None:
     """Put a finished transaction's row and forget what only an open one needs."""
     for key in turn.index.forget(turn.state, row.txn_id):
         turn.state.drop(key)
+    txn = turn.open(row.txn_id)
+    for stream, number in list(txn.carries):
+        turn.put(k.carry_key(row.txn_id, stream, number), None)
+    for stream, partition in list(txn.moved):
+        turn.put(k.moved_key(row.txn_id, stream, partition), None)
     turn.put(k.txn_key(row.txn_id), row)
+    for stream, epoch in txn.participants.items():
+        drop_epoch(turn, stream, epoch)
     turn.hearing.heard.pop(row.txn_id, None)
+    turn.hearing.not_before_ms.pop(row.txn_id, None)
+
+
+def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:
+    """Forget a reference epoch's layout when nothing can be written by it any more."""
+    pins = turn.state.pins.get(stream)
+    if not (pins and pins[epoch]) and epoch != turn.state.streams[stream].reference_epoch:
+        turn.put(k.epoch_key(stream, epoch), None)
 
 
 def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:

@@ -249,9 +249,8 @@ def extents_of(receipts: Sequence[Receipt]) -> dict[tuple[int, str, int], Extent
 
 
 def layout(state: State, stream: str, epoch: int) -> Sequence[SegmentRange]:
-    """The segments of a stream epoch, empty if it is not known."""
-    row = state.streams.get(stream)
-    return row.segments if row is not None and row.stream_epoch == epoch else ()
+    """The segments of a reference epoch, empty if it is not known."""
+    return state.layout(stream, epoch)
 
 
 def segment_on(state: State, stream: str, epoch: int, partition: int) -> SegmentRange | None:

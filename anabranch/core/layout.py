@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from anabranch.core.ids import segment_number
 from anabranch.core.keyspace import position_of
 from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import Event, SegmentRange
@@ -13,13 +14,13 @@ from anabranch.schemas.records import Event, SegmentRange
 class Layout:
     """The active segments of a stream, ready for finding the one that holds a key."""
 
-    __slots__ = ("_by_id", "_lows", "_order", "segments")
+    __slots__ = ("_by_number", "_lows", "_order", "segments")
 
     def __init__(self, segments: Sequence[SegmentRange]) -> None:
         self.segments = segments
         self._order = sorted(range(len(segments)), key=lambda i: segments[i].low)
         self._lows = [segments[i].low for i in self._order]
-        self._by_id = {segment.segment_id: i for i, segment in enumerate(segments)}
+        self._by_number = {segment_number(s.segment_id): i for i, s in enumerate(segments)}
 
     def find(self, key: bytes) -> int:
         """The index of the segment that holds a key."""
@@ -31,8 +32,8 @@ class Layout:
         return index
 
     def index_of(self, segment_id: int) -> int:
-        """The index of a segment, where a client put events without a key; the first if it is none of these."""
-        return self._by_id.get(segment_id, 0)
+        """The index of the segment with that number, where a client put events without a key; else the first."""
+        return self._by_number.get(segment_number(segment_id), 0)
 
     def spread(self, events: Sequence[Event]) -> list[tuple[SegmentRange, list[Event]]]:
         """Events by segment, in the order of the segments and of the events."""

@@ -14,23 +14,39 @@ from anabranch.core.journal_index import StoredRun
 from anabranch.schemas.records import (
     CommitRecord,
     EpochRecord,
+    EpochSegment,
     Event,
     JournalOp,
     Position,
     SegmentCommit,
+    SegmentEnd,
+    SegmentRange,
 )
 
 NO_PREVIOUS = -1
 DIRECTLY_BEFORE = -2
 
 
+class Landed(NamedTuple):
+    """Where a part's events stand in the stream's partition."""
+
+    first: int
+    end: int
+    records: int
+
+
 class Part(NamedTuple):
-    """A transaction's events for one segment: runs of a journal partition, or events of a one-shot."""
+    """A transaction's events for one segment: runs of a journal partition, or events of a one-shot.
+
+    ``source``: the journal partition of the runs. ``carried``: the events stand there already.
+    """
 
     segment_id: int
     partition: int
     runs: tuple[StoredRun, ...] = ()
     events: tuple[Event, ...] = ()
+    source: int = -1
+    carried: Landed | None = None
 
 
 class StreamCommit(NamedTuple):
@@ -43,27 +59,34 @@ class StreamCommit(NamedTuple):
     parts: tuple[Part, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NewEpoch:
-    """An epoch to write to a stream's history; its previous and vector are filled in by the shell."""
+class NewEpoch(NamedTuple):
+    """An epoch to write to a stream's history.
+
+    ``starts``: partition -> where it begins, if that isn't the end of what is known to stand there.
+    """
 
     stream: str
-    record: EpochRecord
+    stream_epoch: int
+    reference_epoch: int
+    timestamp: int
+    segments: tuple[SegmentRange, ...]
+    sealed: tuple[SegmentRange, ...] = ()
+    starts: Mapping[int, int] = {}
 
 
-class Landed(NamedTuple):
-    """Where a part's events stand in the stream's partition."""
-
-    first: int
-    end: int
-    records: int
+Step = NewEpoch | StreamCommit
 
 
 @dataclass(slots=True)
 class Tail:
-    """The end of a stream's history: what the next record continues."""
+    """The end of a stream's history: what the next record continues.
+
+    ``vector``: partition -> end offset. ``starts``: open segment's id -> start offset. ``last``: offset of
+    the last record.
+    """
 
     vector: dict[int, int] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)
     last: int = NO_PREVIOUS
 
 
@@ -81,14 +104,28 @@ class Round:
     rows: dict[bytes, bytes | None] = field(default_factory=dict)
     replies: list[tuple[ReplyTo, Any]] = field(default_factory=list)
     ops: list[tuple[str, int, JournalOp]] = field(default_factory=list)  # stream, partition, op
-    epochs: list[NewEpoch] = field(default_factory=list)
-    commits: list[StreamCommit] = field(default_factory=list)
+    history: list[Step] = field(default_factory=list)  # of all streams, by rising timestamps
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
 
     @property
     def streams(self) -> set[str]:
         """The streams whose history this round continues."""
-        return {new.stream for new in self.epochs} | {commit.stream for commit in self.commits}
+        return {step.stream for step in self.history}
+
+    @property
+    def commits(self) -> list[StreamCommit]:
+        """The merges."""
+        return [step for step in self.history if isinstance(step, StreamCommit)]
+
+    @property
+    def epochs(self) -> list[NewEpoch]:
+        """The new stream epochs."""
+        return [step for step in self.history if isinstance(step, NewEpoch)]
+
+    @property
+    def merged(self) -> set[bytes]:
+        """The transactions that this round merges."""
+        return {commit.txn_id for commit in self.commits}
 
     @property
     def empty(self) -> bool:
@@ -101,46 +138,67 @@ def history_records(
     landed: Mapping[tuple[int, int], Landed],
     tails: Mapping[str, Tail],
 ) -> dict[str, list[EpochRecord | CommitRecord]]:
-    """The history records of a round, by stream, in commit order. Moves the tails' vectors forward.
+    """The history records of a round, by stream, in order. Moves the tails' vectors forward.
 
-    ``landed``: (index of the commit in the round, index of its part) -> where it stands.
+    ``landed``: (index of the commit in the round's history, index of its part) -> where it stands.
     """
     out: dict[str, list[EpochRecord | CommitRecord]] = {}
-    for new in round_.epochs:
-        tail = tails[new.stream]
-        for segment in new.record.segments:
-            tail.vector.setdefault(segment.partition, segment.start_offset)
-        out.setdefault(new.stream, []).append(
-            EpochRecord(
-                stream_epoch=new.record.stream_epoch,
-                reference_epoch=new.record.reference_epoch,
-                timestamp=new.record.timestamp,
-                segments=new.record.segments,
-                sealed=new.record.sealed,
-                vector=_positions(tail.vector),
-                previous=_previous(out.get(new.stream, ()), tail),
-            )
-        )
-    for i, commit in enumerate(round_.commits):
-        tail = tails[commit.stream]
-        where = []
-        for j, part in enumerate(commit.parts):
-            at = landed[i, j]
-            where.append(
-                SegmentCommit(part.segment_id, part.partition, at.first, at.end, at.records)
-            )
-            tail.vector[part.partition] = at.end
-        out.setdefault(commit.stream, []).append(
-            CommitRecord(
-                txn_id=commit.txn_id,
-                stream_epoch=commit.stream_epoch,
-                timestamp=commit.timestamp,
-                segments=tuple(where),
-                vector=_positions(tail.vector),
-                previous=_previous(out.get(commit.stream, ()), tail),
-            )
-        )
+    for i, step in enumerate(round_.history):
+        tail = tails[step.stream]
+        before = out.setdefault(step.stream, [])
+        if isinstance(step, NewEpoch):
+            before.append(_epoch_record(step, tail, before))
+        else:
+            before.append(_commit_record(i, step, tail, before, landed))
     return out
+
+
+def _epoch_record(step: NewEpoch, tail: Tail, before: Sequence[object]) -> EpochRecord:
+    """What was open ends at the last event on its partition; what opens begins there."""
+    sealed = tuple(SegmentEnd(s.segment_id, tail.vector.get(s.partition, 0)) for s in step.sealed)
+    starts = {
+        s.segment_id: tail.starts[s.segment_id]
+        if s.segment_id in tail.starts
+        else step.starts.get(s.partition, tail.vector.get(s.partition, 0))
+        for s in step.segments
+    }
+    for s in step.segments:
+        tail.vector.setdefault(s.partition, starts[s.segment_id])
+    tail.starts = starts
+    return EpochRecord(
+        stream_epoch=step.stream_epoch,
+        reference_epoch=step.reference_epoch,
+        timestamp=step.timestamp,
+        segments=tuple(
+            EpochSegment(s.segment_id, s.low, s.high, s.partition, starts[s.segment_id])
+            for s in step.segments
+        ),
+        sealed=sealed,
+        vector=_positions(tail.vector),
+        previous=_previous(before, tail),
+    )
+
+
+def _commit_record(
+    index: int,
+    commit: StreamCommit,
+    tail: Tail,
+    before: Sequence[object],
+    landed: Mapping[tuple[int, int], Landed],
+) -> CommitRecord:
+    where = []
+    for j, part in enumerate(commit.parts):
+        at = part.carried or landed[index, j]
+        where.append(SegmentCommit(part.segment_id, part.partition, at.first, at.end, at.records))
+        tail.vector[part.partition] = at.end
+    return CommitRecord(
+        txn_id=commit.txn_id,
+        stream_epoch=commit.stream_epoch,
+        timestamp=commit.timestamp,
+        segments=tuple(where),
+        vector=_positions(tail.vector),
+        previous=_previous(before, tail),
+    )
 
 
 def _previous(before: Sequence[object], tail: Tail) -> int:

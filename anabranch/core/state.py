@@ -7,6 +7,7 @@ from the rows and from nothing else, so folding a log, compacted or not, gives t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,11 +21,14 @@ from anabranch.core.states import FINISHED
 from anabranch.errors import InvariantViolation
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
+    CarryRow,
+    MovedRow,
     NameRow,
     ParticipantRow,
     PendingCommitRow,
     Receipt,
     RoundRow,
+    SegmentRange,
     StreamRow,
     TermRow,
     TxnRow,
@@ -43,6 +47,8 @@ class OpenTxn:
     participants: dict[str, int] = field(default_factory=dict)  # stream -> reference epoch
     writers: dict[int, Receipt] = field(default_factory=dict)
     pending: PendingCommitRow | None = None
+    carries: dict[tuple[str, int], CarryRow] = field(default_factory=dict)  # by segment number
+    moved: dict[tuple[str, int], MovedRow] = field(default_factory=dict)  # by journal partition
 
 
 class State:
@@ -58,7 +64,11 @@ class State:
         self.round = RoundRow(term=0, hybrid_time=0, commands_offset=0, expired_ms=0)
         self.scopes: dict[str, int] = {}
         self.streams: dict[str, StreamRow] = {}
-        self.layouts: dict[str, Layout] = {}
+        self.layouts: dict[str, Layout] = {}  # of the active epochs
+        self.epochs: dict[str, dict[int, tuple[SegmentRange, ...]]] = {}  # of reference epochs
+        self.pins: dict[str, Counter[int]] = {}  # stream -> reference epoch -> open transactions
+        self.plain: dict[tuple[str, int], int] = {}  # journal partition -> plain writes done
+        self.low_water: dict[tuple[str, int], int] = {}
         self.open: dict[bytes, OpenTxn] = {}
         self.committing: dict[bytes, None] = {}  # open ones with a pending commit
         self.rederive()
@@ -70,6 +80,10 @@ class State:
         self.scopes.clear()
         self.streams.clear()
         self.layouts.clear()
+        self.epochs.clear()
+        self.pins.clear()
+        self.plain.clear()
+        self.low_water.clear()
         self.open.clear()
         self.committing.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
@@ -125,12 +139,21 @@ class State:
         elif entry is Entry.STREAM:
             _put(self.streams, identifier.decode(), row)
             _put(self.layouts, identifier.decode(), row and Layout(row.segments))
+        elif entry is Entry.EPOCH:
+            stream, epoch = k.numbered(identifier)
+            _put(self.epochs.setdefault(stream, {}), epoch, row and row.segments)
+        elif entry is Entry.PLAIN:
+            _put(self.plain, k.numbered(identifier), row and row.offset)
+        elif entry is Entry.LOW_WATER:
+            _put(self.low_water, k.numbered(identifier), row and row.offset)
 
     def _derive_txn(self, txn_id: bytes, entry: Entry, identifier: bytes, row: Any) -> None:
         if entry is Entry.TXN:
             if row is None or row.state in FINISHED:
-                self.open.pop(txn_id, None)
+                gone = self.open.pop(txn_id, None)
                 self.committing.pop(txn_id, None)
+                for stream, epoch in gone.participants.items() if gone is not None else ():
+                    self.pins[stream][epoch] -= 1
             elif txn_id in self.open:
                 self.open[txn_id].row = row
             else:
@@ -140,7 +163,7 @@ class State:
         if txn is None:
             return  # finished: its rows stay for those who ask
         if entry is Entry.PARTICIPANT:
-            _put(txn.participants, identifier.decode(), row and row.reference_epoch)
+            self._pin(txn, identifier.decode(), row)
         elif entry is Entry.WRITER:
             writer = int.from_bytes(identifier, "big", signed=True)
             _put(txn.writers, writer, row and row.receipt)
@@ -150,6 +173,18 @@ class State:
                 self.committing.pop(txn_id, None)
             else:
                 self.committing[txn_id] = None
+        elif entry is Entry.CARRY:
+            _put(txn.carries, k.numbered(identifier), row)
+        elif entry is Entry.MOVED:
+            _put(txn.moved, k.numbered(identifier), row)
+
+    def _pin(self, txn: OpenTxn, stream: str, row: ParticipantRow | None) -> None:
+        pins = self.pins.setdefault(stream, Counter())
+        if stream in txn.participants:
+            pins[txn.participants[stream]] -= 1
+        if row is not None:
+            pins[row.reference_epoch] += 1
+        _put(txn.participants, stream, None if row is None else row.reference_epoch)
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -179,6 +214,19 @@ class State:
             return dict(self.open[txn_id].writers)
         prefix = k.STATUS + txn_id + bytes((Entry.WRITER,))
         return {r.receipt.writer: r.receipt for _, r in self._decoded(prefix, WriterRow)}
+
+    def layout(self, stream: str, epoch: int) -> tuple[SegmentRange, ...]:
+        """The segments of a reference epoch; empty if it is not needed any more."""
+        return self.epochs.get(stream, {}).get(epoch, ())
+
+    def reserved(self, stream: str) -> set[int]:
+        """Partitions of a stream to which merges are being carried."""
+        return {
+            carry.partition
+            for txn_id in self.committing
+            for (name, _), carry in self.open[txn_id].carries.items()
+            if name == stream
+        }
 
     def holder(self, scope: str, name: str) -> bytes | None:
         """The transaction that holds a name."""

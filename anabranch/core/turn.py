@@ -45,7 +45,9 @@ class Settings:
     retention_ms: int = 7 * DAY_MS
     max_open: int = 100_000
     max_keepalive_ms: int = MAX_KEEPALIVE_MS
-    round_bytes: int = 64 << 20  # merges of one round, about; one bigger merge goes alone
+    round_bytes: int = 16 << 20  # merges of one round, about
+    chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of so many bytes
+    collate_ms: int = 200  # a stream rolls at most once in this time; what comes sooner is collated
     purge_per_round: int = 500
 
     @property
@@ -57,11 +59,14 @@ class Settings:
 
 @dataclass(slots=True)
 class Hearing:
-    """When each open transaction was last heard of, monotonic ms. In memory only; begins afresh."""
+    """Times that live in memory only and begin afresh with each leader, monotonic ms: when each open
+    transaction was last heard of, and until when rolling commits wait to be collated."""
 
     since_ms: int
     heard: dict[bytes, int] = field(default_factory=dict)
     next_check_ms: int = 0
+    may_roll_ms: dict[str, int] = field(default_factory=dict)  # stream -> when it may roll again
+    not_before_ms: dict[bytes, int] = field(default_factory=dict)  # decided commits that wait
 
     def last(self, txn_id: bytes) -> int:
         return self.heard.get(txn_id, self.since_ms)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from anabranch.core import rows as k
 from anabranch.core.decide import CHECK_MS, anything_stale, decide, decide_due
 from anabranch.core.decide_admin import ACTIVE, CREATING, stream_created, stream_refused
-from anabranch.core.decide_commit import next_deadline_ms
+from anabranch.core.decide_commit import next_due_ms
+from anabranch.core.decide_scale import partitions_added, partitions_refused
 from anabranch.core.decide_txn import abort_txn
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.core.journal_index import JournalIndex
@@ -31,6 +32,7 @@ from anabranch.ports import (
     Table,
     TopicPartition,
 )
+from anabranch.processors.carrier import Carriers, Lane
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.failpoints import AFTER_DECISION
 from anabranch.processors.history_tail import load_tail
@@ -39,8 +41,8 @@ from anabranch.processors.leadership import Lease, take_lead
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import AdoptScope
 from anabranch.topics.batch import read_header
-from anabranch.topics.declarations import create_stream_topics
-from anabranch.topics.names import commands_topic, journal_topic
+from anabranch.topics.declarations import create_stream_topics, grow_stream_topics
+from anabranch.topics.names import commands_topic, journal_topic, status_topic
 from anabranch.topics.records import Record, decode_records
 
 FETCH_BYTES = 4 << 20
@@ -73,13 +75,14 @@ class Controller:
     leader: str
     native_timeout: float = 60.0
     on_event: Callable[[str, str], None] | None = None  # a failpoint's hook
-    read_ahead: bool = False  # see `Durable`
+    threads: bool = False  # may use helper threads: to read ahead, and to carry big merges aside
     lease: Lease | None = None
     rounds: int = 0
     _state: State = field(init=False)
     _index: JournalIndex = field(init=False)
     _index_rows: Overlay = field(init=False)  # written with a round: only that proves who leads
     _hearing: Hearing = field(init=False)
+    _carriers: Carriers | None = None
     _tails: dict[str, Tail] = field(default_factory=dict)
     _commands_at: int = 0
     _queue: list[Command] = field(default_factory=list)
@@ -120,10 +123,28 @@ class Controller:
         self._known_until = {(journals[tp], tp.partition): end for tp, end in ends.items()}
         self._queue.clear()
         self._commands_at = self._state.round.commands_offset
-        self._finish_creations()
+        self._carriers = Carriers(
+            [
+                Lane(
+                    self.log,
+                    TopicPartition(
+                        status_topic(self.settings.prefix), self.settings.control_partition
+                    ),
+                    producers,
+                    self.settings.chunk_bytes,
+                    read_ahead=self.threads,
+                )
+                for producers in self.lease.carriers
+            ],
+            threads=self.threads,
+        )
+        self._finish_topics()
 
     def resign(self) -> None:
         """Lead no more. Nothing needs to be said: a successor fences what is left."""
+        if self._carriers is not None:
+            self._carriers.close()
+            self._carriers = None
         if self.lease is not None:
             self.lease.close()
             self.lease = None
@@ -138,6 +159,7 @@ class Controller:
     def step(self, max_wait: float) -> bool:
         """One pass; waits at most ``max_wait`` seconds for something to do. True if a round was written."""
         check(self.lease is not None, "step is for a controller that leads")
+        self._carry()
         if not self._queue:
             self._fetch(self._wait_for(max_wait))
         limit = 1 if self._careful else MAX_COMMANDS
@@ -155,7 +177,7 @@ class Controller:
             return True
         del self._queue[:limit]
         self._careful = max(0, self._careful - 1)
-        self._finish_creations()
+        self._finish_topics()
         return wrote
 
     def _round(self, turn: Turn, commands: list[Command], *, read_to_end: bool) -> bool:
@@ -185,7 +207,7 @@ class Controller:
             self._write(fresh, commands[0].offset + 1)
             del self._queue[0]
             return
-        for txn_id in {commit.txn_id for commit in turn.round.commits}:
+        for txn_id in turn.round.merged:
             abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
         check(not fresh.round.empty, f"the broker refuses what the controller itself says: {error}")
         self._write(fresh, self._done_up_to())
@@ -207,7 +229,7 @@ class Controller:
                 self.table,
                 self.settings.prefix,
                 self.settings.control_partition,
-                self.read_ahead,
+                self.threads,
             ),
             self.lease.next_producer(),
             round_,
@@ -215,6 +237,7 @@ class Controller:
             self._index_rows,
             self._tails,
             wall_ms=turn.wall_ms,
+            carrying=self._is_carrying(),
         )
         self.rounds += 1
         if self.on_event is not None and any(op.op == "BEGIN_COMMIT" for _, _, op in round_.ops):
@@ -252,9 +275,10 @@ class Controller:
 
     def _wait_for(self, max_wait: float) -> float:
         """Seconds that this pass may wait for new records: until the next deadline."""
-        deadline_ms = next_deadline_ms(self._state)
-        if deadline_ms is not None:
-            max_wait = min(max_wait, deadline_ms / 1000 - self.clock.wall())
+        wall_ms = int(self.clock.wall() * 1000)
+        due_ms = next_due_ms(self._state, self._hearing, wall_ms, self._now_ms())
+        if due_ms is not None:
+            max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:
             max_wait = min(max_wait, CHECK_MS / 1000)
         return max(0.0, max_wait)
@@ -307,10 +331,9 @@ class Controller:
         for name, row in self._state.streams.items():
             if row.state != ACTIVE:
                 continue
-            for segment in row.segments:
-                at = self._index.positions.get((name, segment.partition), 0)
-                tp = TopicPartition(journal_topic(name), segment.partition)
-                found.append((tp, (name, at)))
+            for partition in range(row.partitions):
+                at = self._index.positions.get((name, partition), 0)
+                found.append((TopicPartition(journal_topic(name), partition), (name, at)))
         return found
 
     def _index_journal(self, stream: str, partition: int, fetched: Fetched) -> None:
@@ -339,25 +362,66 @@ class Controller:
 
     # -- effects --------------------------------------------------------------------------------------
 
-    def _finish_creations(self) -> None:
-        """Make the topics of streams whose creation is logged; also those a former leader left."""
-        creating = [name for name, row in self._state.streams.items() if row.state == CREATING]
-        for stream in creating:
-            row = self._state.streams[stream]
-            try:
-                starts = create_stream_topics(
-                    self.log, stream, segments=row.segment_count, settings=row.settings
-                )
-            except LogRefused as error:
-                turn = self._turn()
-                stream_refused(turn, stream, InvalidArgument(f"the broker refused: {error}"))
-            except AnabranchError as error:
-                turn = self._turn()
-                stream_refused(turn, stream, error)
-            else:
-                turn = self._turn()
-                stream_created(turn, stream, starts)
-            self._write(turn, self._done_up_to())
+    def _carry(self) -> None:
+        """Take up what carriers have logged since the last pass; the table follows at once."""
+        if self._carriers is None or not self._state.committing:
+            return
+        wall_ms = int(self.clock.wall() * 1000)
+        rows = self._carriers.take(wall_ms)
+        for row in rows:
+            self._state.apply(k.carry_key(row.txn_id, row.stream, row.number), row)
+            if row.done:
+                self._hearing.not_before_ms.pop(row.txn_id, None)
+        if rows:
+            self.table.write(self._state.take_changes())
+        self._carriers.sync(self._state, self._index, wall_ms)
+
+    def _is_carrying(self) -> bool:
+        return any(
+            not carry.done
+            for txn_id in self._state.committing
+            for carry in self._state.open[txn_id].carries.values()
+        )
+
+    def _finish_topics(self) -> None:
+        """Make or grow the topics of streams where that is logged; also what a former leader left."""
+        for stream, row in list(self._state.streams.items()):
+            if row.state == CREATING:
+                self._create_topics(stream)
+            elif row.wanted_partitions > row.partitions:
+                self._grow_topics(stream)
+
+    def _create_topics(self, stream: str) -> None:
+        row = self._state.streams[stream]
+        try:
+            starts = create_stream_topics(
+                self.log, stream, segments=row.segment_count, settings=row.settings
+            )
+        except AnabranchError as error:
+            turn = self._turn()
+            stream_refused(turn, stream, error)
+        except LogRefused as error:
+            turn = self._turn()
+            stream_refused(turn, stream, InvalidArgument(f"the broker refused: {error}"))
+        else:
+            turn = self._turn()
+            stream_created(turn, stream, starts)
+        self._write(turn, self._done_up_to())
+
+    def _grow_topics(self, stream: str) -> None:
+        wanted = self._state.streams[stream].wanted_partitions
+        try:
+            grow_stream_topics(self.log, stream, wanted)
+        except AnabranchError as error:
+            turn = self._turn()
+            partitions_refused(turn, stream, error)
+        except LogRefused as error:
+            turn = self._turn()
+            partitions_refused(turn, stream, InvalidArgument(f"the broker refused: {error}"))
+        else:
+            turn = self._turn()
+            partitions_added(turn, stream)
+        self._write(turn, self._done_up_to())
 
     def _command(self, record: Record, native: bool) -> Command:
         """The command in a record; without its two headers nobody waits for an answer."""

@@ -66,8 +66,12 @@ def write_round(
     tails: Mapping[str, Tail],
     *,
     wall_ms: int,
+    carrying: bool = False,
 ) -> None:
     """Steps 1 to 4. ``tails`` are moved to the new end of each history.
+
+    ``carrying``: carriers append to the status log too, and the state does not know all of their rows yet.
+    So the table's position in that log stays: to fold a stretch again is harmless, to skip a row is not.
 
     ``index_rows``: changes of the journal index since the last round. They wait for this one, because its
     commit proves that nobody else led while they were made; a zombie's are made with an old state.
@@ -98,7 +102,7 @@ def write_round(
         for (partition, _, count), base in zip(records, bases[len(small) :], strict=True)
         if partition == status
     ]
-    if ends:
+    if ends and not carrying:
         changes[STATUS_POSITION] = max(ends).to_bytes(8, "big")
     to.table.write(changes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from anabranch.core.plan import Tail
+from anabranch.errors import InvariantViolation
 from anabranch.ports import Clock, Log, LogUnavailable, TopicPartition
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, EpochRecord
@@ -31,10 +32,58 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
             record = decode(last.value or b"")
             if not isinstance(record, EpochRecord | CommitRecord):
                 raise TypeError(f"history of {stream} holds a {type(record).__name__}")
-            return Tail({p.partition: p.offset for p in record.vector}, last.offset)
+            epoch = (
+                record
+                if isinstance(record, EpochRecord)
+                else _epoch_of(log, clock, deadline, partition, (start, last.offset), record)
+            )
+            starts = {s.segment_id: s.start_offset for s in epoch.segments}
+            return Tail({p.partition: p.offset for p in record.vector}, starts, last.offset)
         if low == start:
             return Tail()
         window *= 8  # markers and aborted rounds fill the window
+
+
+def _epoch_of(
+    log: Log,
+    clock: Clock,
+    deadline: float,
+    partition: TopicPartition,
+    span: tuple[int, int],
+    commit: CommitRecord,
+) -> EpochRecord:
+    """The EPOCH record of a commit's stream epoch: the first record with that epoch, found by halving."""
+    low, high = span
+    while low < high:
+        middle = (low + high) // 2
+        found = _first_record(log, clock, deadline, partition, middle, high + 1)
+        if found is not None and decode(found.value or b"").stream_epoch < commit.stream_epoch:
+            low = found.offset + 1
+        else:
+            high = middle
+    first = _first_record(log, clock, deadline, partition, low, span[1] + 1)
+    record = decode(first.value or b"") if first is not None else None
+    if not isinstance(record, EpochRecord):
+        raise InvariantViolation(f"{partition.topic} has no EPOCH record {commit.stream_epoch}")
+    return record
+
+
+def _first_record(
+    log: Log, clock: Clock, deadline: float, partition: TopicPartition, low: int, end: int
+) -> Record | None:
+    position = low
+    while position < end:
+        if clock.monotonic() > deadline:
+            raise LogUnavailable(f"{partition.topic} could not be read in {DEADLINE_S:.0f} s")
+        fetched = log.fetch({partition: position}, max_wait=1.0, max_bytes=1 << 16, committed=True)
+        if partition not in fetched:
+            continue
+        for batch in fetched[partition].batches:
+            for record in decode_records(batch.data):
+                if low <= record.offset < end:
+                    return record
+        position = fetched[partition].next_offset
+    return None
 
 
 def _last_record(

@@ -96,7 +96,7 @@ class Leader:
             leader=self._leader,
             native_timeout=self._native_timeout,
             on_event=hook,
-            read_ahead=True,
+            threads=True,
         )
         try:
             while not self._stop.is_set():

@@ -1,6 +1,8 @@
 """Leading a control partition (design §5): the order that makes every other process harmless.
 
-1. initialise transactional id A, then B: whoever led before can append nothing more
+1. initialise transactional id A, then B, then those of the carriers: whoever led before can append nothing
+   more. All of them, always: an id that is initialised later, when it is needed, could be taken back by a
+   former leader that was frozen just before it did the same
 2. fold the status log to its end: nobody else can add to it now
 3. commit a TERM record through A: a rival that came in between has fenced A, and this fails
 4. fold again to the end: the TERM record must be the last one and ours
@@ -11,7 +13,8 @@ Every re-initialisation repeats all of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 from anabranch.core import rows as k
 from anabranch.core.state import State
@@ -20,21 +23,26 @@ from anabranch.errors import InvalidToken, NotLeading
 from anabranch.ports import Clock, Log, LogUnavailable, Producer, Table, TopicPartition
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import TermRow
-from anabranch.topics.names import status_topic, transactional_ids
+from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
 from anabranch.topics.records import Record, decode_records, encode_batch
 
 STATUS_POSITION = k.POSITION + b"status"
 FOLD_DEADLINE_S = 60.0
+CARRIER_LANES = 2  # the same in every controller: a leader fences the lanes of the one before
 _FETCH_BYTES = 8 << 20
 
 
 @dataclass(slots=True)
 class Lease:
-    """The right to act: two initialised producers, used in turn, and the term."""
+    """The right to act: two initialised producers, used in turn, and the term.
+
+    ``carriers``: two more for each lane that carries merges aside.
+    """
 
     producers: list[Producer]
     term: int
     turn: int = 0
+    carriers: list[list[Producer]] = field(default_factory=list)
 
     def next_producer(self) -> Producer:
         """A, B, A, B, …: a round need not wait for the markers of the one before."""
@@ -42,7 +50,7 @@ class Lease:
         return self.producers[self.turn % len(self.producers)]
 
     def close(self) -> None:
-        for producer in self.producers:
+        for producer in chain(self.producers, *self.carriers):
             producer.close()
 
 
@@ -66,6 +74,10 @@ def take_lead(
     id_a, id_b = transactional_ids(control_partition, prefix)
     producers = [log.producer(id_a, timeout=native_timeout)]
     producers.append(log.producer(id_b, timeout=native_timeout))
+    carriers = [
+        [log.producer(id_, timeout=native_timeout) for id_ in ids]
+        for ids in (carrier_ids(control_partition, lane, prefix) for lane in range(CARRIER_LANES))
+    ]
     fold_to_end(log, table, state, clock, status)
     former = state.term
     if former is not None and former.key_id != key_id(token_key):
@@ -85,7 +97,7 @@ def take_lead(
     fold_to_end(log, table, state, clock, status)
     if state.term != row:
         raise NotLeading(f"term {row.term} was not the last one: another controller leads")
-    return Lease(producers, row.term)
+    return Lease(producers, row.term, carriers=carriers)
 
 
 def fold_to_end(

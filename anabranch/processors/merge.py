@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from anabranch.core import hybrid_time
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
-from anabranch.core.plan import Landed, Part, Round, StreamCommit
+from anabranch.core.plan import Landed, NewEpoch, Part, Round, StreamCommit
 from anabranch.ports import TopicPartition
 from anabranch.topics.journal_reader import JournalReaders
 from anabranch.topics.names import journal_topic, stream_topic
@@ -30,8 +30,12 @@ class Merge:
     ) -> None:
         """``limits``: the most bytes of a batch, by stream; what is not there has the default."""
         queues: dict[tuple[str, int], list[tuple[tuple[int, int], Piece]]] = {}
-        for i, commit in enumerate(round_.commits):
+        for i, commit in enumerate(round_.history):
+            if isinstance(commit, NewEpoch):
+                continue
             for j, part in enumerate(commit.parts):
+                if part.carried is not None:
+                    continue  # it stands there already
                 queue = queues.setdefault((commit.stream, part.partition), [])
                 queue.append(((i, j), _piece(commit, part)))
         self._splices = [
@@ -65,7 +69,7 @@ class Merge:
             splice.note((base,))
 
     def landed(self) -> dict[tuple[int, int], Landed]:
-        """(index of the commit in the round, index of its part) -> where it stands."""
+        """(index of the commit in the round's history, index of its part) -> where it stands."""
         return {
             place: Landed(at.first, at.end, at.records)
             for places, splice in self._splices
@@ -76,7 +80,7 @@ class Merge:
 def _piece(commit: StreamCommit, part: Part) -> Piece:
     if part.runs:
         return Piece(
-            source=TopicPartition(journal_topic(commit.stream), part.partition), runs=part.runs
+            source=TopicPartition(journal_topic(commit.stream), part.source), runs=part.runs
         )
     header = (TXN_HEADER, pack_txn_header(commit.txn_id, 0, commit.stream_epoch))
     only = (header,)  # one tuple for all: it is encoded once

@@ -34,6 +34,14 @@ def transactional_ids(control_partition: int, prefix: str = DEFAULT_PREFIX) -> t
     return f"{base}.a", f"{base}.b"
 
 
+def carrier_ids(
+    control_partition: int, lane: int, prefix: str = DEFAULT_PREFIX
+) -> tuple[str, str]:
+    """The two transactional ids of a lane that carries big merges aside."""
+    base = f"{prefix}.control.{control_partition}.carrier.{lane}"
+    return f"{base}.a", f"{base}.b"
+
+
 def stream_topic(stream: str) -> str:
     """'nyc/flights' -> 'nyc.flights': decided events only."""
     scope, name = split_stream(stream)

@@ -26,10 +26,13 @@ def stream(name: str = "nyc/flights") -> StreamDescription:
         stream=name,
         stream_epoch=0,
         reference_epoch=0,
-        segments=(SegmentRange(0, 0, 1 << 31, 0, 0), SegmentRange(1, 1 << 31, 1 << 32, 1, 7)),
+        segments=(SegmentRange(0, 0, 1 << 31, 0), SegmentRange(1, 1 << 31, 1 << 32, 1)),
         settings={"retention.ms": "-1"},
         rejected={"late": 3},
         journal={0: 12, 1: 34},
+        partitions=2,
+        low_water={0: 10},
+        staged_bytes=0,
     )
 
 

@@ -17,7 +17,7 @@ TXN = make_txn_id(0, 1_700_000_000_000, 42)
 
 def segments(count: int) -> tuple[r.SegmentRange, ...]:
     return tuple(
-        r.SegmentRange(number, low, high, number, 0)
+        r.SegmentRange(number, low, high, number)
         for number, (low, high) in enumerate(even_ranges(count))
     )
 
@@ -80,7 +80,7 @@ def obliging(command: Any, *, streams: int = 2, scopes: int = 1) -> Any:
 
 
 def stream_info(stream: str, count: int) -> r.StreamInfo:
-    return r.StreamInfo(stream, "ACTIVE", 0, 0, segments(count), {}, {}, {"0": 5})
+    return r.StreamInfo(stream, "ACTIVE", 0, 0, segments(count), {}, {}, {"0": 5}, count, {}, 0)
 
 
 def partition_of(txn_id: bytes) -> int:

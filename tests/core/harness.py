@@ -21,6 +21,7 @@ from zlib import crc32
 from anabranch.core import rows as k
 from anabranch.core.decide import decide, decide_due
 from anabranch.core.decide_admin import stream_created, stream_refused
+from anabranch.core.decide_commit import next_due_ms
 from anabranch.core.ids import make_txn_id
 from anabranch.core.journal_index import CRC_MODULUS, JournalIndex, Run
 from anabranch.core.plan import ReplyTo, Round
@@ -175,6 +176,10 @@ class World:
         return self.turn()
 
     # -- turns -----------------------------------------------------------------------------------
+
+    def next_due_ms(self) -> int | None:
+        """When the next commit is to be looked at."""
+        return next_due_ms(self.state, self.hearing, self.wall_ms, self.now_ms)
 
     def new_turn(self) -> Turn:
         return Turn(self.state, self.index, self.settings, self.hearing, self.wall_us, self.now_ms)

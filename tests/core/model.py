@@ -308,13 +308,15 @@ class Model:
 
     def _due(self) -> None:
         merged_bytes = 0
-        for txn in self._by_id({x: t for x, t in self.txns.items() if t.pending}):
-            if txn.pending is None:
+        waiting = self._by_id({x: t for x, t in self.txns.items() if t.pending})
+        for txn in [txn for txn in waiting if txn.state == DECIDED]:
+            if txn.pending is None or not self._covers(txn.pending):
                 continue
-            if txn.state == OPEN:
-                self._try_decide(txn, txn.pending)
-            elif self._covers(txn.pending) and merged_bytes < self.world.settings.round_bytes:
+            if merged_bytes < self.world.settings.round_bytes:
                 merged_bytes += self._merge(txn, txn.pending)
+        for txn in waiting:
+            if txn.state == OPEN and txn.pending is not None:
+                self._try_decide(txn, txn.pending)
         if self.world.now_ms < self.next_check_ms:
             return
         self.next_check_ms = self.world.now_ms + CHECK_MS

@@ -12,7 +12,7 @@ import pytest
 from anabranch.core import hybrid_time
 from anabranch.core import rows as k
 from anabranch.core.decide import decide_due
-from anabranch.core.decide_commit import MAX_WAIT_MS, next_deadline_ms
+from anabranch.core.decide_commit import MAX_WAIT_MS
 from anabranch.schemas import records as r
 from tests.core.harness import MINUTE, World, nyc
 
@@ -231,15 +231,15 @@ def test_it_waits_until_the_journal_covers_the_receipts(opened: World) -> None:
     own = [opened.receipt("A", "w1")]
     assert opened.commit("A", own=own) == ""
     assert states(opened) == ("OPEN", False)
-    assert next_deadline_ms(opened.state) == opened.wall_ms + 10_000
+    assert opened.next_due_ms() == 10_000
     assert opened.wait(9_000) == ""
     assert opened.rounds[-1].empty, "waiting writes nothing"
     opened.held = False
     assert opened.turn() == ""
     assert states(opened) == ("COMMIT_IN_PROGRESS", True)
-    assert next_deadline_ms(opened.state) == 0
+    assert opened.next_due_ms() == 0
     assert opened.turn() == "[commit A] A COMMITTED 4"
-    assert next_deadline_ms(opened.state) is None
+    assert opened.next_due_ms() is None
 
 
 def test_every_partition_must_be_covered(opened: World) -> None:

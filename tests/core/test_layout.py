@@ -13,7 +13,7 @@ from anabranch.schemas.records import Event, SegmentRange
 
 def segments_of(bounds: list[tuple[int, int]]) -> tuple[SegmentRange, ...]:
     return tuple(
-        SegmentRange(segment_id(3, i), low, high, i, 0) for i, (low, high) in enumerate(bounds)
+        SegmentRange(segment_id(3, i), low, high, i) for i, (low, high) in enumerate(bounds)
     )
 
 

@@ -49,9 +49,9 @@ def test_the_bounds_of_a_range(world: World) -> None:
     """A segment holds its low position, and not its high one."""
     position = position_of(b"k")
     segments = (
-        r.SegmentRange(0, 0, position, 0, 0),
-        r.SegmentRange(1, position, position + 1, 1, 0),
-        r.SegmentRange(2, position + 1, SPACE, 2, 0),
+        r.SegmentRange(0, 0, position, 0),
+        r.SegmentRange(1, position, position + 1, 1),
+        r.SegmentRange(2, position + 1, SPACE, 2),
     )
     row = world.state.streams["nyc/a"]
     world.log_rows([(k.stream_key("nyc/a"), replace(row, segments=segments))])

@@ -26,8 +26,8 @@ def commit(n: int, stream: str, *partitions: int, epoch: int = 0) -> StreamCommi
 
 
 def opening(stream: str, *starts: int) -> NewEpoch:
-    segments = tuple(r.SegmentRange(p, p, p + 1, p, start) for p, start in enumerate(starts))
-    return NewEpoch(stream, r.EpochRecord(0, 0, 50, segments, (), (), NO_PREVIOUS))
+    segments = tuple(r.SegmentRange(p, p, p + 1, p) for p in range(len(starts)))
+    return NewEpoch(stream, 0, 0, 50, segments, starts=dict(enumerate(starts)))
 
 
 def vector(record: r.EpochRecord | r.CommitRecord) -> dict[int, int]:
@@ -42,7 +42,7 @@ def test_a_round_without_merges_has_no_history() -> None:
 def test_one_commit() -> None:
     tail = Tail(vector={0: 10, 1: 20, 2: 30}, last=7)
     landed = {(0, 0): Landed(11, 14, 3), (0, 1): Landed(30, 32, 2)}
-    round_ = Round(commits=[commit(1, "s/a", 0, 2)])
+    round_ = Round(history=[commit(1, "s/a", 0, 2)])
     assert history_records(round_, landed, {"s/a": tail}) == {
         "s/a": [
             r.CommitRecord(
@@ -62,7 +62,7 @@ def test_one_commit() -> None:
 def test_several_commits_of_a_stream_in_one_round() -> None:
     """Each names the one before: by its offset, or as directly before it."""
     tail = Tail(vector={0: 0, 1: 0}, last=3)
-    round_ = Round(commits=[commit(n, "s/a", n % 2) for n in range(4)])
+    round_ = Round(history=[commit(n, "s/a", n % 2) for n in range(4)])
     landed = {(n, 0): Landed(10 * n, 10 * n + 5, 5) for n in range(4)}
     records = history_records(round_, landed, {"s/a": tail})["s/a"]
     assert [x.previous for x in records] == [3, *[DIRECTLY_BEFORE] * 3]
@@ -77,7 +77,7 @@ def test_several_commits_of_a_stream_in_one_round() -> None:
 
 def test_several_streams_go_each_their_own_way() -> None:
     tails = {"s/a": Tail({0: 1}, last=4), "s/b": Tail({0: 2, 1: 3}, last=NO_PREVIOUS)}
-    round_ = Round(commits=[commit(1, "s/b", 1), commit(1, "s/a", 0), commit(2, "s/b", 0)])
+    round_ = Round(history=[commit(1, "s/b", 1), commit(1, "s/a", 0), commit(2, "s/b", 0)])
     landed = {(0, 0): Landed(3, 4, 1), (1, 0): Landed(1, 9, 8), (2, 0): Landed(2, 3, 1)}
     out = history_records(round_, landed, tails)
     assert [(x.previous, vector(x)) for x in out["s/a"]] == [(4, {0: 9})]
@@ -89,25 +89,26 @@ def test_several_streams_go_each_their_own_way() -> None:
 
 def test_a_new_stream_and_its_first_commit() -> None:
     tail = Tail()
-    round_ = Round(epochs=[opening("s/a", 5, 6)], commits=[commit(1, "s/a", 1)])
-    epoch, first = history_records(round_, {(0, 0): Landed(6, 8, 2)}, {"s/a": tail})["s/a"]
+    round_ = Round(history=[opening("s/a", 5, 6), commit(1, "s/a", 1)])
+    epoch, first = history_records(round_, {(1, 0): Landed(6, 8, 2)}, {"s/a": tail})["s/a"]
     assert isinstance(epoch, r.EpochRecord)
     assert isinstance(first, r.CommitRecord)
     assert (epoch.previous, vector(epoch)) == (NO_PREVIOUS, {0: 5, 1: 6})
-    assert (epoch.timestamp, epoch.segments) == (50, opening("s/a", 5, 6).record.segments)
+    starts = [s.start_offset for s in epoch.segments]
+    assert (epoch.timestamp, starts) == (50, [5, 6])
     assert (first.previous, vector(first)) == (DIRECTLY_BEFORE, {0: 5, 1: 8})
 
 
 def test_a_later_epoch_keeps_the_ends_that_are_known() -> None:
     tail = Tail(vector={0: 9}, last=2)
-    (epoch,) = history_records(Round(epochs=[opening("s/a", 4, 6)]), {}, {"s/a": tail})["s/a"]
+    (epoch,) = history_records(Round(history=[opening("s/a", 4, 6)]), {}, {"s/a": tail})["s/a"]
     assert (epoch.previous, vector(epoch)) == (2, {0: 9, 1: 6})
 
 
 def test_a_commit_that_wrote_nothing_more_than_its_place() -> None:
     """Positions are per partition of the stream, ids per segment."""
     tail = Tail(vector={0: 0})
-    round_ = Round(commits=[commit(1, "s/a", 0, epoch=3)])
+    round_ = Round(history=[commit(1, "s/a", 0, epoch=3)])
     (record,) = history_records(round_, {(0, 0): Landed(0, 1, 1)}, {"s/a": tail})["s/a"]
     assert isinstance(record, r.CommitRecord)
     assert record.stream_epoch == 3
@@ -129,5 +130,5 @@ def test_when_a_round_is_empty(round_: Round, empty: bool) -> None:
 
 
 def test_the_streams_whose_history_goes_on() -> None:
-    round_ = Round(epochs=[opening("s/a", 0)], commits=[commit(1, "s/b", 0), commit(2, "s/b", 0)])
+    round_ = Round(history=[opening("s/a", 0), commit(1, "s/b", 0), commit(2, "s/b", 0)])
     assert round_.streams == {"s/a", "s/b"}

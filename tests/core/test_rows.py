@@ -41,7 +41,7 @@ def test_keys_on_the_wire(key: bytes, text: str) -> None:
     assert txn_id + bytes((entry,)) + identifier == key
 
 
-@pytest.mark.parametrize("key", [b"", TXN, TXN + b"\x00", TXN + b"\x14", TXN + b"\xff" + b"x"])
+@pytest.mark.parametrize("key", [b"", TXN, TXN + b"\x00", TXN + b"\x1f", TXN + b"\xff" + b"x"])
 def test_other_keys_are_malformed(key: bytes) -> None:
     with pytest.raises(MalformedRecord):
         k.split_key(key)

@@ -6,7 +6,6 @@ import pytest
 
 from anabranch.core.decide_admin import stream_created
 from anabranch.core.keyspace import SPACE
-from anabranch.core.plan import NO_PREVIOUS
 from anabranch.errors import TopicMisconfigured
 from anabranch.schemas import records as r
 from tests.core.harness import World, event
@@ -93,18 +92,15 @@ def test_create_is_logged_and_answered_when_the_topics_exist(city: World) -> Non
     assert row.segments == ()
     assert city.created("nyc/a", 0, 5) == "[create] nyc/a ACTIVE 2"
     assert city.state.streams["nyc/a"].segments == (
-        r.SegmentRange(0, 0, SPACE // 2, 0, 0),
-        r.SegmentRange(1, SPACE // 2, SPACE, 1, 5),
+        r.SegmentRange(0, 0, SPACE // 2, 0),
+        r.SegmentRange(1, SPACE // 2, SPACE, 1),
     )
     (new,) = city.round.epochs
     assert new.stream == "nyc/a"
-    assert new.record.segments == city.state.streams["nyc/a"].segments
-    assert (new.record.stream_epoch, new.record.reference_epoch) == (0, 0)
-    assert (new.record.timestamp, new.record.previous) == (
-        city.state.round.hybrid_time,
-        NO_PREVIOUS,
-    )
-    assert new.record.timestamp > 0
+    assert new.segments == city.state.streams["nyc/a"].segments
+    assert (new.stream_epoch, new.reference_epoch, new.sealed) == (0, 0, ())
+    assert new.starts == {0: 0, 1: 5}
+    assert new.timestamp == city.state.round.hybrid_time > 0
     assert city.created("nyc/a", 9, 9) == "", "once"
     assert city.round.epochs == []
 
@@ -123,7 +119,7 @@ def test_created_and_written_to_in_one_round(city: World) -> None:
     command = r.OneShot(city.id("A"), "nyc", None, (event(value=b"x"),))
     city._decide(turn, command, city.asker("shot"))
     assert city.close(turn) == "[create] nyc/a ACTIVE 1; [shot] A COMMITTED 1"
-    assert city.round.epochs[0].record.timestamp < city.round.commits[0].timestamp
+    assert city.round.epochs[0].timestamp < city.round.commits[0].timestamp
 
 
 def test_repeated_with_the_same_settings(city: World) -> None:

@@ -55,7 +55,12 @@ def test_two_first_touches_in_one_round(world: World) -> None:
 
 def test_the_touched_epoch_is_the_streams_reference_epoch(world: World) -> None:
     row = world.state.streams["nyc/a"]
-    world.log_rows([(k.stream_key("nyc/a"), replace(row, stream_epoch=5, reference_epoch=3))])
+    world.log_rows(
+        [
+            (k.stream_key("nyc/a"), replace(row, stream_epoch=5, reference_epoch=3)),
+            (k.epoch_key("nyc/a", 3), r.EpochRow("nyc/a", 3, row.segments)),
+        ]
+    )
     world.begin("A")
     assert world.touch("A") == "touched nyc/a epoch 3 on 0,1"
     assert world.state.participants(world.id("A")) == {"nyc/a": 3}

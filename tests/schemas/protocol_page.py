@@ -36,7 +36,7 @@ CREATED = hybrid_time.from_us((MS - 1000) * 1000)
 STAMP = hybrid_time.from_us((MS + 2500) * 1000 + 7)
 EVENTS = [(b"UA", b"1545"), (b"AA", b"1141"), (b"UA", b"1714")]
 SEGMENTS = tuple(
-    r.SegmentRange(ids.segment_id(0, i), low, high, i, 0)
+    r.SegmentRange(ids.segment_id(0, i), low, high, i)
     for i, (low, high) in enumerate(even_ranges(2))
 )
 
@@ -98,6 +98,9 @@ EXAMPLES: dict[str, Any] = {
                     {"retention.ms": "-1"},
                     {"plain_write": 1},
                     {"0": 17, "1": 17},
+                    2,
+                    {"0": 12},
+                    0,
                 ),
             )
         ),
@@ -119,7 +122,7 @@ EXAMPLES: dict[str, Any] = {
         0,
         0,
         CREATED,
-        SEGMENTS,
+        tuple(r.EpochSegment(s.segment_id, s.low, s.high, s.partition, 0) for s in SEGMENTS),
         (),
         tuple(r.Position(i, 0) for i in range(2)),
         -1,
@@ -147,6 +150,10 @@ EXAMPLES: dict[str, Any] = {
     "Resolve": r.Resolve(SHOT),
     "GetState": r.GetState(TXN),
     "Abort": r.Abort(TOKEN, "no longer needed"),
+    "Scale": r.Scale("nyc/flights", 4, (), ()),
+    "Scale by hand": r.Scale(
+        "nyc/flights", 0, (1,), (r.KeyRange(1 << 31, 3 << 30), r.KeyRange(3 << 30, 1 << 32))
+    ),
     "DescribeStreams": r.DescribeStreams("nyc", None),
     "ListTransactions": r.ListTransactions(None, include_finished=False, limit=100),
     "Reply: TransactionList": _reply(8, r.TransactionList(())),
@@ -309,10 +316,15 @@ def rows_block() -> str:
         Entry.SCOPE: (r.ScopeRow, "scope"),
         Entry.STREAM: (r.StreamRow, "scope/stream"),
         Entry.NAME: (r.NameRow, "scope/name"),
+        Entry.EPOCH: (r.EpochRow, "scope/stream/ and the epoch, 4 bytes"),
+        Entry.LOW_WATER: (r.LowWaterRow, "scope/stream/ and the partition, 4 bytes"),
+        Entry.PLAIN: (r.PlainRow, "scope/stream/ and the partition, 4 bytes"),
         Entry.TXN: (r.TxnRow, "empty"),
         Entry.PARTICIPANT: (r.ParticipantRow, "scope/stream"),
         Entry.WRITER: (r.WriterRow, "writer, 8 bytes"),
         Entry.PENDING_COMMIT: (r.PendingCommitRow, "empty"),
+        Entry.CARRY: (r.CarryRow, "scope/stream/ and the segment's number, 4 bytes"),
+        Entry.MOVED: (r.MovedRow, "scope/stream/ and the partition, 4 bytes"),
     }
     rows = []
     for entry in Entry:

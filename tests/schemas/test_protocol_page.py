@@ -67,7 +67,7 @@ def test_the_page_is_as_generated() -> None:
 
 @pytest.mark.parametrize(("name", "text", "shown"), SHOWN, ids=[name for name, _, _ in SHOWN])
 def test_an_example_is_what_its_bytes_say(name: str, text: str, shown: str) -> None:
-    cls = getattr(r, name.partition(":")[0])
+    cls = getattr(r, re.split(r"[: ]", name)[0])
     record = of_json(json.loads(text), f"anabranch.{cls.__name__}")
     data = bytes.fromhex(shown)
     assert isinstance(record, cls)

@@ -1,0 +1,311 @@
+"""Merging decided commits: regular, rolling, or carried aside first (`docs/epochs.md`, PDP-24).
+
+A round merges in the order of the timestamps that it gives. Each stream's *current* layout is at first the
+active one; a transaction of another reference epoch makes a duplicate of that one current, and at the end of
+the round the active layout is duplicated in turn. Transactions are ordered so that those of one reference
+epoch share its duplicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from anabranch.core import rows as k
+from anabranch.core import segments as seg
+from anabranch.core.decide_scale import duplicate_active, idle_partitions, want_partitions
+from anabranch.core.decide_txn import abort_txn, end_pending, finish, journal_op
+from anabranch.core.ids import segment_number
+from anabranch.core.journal_index import JournalIndex, StoredRun, extents_of, taken_runs
+from anabranch.core.plan import Landed, NewEpoch, Part, StreamCommit
+from anabranch.core.segments import TxnSegment
+from anabranch.core.state import OpenTxn
+from anabranch.core.turn import Turn
+from anabranch.errors import check
+from anabranch.schemas.records import CarryRow, JournalOp, SegmentRange
+
+LOOK_AGAIN_MS = (
+    50  # how soon a commit that waits for a carrier or for partitions is looked at again
+)
+
+
+class Source(NamedTuple):
+    """What a transaction wrote to one segment: runs of a journal partition, in order."""
+
+    number: int
+    partition: int
+    runs: tuple[StoredRun, ...]
+
+
+class Target(NamedTuple):
+    """What a transaction wrote to one stream."""
+
+    stream: str
+    reference_epoch: int
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A decided transaction, ready to be merged."""
+
+    txn_id: bytes
+    targets: tuple[Target, ...]
+    records: int
+    size: int
+    carried: bool
+
+
+@dataclass(slots=True)
+class _Current:
+    """The layout that merges of this round go to, of one stream."""
+
+    stream_epoch: int
+    reference_epoch: int
+    segments: tuple[SegmentRange, ...]
+
+
+@dataclass(slots=True)
+class _Layouts:
+    """The current layouts of the streams that left their active one in this round."""
+
+    turn: Turn
+    rolled: dict[str, _Current] = field(default_factory=dict)
+
+    def of(self, stream: str) -> _Current:
+        found = self.rolled.get(stream)
+        if found is not None:
+            return found
+        row = self.turn.state.streams[stream]
+        return _Current(row.stream_epoch, row.reference_epoch, row.segments)
+
+    def switch(
+        self, stream: str, reference_epoch: int, segments: tuple[SegmentRange, ...],
+        starts: dict[int, int],
+    ) -> None:  # fmt: skip
+        """Seal what is current and open these segments."""
+        before = self.of(stream)
+        epoch = before.stream_epoch + 1
+        self.turn.round.history.append(
+            NewEpoch(
+                stream, epoch, reference_epoch, self.turn.next_timestamp(), segments,
+                before.segments, starts,
+            )
+        )  # fmt: skip
+        self.rolled[stream] = _Current(epoch, reference_epoch, segments)
+
+    def close(self) -> None:
+        """Duplicate the active layouts again."""
+        turn = self.turn
+        for stream, current in list(self.rolled.items()):
+            row = turn.state.streams[stream]
+            segments = duplicate_active(row, current.stream_epoch + 1)
+            self.switch(stream, row.reference_epoch, segments, {})
+            epoch = self.rolled[stream].stream_epoch
+            turn.put(k.stream_key(stream), replace(row, stream_epoch=epoch, segments=segments))
+            turn.hearing.may_roll_ms[stream] = turn.now_ms + turn.settings.collate_ms
+        self.rolled.clear()
+
+
+def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
+    """Merge, or begin to carry aside, what fits into this round of these decided transactions."""
+    layouts = _Layouts(turn)
+    merged = size = 0
+    limit = turn.merge_limit
+    plans = [plan for txn_id in txn_ids if (plan := _ready(turn, txn_id)) is not None]
+    for plan in sorted(plans, key=lambda plan: _order(turn, plan)):
+        if size >= turn.settings.round_bytes or (limit is not None and merged >= limit):
+            break
+        if _merge(turn, layouts, plan):
+            merged += 1
+            size += 0 if plan.carried else plan.size
+    layouts.close()
+
+
+def plan_of(turn: Turn, txn_id: bytes, txn: OpenTxn) -> Plan:
+    """What the receipts take, as the index shows it, by stream and segment number."""
+    extents = extents_of(txn.pending.writers if txn.pending is not None else ())
+    targets = []
+    records = size = 0
+    for stream, epoch in sorted(txn.participants.items()):
+        sources = []
+        for segment in turn.state.layout(stream, epoch):
+            here = {
+                writer: extent
+                for (writer, s, partition), extent in extents.items()
+                if (s, partition) == (stream, segment.partition)
+            }
+            if not here:
+                continue
+            runs = taken_runs(turn.index.runs(txn_id, stream, segment.partition), here)
+            if runs:
+                number = segment_number(segment.segment_id)
+                sources.append(Source(number, segment.partition, tuple(runs)))
+                records += sum(run.records for run in runs)
+                size += sum(run.batch_size for run in runs)
+        targets.append(Target(stream, epoch, tuple(sources)))
+    return Plan(txn_id, tuple(targets), records, size, bool(txn.carries))
+
+
+def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
+    """The plan of a transaction that can be merged in this round."""
+    if turn.hearing.not_before_ms.get(txn_id, 0) > turn.now_ms:
+        return None
+    txn = turn.open(txn_id)
+    if not all(carry.done for carry in txn.carries.values()):
+        _wait(turn, txn_id, LOOK_AGAIN_MS)
+        return None
+    plan = plan_of(turn, txn_id, txn)
+    if plan.records != txn.row.committed:
+        # Never merge less, or more, than was decided. There is no way on: it is not past FINALIZE.
+        check(not plan.carried, "a journal lost records of a transaction that is carried aside")
+        reason = (
+            f"its journals show {plan.records} of the {txn.row.committed} records that were decided"
+        )
+        abort_txn(turn, txn_id, reason)
+        return None
+    if plan.size > turn.settings.chunk_bytes and not plan.carried:
+        _carry_aside(turn, plan)
+        return None
+    until = max((turn.hearing.may_roll_ms.get(s, 0) for s, _ in _rolled(turn, plan)), default=0)
+    if until > turn.now_ms:
+        _wait(turn, txn_id, until - turn.now_ms)
+        return None
+    return plan
+
+
+def _wait(turn: Turn, txn_id: bytes, ms: int) -> None:
+    turn.hearing.not_before_ms[txn_id] = turn.now_ms + ms
+
+
+def _rolled(turn: Turn, plan: Plan) -> tuple[tuple[str, int], ...]:
+    """(stream, reference epoch) of every stream in which this is a rolling commit."""
+    return tuple(
+        (target.stream, target.reference_epoch)
+        for target in plan.targets
+        if target.sources
+        and (
+            plan.carried
+            or target.reference_epoch != turn.state.streams[target.stream].reference_epoch
+        )
+    )
+
+
+def _order(turn: Turn, plan: Plan) -> tuple[object, ...]:
+    """Regular ones first; then those that can share duplicate epochs together, carried ones in front."""
+    return _rolled(turn, plan), not plan.carried, plan.txn_id
+
+
+def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
+    """Merge one transaction; False if partitions are missing for its duplicate epoch."""
+    switches = _switches(turn, layouts, plan)
+    if switches is None:
+        _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
+        return False
+    txn = turn.open(plan.txn_id)
+    for target, places, starts in switches:
+        epoch = layouts.of(target.stream).stream_epoch + 1
+        origin = turn.state.layout(target.stream, target.reference_epoch)
+        duplicate = seg.duplicate(origin, epoch, places)
+        layouts.switch(target.stream, target.reference_epoch, duplicate, starts)
+    timestamp = turn.next_timestamp()
+    for target in plan.targets:
+        current = layouts.of(target.stream)
+        parts = tuple(_part(txn, current, target.stream, source) for source in target.sources)
+        if parts:
+            turn.round.history.append(
+                StreamCommit(plan.txn_id, target.stream, current.stream_epoch, timestamp, parts)
+            )
+        op = JournalOp("FINALIZE_COMMIT", plan.txn_id, target.reference_epoch, timestamp)
+        journal_op(turn, target.stream, op)
+    row = turn.move(txn.row, "begin_finalize", commit_timestamp=timestamp)
+    row = turn.move(
+        row,
+        "finalize_commit",
+        finished_ms=turn.wall_ms,
+        rejected=turn.index.rejected_of(plan.txn_id),
+    )
+    waiting = end_pending(turn, plan.txn_id, None)
+    finish(turn, row)
+    outcome = turn.outcome(row)
+    for to in waiting:
+        turn.reply(to, outcome)
+    return True
+
+
+def _switches(
+    turn: Turn, layouts: _Layouts, plan: Plan
+) -> list[tuple[Target, dict[int, int], dict[int, int]]] | None:
+    """(target, places by number, starts by partition) of each duplicate epoch that must be opened."""
+    txn = turn.open(plan.txn_id)
+    found = []
+    for target in plan.targets:
+        if not target.sources:
+            continue
+        if layouts.of(target.stream).reference_epoch == target.reference_epoch and not plan.carried:
+            continue
+        mine = {n: c for (stream, n), c in txn.carries.items() if stream == target.stream}
+        fixed = {number: carry.partition for number, carry in mine.items()}
+        others = turn.state.reserved(target.stream) - set(fixed.values())
+        origin = turn.state.layout(target.stream, target.reference_epoch)
+        partitions = turn.state.streams[target.stream].partitions
+        places = seg.place(origin, fixed, others, partitions)
+        if places is None:
+            want_partitions(turn, target.stream, len(origin) + len(others) + len(fixed))
+            return None
+        starts = {carry.partition: carry.first for carry in mine.values()}
+        found.append((target, places, starts))
+    return found
+
+
+def _part(txn: OpenTxn, current: _Current, stream: str, source: Source) -> Part:
+    into = seg.merge(current.segments, TxnSegment(source.number, sealed=True, whole=True))
+    carry = txn.carries.get((stream, source.number))
+    if carry is None:
+        return Part(into.segment_id, into.partition, runs=source.runs, source=source.partition)
+    check(carry.partition == into.partition, "a carried segment lies elsewhere than its epoch says")
+    landed = Landed(carry.first, carry.end, carry.count)
+    return Part(into.segment_id, into.partition, source=source.partition, carried=landed)
+
+
+# -- carrying aside ------------------------------------------------------------------------------------
+
+
+def _carry_aside(turn: Turn, plan: Plan) -> None:
+    """Log to which partitions a big merge is carried. From here on there is no abort."""
+    rows = []
+    for target in plan.targets:
+        if turn.state.reserved(target.stream):
+            _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
+            return
+        stream = turn.state.streams[target.stream]
+        idle = idle_partitions(turn, stream)
+        lacking = len(target.sources) - len(idle)
+        if lacking > 0:
+            want_partitions(turn, target.stream, stream.partitions + lacking)
+            _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
+            return
+        rows += [
+            CarryRow(
+                plan.txn_id, target.stream, source.number, source.partition, place,
+                cursor=0, first=-1, end=-1, count=0, done=False,
+            )
+            for source, place in zip(target.sources, idle, strict=False)
+        ]  # fmt: skip
+    txn = turn.open(plan.txn_id)
+    turn.put(k.txn_key(plan.txn_id), turn.move(txn.row, "begin_finalize"))
+    for row in rows:
+        turn.put(k.carry_key(plan.txn_id, row.stream, row.number), row)
+
+
+def runs_to_carry(index: JournalIndex, txn: OpenTxn, carry: CarryRow) -> list[StoredRun]:
+    """The runs of a carried segment that are not yet at their place, in the order in which they go."""
+    writers = txn.pending.writers if txn.pending is not None else ()
+    here = {
+        writer: extent
+        for (writer, stream, partition), extent in extents_of(writers).items()
+        if (stream, partition) == (carry.stream, carry.source)
+    }
+    runs = taken_runs(index.runs(txn.row.txn_id, carry.stream, carry.source), here)
+    return [run for run in runs if run.first >= carry.cursor]

@@ -1,0 +1,153 @@
+"""Decisions on scaling: which segments end, which begin, and the partitions that they need.
+
+A scaling never waits for a transaction. Where partitions are missing, the intent is logged first, the shell
+grows the topics, and `partitions_added` goes on; rolling commits may come in between, so segments are named
+by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from anabranch.core import rows as k
+from anabranch.core import segments as seg
+from anabranch.core.decide_admin import active_stream, stream_info
+from anabranch.core.decide_txn import drop_epoch
+from anabranch.core.ids import segment_number
+from anabranch.core.plan import NewEpoch, ReplyTo
+from anabranch.core.turn import Turn, refuse
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady
+from anabranch.schemas.records import (
+    EpochRow,
+    KeyRange,
+    Scale,
+    Scaling,
+    SegmentRange,
+    StreamList,
+    StreamRow,
+)
+
+MAX_PARTITIONS = 20_000
+
+
+def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
+    """Scale a stream, now or as soon as it has the partitions. Repeating the command is harmless."""
+    row = active_stream(turn, command.stream)
+    asked_by = to.correlation_id if to is not None else b""
+    if asked_by and row.scaled_by == asked_by:
+        turn.reply(to, StreamList((stream_info(turn, row),)))
+        return
+    if row.scaling is not None:
+        if asked_by and row.scaling.correlation_id == asked_by:
+            return  # it is answered when it is done
+        raise NotReady(f"{command.stream} is being scaled: ask again")
+    if command.segments:
+        if command.seal or command.ranges:
+            raise InvalidArgument("give a number of segments, or what to seal and open: not both")
+        seal, ranges = seg.even_plan(row.segments, command.segments)
+    else:
+        seal, ranges = seg.hand_plan(row.segments, command.seal, command.ranges)
+    start(turn, row, seal, ranges, to)
+
+
+def start(
+    turn: Turn,
+    row: StreamRow,
+    seal: Sequence[int],
+    ranges: Sequence[KeyRange],
+    to: ReplyTo | None,
+) -> None:
+    """Do it at once, or log the intent and which partitions are wanted."""
+    if not ranges:
+        turn.reply(to, StreamList((stream_info(turn, row),)))
+        return
+    scaling = Scaling(
+        seal=tuple(seal),
+        ranges=tuple(ranges),
+        correlation_id=to.correlation_id if to is not None else b"",
+        reply_partition=to.partition if to is not None else -1,
+    )
+    if not _perform(turn, row, scaling):
+        lacking = len(ranges) - len(seal) - len(idle_partitions(turn, row))
+        turn.put(k.stream_key(row.stream), replace(row, scaling=scaling))
+        want_partitions(turn, row.stream, row.partitions + lacking)
+
+
+def want_partitions(turn: Turn, stream: str, count: int) -> None:
+    """Log that a stream shall have so many partitions; the shell adds them."""
+    row = turn.state.streams[stream]
+    if count > MAX_PARTITIONS:
+        raise InvalidArgument(f"a stream has at most {MAX_PARTITIONS:,} partitions")
+    if count > row.wanted_partitions:
+        turn.put(k.stream_key(stream), replace(row, wanted_partitions=count))
+
+
+def partitions_added(turn: Turn, stream: str) -> None:
+    """The topics have the partitions that were wanted: a scaling that waited goes on."""
+    row = turn.state.streams[stream]
+    row = replace(row, partitions=row.wanted_partitions)
+    turn.put(k.stream_key(stream), row)
+    if row.scaling is not None and not _perform(turn, row, row.scaling):
+        # Others took them meanwhile (a merge is carried there): some more.
+        want_partitions(turn, stream, row.partitions + len(row.scaling.ranges))
+
+
+def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+    """The topics can't be grown: the intent is taken back."""
+    row = turn.state.streams[stream]
+    turn.put(k.stream_key(stream), replace(row, wanted_partitions=row.partitions, scaling=None))
+    if row.scaling is not None:
+        turn.reply(_asker(row.scaling), refuse(error))
+
+
+def idle_partitions(turn: Turn, row: StreamRow) -> list[int]:
+    """Partitions that no active segment is on and no merge is being carried to."""
+    taken = {s.partition for s in row.segments} | turn.state.reserved(row.stream)
+    return [p for p in range(row.partitions) if p not in taken]
+
+
+def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
+    """Put the new layout; False if there are too few partitions."""
+    epoch = row.stream_epoch + 1
+    layout = seg.scale(
+        row.segments,
+        scaling.seal,
+        scaling.ranges,
+        epoch=epoch,
+        next_number=row.next_number,
+        idle=idle_partitions(turn, row),
+    )
+    if layout is None:
+        return False
+    former = row.reference_epoch
+    sealed = tuple(s for s in row.segments if segment_number(s.segment_id) in scaling.seal)
+    scaled = replace(
+        row,
+        stream_epoch=epoch,
+        reference_epoch=epoch,
+        segments=layout,
+        next_number=row.next_number + len(scaling.ranges),
+        scaling=None,
+        scaled_by=scaling.correlation_id,
+    )
+    turn.put(k.stream_key(row.stream), scaled)
+    turn.put(k.epoch_key(row.stream, epoch), EpochRow(row.stream, epoch, layout))
+    drop_epoch(turn, row.stream, former)
+    turn.round.history.append(
+        NewEpoch(row.stream, epoch, epoch, turn.next_timestamp(), layout, sealed)
+    )
+    turn.reply(_asker(scaling), StreamList((stream_info(turn, scaled),)))
+    return True
+
+
+def _asker(scaling: Scaling) -> ReplyTo | None:
+    if not scaling.correlation_id:
+        return None
+    return ReplyTo(scaling.correlation_id, scaling.reply_partition)
+
+
+def duplicate_active(row: StreamRow, epoch: int) -> tuple[SegmentRange, ...]:
+    """The active layout again, on its own partitions, for a later epoch."""
+    places = {segment_number(s.segment_id): s.partition for s in row.segments}
+    return seg.duplicate(row.segments, epoch, places)

@@ -1,0 +1,155 @@
+"""Stream order: which segments may be read now, by the EPOCH records of the history and the readers' positions.
+
+A segment may be read when every segment before it that has events of its keys is read to its end. A new
+segment is opened in the same step that seals all that it overlaps, so its EPOCH record says what has to be
+known: the ends to wait for. An empty segment is waited for by nobody: what it would have waited for, its
+successors wait for, each for what overlaps its own keys. So positions say everything (a position: the offset
+of a partition from which on it is not read yet), and nothing else has to be kept or told.
+
+Earlier segments on the same partition need no rule: a partition is read in the order of its offsets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Mapping
+from typing import NamedTuple
+
+from anabranch.schemas.records import EpochRecord, EpochSegment
+
+
+class _End(NamedTuple):
+    """The events of the keys [low, high) before this offset of the partition are to be read first."""
+
+    low: int
+    high: int
+    partition: int
+    offset: int
+
+
+class _Segment:
+    """A segment of the newest epoch, and what is to be read before it."""
+
+    __slots__ = ("awaits", "end", "segment")
+
+    def __init__(self, segment: EpochSegment, awaits: list[_End]) -> None:
+        self.segment = segment
+        self.awaits = awaits
+        self.end: int | None = None  # when sealed
+
+
+class StreamOrder:
+    """The rule for one stream, from some epoch on, of which everything before is read.
+
+    ``own``: the partitions that are read here, and asked about; others' segments are only waited for. Give it
+    the epochs in order with `add`, and positions as they become known with `moved`.
+    """
+
+    def __init__(self, own: Container[int]) -> None:
+        self._own = own
+        self._layout: list[_Segment] = []  # the newest epoch, by keys
+        self._positions: dict[int, int] = {}
+        self._closed: dict[int, _Segment] = {}  # own segments that wait for something
+        self._ends: dict[
+            int, deque[int]
+        ] = {}  # own partition -> ends of sealed segments, not read yet
+        self._finished = False
+        self.epoch = -1
+
+    def add(self, record: EpochRecord) -> None:
+        """The next epoch; the first one may be read at once. One that is known already changes nothing."""
+        if record.stream_epoch <= self.epoch:
+            return
+        known = {old.segment.segment_id: old for old in self._layout}
+        for sealed in record.sealed:
+            old = known.get(sealed.segment_id)
+            if old is not None:
+                self._seal(old, sealed.end_offset)
+        layout = []
+        at = 0
+        for segment in sorted(record.segments, key=lambda s: s.low):
+            kept = known.get(segment.segment_id)
+            if kept is None:
+                while at < len(self._layout) and self._layout[at].segment.high <= segment.low:
+                    at += 1
+                kept = _Segment(segment, self._before(segment, at))
+                if kept.awaits and segment.partition in self._own:
+                    self._closed[segment.segment_id] = kept
+            layout.append(kept)
+        self._layout = layout
+        self.epoch = record.stream_epoch
+
+    def _seal(self, old: _Segment, end: int) -> None:
+        segment = old.segment
+        if end <= segment.start_offset:
+            self._closed.pop(segment.segment_id, None)
+            return
+        old.end = end
+        if segment.partition in self._own:
+            if end <= self._positions.get(segment.partition, 0):
+                self._finished = True
+            else:
+                self._ends.setdefault(segment.partition, deque()).append(end)
+
+    def _before(self, segment: EpochSegment, at: int) -> list[_End]:
+        """What is to be read before a new segment; ``at``: the first of the old layout that may overlap it."""
+        ends: dict[_End, None] = {}
+        while at < len(self._layout) and self._layout[at].segment.low < segment.high:
+            old = self._layout[at]
+            at += 1
+            if old.end is None:
+                found = old.awaits
+            else:
+                was = old.segment
+                found = [_End(was.low, was.high, was.partition, old.end)]
+            for end in found:
+                if end.low < segment.high and segment.low < end.high and not self._is_read(end):
+                    ends[end] = None
+        return list(ends)
+
+    def _is_read(self, end: _End) -> bool:
+        return self._positions.get(end.partition, 0) >= end.offset
+
+    def moved(self, positions: Mapping[int, int]) -> None:
+        """Positions (partition -> offset) as they are known now. They never fall: lower ones are old news."""
+        for partition, position in positions.items():
+            if position > self._positions.get(partition, 0):
+                self._positions[partition] = position
+                ends = self._ends.get(partition)
+                if ends is not None:
+                    while ends and ends[0] <= position:
+                        ends.popleft()
+                        self._finished = True
+                    if not ends:
+                        del self._ends[partition]
+
+    def readable(self, segment_id: int) -> bool:
+        """Whether a segment on an own partition may be read now. Once it may, it always may."""
+        segment = self._closed.get(segment_id)
+        if segment is None:
+            return True
+        segment.awaits = [end for end in segment.awaits if not self._is_read(end)]
+        if segment.awaits:
+            return False
+        del self._closed[segment_id]
+        return True
+
+    def awaited(self, segment_id: int) -> set[int]:
+        """The partitions on which something is to be read before this segment."""
+        segment = self._closed.get(segment_id)
+        return set() if segment is None else {e.partition for e in segment.awaits}
+
+    @property
+    def watched(self) -> set[int]:
+        """Own partitions whose positions matter to somebody: something sealed is not read to its end."""
+        return set(self._ends)
+
+    def take_finished(self) -> bool:
+        """Whether a sealed segment was read to its end here since this was asked last: others may wait for it."""
+        finished, self._finished = self._finished, False
+        return finished
+
+    @property
+    def partitions(self) -> set[int]:
+        """The partitions of the newest epoch."""
+        return {segment.segment.partition for segment in self._layout}

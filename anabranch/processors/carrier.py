@@ -1,0 +1,189 @@
+"""Carrying big merges aside (`docs/epochs.md`): chunks of a decided transaction go to reserved partitions.
+
+The order of a chunk: *append* its data; *append* the CARRY row, which moves the cursor over it and names the
+offsets that the data got; *commit* both in one native transaction; *tell* the leader, whose table follows.
+So the cursor on the log never says more, or less, than what stands in the partition, and whoever comes next
+goes on from it. The transactional ids are initialised together with the leader's own (`leadership`): never
+later, or a process that leads no more could take them back.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from anabranch.core import rows as k
+from anabranch.core.decide_merge import runs_to_carry
+from anabranch.core.journal_index import JournalIndex, StoredRun
+from anabranch.core.state import State
+from anabranch.ports import Log, LogRefused, Producer, TopicPartition
+from anabranch.schemas.codec import encode
+from anabranch.schemas.records import CarryRow
+from anabranch.topics.builder import BatchBuilder
+from anabranch.topics.journal_reader import JournalReaders
+from anabranch.topics.names import journal_topic, stream_topic
+from anabranch.topics.splice import DEFAULT_LIMIT, Piece, Splice
+
+_JOIN_S = 30.0
+Key = tuple[bytes, str, int]  # transaction, stream, segment number
+
+
+@dataclass(slots=True)
+class Job:
+    """A segment to carry: its row as it stands, and the runs that are not at their place yet.
+
+    ``limit``: the most bytes of a batch of that stream.
+    """
+
+    row: CarryRow
+    runs: deque[StoredRun]
+    limit: int
+
+    @property
+    def key(self) -> Key:
+        return self.row.txn_id, self.row.stream, self.row.number
+
+
+class Lane:
+    """Carries one chunk after the other through two transactional ids in turn. One thread at a time."""
+
+    def __init__(
+        self,
+        log: Log,
+        status: TopicPartition,
+        producers: Sequence[Producer],
+        chunk_bytes: int,
+        *,
+        read_ahead: bool,
+    ) -> None:
+        self._readers = JournalReaders(log, ahead=read_ahead)
+        self._status = status
+        self._producers = producers
+        self._chunk_bytes = chunk_bytes
+        self._turn = 0
+
+    def chunk(self, job: Job, wall_ms: int) -> CarryRow:
+        """Carry the next chunk of a job; its row, moved on, is on the log when this returns.
+
+        Raises: LogError; the leader must lead anew.
+        """
+        runs: list[StoredRun] = []
+        size = 0
+        while job.runs and size < self._chunk_bytes:
+            runs.append(job.runs.popleft())
+            size += runs[-1].batch_size
+        self._turn += 1
+        producer = self._producers[self._turn % len(self._producers)]
+        row = job.row
+        source = TopicPartition(journal_topic(row.stream), row.source)
+        target = TopicPartition(stream_topic(row.stream), row.partition)
+        splice = Splice(self._readers, target, [Piece(source, runs)], limit=job.limit)
+        try:
+            splice.note(producer.append_stream(splice.batches()))
+            landed = splice.landed()[0]
+            job.row = replace(
+                row,
+                cursor=runs[-1].first + 1 if runs else row.cursor,
+                first=landed.first if row.first < 0 else row.first,
+                end=landed.end if runs else row.end,
+                count=row.count + landed.records,
+                done=not job.runs,
+            )
+            key = k.carry_key(row.txn_id, row.stream, row.number)
+            builder = BatchBuilder()
+            builder.add(key, encode(job.row), (), wall_ms)
+            producer.append([(self._status, builder.build())])
+        except LogRefused:
+            producer.abort()
+            raise
+        producer.commit()
+        return job.row
+
+    def close(self) -> None:
+        """Free the readers; the producers are the lease's."""
+        self._readers.close()
+
+
+class Carriers:
+    """All lanes of a leader. Steppable: without ``threads`` each `take` carries one chunk a lane itself."""
+
+    def __init__(self, lanes: Sequence[Lane], *, threads: bool) -> None:
+        self._lanes = lanes
+        self._jobs: dict[Key, Job] = {}
+        self._waiting: deque[Job] = deque()
+        self._todo: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[CarryRow | Exception] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._threads = (
+            [
+                threading.Thread(target=self._run, args=(lane,), name=f"carrier-{i}", daemon=True)
+                for i, lane in enumerate(lanes)
+            ]
+            if threads
+            else []
+        )
+        for thread in self._threads:
+            thread.start()
+
+    def sync(self, state: State, index: JournalIndex, wall_ms: int) -> None:
+        """Begin with what the log says is to be carried and nobody here is at."""
+        for txn_id in state.committing:
+            txn = state.open[txn_id]
+            for (stream, number), row in txn.carries.items():
+                if row.done or (txn_id, stream, number) in self._jobs:
+                    continue
+                settings = state.streams[stream].settings
+                limit = int(settings.get("max.message.bytes", DEFAULT_LIMIT))
+                job = Job(row, deque(runs_to_carry(index, txn, row)), limit)
+                self._jobs[job.key] = job
+                if self._threads:
+                    self._todo.put((job, wall_ms))
+                else:
+                    self._waiting.append(job)
+
+    def take(self, wall_ms: int) -> list[CarryRow]:
+        """Rows that were moved on since the last call, in order. Raises what ended a carrier."""
+        rows = []
+        if not self._threads:
+            for lane in self._lanes[: len(self._waiting)]:
+                job = self._waiting.popleft()
+                rows.append(lane.chunk(job, wall_ms))
+                if not job.row.done:
+                    self._waiting.append(job)
+        while True:
+            try:
+                told = self._told.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(told, Exception):
+                raise told
+            rows.append(told)
+        for row in rows:
+            if row.done:
+                self._jobs.pop((row.txn_id, row.stream, row.number), None)
+        return rows
+
+    def close(self) -> None:
+        """Stop after the chunks under way."""
+        self._stop.set()
+        for _ in self._threads:
+            self._todo.put(None)
+        for thread in self._threads:
+            thread.join(_JOIN_S)
+        for lane in self._lanes:
+            lane.close()
+
+    def _run(self, lane: Lane) -> None:
+        while (work := self._todo.get()) is not None:
+            job, wall_ms = work
+            try:
+                while not self._stop.is_set():
+                    self._told.put(lane.chunk(job, wall_ms))
+                    if job.row.done:
+                        break
+            except Exception as error:  # noqa: BLE001 the leader raises it
+                self._told.put(error)
+                return
