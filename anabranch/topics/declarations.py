@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from anabranch.core import autoscale
 from anabranch.core.keyspace import even_ranges
 from anabranch.errors import InvalidArgument, TopicMisconfigured, UnsupportedSetting
 from anabranch.ports import Log, TopicInfo, TopicPartition, TopicSpec
@@ -164,7 +165,8 @@ STREAM: tuple[Setting, ...] = (
     _ANY_PAST,
     _CLEAN,
 )
-# What a user may choose for a stream; sizes and durability go for its journal too.
+# What a user may choose for a stream's topic; sizes and durability go for its journal too. The settings of
+# scaling (`anabranch.core.autoscale.SETTINGS`) are no topic's.
 STREAM_SETTINGS = frozenset(
     (
         "retention.ms",
@@ -220,17 +222,19 @@ def create_stream_topics(
 
     Raises:
         UnsupportedSetting: a setting that a stream does not take.
-        InvalidArgument: an impossible number of segments or replicas.
+        InvalidArgument: an impossible number of segments or replicas, or value of a scaling setting.
         TopicMisconfigured, LogRefused: as `create_control_topics`.
     """
-    unknown = sorted(set(settings) - STREAM_SETTINGS)
+    known = STREAM_SETTINGS | autoscale.SETTINGS
+    unknown = sorted(set(settings) - known)
     if unknown:
         raise UnsupportedSetting(
-            f"a stream has no setting {', '.join(unknown)}; it takes {', '.join(sorted(STREAM_SETTINGS))}"
+            f"a stream has no setting {', '.join(unknown)}; it takes {', '.join(sorted(known))}"
         )
+    autoscale.parse_policy(settings)  # refuses what it can't mean
     even_ranges(segments)
     factor = _replication(settings.get(REPLICATION, "-1"))
-    chosen = {k: v for k, v in settings.items() if k != REPLICATION}
+    chosen = {k: v for k, v in settings.items() if k in STREAM_SETTINGS and k != REPLICATION}
     shared = {k: v for k, v in chosen.items() if k in _SHARED_WITH_JOURNAL}
     durable = {k: v for k, v in chosen.items() if k == MIN_ISR}
     declared = (

@@ -139,6 +139,19 @@ def test_a_users_settings_go_where_they_belong(log: Log, stream: str) -> None:
     assert target["segment.bytes"] == journal["segment.bytes"] == "20000000"
 
 
+def test_settings_of_scaling_are_no_topics(log: Log, stream: str) -> None:
+    settings = {"scale.events.per.second": "1000", "scale.cooldown.ms": "5000"}
+    assert d.create_stream_topics(log, stream, segments=1, settings=settings) == {0: 0}
+    for info in log.describe_topics([stream_topic(stream), journal_topic(stream)]).values():
+        assert not [name for name in info.config if name.startswith("scale")]
+    with pytest.raises(InvalidArgument, match=r"scale\.cooldown\.ms=soon: set a whole number"):
+        d.create_stream_topics(log, stream, segments=1, settings={"scale.cooldown.ms": "soon"})
+    with pytest.raises(
+        UnsupportedSetting, match=r"no setting scale\.speed; it takes .*scale\.bytes"
+    ):
+        d.create_stream_topics(log, stream, segments=1, settings={"scale.speed": "9"})
+
+
 def test_other_settings_are_refused_by_name(log: Log, stream: str) -> None:
     with pytest.raises(UnsupportedSetting, match=r"cleanup\.policy, flush\.ms;"):
         d.create_stream_topics(
