@@ -35,6 +35,7 @@ from anabranch.ports import (
 from anabranch.processors.carrier import Carriers, Lane
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.failpoints import AFTER_DECISION
+from anabranch.processors.foresight import Foresight
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.journals import index_fetched
 from anabranch.processors.leadership import Lease, take_lead
@@ -84,6 +85,7 @@ class Controller:
     _hearing: Hearing = field(init=False)
     _carriers: Carriers | None = None
     _tails: dict[str, Tail] = field(default_factory=dict)
+    _foresight: Foresight = field(default_factory=Foresight)
     _commands_at: int = 0
     _queue: list[Command] = field(default_factory=list)
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -230,6 +232,7 @@ class Controller:
                 self.settings.prefix,
                 self.settings.control_partition,
                 self.threads,
+                self._foresight,
             ),
             self.lease.next_producer(),
             round_,

@@ -2,8 +2,10 @@
 
 1. *append* stream data, journal ops, status rows, replies and commands to other control partitions. Nothing
    of it is visible yet. Data first, because
-2. *append* the history records, which name the offsets that step 1 returned. They can't be predicted: the
-   markers of the round before may land in between.
+2. *append* the history records, which name the offsets that step 1 returned. They can't be known before: the
+   markers of the round before may land in between. Mostly they don't, so a small round is first tried with
+   offsets that are foreseen (`foresight`), data and history in one request. If the broker returns others, that
+   native transaction is aborted, and the round is written with the steps one after the other.
 3. *commit* the native transaction. From here the round has happened, for everyone, whole.
 4. *write* the table: the rows and how far the status log is folded, in one batch. A crash before it costs
    nothing: the rows are read again from the log.
@@ -18,16 +20,19 @@ is uncertain, everything unlogged is dropped and leadership begins anew (`leader
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
 from anabranch.core import hybrid_time
 from anabranch.core.ids import OP_HEADER
 from anabranch.core.overlay import Overlay
 from anabranch.core.plan import Round, Tail, history_records
 from anabranch.core.state import State
+from anabranch.errors import InvariantViolation
 from anabranch.ports import Log, LogRefused, Producer, Table, TopicPartition
+from anabranch.processors.foresight import Foresight
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.merge import Merge, Placed
 from anabranch.schemas.codec import encode
@@ -55,6 +60,7 @@ class Durable:
     prefix: str
     control_partition: int
     read_ahead: bool = False  # fetch journals on a helper thread while merging
+    foresight: Foresight | None = None  # write the history together with the data
 
 
 def write_round(
@@ -63,7 +69,7 @@ def write_round(
     round_: Round,
     state: State,
     index_rows: Overlay,
-    tails: Mapping[str, Tail],
+    tails: MutableMapping[str, Tail],
     *,
     wall_ms: int,
     carrying: bool = False,
@@ -81,30 +87,81 @@ def write_round(
         LogUncertain, LogFenced, LogUnavailable: lead anew.
         TableError: the round has happened; the table can't follow.
     """
-    readers = JournalReaders(to.log, ahead=to.read_ahead)
-    merge = Merge(readers, round_, _limits(state, round_))
-    status = TopicPartition(status_topic(to.prefix), to.control_partition)
     try:
-        small = _append_if_big(producer, merge)
-        records = list(_records(to, round_, state, status, wall_ms))
-        bases = producer.append([*small, *(record[:2] for record in records)])
-        merge.note(bases[: len(small)])
-        _append_history(producer, round_, merge, tails)
+        done = _append(to, producer, round_, state, tails, wall_ms, to.foresight)
+        if done is None:
+            producer.abort()
+            done = _append(to, producer, round_, state, tails, wall_ms, None)
+        if done is None:
+            raise InvariantViolation("what is not foreseen can't come out otherwise")
     except LogRefused:
         producer.abort()
         raise
+    producer.commit()
+    if to.foresight is not None and done.history:
+        to.foresight.committed(done.data, done.bases)
+    changes = index_rows.take() | state.take_changes()  # what ended with this round is forgotten
+    if done.status_end is not None and not carrying:
+        changes[STATUS_POSITION] = done.status_end.to_bytes(8, "big")
+    to.table.write(changes)
+
+
+class _Appended(NamedTuple):
+    """What a round's native transaction holds: small data batches and where they stand; the status log's end."""
+
+    data: list[Placed]
+    bases: list[int]
+    history: bool
+    status_end: int | None
+
+
+def _append(
+    to: Durable,
+    producer: Producer,
+    round_: Round,
+    state: State,
+    tails: MutableMapping[str, Tail],
+    wall_ms: int,
+    foresight: Foresight | None,
+) -> _Appended | None:
+    """Steps 1 and 2, at once where offsets are foreseen; None if they came out otherwise."""
+    readers = JournalReaders(to.log, ahead=to.read_ahead)
+    try:
+        merge = Merge(readers, round_, _limits(state, round_))
+        status = TopicPartition(status_topic(to.prefix), to.control_partition)
+        small = _append_if_big(producer, merge)
+        records = list(_records(to, round_, state, status, wall_ms))
+        foreseen = foresight.bases(small) if foresight is not None and small else None
+        history: list[_Batch] = []
+        moved: dict[str, Tail] = {}
+        if foreseen is not None:
+            merge.note(foreseen)
+            history, moved = _history(round_, merge, tails)
+        batches = [*small, *(record[:2] for record in (*records, *history))]
+        bases = producer.append(batches)
+        data = bases[: len(small)]
+        if foreseen is None:
+            merge.note(data)
+            history, moved = _history(round_, merge, tails)
+            if history:
+                bases += producer.append([record[:2] for record in history])
+        elif foresight is not None:
+            if data != foreseen:
+                foresight.wrong()
+                return None
+            foresight.right()
     finally:
         readers.close()
-    producer.commit()
-    changes = index_rows.take() | state.take_changes()  # what ended with this round is forgotten
-    ends = [
-        base + count
-        for (partition, _, count), base in zip(records, bases[len(small) :], strict=True)
-        if partition == status
-    ]
-    if ends and not carrying:
-        changes[STATUS_POSITION] = max(ends).to_bytes(8, "big")
-    to.table.write(changes)
+    ends = {
+        partition: base + count
+        for (partition, _, count), base in zip(
+            (*records, *history), bases[len(small) :], strict=True
+        )
+    }
+    for stream, tail in moved.items():
+        tail.last = ends[TopicPartition(history_topic(stream), 0)] - 1
+    tails.update(moved)
+    return _Appended(small, data, bool(history), ends.get(status))
 
 
 def _limits(state: State, round_: Round) -> dict[str, int]:
@@ -175,19 +232,16 @@ def _batches(
         builder = BatchBuilder()
 
 
-def _append_history(
-    producer: Producer, round_: Round, merge: Merge, tails: Mapping[str, Tail]
-) -> None:
-    histories = history_records(round_, merge.landed(), tails)
-    batches: list[tuple[TopicPartition, bytes]] = []
-    for stream, records in histories.items():
+def _history(
+    round_: Round, merge: Merge, tails: Mapping[str, Tail]
+) -> tuple[list[_Batch], dict[str, Tail]]:
+    """The histories' batches, and the tails that they leave but for the last offset."""
+    moved = {s: replace(tails[s], vector=dict(tails[s].vector)) for s in round_.streams}
+    batches = []
+    for stream, records in history_records(round_, merge.landed(), moved).items():
         builder = BatchBuilder()
         for record in records:
             key = b"" if isinstance(record, EpochRecord) else record.txn_id
             builder.add(key, encode(record), (), hybrid_time.to_ms(record.timestamp))
-        batches.append((TopicPartition(history_topic(stream), 0), builder.build()))
-    if not batches:
-        return
-    bases = producer.append(batches)
-    for (stream, records), base in zip(histories.items(), bases, strict=True):
-        tails[stream].last = base + len(records) - 1
+        batches.append((TopicPartition(history_topic(stream), 0), builder.build(), len(records)))
+    return batches, moved

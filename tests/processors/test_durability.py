@@ -1,0 +1,248 @@
+"""The order of a round's writes: history with foreseen offsets, and what happens when they are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from anabranch.core.ids import TXN_HEADER, unpack_txn_header
+from anabranch.ports import LogRefused, TopicPartition
+from anabranch.processors import durability
+from anabranch.processors.controller import Controller
+from anabranch.processors.foresight import MOST_SKIPPED, Foresight
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import CommitRecord, EpochRecord, Event, OneShot, Outcome
+from anabranch.topics.batch import Buffer
+from anabranch.topics.memory_producer import MemoryProducer
+from anabranch.topics.names import history_topic, stream_topic
+from anabranch.topics.records import Record, encode_batch
+from tests.processors.world import World
+
+STREAM = "nyc/flights"
+DATA = TopicPartition(stream_topic(STREAM), 0)
+HISTORY = TopicPartition(history_topic(STREAM), 0)
+
+
+class Calls:
+    """Counts what all producers do, and may refuse an append."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.appends = 0
+        self.aborts = 0
+        self.refuse = 0
+        append, abort = MemoryProducer.append, MemoryProducer.abort
+
+        def counted(
+            producer: MemoryProducer, batches: Sequence[tuple[TopicPartition, Buffer]]
+        ) -> list[int]:
+            self.appends += 1
+            if self.refuse:
+                self.refuse -= 1
+                append(producer, batches[:1])
+                raise LogRefused("refused for the test", 87)
+            return append(producer, batches)
+
+        def aborted(producer: MemoryProducer) -> None:
+            self.aborts += 1
+            abort(producer)
+
+        monkeypatch.setattr(MemoryProducer, "append", counted)
+        monkeypatch.setattr(MemoryProducer, "abort", aborted)
+
+    def take(self) -> tuple[int, int]:
+        """(appends, aborts) since the last call."""
+        found = self.appends, self.aborts
+        self.appends = self.aborts = 0
+        return found
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+def leading(world: World, segments: int = 1) -> Controller:
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, STREAM, segments)
+    return controller
+
+
+def commit(world: World, controller: Controller, events: int = 3) -> Outcome:
+    shot = tuple(Event(STREAM, -1, b"key-%d" % i, b"value", (), -1) for i in range(events))
+    outcome = world.ask(controller, OneShot(world.txn_id(), "nyc", None, shot))
+    assert isinstance(outcome, Outcome)
+    assert outcome.state == "COMMITTED"
+    return outcome
+
+
+def check_history(world: World, commits: int, segments: int = 1) -> None:
+    """Every COMMIT record names exactly the events of its transaction; the records form a chain."""
+    events: dict[tuple[int, int], bytes] = {}
+    for partition in range(segments):
+        for record in world.committed(TopicPartition(stream_topic(STREAM), partition)):
+            header = dict(record.headers).get(TXN_HEADER)
+            if header is not None:
+                events[partition, record.offset] = unpack_txn_header(header)[0]
+    records = world.committed(HISTORY)
+    named: dict[tuple[int, int], bytes] = {}
+    before = None
+    found = 0
+    for record in records:
+        history = decode(record.value or b"")
+        assert isinstance(history, CommitRecord | EpochRecord)
+        if before is not None:
+            assert history.previous in (before, -2)
+        before = record.offset
+        if isinstance(history, CommitRecord):
+            found += 1
+            for at in history.segments:
+                assert at.end - at.first == at.count
+                assert dict(history.vector)[at.partition] == at.end
+                for offset in range(at.first, at.end):
+                    named[at.partition, offset] = history.txn_id
+    assert named == events
+    assert found == commits
+
+
+def test_data_and_history_go_in_one_append_where_the_offsets_are_foreseen(calls: Calls) -> None:
+    world = World()
+    controller = leading(world, 2)
+    commit(world, controller, 20)
+    calls.take()
+    for _ in range(3):
+        commit(world, controller, 20)
+        assert calls.take() == (1, 0)
+    check_history(world, 4, 2)
+
+
+def test_the_first_round_of_a_partition_waits_for_its_offsets(calls: Calls) -> None:
+    world = World()
+    controller = leading(world)
+    calls.take()
+    commit(world, controller)
+    assert calls.take() == (2, 0)
+    check_history(world, 1)
+
+
+def test_what_was_foreseen_wrong_is_never_seen(calls: Calls) -> None:
+    world = World()
+    controller = leading(world)
+    commit(world, controller)
+    world.cluster.produce(DATA, [Record(0, 0, b"of", b"somebody else", ())])
+    calls.take()
+    outcome = commit(world, controller)
+    assert calls.take() == (3, 1)
+    check_history(world, 2)
+    values = [record.value for record in world.committed(DATA)]
+    assert values == [b"value"] * 3 + [b"somebody else"] + [b"value"] * 3
+    assert controller.state.txn_row(outcome.txn_id) is not None
+
+
+def test_after_a_wrong_one_it_is_right_again(calls: Calls) -> None:
+    world = World()
+    controller = leading(world)
+    commit(world, controller)
+    world.cluster.produce(DATA, [Record(0, 0, b"of", b"somebody else", ())])
+    commit(world, controller)
+    calls.take()
+    waited = 0
+    while True:
+        commit(world, controller)
+        appends, aborts = calls.take()
+        assert aborts == 0
+        if appends == 1:
+            break
+        waited += 1
+        assert waited < 10
+    check_history(world, 3 + waited)
+
+
+def test_a_late_marker_is_foreseen_wrong(calls: Calls) -> None:
+    """The data of the next round lands before the marker of the last one."""
+    world = World()
+    controller = leading(world)
+    commit(world, controller)
+    world.cluster.marker_delay = 0.5
+    commits = 1
+    seen = 0
+    for _ in range(6):
+        command = OneShot(
+            world.txn_id(), "nyc", None, (Event(STREAM, -1, b"key", b"value", (), -1),)
+        )
+        world.send(command)
+        controller.step(0)
+        commits += 1
+        seen += calls.take()[1]
+    world.clock.sleep(5)
+    assert seen > 0
+    check_history(world, commits)
+
+
+def test_a_refusal_of_a_foreseen_round_leaves_nothing(calls: Calls) -> None:
+    world = World()
+    controller = leading(world)
+    commit(world, controller)
+    calls.refuse = 1
+    commit(world, controller)
+    check_history(world, 2)
+    commit(world, controller)
+    check_history(world, 3)
+
+
+def test_a_successor_foresees_nothing_from_its_forerunner(calls: Calls) -> None:
+    world = World()
+    first = leading(world)
+    commit(world, first)
+    second = world.controller("d")
+    second.lead()
+    commit(world, second)
+    calls.take()
+    commit(world, second)
+    assert calls.take() == (1, 0)
+    check_history(world, 3)
+
+
+def test_after_big_data_nothing_is_foreseen(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    controller = leading(world)
+    commit(world, controller)
+    with monkeypatch.context() as big:
+        big.setattr(durability, "SMALL_BYTES", 1)
+        commit(world, controller)
+    calls.take()
+    commit(world, controller)
+    assert calls.take() == (2, 0)
+    check_history(world, 3)
+
+
+def batch(records: int) -> bytes:
+    return encode_batch([Record(i, 0, b"k", b"v", ()) for i in range(records)])
+
+
+def test_several_batches_of_a_partition_follow_each_other() -> None:
+    foresight = Foresight()
+    other = TopicPartition("t", 1)
+    assert foresight.bases([(DATA, batch(2))]) is None
+    foresight.committed([(DATA, batch(2)), (DATA, batch(3)), (other, batch(1))], [10, 12, 7])
+    assert foresight.bases([(DATA, batch(4)), (other, batch(1)), (DATA, batch(1))]) == [16, 9, 20]
+    assert foresight.bases([(DATA, batch(4)), (TopicPartition("t", 2), batch(1))]) is None
+    foresight.committed([], [])
+    assert foresight.bases([(other, batch(1))]) is None
+
+
+def test_where_it_keeps_failing_attempts_get_rare() -> None:
+    foresight = Foresight()
+    one = [(DATA, batch(1))]
+    foresight.committed(one, [0])
+    attempts = 0
+    for _ in range(20_000):
+        if foresight.bases(one) is not None:
+            attempts += 1
+            foresight.wrong()
+    assert attempts <= 11 + 20_000 // MOST_SKIPPED
+    while foresight.bases(one) is None:
+        pass
+    foresight.right()
+    assert foresight.bases(one) is not None
