@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import google_crc32c
+from crc32c import crc32c
 
 from anabranch.ports import CorruptBatch, LogRefused, RawBatch
 
@@ -117,13 +117,13 @@ def read_header(data: Buffer, *, whole: bool = True) -> BatchHeader:
 
 def compute_crc(data: Buffer) -> int:
     """The CRC-32C that the batch should have."""
-    return int(google_crc32c.value(bytes(memoryview(data)[_CRC_FROM:])))
+    return crc32c(memoryview(data)[_CRC_FROM:])
 
 
 def check_crc(data: Buffer) -> None:
     """`CorruptBatch` unless the batch's CRC-32C matches its bytes."""
     found = _UNCOVERED.unpack_from(data)[4]
-    if google_crc32c.value(bytes(memoryview(data)[_CRC_FROM:])) != found:
+    if compute_crc(data) != found:
         base = _OFFSET.unpack_from(data)[0]
         raise CorruptBatch(f"the batch at offset {base} does not match its CRC-32C")
 
@@ -163,8 +163,10 @@ def patch_parts(
     base_sequence: int,
     *,
     transactional: bool = True,
-) -> tuple[bytes, bytes]:
+) -> tuple[bytes, memoryview]:
     """The batch for another producer, as two buffers to be sent one after the other: header, records.
+
+    The records are not copied: ``data`` must stay as it is until they are sent.
 
     Base offset 0 and no leader epoch, as the broker asks; the bits for LogAppendTime, a delete horizon
     and transactions are set for the new log (the broker would store wrong ones silently); the CRC is
@@ -177,9 +179,8 @@ def patch_parts(
     """
     header = read_header(data)
     view = memoryview(data)
-    records = bytes(view[HEADER_SIZE:])
-    before = google_crc32c.value(bytes(view[_CRC_FROM:HEADER_SIZE]))
-    if google_crc32c.extend(before, records) != header.crc:
+    records = view[HEADER_SIZE:]
+    if crc32c(view[_CRC_FROM:]) != header.crc:
         # A new CRC would hide it for ever.
         raise CorruptBatch(f"the batch at offset {header.base_offset} does not match its CRC-32C")
     if header.is_control:
@@ -200,7 +201,7 @@ def patch_parts(
         base_sequence,
         header.record_count,
     )
-    crc = google_crc32c.extend(google_crc32c.value(covered), records)
+    crc = crc32c(records, crc32c(covered))
     return _UNCOVERED.pack(0, header.length, NO_LEADER_EPOCH, MAGIC, crc) + covered, records
 
 
@@ -249,7 +250,7 @@ def frame(
         )
     )
     length = _UNCOVERED.size - _LENGTH_FROM + len(covered)
-    crc = google_crc32c.value(covered)
+    crc = crc32c(covered)
     return _UNCOVERED.pack(base_offset, length, NO_LEADER_EPOCH, MAGIC, crc) + covered
 
 

@@ -140,18 +140,22 @@ def pure_txn(batch: RawBatch, *, limit: int = MAX_UNPACKED_BYTES) -> bytes | Non
         return None
     import numpy as np
 
-    rows = np.empty((1, kernel.COLUMNS), dtype=np.int64)
-    found = kernel.scan(
-        np.frombuffer(body, dtype=np.uint8),
-        header.record_count,
-        header.last_offset_delta,
-        header.base_timestamp,
-        False,
-        rows,
-    )
-    if found != 1 or rows[0, kernel.KIND] != Kind.WRITE:
-        return None
-    at = int(rows[0, kernel.TXN_AT])
+    bytes_in = np.frombuffer(body, dtype=np.uint8)
+    at = kernel.same_txn(bytes_in, header.record_count, header.base_timestamp)
+    if at < 0:
+        # Perhaps there are other headers, too.
+        rows = np.empty((1, kernel.COLUMNS), dtype=np.int64)
+        found = kernel.scan(
+            bytes_in,
+            header.record_count,
+            header.last_offset_delta,
+            header.base_timestamp,
+            False,
+            rows,
+        )
+        if found != 1 or rows[0, kernel.KIND] != Kind.WRITE:
+            return None
+        at = int(rows[0, kernel.TXN_AT])
     return bytes(memoryview(body)[at : at + TXN_HEADER_SIZE])
 
 

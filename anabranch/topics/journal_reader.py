@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from anabranch.errors import check
@@ -11,8 +11,12 @@ from anabranch.ports import Log, LogError, LogUnavailable, RawBatch, TopicPartit
 
 # Enough for a round trip to be cheap; little enough that the broker stores while we fetch the next.
 FETCH_BYTES = 2 << 20
+# So many fetches ahead at most: they go on while a native transaction ends and the next begins.
+MAX_AHEAD = 4
 _FETCH_WAIT_S = 0.5
 _EMPTY_FETCHES = 20
+
+_Batches = Sequence[RawBatch]
 
 
 class JournalReaders:
@@ -25,43 +29,55 @@ class JournalReaders:
     def __init__(
         self, log: Log, *, ahead: bool = False, on_batch: Callable[[RawBatch], None] | None = None
     ) -> None:
-        """``on_batch`` is shown every batch that is read, on the thread that reads it."""
+        """``on_batch`` is shown every batch before it is given to anyone, in order.
+
+        With ``ahead`` that is on a thread of its own, while the next batches are fetched.
+        """
         self._log = log
         self._on_batch = on_batch
         self._readers: dict[TopicPartition, JournalReader] = {}
-        self._pool = ThreadPoolExecutor(1, "anabranch-read-ahead") if ahead else None
+        self._fetcher = ThreadPoolExecutor(1, "anabranch-read-ahead") if ahead else None
+        self._checker = ThreadPoolExecutor(1, "anabranch-check") if ahead and on_batch else None
 
     def of(self, partition: TopicPartition) -> JournalReader:
         """The partition's reader."""
         found = self._readers.get(partition)
         if found is None:
             found = self._readers[partition] = JournalReader(
-                self._log, partition, self._pool, self._on_batch
+                self._log, partition, self._fetcher, self._on_batch, self._checker
             )
         return found
 
     def close(self) -> None:
-        """End the helper thread; a fetch under way is waited for."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        """End the helper threads; a fetch under way is waited for."""
+        # The one that waits for the other comes first.
+        for pool in (self._fetcher, self._checker):
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
 
 
 class JournalReader:
-    """Batches of one journal partition by base offset. Memory: two fetches."""
+    """Batches of one journal partition by base offset. Memory: `MAX_AHEAD` + 1 fetches."""
 
     def __init__(
         self,
         log: Log,
         partition: TopicPartition,
-        pool: ThreadPoolExecutor | None = None,
+        fetcher: ThreadPoolExecutor | None = None,
         on_batch: Callable[[RawBatch], None] | None = None,
+        checker: ThreadPoolExecutor | None = None,
     ) -> None:
-        self._on_batch = on_batch
         self._log = log
         self._partition = partition
-        self._pool = pool
+        self._on_batch = on_batch
+        self._fetcher = fetcher
+        self._checker = checker
         self._here: deque[RawBatch] = deque()
-        self._coming: tuple[int, Future[deque[RawBatch]]] | None = None
+        # What is fetched ahead, in order; each begins where the one before ends. The second of a pair is
+        # done when the batches were shown to ``on_batch``, too.
+        self._coming: deque[tuple[Future[_Batches], Future[_Batches]]] = deque()
+        # How far ahead: more with each fetch that was of use, so that leaps don't cost many in vain.
+        self._depth = 1
 
     def batch(self, base_offset: int) -> RawBatch:
         """The batch that begins at this offset; quick if asked for in rising order.
@@ -73,7 +89,9 @@ class JournalReader:
         while self._here and self._here[0].base_offset < base_offset:
             self._here.popleft()
         if not self._here or self._here[0].base_offset > base_offset:
-            self._here = self._take(base_offset)
+            self._here = deque(self._take(base_offset))
+            while len(self._here) > 1 and self._here[0].base_offset < base_offset:
+                self._here.popleft()
         # It stays: several runs may be of one batch.
         batch = self._here[0]
         check(
@@ -82,42 +100,69 @@ class JournalReader:
         )
         return batch
 
-    def _take(self, position: int) -> deque[RawBatch]:
-        coming, self._coming = self._coming, None
-        found = None
-        if coming is not None:
-            # Also if it is of no use: two fetches of one partition at once would compete.
-            try:
-                ready = coming[1].result()
-            except LogError:
-                # Nobody asked for it yet; what is asked for now fails by itself, if it does.
-                ready = deque()
-            if ready and coming[0] <= position < ready[-1].next_offset:
-                while ready[0].base_offset < position:
-                    ready.popleft()
-                found = ready
+    def _take(self, position: int) -> _Batches:
+        found = self._take_ahead(position)
         if found is None:
+            self._depth = 1
             found = self._fetch(position)
         if not found:
             raise LogUnavailable(f"{self._partition} gives no batch at {position}")
-        if self._pool is not None:
-            following = found[-1].next_offset
-            self._coming = following, self._pool.submit(self._fetch_once, following, 0.0)
+        self._go_ahead(found[-1].next_offset)
         return found
 
-    def _fetch(self, position: int) -> deque[RawBatch]:
-        for _ in range(_EMPTY_FETCHES):
-            found = self._fetch_once(position, _FETCH_WAIT_S)
-            if found:
-                return found
-        return deque()
+    def _take_ahead(self, position: int) -> _Batches | None:
+        """The batches from ``position`` on, if they were fetched ahead."""
+        while self._coming:
+            # Also if it is of no use: two fetches of one partition at once would compete.
+            try:
+                ready = self._coming.popleft()[1].result()
+            except LogError:
+                # Nobody asked for it yet; what is asked for now fails by itself, if it does.
+                continue
+            if ready and ready[0].base_offset <= position < ready[-1].next_offset:
+                self._depth = min(self._depth + 1, MAX_AHEAD)
+                return ready
+        return None
 
-    def _fetch_once(self, position: int, max_wait: float) -> deque[RawBatch]:
-        found = self._log.fetch(
-            {self._partition: position}, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False
-        ).get(self._partition)
-        batches = found.batches if found is not None else ()
+    def _go_ahead(self, following: int) -> None:
+        """Have the fetches under way that there should be; the first of them starts at ``following``."""
+        if self._fetcher is None:
+            return
+        while len(self._coming) < self._depth:
+            before = self._coming[-1][0] if self._coming else None
+            fetched = self._fetcher.submit(self._fetch_behind, before, following)
+            checked = fetched
+            if self._checker is not None:
+                checked = self._checker.submit(self._show_later, fetched)
+            self._coming.append((fetched, checked))
+
+    def _fetch_behind(self, before: Future[_Batches] | None, following: int) -> _Batches:
+        """Fetch what comes after the fetch before, which this thread has ended already."""
+        if before is not None:
+            found = before.result()
+            if not found:
+                return ()
+            following = found[-1].next_offset
+        return self._fetch_once(following, 0.0)
+
+    def _show_later(self, fetched: Future[_Batches]) -> _Batches:
+        return self._show(fetched.result())
+
+    def _show(self, batches: _Batches) -> _Batches:
         if self._on_batch is not None:
             for batch in batches:
                 self._on_batch(batch)
-        return deque(batches)
+        return batches
+
+    def _fetch(self, position: int) -> _Batches:
+        for _ in range(_EMPTY_FETCHES):
+            found = self._fetch_once(position, _FETCH_WAIT_S)
+            if found:
+                return self._show(found)
+        return ()
+
+    def _fetch_once(self, position: int, max_wait: float) -> _Batches:
+        found = self._log.fetch(
+            {self._partition: position}, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False
+        ).get(self._partition)
+        return found.batches if found is not None else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -269,3 +270,70 @@ def test_an_error_while_reading_ahead_is_nobodys(
         assert readers.of(JOURNAL).batch(number).base_offset == number
     readers.close()
     assert calls[0] >= 11
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_batch_is_shown_before_it_is_given(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, ahead: bool, step: int
+) -> None:
+    monkeypatch.setattr("anabranch.topics.journal_reader.FETCH_BYTES", 400)
+    for number in range(60):
+        write(cluster, number % 5)
+    shown: list[int] = []
+    readers = JournalReaders(
+        cluster.log("reader"), ahead=ahead, on_batch=lambda batch: shown.append(batch.base_offset)
+    )
+    for entry in cluster.partitions[JOURNAL].entries[::step]:
+        assert readers.of(JOURNAL).batch(entry.base_offset).base_offset == entry.base_offset
+        assert entry.base_offset in shown
+    readers.close()
+    if step == 1:
+        assert shown == list(range(60))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_batch_that_is_found_wanting_is_not_given(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    monkeypatch.setattr("anabranch.topics.journal_reader.FETCH_BYTES", 1)
+    for number in range(6):
+        write(cluster, number)
+
+    def refuse(batch: RawBatch) -> None:
+        if batch.base_offset == 4:
+            raise InvariantViolation("not this one")
+
+    readers = JournalReaders(cluster.log("reader"), ahead=ahead, on_batch=refuse)
+    reader = readers.of(JOURNAL)
+    for number in range(4):
+        reader.batch(number)
+    with pytest.raises(InvariantViolation, match="not this one"):
+        reader.batch(4)
+    readers.close()
+
+
+def test_more_is_read_ahead_while_it_is_of_use(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One fetch ahead at first, `MAX_AHEAD` in a long merge, one again after a leap."""
+    monkeypatch.setattr("anabranch.topics.journal_reader.FETCH_BYTES", 1)
+    for number in range(40):
+        write(cluster, number % 5)
+    fetches = [0]
+
+    def on_call(_: str, name: str) -> None:
+        fetches[0] += name == "fetch"
+
+    cluster.on_call = on_call
+    reader = JournalReader(cluster.log("reader"), JOURNAL, pool := ThreadPoolExecutor(1))
+
+    def fetched_for(base: int) -> int:
+        """How many fetches were begun until this batch was had, and what it started ended."""
+        reader.batch(base)
+        pool.submit(int).result()
+        return fetches[0]
+
+    assert [fetched_for(base) - base - 1 for base in range(7)] == [1, 2, 3, 4, 4, 4, 4]
+    assert fetched_for(30) == 11 + 2
+    pool.shutdown()
