@@ -1,8 +1,9 @@
-"""`anabranch stream`: create, list and describe streams."""
+"""`anabranch stream`: create, list, describe and draw streams."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,9 +21,11 @@ from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
     from anabranch import StreamDescription
+    from anabranch.cli.history import History
 
-app = typer.Typer(no_args_is_help=True, help="Create, list and describe streams.")
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe and draw streams.")
 StreamName = Annotated[str, typer.Argument(metavar="SCOPE/STREAM", help="The stream.")]
+Last = Annotated[int, typer.Option("--last", min=1, help="Of the history, only so many epochs.")]
 
 
 @app.command("create")
@@ -70,6 +73,10 @@ def list_streams(
 @app.command("describe")
 def describe(
     stream: StreamName,
+    epochs: Annotated[
+        bool, typer.Option("--epochs", "-e", help="Its epochs too, as the history tells of them.")
+    ] = False,
+    last: Last = 200,
     bootstrap: Bootstrap = None,
     prefix: Prefix = DEFAULT_PREFIX,
     kafka: Kafka = None,
@@ -78,31 +85,132 @@ def describe(
     verbose: Verbose = False,
 ) -> None:
     """Show a stream: its segments with their key ranges, and what its journal holds."""
+    from anabranch.cli import history
     from anabranch.cli.output import print_json, print_line, print_table
     from anabranch.cli.session import connected, target_of
 
-    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+    target = target_of(bootstrap, prefix, timeout, kafka)
+    with connected(target) as client:
         found = client.describe(stream)
+    past = history.read_history(target, stream, last=last) if epochs else None
     if json:
-        print_json(document_of(found))
+        told = {"epochs": _epoch_documents(past)} if past is not None else {}
+        print_json(document_of(found) | told)
         return
     print_table(
         f"{found.stream}: stream epoch {found.stream_epoch}, "
         f"reference epoch {found.reference_epoch}",
-        ("segment", "keys from", "keys to", "partition", "start offset"),
+        ("segment", "keys from", "keys to", "partition"),
         (
-            (f"{_number(s.segment_id)}", f"{s.low:#010x}", f"{s.high:#011x}", s.partition,
-             s.start_offset)
+            (_number(s.segment_id), f"{s.low:#010x}", f"{s.high:#011x}", s.partition)
             for s in found.segments
         ),
-    )  # fmt: skip
+    )
+    if past is not None:
+        print_table("Epochs", _EPOCH_COLUMNS, (list(e.values()) for e in _epoch_rows(past)))
+    print_line(f"partitions: {found.partitions:,}")
     journal = ", ".join(f"{p}: {end:,}" for p, end in sorted(found.journal.items()))
     print_line(f"journal indexed up to: {journal or 'nothing yet'}")
+    low_water = ", ".join(f"{p}: {start:,}" for p, start in sorted(found.low_water.items()))
+    print_line(f"journal deleted up to: {low_water or 'nothing yet'}")
     rejected = ", ".join(f"{why}: {count:,}" for why, count in sorted(found.rejected.items()))
     print_line(f"journal records rejected: {rejected or 'none'}")
     if found.settings:
         settings = ", ".join(f"{name}={value}" for name, value in sorted(found.settings.items()))
         print_line(f"settings: {settings}")
+
+
+@app.command("draw")
+def draw_stream(
+    stream: StreamName,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where to write it (default: standard output).",
+            show_default=False,
+        ),
+    ] = None,
+    last: Last = 200,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Draw a stream's history as SVG: how its segments split and join, and what was committed in them."""
+    from anabranch.cli import history
+    from anabranch.cli.draw import draw
+    from anabranch.cli.output import count_of, print_json, print_line
+    from anabranch.cli.session import connected, target_of
+
+    target = target_of(bootstrap, prefix, timeout, kafka)
+    with connected(target) as client:
+        client.describe(stream)  # says so if there is no such stream
+    past = history.read_history(target, stream, last=last)
+    picture = draw(past.epochs, past.commits, f"Stream {stream}")
+    if output is not None:
+        output.write_text(picture, encoding="utf-8")
+    if json:
+        print_json(
+            {
+                "stream": stream,
+                "epochs": len(past.epochs),
+                "commits": len(past.commits),
+                "file": str(output) if output is not None else None,
+                "svg": picture if output is None else None,
+            }
+        )
+    elif output is None:
+        print_line(picture.rstrip())
+    else:
+        print_line(f"{count_of(len(past.epochs), 'epoch')} drawn to {output}")
+
+
+_EPOCH_COLUMNS = ("epoch", "copy of", "opened", "segments", "sealed", "commits", "events")
+
+
+def _epoch_rows(past: History) -> list[dict[str, Any]]:
+    from anabranch.core.hybrid_time import to_text
+
+    rows = []
+    for epoch in past.epochs:
+        copied = epoch.reference_epoch if epoch.reference_epoch != epoch.stream_epoch else None
+        commits = past.of_epoch(epoch.stream_epoch)
+        rows.append(
+            {
+                "stream_epoch": epoch.stream_epoch,
+                "copy_of": copied,
+                "opened": to_text(epoch.timestamp),
+                "segments": len(epoch.segments),
+                "sealed": len(epoch.sealed),
+                "commits": len(commits),
+                "events": sum(part.count for commit in commits for part in commit.segments),
+            }
+        )
+    return rows
+
+
+def _epoch_documents(past: History) -> list[dict[str, Any]]:
+    documents = []
+    for epoch, row in zip(past.epochs, _epoch_rows(past), strict=True):
+        segments = [
+            {
+                "segment_id": s.segment_id,
+                "low": s.low,
+                "high": s.high,
+                "partition": s.partition,
+                "start_offset": s.start_offset,
+            }
+            for s in epoch.segments
+        ]
+        sealed = [{"segment_id": s.segment_id, "end_offset": s.end_offset} for s in epoch.sealed]
+        told = {"timestamp": epoch.timestamp, "segments": segments, "sealed": sealed}
+        documents.append(row | told)
+    return documents
 
 
 def _number(segment_id: int) -> str:
@@ -121,13 +229,14 @@ def document_of(found: StreamDescription) -> dict[str, Any]:
                 "low": s.low,
                 "high": s.high,
                 "partition": s.partition,
-                "start_offset": s.start_offset,
             }
             for s in found.segments
         ],
+        "partitions": found.partitions,
         "settings": dict(found.settings),
         "rejected": dict(found.rejected),
         "journal": {str(partition): end for partition, end in sorted(found.journal.items())},
+        "low_water": {str(partition): at for partition, at in sorted(found.low_water.items())},
     }
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from anabranch.cli import history
 from anabranch.cli.errors import ExitCode
+from anabranch.cli.history import History
+from anabranch.cli.session import Target
 from anabranch.client.types import Counts
 from anabranch.core.tokens import Token, verify
 from anabranch.processors.keyfile import load_or_create
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient, event, transaction
+from tests.cli.histories import rolled_history
 
 ID = TXN_ID.hex()
 
@@ -43,16 +48,72 @@ def test_stream_describe(run: Run, fake: FakeClient) -> None:
         "stream_epoch": 0,
         "reference_epoch": 0,
         "segments": [
-            {"segment_id": 0, "low": 0, "high": 1 << 31, "partition": 0, "start_offset": 0},
-            {"segment_id": 1, "low": 1 << 31, "high": 1 << 32, "partition": 1, "start_offset": 7},
+            {"segment_id": 0, "low": 0, "high": 1 << 31, "partition": 0},
+            {"segment_id": 1, "low": 1 << 31, "high": 1 << 32, "partition": 1},
         ],
+        "partitions": 2,
         "settings": {"retention.ms": "-1"},
         "rejected": {"late": 3},
         "journal": {"0": 12, "1": 34},
+        "low_water": {"0": 10},
     }
     text = run("stream", "describe", "nyc/flights").stdout
-    for part in ("0x80000000", "0x100000000", "late: 3", "1: 34", "retention.ms=-1"):
+    for part in (
+        "0x80000000",
+        "0x100000000",
+        "late: 3",
+        "1: 34",
+        "retention.ms=-1",
+        "up to: 0: 10",
+    ):
         assert part in text
+
+
+@pytest.fixture
+def past(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """A stream that was scaled, and a transaction rolled in; what was asked for."""
+    asked: list[tuple[str, int]] = []
+
+    def read(target: Target, stream: str, *, last: int) -> History:
+        asked.append((stream, last))
+        found = History()
+        for record in rolled_history():
+            found.add(record, last)
+        return found
+
+    monkeypatch.setattr(history, "read_history", read)
+    return asked
+
+
+def test_stream_describe_with_its_epochs(
+    run: Run, fake: FakeClient, past: list[tuple[str, int]]
+) -> None:
+    document = json.loads(run("stream", "describe", "nyc/flights", "--epochs", "--json").stdout)
+    assert past == [("nyc/flights", 200)]
+    assert [e["copy_of"] for e in document["epochs"]] == [None, None, 0, 1]
+    assert [e["commits"] for e in document["epochs"]] == [2, 1, 1, 0]
+    assert [e["events"] for e in document["epochs"]] == [10, 10, 4000, 0]
+    assert document["epochs"][1]["sealed"] == [{"segment_id": 0, "end_offset": 17}]
+    assert document["epochs"][1]["segments"][1]["start_offset"] == 30
+    text = run("stream", "describe", "nyc/flights", "-e", "--last", "1").stdout
+    assert past[-1][1] == 1
+    assert "copy of" in text
+    assert "4,000" not in text
+
+
+def test_stream_draw(
+    run: Run, fake: FakeClient, past: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    picture = run("stream", "draw", "nyc/flights").stdout
+    assert ET.fromstring(picture).tag.endswith("svg")
+    assert fake.calls[-1] == ("describe", {"name": "nyc/flights"})
+    file = tmp_path / "flights.svg"
+    result = run("stream", "draw", "nyc/flights", "-o", str(file))
+    assert result.stdout == f"4 epochs drawn to {file}\n"
+    assert file.read_text(encoding="utf-8") == picture
+    document = json.loads(run("stream", "draw", "nyc/flights", "--json").stdout)
+    assert document["svg"].strip() == picture.strip()
+    assert (document["epochs"], document["commits"], document["file"]) == (4, 4, None)
 
 
 def test_txn_list(run: Run, fake: FakeClient) -> None:
