@@ -12,12 +12,13 @@ from anabranch.topics.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRO
 from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
 from anabranch.topics.wire.codes import NONE, Act, meaning
 from anabranch.topics.wire.connection import Connection, ConnectionBroken
+from anabranch.topics.wire.data import MalformedAnswer
+from anabranch.topics.wire.end_txn import BUMPS_FROM, end_answer, end_request
 
 _FEATURE = "transaction.version"
 _V2 = 2
 # From this version on, Produce adds partitions to the transaction (KIP-890).
 PRODUCE_ADDS_FROM = 12
-_END_TXN_BUMPS_FROM = 5
 _HIGHEST_END_TXN_V1 = 3
 # A transaction that just ended is in the way for a millisecond or two, seldom for 25.
 FIRST_PAUSE_S = 0.001
@@ -78,7 +79,7 @@ class Coordinator:
         end_txn = connection.versions.get(END_TXN.key, (0, 0))[1]
         self.is_v2 = (
             connection.features.get(_FEATURE, 0) >= _V2
-            and end_txn >= _END_TXN_BUMPS_FROM
+            and end_txn >= BUMPS_FROM
             and connection.versions.get(PRODUCE.key, (0, 0))[1] >= PRODUCE_ADDS_FROM
         )
 
@@ -156,7 +157,7 @@ class Coordinator:
         deadline = self._cluster.deadline()
         try:
             self._repeat_quickly(deadline, lambda: self._end_once(commit, deadline, what))
-        except (ConnectionBroken, LogUnavailable, LogRefused) as error:
+        except (ConnectionBroken, LogUnavailable, LogRefused, MalformedAnswer) as error:
             raise LogUncertain(f"{what}: {error}") from error
 
     def _end_once(self, commit: bool, deadline: float, what: str) -> None:
@@ -164,21 +165,12 @@ class Coordinator:
         version = connection.version(
             END_TXN, END_TXN.highest if self.is_v2 else _HIGHEST_END_TXN_V1
         )
-        body = calls.request(
-            END_TXN,
-            version,
-            transactional_id=self._id,
-            producer_id=self.producer_id,
-            producer_epoch=self.producer_epoch,
-            committed=commit,
-        )
-        found = calls.answer(END_TXN, version, connection.call(END_TXN, version, body, deadline))
-        code = int(found.error_code)
-        if code != NONE:
-            self._fail(codes.END_TXN_CODES, code, what)
+        body = end_request(version, self._id, self.producer_id, self.producer_epoch, commit=commit)
+        ended = end_answer(version, connection.call(END_TXN, version, body, deadline))
+        if ended.error != NONE:
+            self._fail(codes.END_TXN_CODES, ended.error, what)
         if self.is_v2:
-            self.producer_id = int(found.producer_id)
-            self.producer_epoch = int(found.producer_epoch)
+            self.producer_id, self.producer_epoch = ended.producer_id, ended.producer_epoch
 
     def _repeat_quickly(self, deadline: float, attempt: Callable[[], None]) -> None:
         """Repeat while the coordinator says that it did nothing; a broken connection ends it."""
