@@ -29,6 +29,10 @@ OPTIONS = {
     "session_timeout_s": "--session-timeout",
     "retention_s": "--retention",
     "max_open": "--max-open",
+    "max_staged_bytes": "--max-staged-bytes",
+    "chunk_bytes": "--chunk-bytes",
+    "collate_s": "--collate",
+    "move_bytes": "--move-bytes",
     "native_timeout_s": "--native-timeout",
     "status_file": "--status-file",
     "kafka": "--kafka",
@@ -75,6 +79,37 @@ def command(
     max_open: Annotated[
         int, typer.Option(OPTIONS["max_open"], min=1, help="Most open transactions.")
     ] = 100_000,
+    max_staged_bytes: Annotated[
+        int,
+        typer.Option(
+            OPTIONS["max_staged_bytes"],
+            min=1,
+            help="Of open transactions in journals; beyond it new ones are refused.",
+        ),
+    ] = 64 << 30,
+    chunk_bytes: Annotated[
+        int,
+        typer.Option(
+            OPTIONS["chunk_bytes"], min=1, help="A bigger commit is carried aside in such chunks."
+        ),
+    ] = 16 << 20,
+    collate: Annotated[
+        float,
+        typer.Option(
+            OPTIONS["collate_s"],
+            min=0.0,
+            metavar="SECONDS",
+            help="A stream rolls at most once in this time; what comes sooner is collated.",
+        ),
+    ] = 0.2,
+    move_bytes: Annotated[
+        int,
+        typer.Option(
+            OPTIONS["move_bytes"],
+            min=1,
+            help="What an old open transaction may keep in a journal before it is moved forward.",
+        ),
+    ] = 256 << 20,
     native_timeout: Annotated[
         float,
         typer.Option(
@@ -118,6 +153,10 @@ def command(
                 session_timeout_s=session_timeout,
                 retention_s=retention,
                 max_open=max_open,
+                max_staged_bytes=max_staged_bytes,
+                chunk_bytes=chunk_bytes,
+                collate_s=collate,
+                move_bytes=move_bytes,
                 native_timeout_s=native_timeout,
                 status_file=status_file,
                 kafka=parse_kafka(kafka),

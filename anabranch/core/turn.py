@@ -44,6 +44,10 @@ class Settings:
     reply_partitions: int = 1
     retention_ms: int = 7 * DAY_MS
     max_open: int = 100_000
+    max_staged_bytes: int = 64 << 30  # of open transactions in journals; then new ones are refused
+    move_bytes: int = (
+        256 << 20
+    )  # what an old open transaction may keep in a journal before it is moved
     max_keepalive_ms: int = MAX_KEEPALIVE_MS
     round_bytes: int = 16 << 20  # merges of one round, about
     chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of so many bytes

@@ -150,6 +150,11 @@ class ControllerService(mode.Service):
             token_key=self._key,
             retention_ms=int(self.options.retention_s * 1000),
             max_open=self.options.max_open,
+            max_staged_bytes=self.options.max_staged_bytes,
+            round_bytes=self.options.chunk_bytes,
+            chunk_bytes=self.options.chunk_bytes,
+            collate_ms=int(self.options.collate_s * 1000),
+            move_bytes=self.options.move_bytes,
         )
 
     def _write_status(self) -> None:
