@@ -15,6 +15,7 @@ from anabranch.core.tokens import key_id
 from anabranch.core.turn import Hearing, Turn
 from anabranch.ports import Producer, TopicPartition
 from anabranch.processors import controller, durability, journals, leadership
+from anabranch.processors.foresight import Foresight
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import Reply, Resolve, TermRow
 from anabranch.topics.memory import MemoryProducer
@@ -125,6 +126,29 @@ def _rows_later() -> AbstractContextManager[object]:
         real(to, producer, round_, *rest, **more)
 
     return patch.object(controller, "write_round", write_round)
+
+
+class _NeverWrong(list[int]):
+    """Equal to whatever the broker answers."""
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+def _unchecked_foresight() -> AbstractContextManager[object]:
+    """A history is committed with foreseen offsets though the data landed elsewhere."""
+    real = Foresight.bases
+
+    def bases(self: Foresight, batches: Any) -> list[int] | None:
+        found = real(self, batches)
+        return None if found is None else _NeverWrong(found)
+
+    return patch.object(Foresight, "bases", bases)
 
 
 # -- leading ------------------------------------------------------------------------------------------
@@ -271,6 +295,7 @@ def _forget_names() -> AbstractContextManager[object]:
 
 MUTANTS = (
     Mutant("answer before the commit", _answer_early, quick=True),
+    Mutant("offsets are foreseen and not checked", _unchecked_foresight, quick=True),
     Mutant("table before the commit", _table_early, quick=True),
     Mutant("position ahead of the rows", _position_ahead, quick=True),
     Mutant("merged, but logged a round later", _rows_later, quick=True),
