@@ -121,11 +121,16 @@ class Cluster:
     prefix: str = "anabranch"
 
 
-def start_cluster(bootstrap: str, folder: Path | None = None, prefix: str = "anabranch") -> Cluster:
-    """Start a controller on a broker and wait until it leads."""
+def start_cluster(
+    bootstrap: str,
+    folder: Path | None = None,
+    prefix: str = "anabranch",
+    arguments: tuple[str, ...] = (),
+) -> Cluster:
+    """Start a controller on a broker and wait until it leads. ``arguments``: more of its command's."""
     place = folder or Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
     key_file = place / "token.key"
-    controller = ControllerProcess(bootstrap, place / "c0", key_file, prefix).start()
+    controller = ControllerProcess(bootstrap, place / "c0", key_file, prefix, arguments).start()
     try:
         controller.wait_leading()
     except BaseException:

@@ -3,21 +3,33 @@
 With ``--bootstrap HOST:PORT`` (or ``$ANABRANCH_BOOTSTRAP``) ``broker`` is that cluster instead.
 Tests share it: give topics names of your own (the ``unique`` fixture), and don't stop it. A test
 that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
+
+Workers of pytest-xdist (``-n 2``) get whole files, the long ones first, and a broker each.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
 from tests.cluster import Cluster, start_cluster
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer as Log
+    from xdist.scheduler import Scheduling
+
+MEASURED = "measured"
+# What a test costs that says nothing of it, with and without a broker.
+BROKER_TEST_S, OTHER_TEST_S = 0.7, 0.02
 
 
 class Broker(Protocol):
@@ -45,22 +57,83 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# -- several workers ------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Log) -> Scheduling:
+    """Whole files go to workers, in the order of collection."""
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False  # that is: by the count of a file's tests
+    return LoadFileScheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers take the long files first, so that they end at the same time."""
+    if not hasattr(config, "workerinput"):
+        return
+    seconds: dict[Path, float] = defaultdict(float)
+    for item in items:
+        seconds[item.path] += expected_seconds(item)
+    items.sort(key=lambda item: -seconds[item.path])
+
+
+def expected_seconds(item: pytest.Item) -> float:
+    """What a test takes, roughly."""
+    slow = item.get_closest_marker("slow")
+    if slow is not None and slow.args:
+        return float(slow.args[0])
+    return BROKER_TEST_S if item.get_closest_marker("broker") else OTHER_TEST_S
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests have measured, whichever worker they ran in."""
+    reports = [r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)]
+    lines = [
+        line
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, line in report.user_properties
+        if name == MEASURED
+    ]
+    if lines:
+        terminalreporter.section("measured")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Takes a line about what was measured; all of them stand at the end of the run."""
+    return lambda line: request.node.user_properties.append((MEASURED, line))
+
+
+# -- brokers and clusters -------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="session")
 def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    """A broker for the whole session, with transactions of the current protocol."""
+    """A broker for the whole session, with transactions of the current protocol.
+
+    ``quick_start``: in the few minutes of a session a second compiler costs more than it brings.
+    """
     given = request.config.getoption("--bootstrap")
     if given:
         yield GivenBroker(given)
         return
-    with EmbeddedBroker() as embedded:
+    with EmbeddedBroker(quick_start=True) as embedded:
         yield embedded
+        embedded.kill()  # nobody needs what it has: quicker than a shutdown
 
 
 @pytest.fixture(scope="session")
 def broker_tv0() -> Iterator[Broker]:
     """An embedded broker with transaction.version=0: the protocol before KIP-890's second part."""
-    with EmbeddedBroker(transaction_version=0) as embedded:
+    with EmbeddedBroker(transaction_version=0, quick_start=True) as embedded:
         yield embedded
+        embedded.kill()
 
 
 @pytest.fixture(scope="session")

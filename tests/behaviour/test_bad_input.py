@@ -534,7 +534,7 @@ def test_rejections_are_seen_by_an_operator(place: Place) -> None:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
-@pytest.mark.slow
+@pytest.mark.slow(8)
 def test_full_disk_under_the_table(cluster: Cluster, log: Log, unique: str, tmp_path: Path) -> None:
     """The controller says so and ends; the next one, with room, goes on where the log stands."""
     prefix = f"full{unique}"

@@ -111,7 +111,7 @@ def test_a_group_goes_on_where_it_stopped(shell: Shell, scope: str, tmp_path: Pa
     stream = f"{scope}/rows"
     path = table(tmp_path / "rows.csv", 10)
     shell.run("load", str(path), "--stream", stream, "--segments", "1", "--workers", "1")
-    group = ("--group", f"{scope}-g", "--timeout", "10")
+    group = ("--group", f"{scope}-g", "--timeout", "5")
     first = shell.lines(stream, *group, "--limit", "4")
     rest = shell.lines(stream, *group)
     offsets = [event["offset"] for event in [*first, *rest]]
@@ -154,7 +154,7 @@ def test_nobody_answers(scope: str) -> None:
     assert json.loads(done.stderr)["error"]["exit_code"] == 3
 
 
-@pytest.mark.slow
+@pytest.mark.slow(17)
 @pytest.mark.timeout(300)
 def test_the_quickstart(cluster: Cluster) -> None:
     """A small one, on this cluster: everything holds, and it leaves nothing behind."""

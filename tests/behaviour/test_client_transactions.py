@@ -306,7 +306,9 @@ def test_lists(client: anabranch.Client, scope: str, stream: str) -> None:
 @pytest.fixture
 def own_cluster(cluster: Cluster, unique: str, tmp_path: Path) -> Iterator[Cluster]:
     """A controller of the test's own, on the session's broker."""
-    own = start_cluster(cluster.bootstrap, tmp_path, prefix=f"own-{unique}")
+    own = start_cluster(
+        cluster.bootstrap, tmp_path, prefix=f"own-{unique}", arguments=("--session-timeout", "2")
+    )
     yield own
     own.controller.kill()
 

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,7 +159,7 @@ def run(lanes: Lanes, killing: Killing) -> str:
 
 
 @pytest.mark.broker
-@pytest.mark.slow
+@pytest.mark.slow(68)
 @pytest.mark.timeout(1800)
 def test_killed_at_every_call(
     broker: Broker,
@@ -167,7 +167,7 @@ def test_killed_at_every_call(
     log: Log,
     tmp_path: Path,
     subtests: pytest.Subtests,
-    capsys: pytest.CaptureFixture[str],
+    measured: Callable[[str], None],
     request: pytest.FixtureRequest,
 ) -> None:
     lanes = Lanes(zygote, broker.bootstrap, log)
@@ -184,8 +184,7 @@ def test_killed_at_every_call(
         wrong = list(pool.map(lambda killing: run(lanes, killing), points))
         list(pool.map(lambda _: lanes.leave(), range(LANES)))
     seconds = time.monotonic() - started
-    with capsys.disabled():
-        print(f"\n{len(points)} points of {len(names)} calls, killed in {seconds:.0f} s")
+    measured(f"{len(points)} points of {len(names)} calls, killed in {seconds:.0f} s")
     for killing, why in zip(points, wrong, strict=True):
         if why:
             with subtests.test(killing.told):

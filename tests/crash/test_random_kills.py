@@ -13,6 +13,7 @@ import signal
 import time
 import uuid
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -196,10 +197,10 @@ def states(client: anabranch.Client, ids: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.broker
-@pytest.mark.slow
+@pytest.mark.slow(31)
 @pytest.mark.timeout(300 + 10 * KILLS)
 def test_fifty_kills(
-    broker: Broker, zygote: Zygote, log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    broker: Broker, zygote: Zygote, log: Log, tmp_path: Path, measured: Callable[[str], None]
 ) -> None:
     chance = random.Random(SEED)
     chaos = Chaos(zygote, broker.bootstrap, tmp_path, chance)
@@ -245,12 +246,11 @@ def test_fifty_kills(
     for name, segments in SEGMENTS.items():
         check_stream(read_stream(log, f"{chaos.scope}/{name}", segments))
     terms = read_status(log, chaos.prefix).terms
-    with capsys.disabled():
-        print(
-            f"\n{chaos.killed['controller']} leaders and {chaos.killed['writer']} writers killed in "
-            f"{time.monotonic() - started:.0f} s, {len(terms)} terms; {sum(seen.values())} events of "
-            f"{verdict}; troubles: {dict(troubles)}; seed {SEED}"
-        )
+    measured(
+        f"{chaos.killed['controller']} leaders and {chaos.killed['writer']} writers killed in "
+        f"{time.monotonic() - started:.0f} s, {len(terms)} terms; {sum(seen.values())} events of "
+        f"{dict(verdict)}; troubles: {dict(troubles)}; seed {SEED}"
+    )
     assert verdict["committed, told"] > KILLS / 2, "too little was done under the kills"
 
 

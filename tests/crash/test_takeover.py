@@ -9,19 +9,22 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from confluent_kafka import ConsumerGroupState
+from confluent_kafka.admin import AdminClient
 
 import anabranch
 from anabranch.ports import Log
+from anabranch.topics.names import controllers_group
 from tests.cluster import ControllerProcess
 from tests.conftest import Broker
 from tests.crash.oracle import check_stream, read_status, read_stream
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow(9), pytest.mark.timeout(240)]
 
 SESSION_S = 2.0
 # What a takeover may cost besides the session timeout: a rebalance, a fold, a loaded machine.
@@ -98,6 +101,18 @@ class Pair:
             time.sleep(0.01)
         raise AssertionError("nobody leads")
 
+    def wait_for_both(self) -> None:
+        """Until the group is settled with both in it."""
+        admin = AdminClient({"bootstrap.servers": self.one.bootstrap})
+        group = controllers_group(self.one.prefix)
+        until = time.monotonic() + DEADLINE_S
+        while True:
+            found = admin.describe_consumer_groups([group])[group].result(DEADLINE_S)
+            if found.state is ConsumerGroupState.STABLE and len(found.members) == 2:
+                return
+            assert time.monotonic() < until, f"{len(found.members)} members, {found.state}"
+            time.sleep(0.02)
+
     def other(self, one: ControllerProcess) -> ControllerProcess:
         return self.two if one is self.one else self.one
 
@@ -130,8 +145,9 @@ def pair(broker: Broker, log: Log, tmp_path: Path) -> Iterator[Pair]:
         kept.flush()
         work = Work(client, stream)
         work.wait_for_more(3)
-        time.sleep(1.0)  # the second one has joined
-        yield Pair(both[0], both[1], work, kept)
+        pair = Pair(both[0], both[1], work, kept)
+        pair.wait_for_both()
+        yield pair
         work.finish()
         kept.write(stream, b"kept after", key=b"k")
         assert kept.commit().counts.committed == 2
@@ -151,7 +167,7 @@ def pair(broker: Broker, log: Log, tmp_path: Path) -> Iterator[Pair]:
         client.close()
 
 
-def test_sigterm_hands_over_at_once(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sigterm_hands_over_at_once(pair: Pair, measured: Callable[[str], None]) -> None:
     first = pair.leader()
     began = time.monotonic()
     first.signal(signal.SIGTERM)
@@ -159,15 +175,14 @@ def test_sigterm_hands_over_at_once(pair: Pair, capsys: pytest.CaptureFixture[st
     seconds = time.monotonic() - began
     assert first.stop() == 0
     pair.work.wait_for_more(3)
-    with capsys.disabled():
-        print(
-            f"\nSIGTERM: another leads after {seconds:.2f} s, longest commit {pair.work.longest:.2f} s"
-        )
+    measured(
+        f"SIGTERM: another leads after {seconds:.2f} s, longest commit {pair.work.longest:.2f} s"
+    )
     assert seconds < HAND_OVER_S
     assert "session" not in first.log_file.read_text().lower()
 
 
-def test_sigkill_costs_the_session_timeout(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sigkill_costs_the_session_timeout(pair: Pair, measured: Callable[[str], None]) -> None:
     for _ in range(2):
         first = pair.leader()
         began = time.monotonic()
@@ -175,14 +190,13 @@ def test_sigkill_costs_the_session_timeout(pair: Pair, capsys: pytest.CaptureFix
         pair.other(first).wait_leading()
         seconds = time.monotonic() - began
         pair.work.wait_for_more(3)
-        with capsys.disabled():
-            print(
-                f"\nSIGKILL: another leads after {seconds:.2f} s (session timeout {SESSION_S:g} s), "
-                f"longest commit {pair.work.longest:.2f} s"
-            )
+        measured(
+            f"SIGKILL: another leads after {seconds:.2f} s (session timeout {SESSION_S:g} s), "
+            f"longest commit {pair.work.longest:.2f} s"
+        )
         assert seconds < SESSION_S + SLACK_S
         first.start()
-        time.sleep(2.0)
+        pair.wait_for_both()
 
 
 def test_asleep_for_longer_than_its_session(pair: Pair) -> None:

@@ -223,7 +223,7 @@ def haunt(zygote: Zygote, broker: Broker, log: Log, moments: Iterable[Moment]) -
 
 
 @pytest.mark.broker
-@pytest.mark.slow
+@pytest.mark.slow(16)
 @pytest.mark.timeout(600)
 def test_a_zombie_does_nothing(
     broker: Broker, zygote: Zygote, log: Log, subtests: pytest.Subtests
@@ -234,7 +234,7 @@ def test_a_zombie_does_nothing(
 
 
 @pytest.mark.broker
-@pytest.mark.slow
+@pytest.mark.slow(6)
 @pytest.mark.timeout(300)
 def test_a_zombie_does_nothing_under_the_older_protocol(
     broker_tv0: Broker, zygote: Zygote, subtests: pytest.Subtests

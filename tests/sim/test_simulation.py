@@ -12,7 +12,7 @@ BUDGET_S = 30.0
 LEAST_SEEDS = 30
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 @pytest.mark.timeout(300)
 def test_what_must_hold_holds_under_every_seed() -> None:
     began = time.monotonic()
