@@ -1,0 +1,44 @@
+"""A scaled stream's history on a real cluster: listed and drawn by the command line."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import anabranch
+from anabranch.cli.history import read_history
+from anabranch.cli.session import Target
+from anabranch.schemas.records import CommitRecord
+from tests.cluster import Cluster
+
+pytestmark = pytest.mark.broker
+
+
+def test_a_transaction_rolled_in_is_listed_and_drawn(
+    cluster: Cluster, client: anabranch.Client, unique: str
+) -> None:
+    from anabranch.cli.draw import draw
+
+    stream = f"{unique}/flights"
+    client.create_stream(stream, segments=1)
+    old = client.begin(unique)
+    old.write(stream, b"old", b"k")
+    old.flush()  # it is in the journal, by the layout of now
+    client.scale(stream, segments=2)
+    with client.begin(unique) as young:
+        young.write(stream, b"young", b"k")
+        young.commit()
+    old.commit()
+    target = Target(cluster.bootstrap, "anabranch", 30.0)
+    past = read_history(target, stream, last=200)
+    assert [(e.stream_epoch, e.reference_epoch, len(e.segments)) for e in past.epochs] == [
+        (0, 0, 1),
+        (1, 1, 2),
+        (2, 0, 1),
+        (3, 1, 2),
+    ]
+    assert [c.stream_epoch for c in past.commits] == [1, 2]
+    assert all(isinstance(c, CommitRecord) for c in past.commits)
+    picture = ET.fromstring(draw(past.epochs, past.commits, stream))
+    assert [e.get("class") for e in picture.iter()].count("rolled-in") == 1
