@@ -6,60 +6,35 @@ time and I/O come through the ports, so the same loop runs on Kafka and in the s
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
 from anabranch.core.decide import CHECK_MS, anything_stale, decide, decide_due
-from anabranch.core.decide_admin import ACTIVE, CREATING, stream_created, stream_refused
+from anabranch.core.decide_admin import CREATING, stream_created, stream_refused
 from anabranch.core.decide_commit import next_due_ms
 from anabranch.core.decide_scale import partitions_added, partitions_refused
 from anabranch.core.decide_txn import abort_txn
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
-from anabranch.core.journal_index import JournalIndex
-from anabranch.core.overlay import Overlay
-from anabranch.core.plan import ReplyTo, Tail
+from anabranch.core.plan import Tail
 from anabranch.core.state import State
 from anabranch.core.turn import Hearing, Settings, Turn, close_round, refuse
 from anabranch.errors import AnabranchError, EventTooLarge, InvalidArgument, NotLeading, check
-from anabranch.ports import (
-    Clock,
-    Fetched,
-    Log,
-    LogRefused,
-    OffsetOutOfRange,
-    Table,
-    TopicPartition,
-)
+from anabranch.ports import Clock, Log, LogRefused, Table, TopicPartition
 from anabranch.processors.carrier import Carriers, Lane
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.failpoints import AFTER_DECISION
 from anabranch.processors.foresight import Foresight
 from anabranch.processors.history_tail import load_tail
-from anabranch.processors.journals import index_fetched
+from anabranch.processors.intake import Command, Intake
 from anabranch.processors.leadership import Lease, take_lead
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import AdoptScope
-from anabranch.topics.batch import read_header
 from anabranch.topics.declarations import create_stream_topics, grow_stream_topics
-from anabranch.topics.names import commands_topic, journal_topic, status_topic
-from anabranch.topics.records import Record, decode_records
+from anabranch.topics.names import status_topic
 
-FETCH_BYTES = 4 << 20
 MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
 INDEX_ROWS = 5_000  # so many changes of the journal index call for a round of their own
 MESSAGE_TOO_LARGE = 10
-
-
-@dataclass(slots=True)
-class Command:
-    """A record of the commands topic."""
-
-    offset: int
-    to: ReplyTo | None
-    payload: bytes
-    native: bool  # sent inside a native transaction
 
 
 @dataclass(slots=True)
@@ -80,21 +55,16 @@ class Controller:
     lease: Lease | None = None
     rounds: int = 0
     _state: State = field(init=False)
-    _index: JournalIndex = field(init=False)
-    _index_rows: Overlay = field(init=False)  # written with a round: only that proves who leads
+    _intake: Intake = field(init=False)
     _hearing: Hearing = field(init=False)
     _carriers: Carriers | None = None
     _tails: dict[str, Tail] = field(default_factory=dict)
     _foresight: Foresight = field(default_factory=Foresight)
-    _commands_at: int = 0
-    _queue: list[Command] = field(default_factory=list)
-    _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
     _careful: int = 0  # so many commands get a round of their own: the broker refused a round
 
     def __post_init__(self) -> None:
         self._state = State(self.table)
-        self._index_rows = Overlay(self.table)
-        self._index = JournalIndex(self._index_rows)
+        self._intake = Intake(self.log, self.table, self.settings)
         self._hearing = Hearing(0)
 
     # -- leading --------------------------------------------------------------------------------------
@@ -114,17 +84,9 @@ class Controller:
             token_key=self.settings.token_key,
             native_timeout=self.native_timeout,
         )
-        self._index_rows.take()  # a successor may have led meanwhile: it was read with an old state
-        self._index.load()
-        self.table.write(self._index.sweep(self._state))
-        self._index.rejected.clear()
+        self._intake.begin(self._state)
         self._hearing = Hearing(self._now_ms())
         self._tails.clear()
-        journals = {tp: stream for tp, (stream, _) in self._journal_positions()}
-        ends = self.log.end_offsets(journals, committed=False)
-        self._known_until = {(journals[tp], tp.partition): end for tp, end in ends.items()}
-        self._queue.clear()
-        self._commands_at = self._state.round.commands_offset
         self._carriers = Carriers(
             [
                 Lane(
@@ -162,22 +124,23 @@ class Controller:
         """One pass; waits at most ``max_wait`` seconds for something to do. True if a round was written."""
         check(self.lease is not None, "step is for a controller that leads")
         self._carry()
-        if not self._queue:
-            self._fetch(self._wait_for(max_wait))
+        queue = self._intake.queue
+        if not queue:
+            self._intake.fetch(self._state, self._wait_for(max_wait))
         limit = 1 if self._careful else MAX_COMMANDS
-        batch = self._queue[:limit]
+        batch = queue[:limit]
         turn = self._turn()
         at_end = (
-            len(batch) == len(self._queue)
+            len(batch) == len(queue)
             and anything_stale(self._state, self._hearing, turn.now_ms)
-            and self._all_read()
+            and self._intake.all_read()
         )
         try:
             wrote = self._round(turn, batch, read_to_end=at_end)
         except LogRefused as error:
             self._after_refusal(turn, batch, error)
             return True
-        del self._queue[:limit]
+        del queue[:limit]
         self._careful = max(0, self._careful - 1)
         self._finish_topics()
         return wrote
@@ -188,8 +151,7 @@ class Controller:
         horizon = None
         if not (self._careful and commands):
             horizon = decide_due(turn, read_to_end=read_to_end)
-        offset = commands[-1].offset + 1 if commands else self._done_up_to()
-        return self._write(turn, offset, horizon)
+        return self._write(turn, commands, horizon)
 
     def _after_refusal(self, turn: Turn, commands: list[Command], error: LogRefused) -> None:
         """The broker refused the round's data; nothing happened. Find whose it was and refuse that.
@@ -206,18 +168,21 @@ class Controller:
         if commands:
             kind = EventTooLarge if error.error == MESSAGE_TOO_LARGE else InvalidArgument
             fresh.reply(commands[0].to, refuse(kind(f"the broker refused the events: {error}")))
-            self._write(fresh, commands[0].offset + 1)
-            del self._queue[0]
+            self._write(fresh, commands[:1])
+            del self._intake.queue[0]
             return
         for txn_id in turn.round.merged:
             abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
         check(not fresh.round.empty, f"the broker refuses what the controller itself says: {error}")
-        self._write(fresh, self._done_up_to())
+        self._write(fresh)
 
-    def _write(self, turn: Turn, commands_offset: int, horizon: int | None = None) -> bool:
-        if self._index_rows.size > INDEX_ROWS:
+    def _write(
+        self, turn: Turn, commands: Sequence[Command] = (), horizon: int | None = None
+    ) -> bool:
+        """Close the round and make it durable. ``commands``: those that it decides."""
+        if self._intake.rows.size > INDEX_ROWS:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
-        round_ = close_round(turn, commands_offset, expired_ms=horizon)
+        round_ = close_round(turn, self._intake.done(commands), expired_ms=horizon)
         if round_.empty:
             return False
         for stream in round_.streams:
@@ -237,7 +202,7 @@ class Controller:
             self.lease.next_producer(),
             round_,
             self._state,
-            self._index_rows,
+            self._intake.rows,
             self._tails,
             wall_ms=turn.wall_ms,
             carrying=self._is_carrying(),
@@ -250,7 +215,7 @@ class Controller:
     def _turn(self) -> Turn:
         return Turn(
             state=self._state,
-            index=self._index,
+            index=self._intake.index,
             settings=self.settings,
             hearing=self._hearing,
             now_us=int(self.clock.wall() * 1_000_000),
@@ -286,83 +251,6 @@ class Controller:
             max_wait = min(max_wait, CHECK_MS / 1000)
         return max(0.0, max_wait)
 
-    def _all_read(self) -> bool:
-        """Whether the commands are read to their end: silence may be a heartbeat that was not read."""
-        commands = self._commands_partition
-        return self.log.end_offsets([commands], committed=False)[commands] <= self._commands_at
-
-    @property
-    def _commands_partition(self) -> TopicPartition:
-        return TopicPartition(commands_topic(self.settings.prefix), self.settings.control_partition)
-
-    def _fetch(self, max_wait: float) -> None:
-        """Fetch commands and journals together; index the journals, queue the commands."""
-        commands = self._commands_partition
-        positions = {commands: self._commands_at}
-        journals = dict(self._journal_positions())
-        positions.update({tp: at for tp, (_, at) in journals.items()})
-        try:
-            fetched = self.log.fetch(
-                positions, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False
-            )
-        except OffsetOutOfRange as error:
-            self._skip_deleted(error, commands, journals)
-            return
-        for tp, (stream, _) in journals.items():
-            if tp in fetched:
-                self._index_journal(stream, tp.partition, fetched[tp])
-        if commands in fetched:
-            self._queue_commands(fetched[commands])
-
-    def _skip_deleted(
-        self,
-        error: OffsetOutOfRange,
-        commands: TopicPartition,
-        journals: dict[TopicPartition, tuple[str, int]],
-    ) -> None:
-        """Retention took records that were not read: go on where the log begins now."""
-        start = self.log.start_offsets([error.partition])[error.partition]
-        check(start > error.position, f"{error} but it begins at {start}")
-        if error.partition == commands:
-            self._commands_at = start
-        else:
-            stream, _ = journals[error.partition]
-            self._index.positions[stream, error.partition.partition] = start
-
-    def _journal_positions(self) -> list[tuple[TopicPartition, tuple[str, int]]]:
-        found = []
-        for name, row in self._state.streams.items():
-            if row.state != ACTIVE:
-                continue
-            for partition in range(row.partitions):
-                at = self._index.positions.get((name, partition), 0)
-                found.append((TopicPartition(journal_topic(name), partition), (name, at)))
-        return found
-
-    def _index_journal(self, stream: str, partition: int, fetched: Fetched) -> None:
-        # What stood there when this leader began was judged by a former one: don't count it again.
-        known_until = self._known_until.get((stream, partition), 0)
-        index_fetched(
-            self._index_rows,
-            self._index,
-            self._state,
-            stream,
-            partition,
-            fetched,
-            counting=fetched.next_offset > known_until,
-        )
-
-    def _queue_commands(self, fetched: Fetched) -> None:
-        for batch in fetched.batches:
-            native = read_header(batch.data).is_transactional
-            for record in decode_records(batch.data):
-                if record.offset >= self._commands_at:
-                    self._queue.append(self._command(record, native))
-        self._commands_at = fetched.next_offset
-
-    def _done_up_to(self) -> int:
-        return self._queue[0].offset if self._queue else self._commands_at
-
     # -- effects --------------------------------------------------------------------------------------
 
     def _carry(self) -> None:
@@ -377,7 +265,7 @@ class Controller:
                 self._hearing.not_before_ms.pop(row.txn_id, None)
         if rows:
             self.table.write(self._state.take_changes())
-        self._carriers.sync(self._state, self._index, wall_ms)
+        self._carriers.sync(self._state, self._intake.index, wall_ms)
 
     def _is_carrying(self) -> bool:
         return any(
@@ -409,7 +297,7 @@ class Controller:
         else:
             turn = self._turn()
             stream_created(turn, stream, starts)
-        self._write(turn, self._done_up_to())
+        self._write(turn)
 
     def _grow_topics(self, stream: str) -> None:
         wanted = self._state.streams[stream].wanted_partitions
@@ -424,16 +312,4 @@ class Controller:
         else:
             turn = self._turn()
             partitions_added(turn, stream)
-        self._write(turn, self._done_up_to())
-
-    def _command(self, record: Record, native: bool) -> Command:
-        """The command in a record; without its two headers nobody waits for an answer."""
-        headers = dict(record.headers)
-        correlation_id = headers.get(CORRELATION_HEADER)
-        partition = headers.get(REPLY_HEADER)
-        to = None
-        if correlation_id and partition is not None and len(partition) == 4:
-            number = struct.unpack(">i", partition)[0]
-            if 0 <= number < self.settings.reply_partitions and len(correlation_id) <= 64:
-                to = ReplyTo(correlation_id, number)
-        return Command(record.offset, to, record.value or b"", native)
+        self._write(turn)

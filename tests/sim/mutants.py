@@ -14,7 +14,7 @@ from anabranch.core.journal_index import JournalIndex, StoredRun, Weighed
 from anabranch.core.tokens import key_id
 from anabranch.core.turn import Hearing, Turn
 from anabranch.ports import Producer, TopicPartition
-from anabranch.processors import controller, durability, journals, leadership
+from anabranch.processors import controller, durability, intake, journals, leadership
 from anabranch.processors.foresight import Foresight
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import Reply, Resolve, TermRow
@@ -280,7 +280,7 @@ def _zombie_index() -> AbstractContextManager[object]:
         real(changes, *given, **more)
         changes._rows.write(changes.take())
 
-    return patch.object(controller, "index_fetched", index_fetched)
+    return patch.object(intake, "index_fetched", index_fetched)
 
 
 def _old_hearing() -> AbstractContextManager[object]:

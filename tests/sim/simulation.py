@@ -13,7 +13,7 @@ from unittest.mock import patch
 from anabranch.core import rows as k
 from anabranch.errors import AnabranchError
 from anabranch.ports import TopicPartition
-from anabranch.processors import controller, durability
+from anabranch.processors import controller, durability, intake
 from anabranch.processors.controller import Controller
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.memory_table import MemoryStore
@@ -227,7 +227,7 @@ class _Run:
 
 _SMALL: tuple[tuple[ModuleType, str, int], ...] = (
     (controller, "MAX_COMMANDS", 2),
-    (controller, "FETCH_BYTES", 700),
+    (intake, "FETCH_BYTES", 700),
     (controller, "INDEX_ROWS", 3),
     (durability, "SMALL_BYTES", 300),
     (durability, "BATCH_BYTES", 400),

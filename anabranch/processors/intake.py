@@ -1,0 +1,160 @@
+"""What comes in: commands, queued in order, and journals, indexed as they are read."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from anabranch.core.decide_admin import ACTIVE
+from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.overlay import Overlay
+from anabranch.core.plan import ReplyTo
+from anabranch.core.state import State
+from anabranch.core.turn import Settings
+from anabranch.errors import check
+from anabranch.ports import Fetched, Log, OffsetOutOfRange, Table, TopicPartition
+from anabranch.processors.journals import index_fetched
+from anabranch.topics.batch import read_header
+from anabranch.topics.names import commands_topic, journal_topic
+from anabranch.topics.records import Record, decode_records
+
+FETCH_BYTES = 4 << 20
+
+
+@dataclass(slots=True)
+class Command:
+    """A record of the commands topic."""
+
+    offset: int
+    to: ReplyTo | None
+    payload: bytes
+    native: bool  # sent inside a native transaction
+
+
+@dataclass(slots=True)
+class Intake:
+    """Reads commands and journals together.
+
+    ``rows``: changes of the journal index that wait for the next round; its commit proves that nobody else
+    led while they were made.
+    """
+
+    log: Log
+    table: Table
+    settings: Settings
+    rows: Overlay = field(init=False)
+    index: JournalIndex = field(init=False)
+    queue: list[Command] = field(default_factory=list)
+    _commands_at: int = 0
+    _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rows = Overlay(self.table)
+        self.index = JournalIndex(self.rows)
+
+    def begin(self, state: State) -> None:
+        """Go on where the folded state says; forget what a former leader's time left here."""
+        self.rows.take()  # a successor may have led meanwhile: it was read with an old state
+        self.index.load()
+        self.table.write(self.index.sweep(state))
+        self.index.rejected.clear()
+        journals = {tp: stream for tp, (stream, _) in self._journal_positions(state)}
+        ends = self.log.end_offsets(journals, committed=False)
+        self._known_until = {(journals[tp], tp.partition): end for tp, end in ends.items()}
+        self.queue.clear()
+        self._commands_at = state.round.commands_offset
+
+    def done(self, commands: Iterable[Command]) -> int:
+        """The position in the commands once these, the first of the queue, are decided."""
+        last = max((command.offset for command in commands), default=None)
+        if last is not None:
+            return last + 1
+        return self.queue[0].offset if self.queue else self._commands_at
+
+    def all_read(self) -> bool:
+        """Whether the commands are read to their end: silence may be a heartbeat that was not read."""
+        commands = self._commands_partition
+        return self.log.end_offsets([commands], committed=False)[commands] <= self._commands_at
+
+    @property
+    def _commands_partition(self) -> TopicPartition:
+        return TopicPartition(commands_topic(self.settings.prefix), self.settings.control_partition)
+
+    def fetch(self, state: State, max_wait: float) -> None:
+        """Fetch commands and journals together; index the journals, queue the commands."""
+        commands = self._commands_partition
+        positions = {commands: self._commands_at}
+        journals = dict(self._journal_positions(state))
+        positions.update({tp: at for tp, (_, at) in journals.items()})
+        try:
+            fetched = self.log.fetch(
+                positions, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False
+            )
+        except OffsetOutOfRange as error:
+            self._skip_deleted(error, commands, journals)
+            return
+        for tp, (stream, _) in journals.items():
+            if tp in fetched:
+                self._index_journal(state, stream, tp.partition, fetched[tp])
+        if commands in fetched:
+            self._queue_commands(fetched[commands])
+
+    def _skip_deleted(
+        self,
+        error: OffsetOutOfRange,
+        commands: TopicPartition,
+        journals: dict[TopicPartition, tuple[str, int]],
+    ) -> None:
+        """Retention took records that were not read: go on where the log begins now."""
+        start = self.log.start_offsets([error.partition])[error.partition]
+        check(start > error.position, f"{error} but it begins at {start}")
+        if error.partition == commands:
+            self._commands_at = start
+        else:
+            stream, _ = journals[error.partition]
+            self.index.positions[stream, error.partition.partition] = start
+
+    def _journal_positions(self, state: State) -> list[tuple[TopicPartition, tuple[str, int]]]:
+        found = []
+        for name, row in state.streams.items():
+            if row.state != ACTIVE:
+                continue
+            for partition in range(row.partitions):
+                at = self.index.positions.get((name, partition), 0)
+                found.append((TopicPartition(journal_topic(name), partition), (name, at)))
+        return found
+
+    def _index_journal(self, state: State, stream: str, partition: int, fetched: Fetched) -> None:
+        # What stood there when this leader began was judged by a former one: don't count it again.
+        known_until = self._known_until.get((stream, partition), 0)
+        index_fetched(
+            self.rows,
+            self.index,
+            state,
+            stream,
+            partition,
+            fetched,
+            counting=fetched.next_offset > known_until,
+        )
+
+    def _queue_commands(self, fetched: Fetched) -> None:
+        for batch in fetched.batches:
+            native = read_header(batch.data).is_transactional
+            for record in decode_records(batch.data):
+                if record.offset >= self._commands_at:
+                    self.queue.append(self._command(record, native))
+        self._commands_at = fetched.next_offset
+
+    def _command(self, record: Record, native: bool) -> Command:
+        """The command in a record; without its two headers nobody waits for an answer."""
+        headers = dict(record.headers)
+        correlation_id = headers.get(CORRELATION_HEADER)
+        partition = headers.get(REPLY_HEADER)
+        to = None
+        if correlation_id and partition is not None and len(partition) == 4:
+            number = struct.unpack(">i", partition)[0]
+            if 0 <= number < self.settings.reply_partitions and len(correlation_id) <= 64:
+                to = ReplyTo(correlation_id, number)
+        return Command(record.offset, to, record.value or b"", native)
