@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeAlias
 
 from anabranch.client.ports import Journals, RecordHeaders
 from anabranch.client.protocol import Session
 from anabranch.client.types import Headers
 from anabranch.client.writing import (
+    EventFields,
     StreamLane,
     WriteFunction,
     WriterAccount,
     check_event,
+    check_fields,
     check_headers,
     check_timestamp,
 )
@@ -35,6 +38,7 @@ from anabranch.schemas.records import Outcome, SegmentRange
 Heart: TypeAlias = "Callable[[Handle], None]"
 
 QUIET_S = 5.0  # most seconds for an abort while an exception is on its way
+_AT_ONCE = 1000  # events that write_many takes from its iterable before it writes them
 
 
 @dataclass
@@ -125,6 +129,58 @@ class Handle:
             except WriteFailed as error:
                 self._end(error)
                 raise
+
+    def write_many(self, stream: str, events: Iterable[EventFields]) -> int:
+        """Write many events in less time than by `write`; returns how many.
+
+        ``events``: (value, key, headers, timestamp) of each, as `write` takes them; the last ones may be left
+        out. Any number: they are taken from the iterable a thousand at a time.
+
+        All or nothing: once an event was written, whatever ends the call early (an event that is refused, an
+        exception of the iterable) ends this handle too, with `WriteFailed` from every later call, so that a part
+        of them can't be committed by mistake.
+
+        Raises: as `write`.
+        """
+        source = iter(events)
+        written = 0
+        for event in source:
+            check_fields(event)
+            self.write(stream, *event)
+            written = 1
+            break
+        try:
+            while chunk := list(islice(source, _AT_ONCE)):
+                with self._lock:
+                    self._write_chunk(stream, chunk)
+                written += len(chunk)
+        except BaseException as error:
+            if written:
+                self._end_in_between(error)
+            raise
+        return written
+
+    def _write_chunk(self, stream: str, chunk: Sequence[EventFields]) -> None:
+        if self._account is None or stream not in self._hot:
+            for event in chunk:
+                check_fields(event)
+                self.write(stream, *event)
+            return
+        try:
+            self._account.lanes[stream].write_many(chunk)
+        except TypeError:
+            for event in chunk:
+                check_fields(event)
+            raise
+
+    def _end_in_between(self, error: BaseException) -> None:
+        with self._lock:
+            if self._over is None:
+                if not isinstance(error, WriteFailed):
+                    error = WriteFailed(
+                        f"write_many was left by {type(error).__name__}: not all of its events were written"
+                    )
+                self._end(error)
 
     def _write_cold(
         self,

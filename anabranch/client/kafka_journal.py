@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from anabranch.client.kafka import drop, leak, make
-from anabranch.client.kafka_admin import KafkaAdmin
+from anabranch.client.kafka_admin import DEFAULT_MAX_MESSAGE_BYTES, KafkaAdmin
 from anabranch.client.options import Options
-from anabranch.client.ports import Opened, RecordHeaders
+from anabranch.client.ports import JournalRecord, Opened, RecordHeaders
 from anabranch.errors import AnabranchError, DeadlineExceeded, WriteFailed
 from anabranch.ports import Clock, TopicPartition
 
@@ -34,10 +34,18 @@ class KafkaJournals:
         self._lock = threading.Lock()
         self._spare: list[_Channel] = []
         self._used: set[_Channel] = set()
+        self._likely_bytes = DEFAULT_MAX_MESSAGE_BYTES
         self._closed = False
 
     def writer(self) -> KafkaJournal:
-        """A writer; it takes its producers when it knows the topics."""
+        """A writer; it takes its producers when it knows the topics.
+
+        One producer is made ready in advance: librdkafka's idempotent ones send nothing in their first half
+        second.
+        """
+        with self._lock:
+            if not self._spare and not self._closed:
+                self._spare.append(_Channel(self._options, self._likely_bytes))
         return KafkaJournal(self, self._admin, self._clock, self._timeout)
 
     def take(self, max_bytes: int) -> _Channel:
@@ -45,10 +53,14 @@ class KafkaJournals:
         with self._lock:
             if self._closed:
                 raise WriteFailed("the client is closed")
-            for i, channel in enumerate(self._spare):
-                if channel.max_bytes == max_bytes:
-                    self._used.add(self._spare.pop(i))
+            self._likely_bytes = max_bytes
+            for channel in [spare for spare in self._spare if spare.max_bytes == max_bytes]:
+                self._spare.remove(channel)
+                channel.poll(0)
+                if channel.failure is None:
+                    self._used.add(channel)
                     return channel
+                channel.close()
             channel = _Channel(self._options, max_bytes)
             self._used.add(channel)
             return channel
@@ -179,6 +191,23 @@ class KafkaJournal:
             self._countdown = _POLL_EVERY
             self._by_topic[topic].poll(0)
             self._check()
+
+    def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
+        """See `JournalWriter`."""
+        channel = self._by_topic[topic]
+        produce = self._produce.get(topic)
+        if produce is None:
+            self._check()  # discarded or released
+            raise KeyError(topic)
+        for partition, key, value, headers, timestamp_ms in records:
+            try:
+                produce(topic, value, key, partition, None, None, timestamp_ms, headers)
+            except BufferError:
+                self._write_when_room(channel, topic, partition, key, value, headers, timestamp_ms)
+            except (KafkaException, RuntimeError) as error:
+                raise self._fail(f"a write to {topic}[{partition}] failed: {error}") from error
+        channel.poll(0)
+        self._check()
 
     def _write_when_room(
         self,

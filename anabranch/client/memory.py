@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
-from anabranch.client.ports import ClientPorts, Entropy, Opened, RecordHeaders
+from anabranch.client.ports import ClientPorts, Entropy, JournalRecord, Opened, RecordHeaders
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.errors import DeadlineExceeded, NotReady, WriteFailed
 from anabranch.ports import Clock, LogError, TopicPartition
@@ -220,6 +220,11 @@ class MemoryJournal:
         queued.append(Record(0, stamp, key, value, tuple(headers)))
         if len(queued) >= self._batch_records:
             self._write_batch(place)
+
+    def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
+        """See `JournalWriter`."""
+        for record in records:
+            self.write(topic, *record)
 
     def flush(
         self, written: Iterable[TopicPartition], deadline: float

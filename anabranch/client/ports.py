@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from anabranch.ports import Clock, TopicPartition
 
 if TYPE_CHECKING:
+    from anabranch.client.history_search import Start
     from anabranch.client.reader import Reader
     from anabranch.client.transaction_reader import TransactionReader
 
 Entropy: TypeAlias = Callable[[int], bytes]
 RecordHeaders: TypeAlias = Sequence[tuple[str, bytes | None]]
+# Partition, key, value, headers, timestamp in Unix milliseconds (0: now).
+JournalRecord: TypeAlias = tuple[int, bytes | None, bytes | None, RecordHeaders, int]
 
 
 class CommandBus(Protocol):
@@ -82,6 +85,12 @@ class JournalWriter(Protocol):
     ) -> None:
         """Queue a record; 0 ms means now. `WriteFailed` if this writer has failed."""
 
+    def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
+        """Queue records, one by one as they are asked for: the next one only after the last one is queued.
+
+        `WriteFailed` if this writer has failed; what was queued before an error stays queued.
+        """
+
     def flush(
         self, written: Iterable[TopicPartition], deadline: float
     ) -> dict[TopicPartition, int]:
@@ -116,12 +125,12 @@ class Readers(Protocol):
     """Makes readers."""
 
     def read(
-        self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: str
+        self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: Start
     ) -> Reader:
         """See `Client.read`."""
 
     def read_transactions(
-        self, stream: str, group: str | None, timeout: float | None, start: str
+        self, stream: str, group: str | None, timeout: float | None, start: Start
     ) -> TransactionReader:
         """See `Client.read_transactions`."""
 

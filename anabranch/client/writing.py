@@ -7,11 +7,11 @@ its place and its checksum. `StreamLane.write` is the hot path of bulk writes.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 from zlib import crc32
 
-from anabranch.client.ports import JournalWriter, RecordHeaders
+from anabranch.client.ports import JournalRecord, JournalWriter, RecordHeaders
 from anabranch.client.types import Headers
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.journal_index import CRC_MODULUS
@@ -28,6 +28,13 @@ _RESERVED = "ab."
 
 WriteFunction: TypeAlias = (
     "Callable[[bytes | None, bytes | None, RecordHeaders | None, int | None], None]"
+)
+# Value, key, headers, timestamp, as of `Handle.write`; the last ones may be left out.
+EventFields: TypeAlias = (
+    "tuple[bytes | None]"
+    " | tuple[bytes | None, bytes | None]"
+    " | tuple[bytes | None, bytes | None, Headers | None]"
+    " | tuple[bytes | None, bytes | None, Headers | None, int | None]"
 )
 
 
@@ -62,7 +69,12 @@ class StreamLane:
         self.accounts = {p: Account(p, opened.first[p]) for p in partitions}
         self._room = opened.max_event_bytes - RECORD_OVERHEAD
         self._header = (TXN_HEADER, pack_txn_header(txn_id, writer, touched.stream_epoch))
-        self.write = self._make_write(touched.segments, journal, writer)
+        self.write, self._records = self._make_write(touched.segments, journal, writer)
+        self._journal = journal
+
+    def write_many(self, events: Iterable[EventFields]) -> None:
+        """Write events. Those before one that is refused are written. `TypeError` as of `check_fields`."""
+        self._journal.write_many(self.topic, self._records(events))
 
     def check_size(
         self, key: bytes | None, value: bytes | None, headers: RecordHeaders | None
@@ -77,15 +89,17 @@ class StreamLane:
 
     def _make_write(
         self, segments: Sequence[SegmentRange], journal: JournalWriter, writer: int
-    ) -> WriteFunction:
-        """The function that writes an event: (key, value, headers, timestamp)."""
+    ) -> tuple[WriteFunction, Callable[[Iterable[EventFields]], Iterator[JournalRecord]]]:
+        """The function that writes an event: (key, value, headers, timestamp); and the one that makes records of
+        many events, each counted when the next one is asked for.
+        """
         ordered = sorted(segments, key=lambda segment: segment.low)
         lows = [segment.low for segment in ordered]
         by_range = [self.accounts[segment.partition] for segment in ordered]
         known: dict[bytes, tuple[Account, int, int]] = {}
         write_record = journal.write
         topic, header, room = self.topic, self._header, self._room
-        plain_headers = [header]
+        plain_headers: RecordHeaders = [header]
         several = len(lows) > 1
         sticky, sticky_left = writer % len(by_range), STICKY_BYTES
 
@@ -97,20 +111,23 @@ class StreamLane:
                 known[key] = placed
             return placed
 
+        def spread(value: bytes | None) -> tuple[Account, int, int]:
+            nonlocal sticky, sticky_left
+            sticky_left -= len(value or b"") + RECORD_OVERHEAD
+            if sticky_left < 0:
+                sticky, sticky_left = (sticky + 1) % len(by_range), STICKY_BYTES
+            return by_range[sticky], 0, room
+
         def write(
             key: bytes | None,
             value: bytes | None,
             headers: RecordHeaders | None,
             timestamp: int | None,
         ) -> None:
-            nonlocal sticky, sticky_left
             if key is not None:
                 account, crc, left = known.get(key) or place(key)
             else:
-                sticky_left -= len(value or b"") + RECORD_OVERHEAD
-                if sticky_left < 0:
-                    sticky, sticky_left = (sticky + 1) % len(by_range), STICKY_BYTES
-                account, crc, left = by_range[sticky], 0, room
+                account, crc, left = spread(value)
             if value is not None:
                 crc = crc32(value, crc)
                 left -= len(value)
@@ -129,7 +146,31 @@ class StreamLane:
             account.count += 1
             account.crc_sum += crc
 
-        return write
+        def records(events: Iterable[EventFields]) -> Iterator[JournalRecord]:
+            # `write` once more, without a call for each event.
+            for event in events:
+                timestamp, record_headers = 0, plain_headers
+                if len(event) == 2:
+                    value, key = event
+                else:
+                    value, key, headers, timestamp = _unpack(event)
+                    if headers:
+                        self.check_size(key, value, headers)
+                        record_headers = [*headers, header]
+                if key is not None:
+                    account, crc, left = known.get(key) or place(key)
+                else:
+                    account, crc, left = spread(value)
+                if value is not None:
+                    crc = crc32(value, crc)
+                    left -= len(value)
+                if left < 0:
+                    self.check_size(key, value, None)
+                yield account.partition, key, value, record_headers, timestamp
+                account.count += 1
+                account.crc_sum += crc
+
+        return write, records
 
 
 class WriterAccount:
@@ -201,6 +242,26 @@ def check_headers(headers: Headers | None) -> RecordHeaders | None:
             raise InvalidArgument(f"header {name!r}: bytes or None, not {type(value).__name__}")
         found.append((name, value))
     return found
+
+
+def _unpack(
+    event: EventFields,
+) -> tuple[bytes | None, bytes | None, RecordHeaders | None, int]:
+    """Value, key, headers and timestamp (0: none) of an event given in another way than as a pair."""
+    check_fields(event)
+    value, key, headers, timestamp = (*event, None, None, None)[:4]
+    return value, key, check_headers(headers), timestamp or 0
+
+
+def check_fields(event: EventFields) -> None:
+    """`InvalidArgument` unless these are the fields of an event; headers are not looked at."""
+    given: Any = event  # callers without a type checker give anything
+    if not isinstance(given, tuple | list) or not 1 <= len(given) <= 4:
+        raise InvalidArgument(
+            f"an event is (value, key, headers, timestamp), the last may be left out, not {given!r:.80}"
+        )
+    value, key, _, timestamp = (*given, None, None, None)[:4]
+    check_event(key, value, timestamp)
 
 
 def check_event(key: bytes | None, value: bytes | None, timestamp: int | None) -> None:

@@ -239,6 +239,59 @@ def own_broker(unlucky_broker: EmbeddedBroker) -> EmbeddedBroker:
     return unlucky_broker
 
 
+def test_many_at_once_are_all_there_though_the_queue_is_small(
+    journals: Journals, unique: str
+) -> None:
+    options = Options(journals.bootstrap, {"queue.buffering.max.messages": 100})
+    pool = KafkaJournals(options, journals.admin, SystemClock(), 30)
+    topic = journals.topic(f"j.{unique}")
+    journal = pool.writer()
+    journal.open(topic, [0, 1], soon())
+    values = [b"%06d" % i for i in range(5000)]
+    for i in range(0, 5000, 1000):
+        journal.write_many(
+            topic, ((j & 1, b"k", values[j], HEADERS, 0) for j in range(i, i + 1000))
+        )
+    ends = journal.flush([Place(topic, 0), Place(topic, 1)], soon())
+    assert ends == {Place(topic, 0): 2500, Place(topic, 1): 2500}
+    assert journals.stored(topic) == values[::2] + values[1::2]
+    pool.close()
+
+
+def test_many_at_once_are_refused_after_a_failure(journals: Journals, unique: str) -> None:
+    topic = journals.topic(f"j.{unique}")
+    failed, discarded = journals.opened(topic), journals.opened(topic)
+    failed._by_topic[topic].fail("something")
+    discarded.discard()
+    for journal, why in ((failed, "something"), (discarded, "discard")):
+        with pytest.raises(errors.WriteFailed, match=why):
+            journal.write_many(topic, [(0, None, b"v", HEADERS, 0)])
+
+
+def test_a_producer_is_ready_before_its_topic_is_known(journals: Journals, unique: str) -> None:
+    topic = journals.topic(f"j.{unique}")
+    journal, *_others = [journals.pool.writer() for _ in range(10)]
+    (ready,) = journals.pool._spare  # one, however many writers
+    journal.open(topic, [0, 1], soon())
+    assert journal._by_topic[topic] is ready
+    journal.write(topic, 0, None, b"v", HEADERS, 0)
+    assert journal.flush([Place(topic, 0)], soon()) == {Place(topic, 0): 1}
+
+
+def test_a_ready_producer_that_does_not_fit_is_not_used(journals: Journals, unique: str) -> None:
+    small = journals.topic(f"j.small-{unique}", **{"max.message.bytes": "5000"})
+    usual = journals.topic(f"j.usual-{unique}")
+    journal = journals.pool.writer()
+    journals.pool._spare[0].fail("something")
+    for topic in (small, usual):
+        journal.open(topic, [0, 1], soon())
+        journal.write(topic, 0, None, b"v", HEADERS, 0)
+    journal.flush([], soon())
+    assert journals.pool._spare == []
+    assert journal._by_topic[small].max_bytes == 5000
+    assert journal._by_topic[usual].failure is None
+
+
 def test_no_answer_is_a_failure_for_ever(own_broker: EmbeddedBroker, unique: str) -> None:
     journals = Journals(own_broker.bootstrap)
     topic = journals.topic(f"j.{unique}")

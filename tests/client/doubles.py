@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.client.ports import ClientPorts, Entropy, Journals, Opened, RecordHeaders
+from anabranch.client.ports import (
+    ClientPorts,
+    Entropy,
+    JournalRecord,
+    Journals,
+    Opened,
+    RecordHeaders,
+)
 from anabranch.errors import EventTooLarge, NotReady, WriteFailed
 from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
@@ -155,6 +162,10 @@ class ListJournal:
         if not isinstance(value, bytes | None):
             raise TypeError("as confluent-kafka does")
         self.written.append((topic, partition, key, value, list(headers), timestamp_ms))
+
+    def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
+        for record in records:
+            self.write(topic, *record)
 
     def flush(
         self, written: Iterable[TopicPartition], deadline: float
