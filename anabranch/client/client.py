@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from anabranch.client.handle import Shared
 from anabranch.client.heart import Heart
+from anabranch.client.history_search import Start
 from anabranch.client.ports import ClientPorts, Readers
 from anabranch.client.protocol import Session
 from anabranch.client.reader import Reader
@@ -251,7 +252,7 @@ class Client:
         streams: str | Sequence[str],
         group: str | None = None,
         timeout: float | None = None,
-        start: str = "begin",
+        start: Start = "begin",
     ) -> Reader:
         """Committed events of one or more streams; iterate over what is returned, and close it.
 
@@ -268,7 +269,7 @@ class Client:
         stream: str,
         group: str | None = None,
         timeout: float | None = None,
-        start: str = "begin",
+        start: Start = "begin",
     ) -> TransactionReader:
         """Whole transactions of a stream in commit order; iterate over what is returned, and close it.
 

@@ -1,29 +1,27 @@
-"""Tells of an event's offset which commit put it there, by the stream's history.
+"""Tells of an event's offset which commit put it there, by the stream's history, and whether it is its turn.
 
 COMMIT records come in commit order, and so do the offsets on every partition: history and events are read side
-by side. A COMMIT record is in the same native transaction as its data, so it is there, or arrives at once.
+by side. A COMMIT record is in the same native transaction as its data, so it is there, or arrives at once; only
+of a big merge the data is there long before (carried aside), and waits.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Container, Mapping
+from typing import NamedTuple
 
-from confluent_kafka import TopicPartition
-
+from anabranch.client.history_search import HistorySearch, history_record
 from anabranch.client.kafka_admin import KafkaAdmin
-from anabranch.client.kafka_consumer import CommittedConsumer, CommittedMessage
+from anabranch.client.kafka_consumer import CommittedConsumer
 from anabranch.client.options import Options
 from anabranch.core.ids import NO_TXN
-from anabranch.errors import DeadlineExceeded
-from anabranch.schemas.codec import decode
+from anabranch.core.order import StreamOrder
 from anabranch.schemas.records import CommitRecord, EpochRecord
 from anabranch.topics.names import history_topic
 
-_PROBE_S = 10.0
-_BACK = 16  # the first step back from the history's end, then 8 times as far, …
+MOST_SPANS = 100_000  # commits known ahead of what is read; the history is not read beyond
 NO_SEGMENT = -1
 
 
@@ -38,105 +36,90 @@ class Span(NamedTuple):
 
 
 class HistoryIndex:
-    """The commits of one stream, from given positions on. Used by one thread."""
+    """The commits and epochs of one stream, from given positions on. Used by one thread."""
 
     def __init__(self, options: Options, admin: KafkaAdmin, stream: str, timeout: float) -> None:
-        self._stream = stream
+        """``timeout``: seconds until a search in the history gives up (`NotReady`)."""
         self._topic = history_topic(stream)
-        self._admin = admin
-        self._timeout = timeout
-        self._consumer = CommittedConsumer(options, admin, group=None, start="begin", eof=True)
+        self._consumer = CommittedConsumer(options, group=None, eof=True)
+        self.search = HistorySearch(self._consumer, admin, stream, timeout)
+        self._own: Container[int] = ()
         self._spans: dict[int, deque[Span]] = {}
-        self._covered_from: dict[int, int] = {}
+        self._ahead = 0
         self._vector: dict[int, int] = {}
         self._last_timestamp = 0
+        self.order = StreamOrder(())
+        self.new_partitions: set[int] = set()  # named by epochs read since the caller emptied it
 
-    def cover(self, positions: Mapping[int, int]) -> None:
-        """Be able to find every offset from these positions (partition -> offset) on."""
-        self._spans = {partition: deque() for partition in positions}
-        self._covered_from = dict(positions)
-        self._vector = {}
-        self._consumer.native.assign([TopicPartition(self._topic, 0, self._locate(positions))])
+    def cover(self, positions: Mapping[int, int], own: Container[int]) -> None:
+        """Be able to find every offset from these positions (of all partitions) on, on the own partitions.
 
-    def find(self, partition: int, offset: int) -> Span:
-        """The commit of an offset. Ask in rising order for each partition.
-
-        `DeadlineExceeded` if the history doesn't show it within the client's timeout.
+        What stands before them counts as read.
         """
-        if offset < self._covered_from.get(partition, offset + 1):
-            self.cover({**self._covered_from, partition: offset})
-        spans = self._spans[partition]
-        deadline = time.monotonic() + self._timeout
+        order = StreamOrder(own)
+        order.moved(positions)
+        begin = self.search.not_beyond(positions)
+        if begin is not None and isinstance(begin.record, CommitRecord):
+            epoch = self.search.epoch(begin)
+            if epoch is not None:
+                order.add(epoch)
+        self._spans = {}
+        self._own = own
+        self._ahead = 0
+        self._vector = {}
+        self.order = order
+        self.new_partitions.clear()
+        self._consumer.assign({(self._topic, 0): begin.offset if begin else 0})
+
+    def find(self, partition: int, offset: int, wait: float) -> Span | None:
+        """The commit of an offset, asked for in rising order on each partition.
+
+        None: the history does not show it yet; then it may be asked for again. ``wait``: seconds that it may
+        take until it does.
+        """
+        spans = self._spans.setdefault(partition, deque())
+        deadline = time.monotonic() + wait
         while True:
-            while spans and spans[0].end <= offset:
-                spans.popleft()
+            self.drop(partition, offset)
             if spans and spans[0].first <= offset:
-                self._covered_from[partition] = offset
                 return spans[0]
-            if self._vector.get(partition, 0) > offset:
+            if spans or self._vector.get(partition, 0) > offset:
                 # The history has passed it without naming it.
                 return Span(offset, offset + 1, None, self._last_timestamp, NO_SEGMENT)
-            if time.monotonic() >= deadline:
-                raise DeadlineExceeded(
-                    f"the history of {self._stream} does not show offset {offset} of partition {partition}"
-                )
-            self._read(min(deadline, time.monotonic() + 1.0))
+            if not self.read_on(deadline):
+                return None
 
-    def _read(self, deadline: float) -> None:
-        for message in self._consumer.next_batch(deadline):
-            record = _record_of(message)
-            if isinstance(record, CommitRecord):
-                txn_id = None if record.txn_id == NO_TXN else record.txn_id
-                for part in record.segments:
-                    spans = self._spans.get(part.partition)
-                    if spans is not None:
-                        spans.append(
-                            Span(part.first, part.end, txn_id, record.timestamp, part.segment_id)
-                        )
-            if isinstance(record, CommitRecord | EpochRecord):
-                self._last_timestamp = record.timestamp
-                for position in record.vector:
-                    self._vector[position.partition] = position.offset
+    def drop(self, partition: int, offset: int) -> None:
+        """Nothing below this offset will be asked for."""
+        spans = self._spans.setdefault(partition, deque())
+        while spans and spans[0].end <= offset:
+            spans.popleft()
+            self._ahead -= 1
 
-    # -- where to begin -------------------------------------------------------------------------------
-
-    def _locate(self, positions: Mapping[int, int]) -> int:
-        """The offset of the first history record that goes beyond any of the positions, or one before it.
-
-        Vectors only grow, so the records can be searched by halving, from the end, where readers mostly are.
-        """
-        deadline = time.monotonic() + self._timeout
-        start = self._admin.start_offsets([(self._topic, 0)], deadline)[self._topic, 0]
-        high = self._admin.end_offsets([(self._topic, 0)], deadline)[self._topic, 0]
-        if not any(positions.values()):
-            return start
-        step, low = _BACK, start
-        probe = max(start, high - step)
-        while probe > start:  # find a low that is not beyond yet
-            if not self._is_beyond(probe, positions):
-                low = probe
-                break
-            high, step = probe, step * 8
-            probe = max(start, probe - step)
-        while high - low > _BACK:
-            middle = (low + high) // 2
-            if self._is_beyond(middle, positions):
-                high = middle
+    def read_on(self, deadline: float = 0.0) -> bool:
+        """Read on in the history, as far as is sensible. False: nothing came until the deadline (monotonic)."""
+        if self._ahead > MOST_SPANS:
+            return False
+        batch = self._consumer.next_batch(deadline)
+        for message in batch:
+            record = history_record(message)
+            if isinstance(record, EpochRecord):
+                self.order.add(record)
+                self.new_partitions.update(s.partition for s in record.segments)
             else:
-                low = middle
-        return low
+                self._note(record)
+            self._last_timestamp = record.timestamp
+            for position in record.vector:
+                self._vector[position.partition] = position.offset
+        return bool(batch)
 
-    def _is_beyond(self, offset: int, positions: Mapping[int, int]) -> bool:
-        """Whether the first record at or after this offset goes beyond any position (or there is none)."""
-        self._consumer.native.assign([TopicPartition(self._topic, 0, offset)])
-        batch: list[CommittedMessage] = []
-        deadline = time.monotonic() + _PROBE_S
-        while not batch and not self._consumer.at_end and time.monotonic() < deadline:
-            batch = self._consumer.next_batch(deadline, limit=1)
-        if not batch:
-            return True
-        record = _record_of(batch[0])
-        return any(p.offset > positions.get(p.partition, p.offset) for p in record.vector)
+    def _note(self, record: CommitRecord) -> None:
+        txn_id = None if record.txn_id == NO_TXN else record.txn_id
+        for part in record.segments:
+            if part.partition in self._own:
+                spans = self._spans.setdefault(part.partition, deque())
+                spans.append(Span(part.first, part.end, txn_id, record.timestamp, part.segment_id))
+                self._ahead += 1
 
     def close(self) -> None:
         """Free everything."""
@@ -145,7 +128,3 @@ class HistoryIndex:
     def leak(self) -> None:
         """In a forked child: free nothing, ever."""
         self._consumer.leak()
-
-
-def _record_of(message: CommittedMessage) -> Any:
-    return decode(message.value() or b"")

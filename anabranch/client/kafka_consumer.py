@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -18,10 +18,11 @@ from anabranch.topics.names import stream_topic
 
 log = logging.getLogger("anabranch.client")
 
-STARTS = {"begin": "earliest", "end": "latest"}
 NO_GROUP = "anabranch-reader"  # never joined: partitions are assigned by hand
 _SLICE_S = 0.5
 _ASK_S = 30.0
+_LEARN_S = 5.0
+_REFRESH_MS = 2000  # a group's members find new partitions within this
 
 _HOPELESS = frozenset(
     (
@@ -56,20 +57,49 @@ class CommittedConsumer:
     def __init__(
         self,
         options: Options,
-        admin: KafkaAdmin,
         *,
         group: str | None,
-        start: str,
         eof: bool = False,
     ) -> None:
-        config = options.reader(group or NO_GROUP, STARTS[start])
+        """``eof``: `ended_at` is kept."""
+        config = options.reader(group or NO_GROUP, "earliest")
         if eof:
             config["enable.partition.eof"] = True
+        if group is not None:
+            config.setdefault("topic.metadata.refresh.interval.ms", _REFRESH_MS)
         self.native: Consumer = make(Consumer, config, _on_error)
-        self._admin = admin
         self._size = 100
         self._asked_at = 0.0
-        self.at_end = False
+        self._at_end = False
+        self.ended_at = -1  # where the end of a partition was last met
+
+    def assign(self, places: Mapping[tuple[str, int], int]) -> None:
+        """Read exactly these (topic, partition), from these offsets on. All are read on, paused or not before."""
+        before = self.native.assignment()
+        if before:
+            self.native.resume(before)
+        self.ended_at = -1
+        self.native.assign([TopicPartition(t, p, offset) for (t, p), offset in places.items()])
+
+    def add(self, topic: str, offsets: Mapping[int, int]) -> None:
+        """Read partitions too (partition -> offset) that may be new. Not in a group, which is given its own."""
+        self.learn(topic)
+        self.native.incremental_assign([TopicPartition(topic, p, o) for p, o in offsets.items()])
+
+    def learn(self, topic: str | None = None) -> None:
+        """Ask what partitions there are now. Of all topics: then a group takes its new ones too."""
+        try:
+            if topic is None:
+                self.native.list_topics(timeout=_LEARN_S)
+            else:
+                self.native.list_topics(topic, timeout=_LEARN_S)
+        except KafkaException as error:
+            log.info("metadata: %s", error)
+
+    def positions(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """The offset after the last message that `next_batch` gave, of partitions that gave some."""
+        found = self.native.position([TopicPartition(topic, p) for p in partitions])
+        return {place.partition: place.offset for place in found if place.offset >= 0}
 
     def next_batch(self, deadline: float, limit: int = 2000) -> list[CommittedMessage]:
         """Messages, at least one unless the deadline (monotonic seconds) passes or a partition's end is met.
@@ -82,9 +112,9 @@ class CommittedConsumer:
             self._size = max(1, self._size // 2)
         elif spent < 0.2:
             self._size = min(limit, self._size * 2)
-        self.at_end = False
+        self._at_end = False
         batch: list[Message] = []
-        while not batch and not self.at_end:
+        while not batch and not self._at_end:
             left = deadline - time.monotonic()
             message = self.native.poll(max(0.0, min(left, _SLICE_S)))
             if message is not None:
@@ -102,7 +132,8 @@ class CommittedConsumer:
         error = message.error()
         if error is not None:
             if error.code() == _EOF:
-                self.at_end = True
+                self._at_end = True
+                self.ended_at = cast("int", message.offset())
             elif error.fatal() or error.code() in _HOPELESS:
                 raise FixCallError(f"can't read {message.topic()}: {error}")
             else:
@@ -138,22 +169,23 @@ class CommittedConsumer:
             on_lost=lambda _, partitions: on_gone(partitions, False),
         )
 
-    def start_offsets(
-        self, partitions: list[TopicPartition], start: str, *, of_group: bool
-    ) -> list[TopicPartition]:
-        """The same partitions with the offsets to begin at: the group's, else the begin or end."""
-        committed = {}
-        if of_group:
-            try:
-                found = self.native.committed(partitions, timeout=_ASK_S)
-            except KafkaException as error:
-                raise NotReady(f"the group's offsets can't be read: {error}") from error
-            committed = {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
-        places = [(p.topic, p.partition) for p in partitions]
-        missing = [place for place in places if place not in committed]
-        ask = self._admin.end_offsets if start == "end" else self._admin.start_offsets
-        committed |= ask(missing, time.monotonic() + _ASK_S)
-        return [TopicPartition(t, p, committed[t, p]) for t, p in places]
+    def committed(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The group's committed offsets, where there are any. `NotReady`."""
+        try:
+            found = self.native.committed([TopicPartition(t, p) for t, p in places], timeout=_ASK_S)
+        except KafkaException as error:
+            raise NotReady(f"the group's offsets can't be read: {error}") from error
+        return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
+
+    def commit_all(self, offsets: Mapping[tuple[str, int], int]) -> bool:
+        """Commit offsets in the group, in one request. Whether all were taken; else it may be tried again."""
+        wanted = [TopicPartition(t, p, offset) for (t, p), offset in offsets.items()]
+        try:
+            taken = self.native.commit(offsets=wanted, asynchronous=False) or []
+        except KafkaException as error:
+            log.info("offsets were not committed: %s", error)
+            return False
+        return all(place.error is None for place in taken)
 
     def commit(self, offsets: dict[tuple[str, int], int], *, wait: bool) -> None:
         """Commit positions in the group. A failure is only logged: it means events come again."""
@@ -179,13 +211,6 @@ class CommittedConsumer:
 
 def _on_error(error: KafkaError) -> None:
     log.debug("reading: %s", error)
-
-
-def check_start(start: Any) -> str:
-    """'begin' or 'end'."""
-    if start not in STARTS:
-        raise InvalidArgument(f"start {start!r}: 'begin' or 'end'")
-    return str(start)
 
 
 def check_group(group: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Reading committed events: `Client.read`."""
+"""Reading committed events in stream order: `Client.read`."""
 
 from __future__ import annotations
 
@@ -10,30 +10,38 @@ from typing import Self
 
 from confluent_kafka import TopicPartition
 
-from anabranch.client.history import HistoryIndex, Span
+from anabranch.client.history import Span
+from anabranch.client.history_search import Start, check_start
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_consumer import (
     CommittedConsumer,
     CommittedMessage,
     check_group,
-    check_start,
     check_timeout,
     partitions_of,
 )
 from anabranch.client.options import Options
+from anabranch.client.ordered import OrderedStream
+from anabranch.client.starting import Starting
 from anabranch.client.types import Event
 from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE
+from anabranch.errors import NotReady
 from anabranch.topics.names import stream_topic
 
 COMMIT_EVERY_S = 1.0
+_IDLE_S = 0.25  # then the history is read on, which may name new partitions
+_HELD_S = 0.02  # and so soon if something is waited for
+_ASK_EVERY_S = 0.1
 
 
 class Reader(Iterator[Event]):
     """Committed events, one after the other. An iterator; close it, or use it as a context manager.
 
-    With a group, its members share the partitions, and each goes on where the group has come to. An event
-    counts as processed when the next one is asked for; positions are committed every second or so, when
-    partitions move to another member, and at `close`. So each event comes at least once. One thread at a time.
+    Events of one key come in commit order, however the stream is scaled meanwhile. With a group, its members
+    share the partitions, and each goes on where the group has come to. An event counts as processed when the
+    next one is asked for; positions are committed every second or so, when a sealed segment is read to its
+    end, when partitions move to another member, and at `close`. So each event comes at least once. One thread
+    at a time.
     """
 
     def __init__(
@@ -43,35 +51,43 @@ class Reader(Iterator[Event]):
         streams: Sequence[str],
         group: str | None,
         timeout: float | None,
-        start: str,
+        start: Start,
         ask_timeout: float,
     ) -> None:
         self._closed = True  # until all is made
-        self._streams = {stream_topic(stream): stream for stream in streams}
+        self._names = {stream_topic(stream): stream for stream in streams}
         self._group = check_group(group)
         self._timeout = check_timeout(timeout)
-        self._start = check_start(start)
-        counts = partitions_of(admin, list(streams), time.monotonic() + ask_timeout)
-        self._indexes = {
-            topic: HistoryIndex(options, admin, stream, ask_timeout)
-            for topic, stream in self._streams.items()
-        }
-        self._positions: dict[str, dict[int, int]] = {}
-        self._to_cover: set[str] = set()
+        checked = check_start(start)
+        partitions_of(admin, list(streams), time.monotonic() + ask_timeout)
+        self._ask_timeout = ask_timeout
         self._spans: dict[tuple[str, int], Span] = {}
         self._processed: dict[tuple[str, int], int] = {}
         self._next_commit = time.monotonic() + COMMIT_EVERY_S
         self._assigned_by = time.monotonic() + ask_timeout
         self._assigned = False
+        self._gains: dict[str, set[int]] | None = (
+            None  # partitions given to us and not begun with yet
+        )
+        self._begin_by = self._ask_at = 0.0
+        self._term = 0  # raised when partitions come or go
         self._batch: Iterator[CommittedMessage] = iter(())
         self._given: tuple[tuple[str, int], int] | None = None
         self._events: Generator[Event, None, None] | None = None
-        self._consumer = CommittedConsumer(options, admin, group=group, start=start)
+        self._consumer = CommittedConsumer(options, group=group)
+        self._streams = {
+            topic: OrderedStream(options, admin, self._consumer, stream, ask_timeout)
+            for topic, stream in self._names.items()
+        }
+        self._starting = {
+            topic: Starting(admin, stream.index.search, stream.stream, checked, ask_timeout)
+            for topic, stream in self._streams.items()
+        }
         self._closed = False
         if group is None:
-            self._gained([TopicPartition(t, p) for t, n in counts.items() for p in range(n)])
+            self._begin({topic: starting.alone() for topic, starting in self._starting.items()})
         else:
-            self._consumer.subscribe(list(counts), self._gained, self._lost)
+            self._consumer.subscribe(list(self._names), self._gained, self._lost)
 
     # A loop holds only the generator, and that the reader: leaving the loop frees both, at once.
 
@@ -109,22 +125,23 @@ class Reader(Iterator[Event]):
             self._commit(wait=True)
             self._batch = iter(())
             self._consumer.close()
-            for index in self._indexes.values():
-                index.close()
+            for stream in self._streams.values():
+                stream.close()
 
     def after_fork(self) -> None:
         """In a forked child: free nothing, ever."""
         self._closed = True
         self._consumer.leak()
-        for index in self._indexes.values():
-            index.leak()
+        for stream in self._streams.values():
+            stream.leak()
 
     # -- events ---------------------------------------------------------------------------------------
 
     def _run(self) -> Generator[Event, None, None]:
         nowhere = Span(0, 0, None, 0, 0)
         new = tuple.__new__
-        streams, spans, processed = self._streams, self._spans, self._processed
+        names, streams = self._names, self._streams
+        spans, processed = self._spans, self._processed
         in_group = self._group is not None
         now = time.monotonic
         if self._given is not None:
@@ -136,13 +153,17 @@ class Reader(Iterator[Event]):
                 place = (topic, partition)
                 span = spans.get(place, nowhere)
                 if not span.first <= offset < span.end:
-                    span = spans[place] = self._find(topic, partition, offset)
+                    found = streams[topic].admit(message)
+                    if found is None:  # it waits for its turn, and what follows it too
+                        spans[place] = nowhere
+                        continue
+                    span = spans[place] = found
                 headers, txn_id = split_headers(message.headers())
                 try:
                     yield new(
                         Event,
                         (
-                            streams[topic],
+                            names[topic],
                             message.key(),
                             message.value(),
                             headers,
@@ -161,7 +182,12 @@ class Reader(Iterator[Event]):
                     processed[place] = offset + 1
                     if now() >= self._next_commit:
                         self._commit(wait=False)
-            batch = self._next_batch()
+            try:
+                batch = self._next_batch()
+            except RuntimeError:  # closed by another thread, with its consumers
+                if not self._closed:
+                    raise
+                break
             if not batch:
                 break
             self._batch = iter(batch)
@@ -169,48 +195,93 @@ class Reader(Iterator[Event]):
     def _next_batch(self) -> list[CommittedMessage]:
         """Messages; none when nothing came for the reader's timeout, or once it is closed."""
         give_up = None
+        idle = False
         while not self._closed:
             now = time.monotonic()
+            self._begin_with_gains(now)
+            waiting = self._settle(idle)
+            ready = [m for stream in self._streams.values() for m in stream.released()]
+            if ready:
+                return ready
             if give_up is None and (self._assigned or now >= self._assigned_by):
                 give_up = math.inf if self._timeout is None else now + self._timeout
-            batch = self._consumer.next_batch(min(give_up or math.inf, now + COMMIT_EVERY_S))
-            if batch:
+            pause = _HELD_S if waiting or self._gains is not None else _IDLE_S
+            term = self._term
+            batch = self._consumer.next_batch(min(give_up or math.inf, now + pause))
+            if batch and term == self._term:
                 return batch
-            if time.monotonic() >= self._next_commit:
-                self._commit(wait=False)
+            idle = True
             if give_up is not None and time.monotonic() >= give_up:
                 self._commit(wait=True)
                 break
         return []
 
-    def _find(self, topic: str, partition: int, offset: int) -> Span:
-        index = self._indexes[topic]
-        if topic in self._to_cover:
-            self._to_cover.discard(topic)
-            index.cover(self._positions[topic])
-        return index.find(partition, offset)
-
     # -- positions ------------------------------------------------------------------------------------
 
+    def _settle(self, idle: bool) -> bool:
+        """Between batches. Whether something is held that waits for its turn."""
+        finished = False
+        for topic, stream in self._streams.items():
+            for partition, position in stream.settle(idle).items():
+                place = (topic, partition)
+                self._processed[place] = max(position, self._processed.get(place, 0))
+            finished |= stream.index.order.take_finished()
+        if finished or time.monotonic() >= self._next_commit:
+            self._commit(wait=False)
+        return any(stream.holds for stream in self._streams.values())
+
     def _gained(self, partitions: list[TopicPartition]) -> None:
-        """New partitions: stand where the group has come to, or at the start."""
-        placed = self._consumer.start_offsets(
-            partitions, self._start, of_group=self._group is not None
-        )
-        self._positions.clear()
-        for place in placed:
-            self._positions.setdefault(place.topic, {})[place.partition] = place.offset
-        self._to_cover = set(self._positions)
-        self._consumer.native.assign(placed)
+        """New partitions, all that are ours now. They are begun with outside of this callback."""
+        self._term += 1
+        self._consumer.assign({})
+        self._gains = {topic: set() for topic in self._names}
+        for place in partitions:
+            self._gains[place.topic].add(place.partition)
+        self._ask_at = time.monotonic()
+        self._begin_by = self._ask_at + self._ask_timeout
+
+    def _begin_with_gains(self, now: float) -> None:
+        """Stand where the group has come to, once that is known. `NotReady` when it takes too long."""
+        if self._gains is None or now < self._ask_at:
+            return
+        self._ask_at = now + _ASK_EVERY_S
+        positions = {}
+        for topic, own in self._gains.items():
+            if own:
+                found = self._starting[topic].in_group(self._consumer, own)
+                if found is None:
+                    if now >= self._begin_by:
+                        self._begin_by = now + self._ask_timeout
+                        raise NotReady(
+                            f"the group {self._group} has no position in {topic} yet: the member with "
+                            "partition 0 makes it; go on, or look at that one"
+                        )
+                    return
+                positions[topic] = found
+        self._begin(positions)
+
+    def _begin(self, positions: dict[str, dict[int, int]]) -> None:
+        """Read on from these positions (topic -> partition -> offset): our partitions; without a group all."""
+        gains, self._gains = self._gains, None
+        places: dict[tuple[str, int], int] = {}
+        for topic, offsets in positions.items():
+            own = None if gains is None else gains[topic]
+            self._streams[topic].begin(offsets, own)
+            places |= {(topic, p): offsets[p] for p in (offsets if own is None else own)}
+        self._consumer.assign(places)
         self._assigned = True
 
     def _lost(self, partitions: list[TopicPartition], may_commit: bool) -> None:
         """All partitions go; what is processed is committed if they are still ours."""
+        self._term += 1
         if may_commit:
             self._commit(wait=True)
+        self._gains = None
         self._processed.clear()
         self._spans.clear()
         self._batch = iter(())
+        for stream in self._streams.values():
+            stream.stop()
         self._consumer.native.unassign()
 
     def _commit(self, *, wait: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
+from anabranch.client.history_search import Start
 from anabranch.client.kafka import leak
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.options import Options
@@ -23,7 +24,7 @@ class KafkaReaders:
         self._made: weakref.WeakSet[Reader | TransactionReader] = weakref.WeakSet()
 
     def read(
-        self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: str
+        self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: Start
     ) -> Reader:
         """A reader of events."""
         names = [streams] if isinstance(streams, str) else list(dict.fromkeys(streams))
@@ -34,7 +35,7 @@ class KafkaReaders:
         return reader
 
     def read_transactions(
-        self, stream: str, group: str | None, timeout: float | None, start: str
+        self, stream: str, group: str | None, timeout: float | None, start: Start
     ) -> TransactionReader:
         """A reader of whole transactions."""
         reader = TransactionReader(

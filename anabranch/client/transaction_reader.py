@@ -13,12 +13,12 @@ from typing import Self
 
 from confluent_kafka import TopicPartition
 
+from anabranch.client.history_search import HistorySearch, Start, check_start
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_consumer import (
     CommittedConsumer,
     CommittedMessage,
     check_group,
-    check_start,
     check_timeout,
     partitions_of,
 )
@@ -36,7 +36,7 @@ log = logging.getLogger("anabranch.client")
 IN_HAND = 10_000  # transactions of so many events are read before they are given out; bigger ones as they are read
 _MOST_WAITING = 20_000  # messages of a partition kept for later; then it pauses
 _SKIP_BY_READING = 1_000  # a smaller gap is read over, a bigger one jumped
-_PACE_S = 1.0
+_PACE_S = 0.25
 
 
 class TransactionReader(Iterator[Committed]):
@@ -54,10 +54,13 @@ class TransactionReader(Iterator[Committed]):
         stream: str,
         group: str | None,
         timeout: float | None,
-        start: str,
+        start: Start,
         ask_timeout: float,
     ) -> None:
         self._closed = True  # until all is made
+        self._options = options
+        self._admin = admin
+        self._ask_timeout = ask_timeout
         self._stream = stream
         self._group = check_group(group)
         self._timeout = check_timeout(timeout)
@@ -69,13 +72,15 @@ class TransactionReader(Iterator[Committed]):
         self._term = 0  # raised when the history partition goes
         self._assigned_by = time.monotonic() + ask_timeout
         self._assigned = False
+        self._gains = False  # the history is ours, and not begun with yet
         self._batch: Iterator[CommittedMessage] = iter(())
         self._given: int | None = None
         self._transactions: Generator[Committed, None, None] | None = None
-        self._history = CommittedConsumer(options, admin, group=group, start=start)
+        self._history = CommittedConsumer(options, group=group)
         self._closed = False
         if group is None:
-            self._gained([TopicPartition(*self._place)])
+            self._assigned = True
+            self._begin()
         else:
             self._history.subscribe([self._place[0]], self._gained, self._lost)
 
@@ -155,11 +160,14 @@ class TransactionReader(Iterator[Committed]):
     def _next_batch(self) -> list[CommittedMessage]:
         give_up = None
         while not self._closed:
+            if self._gains:
+                self._begin()
             now = time.monotonic()
             if give_up is None and (self._assigned or now >= self._assigned_by):
                 give_up = math.inf if self._timeout is None else now + self._timeout
+            term = self._term
             batch = self._history.next_batch(min(give_up or math.inf, now + _PACE_S))
-            if batch:
+            if batch and term == self._term:
                 return batch
             if give_up is not None and time.monotonic() >= give_up:
                 self._commit(wait=True)
@@ -167,17 +175,37 @@ class TransactionReader(Iterator[Committed]):
         return []
 
     def _gained(self, partitions: list[TopicPartition]) -> None:
-        placed = self._history.start_offsets(
-            partitions, self._start, of_group=self._group is not None
-        )
-        self._history.native.assign(placed)
+        """The history is ours, or another's. It is begun with outside of this callback."""
+        self._history.assign({})
+        self._gains = bool(partitions)
         self._assigned = True
+
+    def _begin(self) -> None:
+        """Stand where the group has come to, or at the start."""
+        known = self._history.committed([self._place]) if self._group is not None else {}
+        offset = known[self._place] if self._place in known else self._first()
+        self._history.assign({self._place: offset})
+        self._gains = False
+
+    def _first(self) -> int:
+        """Where to begin in the history without a position of the group."""
+        if self._start == "end":
+            ends = self._admin.end_offsets([self._place], time.monotonic() + self._ask_timeout)
+            return ends[self._place]
+        consumer = CommittedConsumer(self._options, group=None, eof=True)
+        try:
+            search = HistorySearch(consumer, self._admin, self._stream, self._ask_timeout)
+            found = search.as_of(self._start)
+        finally:
+            consumer.close()
+        return 0 if found is None else found.offset + 1
 
     def _lost(self, partitions: list[TopicPartition], may_commit: bool) -> None:
         if may_commit:
             self._commit(wait=True)
         self._done = None
         self._given = None
+        self._gains = False
         self._batch = iter(())
         self._term += 1
         self._history.native.unassign()
@@ -204,7 +232,7 @@ class _Feeds:
         self._topic = stream_topic(stream)
         self._admin = admin
         self._timeout = timeout
-        self._consumer = CommittedConsumer(options, admin, group=None, start="begin")
+        self._consumer = CommittedConsumer(options, group=None)
         self._feeds: dict[int, _Feed] = {}
         self._starts: dict[int, int] = {}
         self._closed = False
@@ -273,7 +301,7 @@ class _Feeds:
         native = self._consumer.native
         if feed is None:
             feed = self._feeds[partition] = _Feed(offset, deque())
-            native.incremental_assign([TopicPartition(self._topic, partition, offset)])
+            self._consumer.add(self._topic, {partition: offset})
         elif not feed.next_offset <= offset <= feed.next_offset + _SKIP_BY_READING:
             feed.waiting.clear()
             self._resume(partition, feed)

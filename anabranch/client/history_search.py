@@ -1,0 +1,200 @@
+"""Finds records in a stream's history without reading all of it: by halving, by time, and from its end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from anabranch.client.kafka_admin import KafkaAdmin
+from anabranch.client.kafka_consumer import CommittedConsumer, CommittedMessage
+from anabranch.core.hybrid_time import MAX, from_datetime, to_ms
+from anabranch.errors import InvalidArgument, MalformedRecord, NotReady
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import CommitRecord, EpochRecord
+from anabranch.topics.names import history_topic
+
+_NEAR = 16  # offsets; so few are read over rather than halved, and the first step back from the end
+_FARTHER = 8  # each step back is so many times the one before
+_DIRECTLY_BEFORE = -2
+
+HistoryRecord = EpochRecord | CommitRecord
+Start = str | int | datetime
+
+
+class Found(NamedTuple):
+    """A record of the history, and where it stands."""
+
+    offset: int
+    record: HistoryRecord
+
+    def vector(self) -> dict[int, int]:
+        """End offset of every partition of the stream as of this record."""
+        return {position.partition: position.offset for position in self.record.vector}
+
+
+def check_start(start: Start) -> str | int:
+    """'begin', 'end', or a hybrid time, also that of a moment. `InvalidArgument` for anything else."""
+    if isinstance(start, datetime):
+        return from_datetime(start)
+    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= MAX:
+        return start
+    if isinstance(start, str) and start in ("begin", "end"):
+        return start
+    raise InvalidArgument(
+        f"start {start!r}: 'begin', 'end', a commit timestamp or a datetime with its time zone"
+    )
+
+
+def history_record(message: CommittedMessage) -> HistoryRecord:
+    """The record of a message of a history topic. `MalformedRecord` if it is none."""
+    record = decode(message.value() or b"")
+    if not isinstance(record, CommitRecord | EpochRecord):
+        raise MalformedRecord(f"{message.topic()} holds a {type(record).__name__}")
+    return record
+
+
+class HistorySearch:
+    """Searches of one history, by a consumer whose assignment they change. `NotReady` when time runs out."""
+
+    def __init__(
+        self, consumer: CommittedConsumer, admin: KafkaAdmin, stream: str, timeout: float
+    ) -> None:
+        """``consumer``: one that keeps its `ended_at`. ``timeout``: seconds, of each search."""
+        self._consumer = consumer
+        self._admin = admin
+        self._topic = history_topic(stream)
+        self._timeout = timeout
+        self._deadline = 0.0
+        self._low = self._high = 0
+
+    def as_of(self, start: str | int) -> Found | None:
+        """The record at which a reader starts; None: the stream's beginning.
+
+        The last record of the history ('end'), or the last one at or below a hybrid time. Whatever was
+        committed before this call counts.
+        """
+        if start == "begin":
+            return None
+        self._look()
+        if isinstance(start, str):
+            return self._last()
+        found = None
+        for at in self._records(self._by_time(start)):
+            if at.record.timestamp > start:
+                return found or self._back_to(at, start)
+            found = at
+        return found or self._back_to(self._last(), start)
+
+    def not_beyond(self, positions: Mapping[int, int]) -> Found | None:
+        """A record before which all is at or below the positions, so that a reader may begin with it.
+
+        ``positions``: partition -> offset, 0 if not given. It is the first record that goes beyond one of
+        them, or one a little before it. None: the history is empty, so far.
+        """
+        self._look()
+
+        def goes_beyond(record: HistoryRecord) -> bool:
+            return any(p.offset > positions.get(p.partition, 0) for p in record.vector)
+
+        offset = self._low if not any(positions.values()) else self._before(self._high, goes_beyond)
+        return self._first(offset)
+
+    def epoch(self, commit: Found) -> EpochRecord | None:
+        """The EPOCH record of a commit's stream epoch; None if the history is cut after it.
+
+        It is the first record of that epoch, and epochs never fall along the history.
+        """
+        wanted = commit.record.stream_epoch
+        self._look()
+        low = self._low
+        if wanted > 0:
+            low = self._before(commit.offset, lambda record: record.stream_epoch >= wanted)
+        for _, record in self._records(low):
+            if record.stream_epoch >= wanted:
+                if isinstance(record, EpochRecord) and record.stream_epoch == wanted:
+                    return record
+                return None
+        return None
+
+    # -- how ------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """See how long the history is now: what was committed before ends there, visible yet or not."""
+        self._deadline = time.monotonic() + self._timeout
+        place = (self._topic, 0)
+        self._low = self._admin.start_offsets([place], self._deadline)[place]
+        self._high = self._admin.end_offsets([place], self._deadline)[place]
+
+    def _records(self, offset: int, limit: int = 2000) -> Iterator[Found]:
+        """The records from an offset on, up to the end that was seen."""
+        if offset >= self._high:
+            return
+        self._consumer.assign({(self._topic, 0): max(offset, self._low)})
+        while True:
+            for message in self._consumer.next_batch(self._deadline, limit):
+                if message.offset() < self._high:
+                    yield Found(message.offset(), history_record(message))
+                if message.offset() + 1 >= self._high:
+                    return
+            if self._consumer.ended_at >= self._high:
+                return
+            if time.monotonic() >= self._deadline:
+                raise NotReady(f"{self._topic} can't be read to its end, {self._high}")
+
+    def _first(self, offset: int) -> Found | None:
+        return next(self._records(offset, 1), None)
+
+    def _before(self, high: int, holds: Callable[[HistoryRecord], bool]) -> int:
+        """An offset at or a little before the first record that ``holds`` is true of, and of all after it.
+
+        Searched from the end, where readers mostly are. All records before the offset don't hold.
+        """
+        low = self._low
+        step = _NEAR
+        while high - step > low:
+            found = self._first(high - step)
+            if found is None or holds(found.record):
+                high, step = high - step, step * _FARTHER
+            else:
+                low = high - step
+        while high - low > _NEAR:
+            middle = (low + high) // 2
+            found = self._first(middle)
+            if found is None or holds(found.record):
+                high = middle
+            else:
+                low = middle
+        return low
+
+    def _last(self) -> Found | None:
+        window = _NEAR
+        while True:
+            offset = max(self._low, self._high - window)
+            newest = deque(self._records(offset), maxlen=1)
+            last = newest[0] if newest else None
+            if last is not None or offset == self._low:
+                return last
+            window *= _FARTHER
+
+    def _by_time(self, timestamp: int) -> int:
+        """Where the first record of a later millisecond stands, or something aborted of that time; else the end."""
+        place = TopicPartition(self._topic, 0, to_ms(timestamp) + 1)
+        try:
+            (found,) = self._consumer.native.offsets_for_times([place], timeout=self._timeout)
+        except KafkaException as error:
+            raise NotReady(f"{self._topic} can't be searched by time: {error}") from error
+        return found.offset if found.offset >= 0 else self._high
+
+    def _back_to(self, found: Found | None, timestamp: int) -> Found | None:
+        """The last record at or below a hybrid time, from a later one back."""
+        while found is not None and found.record.timestamp > timestamp:
+            previous = found.record.previous
+            if previous == _DIRECTLY_BEFORE:
+                previous = found.offset - 1
+            found = self._first(previous) if previous >= self._low else None
+        return found
