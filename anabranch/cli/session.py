@@ -43,13 +43,13 @@ def need_bootstrap(bootstrap: str | None) -> str:
     return bootstrap
 
 
-def parse_kafka(settings: Sequence[str] | None) -> dict[str, str]:
+def parse_kafka(settings: Sequence[str] | None, option: str = "--kafka") -> dict[str, str]:
     """``["a.b=c"]`` as a mapping. `InvalidArgument` for what is not NAME=VALUE."""
     found: dict[str, str] = {}
     for setting in settings or ():
         name, equals, value = setting.partition("=")
         if not equals or not name.strip():
-            raise InvalidArgument(f"--kafka {setting!r} is not of the form NAME=VALUE")
+            raise InvalidArgument(f"{option} {setting!r} is not of the form NAME=VALUE")
         found[name.strip()] = value
     return found
 

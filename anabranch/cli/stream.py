@@ -1,4 +1,4 @@
-"""`anabranch stream`: create, list, describe and draw streams."""
+"""`anabranch stream`: create, list, describe, scale and draw streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anabranch import StreamDescription
     from anabranch.cli.history import History
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe and draw streams.")
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, scale and draw streams.")
 StreamName = Annotated[str, typer.Argument(metavar="SCOPE/STREAM", help="The stream.")]
 Last = Annotated[int, typer.Option("--last", min=1, help="Of the history, only so many epochs.")]
 
@@ -34,6 +34,15 @@ def create(
     segments: Annotated[
         int, typer.Option("--segments", "-s", min=1, max=10_000, help="How many segments.")
     ] = 1,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--setting",
+            metavar="NAME=VALUE",
+            help="A setting of the stream, such as retention.ms=-1. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     bootstrap: Bootstrap = None,
     prefix: Prefix = DEFAULT_PREFIX,
     kafka: Kafka = None,
@@ -43,12 +52,13 @@ def create(
 ) -> None:
     """Create a stream, and its scope if that is new.
 
-    A stream that exists with as many segments is left as it is.
+    A stream that exists with as many segments and the same settings is left as it is.
     """
-    from anabranch.cli.session import connected, target_of
+    from anabranch.cli.session import connected, parse_kafka, target_of
 
+    settings = parse_kafka(setting, "--setting")
     with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
-        client.create_stream(stream, segments=segments)
+        client.create_stream(stream, segments=segments, settings=settings)
         _show([client.describe(stream)], as_json=json, title="Created", one=True)
 
 
@@ -97,15 +107,7 @@ def describe(
         told = {"epochs": _epoch_documents(past)} if past is not None else {}
         print_json(document_of(found) | told)
         return
-    print_table(
-        f"{found.stream}: stream epoch {found.stream_epoch}, "
-        f"reference epoch {found.reference_epoch}",
-        ("segment", "keys from", "keys to", "partition"),
-        (
-            (_number(s.segment_id), f"{s.low:#010x}", f"{s.high:#011x}", s.partition)
-            for s in found.segments
-        ),
-    )
+    _show_segments(found)
     if past is not None:
         print_table("Epochs", _EPOCH_COLUMNS, (list(e.values()) for e in _epoch_rows(past)))
     print_line(f"partitions: {found.partitions:,}")
@@ -118,6 +120,66 @@ def describe(
     if found.settings:
         settings = ", ".join(f"{name}={value}" for name, value in sorted(found.settings.items()))
         print_line(f"settings: {settings}")
+
+
+@app.command("scale")
+def scale(
+    stream: StreamName,
+    segments: Annotated[
+        int | None,
+        typer.Option(
+            "--segments",
+            "-s",
+            min=1,
+            max=10_000,
+            help="So many segments of even ranges; those that fit already stay.",
+            show_default=False,
+        ),
+    ] = None,
+    seal: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--seal",
+            metavar="SEGMENT",
+            help="By hand: seal this one, NUMBER@EPOCH or an id. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range",
+            metavar="LOW:HIGH",
+            help="By hand: open a segment with these key positions instead. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Change the segments of a stream, while transactions are open; nothing waits for them.
+
+    Either --segments, or by hand --seal and --range, which have to cover exactly the same keys.
+    """
+    from anabranch.cli.output import print_json
+    from anabranch.cli.segment_text import parse_range, parse_segment
+    from anabranch.cli.session import connected, target_of
+    from anabranch.errors import InvalidArgument
+
+    sealed = [parse_segment(each) for each in seal or ()]
+    opened = [parse_range(each) for each in ranges or ()]
+    if (segments is None) == (not sealed and not opened):
+        raise InvalidArgument("give --segments N, or --seal and --range")
+    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+        found = client.scale(stream, segments, seal=sealed, ranges=opened)
+    if json:
+        print_json(document_of(found))
+    else:
+        _show_segments(found)
 
 
 @app.command("draw")
@@ -213,8 +275,19 @@ def _epoch_documents(past: History) -> list[dict[str, Any]]:
     return documents
 
 
-def _number(segment_id: int) -> str:
-    return f"{segment_id & 0xFFFFFFFF}@{segment_id >> 32}"
+def _show_segments(found: StreamDescription) -> None:
+    from anabranch.cli.output import print_table
+    from anabranch.cli.segment_text import segment_name
+
+    print_table(
+        f"{found.stream}: stream epoch {found.stream_epoch}, "
+        f"reference epoch {found.reference_epoch}",
+        ("segment", "keys from", "keys to", "partition"),
+        (
+            (segment_name(s.segment_id), f"{s.low:#010x}", f"{s.high:#011x}", s.partition)
+            for s in found.segments
+        ),
+    )
 
 
 def document_of(found: StreamDescription) -> dict[str, Any]:

@@ -73,6 +73,16 @@ def test_streams(shell: Shell, scope: str) -> None:
     assert again.stderr.startswith("StreamExists: ")
     assert [s["stream"] for s in shell.json("stream", "list", scope)["streams"]] == [stream]
     assert shell.json("stream", "describe", stream)["stream_epoch"] == 0
+    assert len(shell.json("stream", "scale", stream, "--segments", "3")["segments"]) == 3
+    first = shell.json("stream", "describe", stream)["segments"][0]
+    cut = ("--range", f"0:{first['high'] // 2}", "--range", f"{first['high'] // 2}:{first['high']}")
+    scaled = shell.json("stream", "scale", stream, "--seal", str(first["segment_id"]), *cut)
+    assert (len(scaled["segments"]), scaled["stream_epoch"]) == (4, 2)
+    late = shell.run("stream", "scale", stream, "--seal", "0@0", *cut, code=2)
+    assert late.stderr.startswith("InvalidArgument: not an active segment: 0@0")
+    settings = ("--setting", "retention.ms=-1", "--setting", "scale.max.segments=8")
+    made = shell.json("stream", "create", f"{scope}/weather", *settings)
+    assert made["settings"] == {"retention.ms": "-1", "scale.max.segments": "8"}
     missing = shell.run("stream", "describe", f"{scope}/nope", code=2)
     assert missing.stderr.startswith("UnknownStream: ")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,8 +87,21 @@ class FakeClient:
         if self.error is not None:
             raise self.error
 
-    def create_stream(self, name: str, segments: int = 1) -> StreamDescription:
-        self._call("create_stream", name=name, segments=segments)
+    def create_stream(
+        self, name: str, segments: int = 1, settings: Mapping[str, Any] | None = None
+    ) -> StreamDescription:
+        self._call("create_stream", name=name, segments=segments, settings=settings)
+        return stream(name)
+
+    def scale(
+        self,
+        name: str,
+        segments: int | None = None,
+        *,
+        seal: Sequence[int] = (),
+        ranges: Sequence[tuple[int, int]] = (),
+    ) -> StreamDescription:
+        self._call("scale", name=name, segments=segments, seal=seal, ranges=ranges)
         return stream(name)
 
     def describe(self, name: str) -> StreamDescription:

@@ -26,10 +26,55 @@ ID = TXN_ID.hex()
 def test_stream_create(run: Run, fake: FakeClient) -> None:
     result = run("stream", "create", "nyc/flights", "--segments", "2", "--json")
     assert result.exit_code == 0
-    assert fake.calls[0] == ("create_stream", {"name": "nyc/flights", "segments": 2})
+    asked = {"name": "nyc/flights", "segments": 2, "settings": {}}
+    assert fake.calls[0] == ("create_stream", asked)
     document = json.loads(result.stdout)
     assert document["stream"] == "nyc/flights"
     assert [s["partition"] for s in document["segments"]] == [0, 1]
+
+
+def test_stream_create_with_settings(run: Run, fake: FakeClient) -> None:
+    settings = ("--setting", "retention.ms=-1", "--setting", "scale.events.per.second=100")
+    assert run("stream", "create", "nyc/flights", *settings).exit_code == 0
+    asked = {"retention.ms": "-1", "scale.events.per.second": "100"}
+    assert fake.calls[0][1]["settings"] == asked
+    wrong = run("stream", "create", "nyc/flights", "--setting", "retention.ms")
+    assert wrong.exit_code == ExitCode.USAGE
+    assert "--setting 'retention.ms' is not of the form NAME=VALUE" in wrong.stderr
+
+
+def test_stream_scale(run: Run, fake: FakeClient) -> None:
+    document = json.loads(run("stream", "scale", "nyc/flights", "--segments", "4", "--json").stdout)
+    asked = {"name": "nyc/flights", "segments": 4, "seal": [], "ranges": []}
+    assert fake.calls[-1] == ("scale", asked)
+    assert [s["segment_id"] for s in document["segments"]] == [0, 1]
+    by_hand = ("--seal", "3@1", "--seal", "7", "--range", "0x10:0x20", "--range", "32:64")
+    result = run("stream", "scale", "nyc/flights", *by_hand)
+    assert result.exit_code == 0
+    asked = {"segments": None, "seal": [(1 << 32) + 3, 7], "ranges": [(16, 32), (32, 64)]}
+    assert fake.calls[-1] == ("scale", {"name": "nyc/flights", **asked})
+    assert "0@0" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give --segments N, or --seal and --range"),
+        (("--segments", "2", "--seal", "0@0"), "give --segments N, or --seal and --range"),
+        (("--seal", "a@0"), "'a@0' is no segment"),
+        (("--seal", "-1"), "'-1' is no segment"),
+        (("--seal", "0@0", "--range", "5:5"), "'5:5' is no range of keys"),
+        (("--seal", "0@0", "--range", "0:0x100000001"), "is no range of keys"),
+        (("--seal", "0@0", "--range", "7"), "'7' is no range of keys"),
+    ],
+)
+def test_stream_scale_refuses_what_it_cannot_mean(
+    run: Run, fake: FakeClient, arguments: tuple[str, ...], said: str
+) -> None:
+    result = run("stream", "scale", "nyc/flights", *arguments)
+    assert result.exit_code == ExitCode.USAGE
+    assert said in result.stderr
+    assert fake.calls == []
 
 
 def test_stream_list(run: Run, fake: FakeClient) -> None:
