@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anabranch.core import decide_admin, decide_commit, decide_scale, decide_txn
+from anabranch.core import decide_admin, decide_commit, decide_plain, decide_scale, decide_txn
 from anabranch.core import rows as k
 from anabranch.core.ids import made_ms_of
 from anabranch.core.plan import ReplyTo
@@ -49,11 +49,13 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
 
 
 def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
-    """What time and the journal bring: commits to decide or merge, stale transactions, old outcomes.
+    """What time and the journal bring: plain writes, commits to decide or merge, stale transactions, old outcomes.
 
     ``read_to_end``: the commands are read to their end; only then is staleness judged (a heartbeat may
     wait unread). Returns the new horizon of forgotten ids, or None if it stays.
     """
+    # Before any stream leaves its active layout: that is where plain writes go.
+    decide_plain.commit_plain(turn)
     decide_commit.advance_commits(turn)
     if turn.now_ms < turn.hearing.next_check_ms:
         return None

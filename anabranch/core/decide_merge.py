@@ -111,7 +111,9 @@ class _Layouts:
 def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
     """Merge, or begin to carry aside, what fits into this round of these decided transactions."""
     layouts = _Layouts(turn)
-    merged = size = 0
+    merged = 0
+    # Half of the round is for merges, however many plain writes there are.
+    size = min(turn.plain_bytes, turn.settings.round_bytes // 2)
     limit = turn.merge_limit
     plans = [plan for txn_id in txn_ids if (plan := _ready(turn, txn_id)) is not None]
     for plan in sorted(plans, key=lambda plan: _order(turn, plan)):

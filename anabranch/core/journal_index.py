@@ -4,19 +4,22 @@ Journals are read to their end; each batch is cut into *runs*, consecutive recor
 keeps the runs of transactions that may still commit and counts what it rejects, by reason. It is derived
 from the journals and the status rows alone, so it can be rebuilt at any time.
 
-Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first offset (8)``.
+Runs of plain records, which belong to no transaction, are kept until they are committed (`decide_plain`).
+
+Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first offset (8)``. Plain runs have
+the transaction id of zeros and the writer 0.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.core import rows as k
-from anabranch.core.ids import TXN_ID_SIZE
+from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.core.overlay import Rows
 from anabranch.core.state import State
 from anabranch.schemas.records import Extent, PendingCommitRow, Receipt, SegmentRange
@@ -85,18 +88,25 @@ class Weighed:
 
 @dataclass(slots=True)
 class JournalIndex:
-    """Index rows live in the table; where reading goes on and the counts of rejections are kept here."""
+    """Index rows live in the table; where reading goes on and the counts of rejections are kept here.
+
+    ``plain_ends``: journal partition -> end of the last plain run that was indexed.
+    """
 
     rows: Rows
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     rejected: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    plain_ends: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def load(self) -> None:
-        """Read the positions from the table."""
+        """Read the positions, and where plain writes wait, from the table."""
         self.positions.clear()
+        self.plain_ends.clear()
         for key, value in self.rows.scan(k.POSITION + b"j"):
             stream, partition = key[2:-4].decode(), int.from_bytes(key[-4:], "big")
             self.positions[stream, partition] = int.from_bytes(value, "big")
+            for run in self._stored(_prefix(stream, partition) + NO_TXN):
+                self.plain_ends[stream, partition] = run.end
 
     def add(
         self,
@@ -106,11 +116,13 @@ class JournalIndex:
         runs: Iterable[Run],
         next_offset: int,
         *,
+        plain: Iterable[Run] = (),
         counting: bool = True,
     ) -> dict[bytes, bytes | None]:
         """Index runs of one journal partition, read up to ``next_offset``. Returns the table changes,
         which must be written before the next call (counts of rejected records add up over them).
 
+        ``plain``: runs of plain records, in order; those that are committed already are skipped.
         ``counting`` False while a new leader reads again what former leaders have judged already.
         """
         changes: dict[bytes, bytes | None] = {}
@@ -125,15 +137,12 @@ class JournalIndex:
                 if run.txn_id in state.open and (counting or reason != "late"):
                     refused[run.txn_id] += run.records
                 continue
-            changes[_key(prefix, run)] = _VALUE.pack(
-                run.end,
-                run.records,
-                run.crc_sum,
-                run.batch_base,
-                run.batch_size,
-                0,
-                run.pure,
-            )
+            changes[_key(prefix, run)] = _packed(run)
+        plain_done = state.plain.get((stream, partition), 0)
+        for run in plain:
+            if run.first >= plain_done:
+                changes[_key(prefix, run)] = _packed(run)
+                self.plain_ends[stream, partition] = run.end
         for txn_id, count in refused.items():
             total = self.rejected_of(txn_id) + count
             changes[k.REJECTED + txn_id] = total.to_bytes(8, "big")
@@ -171,14 +180,29 @@ class JournalIndex:
 
     def runs(self, txn_id: bytes, stream: str, partition: int) -> list[StoredRun]:
         """A transaction's runs in a journal partition, by writer and offset."""
-        prefix = _prefix(stream, partition) + txn_id
-        found = []
+        return list(self._stored(_prefix(stream, partition) + txn_id))
+
+    def _stored(self, prefix: bytes) -> Iterator[StoredRun]:
         for key, value in self.rows.scan(prefix):
             end, count, crc_sum, base, size, _, pure = _VALUE.unpack(value)
             writer, first = struct.unpack(">Qq", key[-16:])
             writer -= 1 << 63
-            found.append(StoredRun(writer, first, end, count, crc_sum, base, size, pure))
-        return found
+            yield StoredRun(writer, first, end, count, crc_sum, base, size, pure)
+
+    def plain_waiting(self, state: State) -> list[tuple[str, int]]:
+        """The journal partitions with plain writes that are not committed; what waits longest comes first."""
+        return [place for place, end in self.plain_ends.items() if end > state.plain.get(place, 0)]
+
+    def plain_runs(self, state: State, stream: str, partition: int) -> Iterator[StoredRun]:
+        """The plain runs of a journal partition that are not committed, in order; read as they are taken."""
+        done = state.plain.get((stream, partition), 0)
+        for run in self._stored(_prefix(stream, partition) + NO_TXN):
+            if run.first >= done:
+                yield run
+
+    def plain_served(self, stream: str, partition: int) -> None:
+        """It was this journal partition's turn: others come before it now."""
+        self.plain_ends[stream, partition] = self.plain_ends.pop((stream, partition))
 
     def forget(self, state: State, txn_id: bytes) -> list[bytes]:
         """The table keys of a finished transaction's runs, to be dropped with the round."""
@@ -200,7 +224,11 @@ class JournalIndex:
         """Table changes that forget transactions which ended while this table was not kept up."""
         gone: dict[bytes, bytes | None] = {}
         for key, _ in self.rows.scan(k.INDEX):
-            if key[-_AFTER_PARTITION : -_AFTER_PARTITION + TXN_ID_SIZE] not in state.open:
+            txn_id = key[-_AFTER_PARTITION : -_AFTER_PARTITION + TXN_ID_SIZE]
+            if txn_id == NO_TXN:
+                if int.from_bytes(key[-8:], "big") < state.plain.get(_place(key), 0):
+                    gone[key] = None
+            elif txn_id not in state.open:
                 gone[key] = None
         for key, _ in self.rows.scan(k.REJECTED):
             if key[1:] not in state.open:
@@ -287,5 +315,26 @@ def _prefix(stream: str, partition: int) -> bytes:
     return k.INDEX + stream.encode() + b"\0" + partition.to_bytes(4, "big")
 
 
+def _place(key: bytes) -> tuple[str, int]:
+    """(stream, partition) of an index key."""
+    place = key[len(k.INDEX) : -_AFTER_PARTITION]
+    return place[:-5].decode(), int.from_bytes(place[-4:], "big")
+
+
 def _key(prefix: bytes, run: Run) -> bytes:
-    return prefix + run.txn_id + struct.pack(">Qq", run.writer + (1 << 63), run.first)
+    return prefix + run.txn_id + _run_id(run)
+
+
+def _run_id(run: Run | StoredRun) -> bytes:
+    return struct.pack(">Qq", run.writer + (1 << 63), run.first)
+
+
+def plain_run_key(stream: str, partition: int, run: StoredRun) -> bytes:
+    """Table key of a plain run."""
+    return _prefix(stream, partition) + NO_TXN + _run_id(run)
+
+
+def _packed(run: Run) -> bytes:
+    return _VALUE.pack(
+        run.end, run.records, run.crc_sum, run.batch_base, run.batch_size, 0, run.pure
+    )

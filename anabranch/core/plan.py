@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from anabranch.core.journal_index import StoredRun
+from anabranch.errors import check
 from anabranch.schemas.records import (
     CommitRecord,
     EpochRecord,
@@ -35,6 +36,13 @@ class Landed(NamedTuple):
     records: int
 
 
+class PlainWrites(NamedTuple):
+    """Plain writes that a commit takes from a journal partition: whole runs, in order."""
+
+    source: int
+    runs: tuple[StoredRun, ...]
+
+
 class Part(NamedTuple):
     """A transaction's events for one segment: runs of a journal partition, or events of a one-shot.
 
@@ -50,13 +58,19 @@ class Part(NamedTuple):
 
 
 class StreamCommit(NamedTuple):
-    """A transaction's merge into one stream."""
+    """A transaction's merge into one stream, or a commit of plain writes.
+
+    ``plain``: these have no transaction id. Their records are placed by key into ``layout``, which has an
+    empty part for each of its segments; of those, only the ones that got records come into the history.
+    """
 
     txn_id: bytes
     stream: str
     stream_epoch: int
     timestamp: int
     parts: tuple[Part, ...]
+    plain: tuple[PlainWrites, ...] = ()
+    layout: tuple[SegmentRange, ...] = ()
 
 
 class NewEpoch(NamedTuple):
@@ -125,7 +139,12 @@ class Round:
     @property
     def merged(self) -> set[bytes]:
         """The transactions that this round merges."""
-        return {commit.txn_id for commit in self.commits}
+        return {commit.txn_id for commit in self.commits if not commit.plain}
+
+    @property
+    def plain_runs(self) -> int:
+        """How many runs of plain writes this round commits."""
+        return sum(len(writes.runs) for commit in self.commits for writes in commit.plain)
 
     @property
     def empty(self) -> bool:
@@ -188,7 +207,10 @@ def _commit_record(
 ) -> CommitRecord:
     where = []
     for j, part in enumerate(commit.parts):
-        at = part.carried or landed[index, j]
+        at = part.carried or landed.get((index, j))
+        if at is None:
+            check(bool(commit.plain), "it is not known where a part landed")
+            continue
         where.append(SegmentCommit(part.segment_id, part.partition, at.first, at.end, at.records))
         tail.vector[part.partition] = at.end
     return CommitRecord(

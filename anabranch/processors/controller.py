@@ -13,6 +13,7 @@ from anabranch.core import rows as k
 from anabranch.core.decide import CHECK_MS, anything_stale, decide, decide_due
 from anabranch.core.decide_admin import CREATING, stream_created, stream_refused
 from anabranch.core.decide_commit import next_due_ms
+from anabranch.core.decide_plain import give_up
 from anabranch.core.decide_scale import partitions_added, partitions_refused
 from anabranch.core.decide_txn import abort_txn
 from anabranch.core.plan import Tail
@@ -156,13 +157,15 @@ class Controller:
     def _after_refusal(self, turn: Turn, commands: list[Command], error: LogRefused) -> None:
         """The broker refused the round's data; nothing happened. Find whose it was and refuse that.
 
-        First each command, and each merge, gets a round of its own; what is refused then is answered
-        with an error, or aborted if it was a decided transaction. All others go on.
+        First each command, each run of plain writes and each merge gets a round of its own; what is refused
+        then is answered with an error, passed over, or aborted if it was a decided transaction. All others
+        go on.
         """
         self._state = State(self.table)  # the table holds what is committed, and nothing else
         self._tails.clear()
         if not self._careful:
-            self._careful = len(commands) + len(turn.state.committing) + 1
+            due = len(turn.state.committing) + turn.round.plain_runs
+            self._careful = len(commands) + due + 1
             return
         fresh = self._turn()
         if commands:
@@ -173,6 +176,7 @@ class Controller:
             return
         for txn_id in turn.round.merged:
             abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
+        give_up(fresh, turn.round)
         check(not fresh.round.empty, f"the broker refuses what the controller itself says: {error}")
         self._write(fresh)
 
@@ -243,6 +247,8 @@ class Controller:
 
     def _wait_for(self, max_wait: float) -> float:
         """Seconds that this pass may wait for new records: until the next deadline."""
+        if self._intake.index.plain_waiting(self._state):
+            return 0.0  # the round before was full
         wall_ms = int(self.clock.wall() * 1000)
         due_ms = next_due_ms(self._state, self._hearing, wall_ms, self._now_ms())
         if due_ms is not None:

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from anabranch.core.ids import unpack_txn_header
+from anabranch.core.ids import NO_TXN, unpack_txn_header
 from anabranch.core.journal_index import JournalIndex, Run
 from anabranch.core.overlay import Overlay
 from anabranch.core.state import State
 from anabranch.ports import CorruptBatch, Fetched, RawBatch
 from anabranch.topics.batch import read_header
 from anabranch.topics.framing import Kind, scan_batch
+from anabranch.topics.framing import Run as FramingRun
+
+_PLAIN_HEADER = (NO_TXN, 0, -1)  # what stands for ab.txn where there is none
 
 
 @dataclass(slots=True)
 class Scanned:
-    """What a batch holds: runs of WRITEs, and records to reject by reason."""
+    """What a batch holds: runs of WRITEs, runs of plain records, and records to reject by reason."""
 
     runs: list[Run] = field(default_factory=list)
+    plain: list[Run] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
 
 
@@ -34,13 +38,17 @@ def index_fetched(
 ) -> None:
     """Index what one fetch brought of a journal partition; rows and position are put on ``changes``."""
     runs: list[Run] = []
+    plain: list[Run] = []
     for batch in fetched.batches:
         scanned = scan(batch)
         runs += scanned.runs
+        plain += scanned.plain
         if counting:
             for reason, count in scanned.rejected.items():
                 index.reject(stream, reason, count)
-    added = index.add(state, stream, partition, runs, fetched.next_offset, counting=counting)
+    added = index.add(
+        state, stream, partition, runs, fetched.next_offset, plain=plain, counting=counting
+    )
     for key, value in added.items():
         changes.set(key, value)
 
@@ -52,38 +60,48 @@ def scan(batch: RawBatch) -> Scanned:
     client's records, which are rejected: they may be aborted after they were read.
     """
     out = Scanned()
+    native = dense = False
     try:
-        native = read_header(batch.data).is_transactional
+        header = read_header(batch.data)
+        native, dense = header.is_transactional, header.is_dense
     except CorruptBatch:
-        native = False
-    for run in scan_batch(batch):
+        pass  # its one run says so
+    found = scan_batch(batch)
+    for run in found:
         if run.kind is Kind.OP:
             if not native:
                 out.rejected["bad_header"] += run.records
         elif native:
             out.rejected["native_transaction"] += run.records
         elif run.kind is Kind.WRITE:
-            txn_id, writer, stream_epoch = unpack_txn_header(run.txn)
-            base = batch.base_offset
-            out.runs.append(
-                Run(
-                    txn_id,
-                    writer,
-                    stream_epoch,
-                    first=base + run.first_delta,
-                    end=base + run.last_delta + 1,
-                    records=run.records,
-                    crc_sum=run.checksum,
-                    low=run.low,
-                    high=run.high,
-                    batch_base=base,
-                    batch_size=len(batch.data) if run.pure else run.size,
-                    pure=run.pure,
-                )
-            )
+            out.runs.append(_run(batch, run, unpack_txn_header(run.txn), pure=run.pure))
+        elif run.kind is Kind.PLAIN:
+            whole = dense and len(found) == 1
+            out.plain.append(_run(batch, run, _PLAIN_HEADER, pure=whole))
         else:
             out.rejected[_REASONS.get(run.kind, "bad_header")] += run.records
     return out
 
 
-_REASONS = {Kind.PLAIN: "plain_write", Kind.MALFORMED: "malformed_batch"}
+def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pure: bool) -> Run:
+    """A run as the index takes it; offsets are the journal's."""
+    txn_id, writer, stream_epoch = header
+    base = batch.base_offset
+    return Run(
+        txn_id,
+        writer,
+        stream_epoch,
+        first=base + run.first_delta,
+        end=base + run.last_delta + 1,
+        records=run.records,
+        crc_sum=run.checksum,
+        low=run.low,
+        high=run.high,
+        batch_base=base,
+        # Plain records are mostly taken apart: what they take is their size unpacked.
+        batch_size=len(batch.data) if run.pure else run.size,
+        pure=pure,
+    )
+
+
+_REASONS = {Kind.MALFORMED: "malformed_batch"}

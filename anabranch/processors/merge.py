@@ -1,7 +1,8 @@
 """Merging: a round's events and journal runs become record batches of the streams, in commit order.
 
 How batches are copied or put together is `anabranch.topics.splice`; here it is said what goes where, and noted
-where it landed. Everything is a stream of batches, so that a big merge never lies whole in memory.
+where it landed. Everything is a stream of batches, so that a big merge never lies whole in memory; only plain
+writes do, which the round bounds.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from anabranch.core import hybrid_time
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.plan import Landed, NewEpoch, Part, Round, StreamCommit
-from anabranch.ports import TopicPartition
+from anabranch.ports import RawBatch, TopicPartition
 from anabranch.topics.journal_reader import JournalReaders
 from anabranch.topics.names import journal_topic, stream_topic
 from anabranch.topics.splice import DEFAULT_LIMIT, Piece, Splice
+from anabranch.topics.split import Split
 
 Placed = tuple[TopicPartition, bytes | memoryview]
 
@@ -30,14 +32,14 @@ class Merge:
     ) -> None:
         """``limits``: the most bytes of a batch, by stream; what is not there has the default."""
         queues: dict[tuple[str, int], list[tuple[tuple[int, int], Piece]]] = {}
+        limits = limits or {}
         for i, commit in enumerate(round_.history):
             if isinstance(commit, NewEpoch):
                 continue
-            for j, part in enumerate(commit.parts):
-                if part.carried is not None:
-                    continue  # it stands there already
+            pieces = _pieces(readers, commit, limits.get(commit.stream, DEFAULT_LIMIT))
+            for j, part, piece in pieces:
                 queue = queues.setdefault((commit.stream, part.partition), [])
-                queue.append(((i, j), _piece(commit, part)))
+                queue.append(((i, j), piece))
         self._splices = [
             (
                 [place for place, _ in queue],
@@ -45,7 +47,7 @@ class Merge:
                     readers,
                     TopicPartition(stream_topic(stream), partition),
                     [piece for _, piece in queue],
-                    limit=(limits or {}).get(stream, DEFAULT_LIMIT),
+                    limit=limits.get(stream, DEFAULT_LIMIT),
                 ),
             )
             for (stream, partition), queue in queues.items()
@@ -75,6 +77,31 @@ class Merge:
             for places, splice in self._splices
             for place, at in zip(places, splice.landed(), strict=True)
         }
+
+
+def _pieces(
+    readers: JournalReaders, commit: StreamCommit, limit: int
+) -> Iterator[tuple[int, Part, Piece]]:
+    """What there is to append of a commit's parts, by their indexes."""
+    if commit.plain:
+        for j, batches in enumerate(_split(readers, commit, limit)):
+            if batches:
+                yield j, commit.parts[j], Piece(batches=batches)
+        return
+    for j, part in enumerate(commit.parts):
+        if part.carried is None:  # else it stands there already
+            yield j, part, _piece(commit, part)
+
+
+def _split(readers: JournalReaders, commit: StreamCommit, limit: int) -> list[list[RawBatch]]:
+    """The batches that plain writes bring to each segment."""
+    split = Split(commit.layout, limit)
+    for writes in commit.plain:
+        reader = readers.of(TopicPartition(journal_topic(commit.stream), writes.source))
+        keyless = split.keyless(writes.source)
+        for run in writes.runs:
+            split.add(reader.batch(run.batch_base), run, keyless)
+    return split.done()
 
 
 def _piece(commit: StreamCommit, part: Part) -> Piece:

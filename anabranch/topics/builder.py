@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch, RawBatch
@@ -20,7 +20,7 @@ Row = tuple[bytes | None, bytes | None, Headers, int]  # key, value, headers, Un
 _TABLE_SIZE = 4096
 _HEADER_CACHE_SIZE = 64
 # A copied record's three leading numbers may each get longer: by 4, 9 and 4 bytes at most.
-_COPY_GROWTH = 17
+COPY_GROWTH = 17
 _COPY_GUESS = 512
 
 
@@ -179,7 +179,7 @@ class BatchBuilder:
             _last.at = 0
         bytes_in = np.frombuffer(body, dtype=np.uint8)
         records = min(last_delta - first_delta + 1, header.record_count)
-        enough = len(body) - _last.at + records * _COPY_GROWTH
+        enough = len(body) - _last.at + records * COPY_GROWTH
         room = min(records * _COPY_GUESS, enough)
         while True:
             out = np.empty(room, dtype=np.uint8)
@@ -206,6 +206,26 @@ class BatchBuilder:
         _last.at, _last.next_delta = at, last_delta + 1
         self._body += out[:size].data
         return int(copied)
+
+    def add_encoded(self, copy: Callable[[Any, Any], int], at: int, room: int) -> int:
+        """Let compiled code add records, from its ``at`` on, in at most ``room`` bytes; where it stopped.
+
+        ``copy`` is given the bytes to fill and a copy's state, as `anabranch.topics.framing_kernel` has it.
+
+        Raises:
+            CorruptBatch: nothing was added.
+        """
+        import numpy as np
+
+        out = np.empty(room, dtype=np.uint8)
+        state = np.array(
+            (at, 0, self._count, 0, self._base_timestamp, self._max_timestamp), dtype=np.int64
+        )
+        if copy(out, state) != 0:
+            raise CorruptBatch("records that can't be taken apart")
+        at, size, self._count, _, self._base_timestamp, self._max_timestamp = state.tolist()
+        self._body += out[:size].data
+        return int(at)
 
     def build(self) -> bytes:
         """The batch. `InvalidArgument` if it has no records."""

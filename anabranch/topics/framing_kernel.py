@@ -145,6 +145,18 @@ def _crc(body, start, stop, crc):
 
 
 @_inline
+def _position(crc):
+    """The position of a key, of the CRC's running value."""
+    mixed = np.uint32(crc ^ _U(0xFFFFFFFF))
+    mixed = np.uint32(mixed ^ (mixed >> np.uint32(16)))
+    mixed = np.uint32(mixed * np.uint32(0x85EBCA6B))
+    mixed = np.uint32(mixed ^ (mixed >> np.uint32(13)))
+    mixed = np.uint32(mixed * np.uint32(0xC2B2AE35))
+    mixed = np.uint32(mixed ^ (mixed >> np.uint32(16)))
+    return np.int64(mixed)
+
+
+@_inline
 def _varint(body, at, end):
     """(value, next) of a zigzag varint of 32 bits; next is -1 if it is none."""
     if at < end and _byte(body, at) < 0x80:
@@ -253,13 +265,7 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
         elif keyed:
             crc = _crc(body, at, at + length, crc)
             at += length
-            mixed = np.uint32(crc ^ _U(0xFFFFFFFF))
-            mixed = np.uint32(mixed ^ (mixed >> np.uint32(16)))
-            mixed = np.uint32(mixed * np.uint32(0x85EBCA6B))
-            mixed = np.uint32(mixed ^ (mixed >> np.uint32(13)))
-            mixed = np.uint32(mixed * np.uint32(0xC2B2AE35))
-            mixed = np.uint32(mixed ^ (mixed >> np.uint32(16)))
-            position = np.int64(mixed)
+            position = _position(crc)
         length, at = _varint(body, at, stop)
         if at < 0 or length < -1 or length > stop - at:
             return MALFORMED_RESULT
@@ -513,6 +519,112 @@ def _copy(body, first_delta, last_delta, base_timestamp, fixed, append_time, out
     return 0
 
 
+def _place(body, count, lows, places_of, keyless, starts, deltas, places):
+    """Where each record stands, its offset delta, and the place of its key.
+
+    ``lows``: rising, the first 0: where key ranges begin; ``places_of``: the place of each of them;
+    ``keyless``: the place of records without a key. ``starts`` is longer by one: it ends with the body's end.
+    Returns 0, or `MALFORMED_RESULT`.
+    """
+    end = np.int64(body.shape[0])
+    if count < 0 or count > end // _MIN_RECORD:
+        return MALFORMED_RESULT
+    at = np.int64(0)
+    for number in range(count):
+        starts[number] = at
+        size, at = _varint(body, at, end)
+        if at < 0 or size <= 0 or size > end - at:
+            return MALFORMED_RESULT
+        stop = at + size
+        _, at = _varlong(body, at + 1, stop)
+        if at < 0:
+            return MALFORMED_RESULT
+        delta, at = _varint(body, at, stop)
+        if at < 0:
+            return MALFORMED_RESULT
+        length, at = _varint(body, at, stop)
+        if at < 0 or length < -1 or length > stop - at:
+            return MALFORMED_RESULT
+        found = np.int64(keyless)
+        if length >= 0:
+            position = _position(_crc(body, at, at + length, _U(0xFFFFFFFF)))
+            low = 0
+            high = lows.shape[0]
+            while high - low > 1:
+                middle = (low + high) // 2
+                if lows[middle] <= position:
+                    low = middle
+                else:
+                    high = middle
+            found = places_of[low]
+        deltas[number] = delta
+        places[number] = found
+        at = stop
+    starts[count] = at
+    if at != end:
+        return MALFORMED_RESULT
+    return 0
+
+
+def _copy_placed(
+    body, starts, places, wanted, stop_at, base_timestamp, fixed, append_time, out, state
+):
+    """Copy the records of one place, up to record number ``stop_at``, as far as they fit into ``out``.
+
+    As `_copy`, but SOURCE_AT counts records, and where there is no room it stops before the record.
+    ``starts`` and ``places`` are as `_place` left them.
+    """
+    room = np.int64(out.shape[0])
+    number = state[SOURCE_AT]
+    target = state[TARGET_AT]
+    next_delta = state[NEXT_DELTA]
+    copied = np.int64(0)
+    base = state[BASE_TIMESTAMP]
+    highest = state[MAX_TIMESTAMP]
+    while number < stop_at:
+        if places[number] != wanted:
+            number += 1
+            continue
+        stop = starts[number + 1]
+        _, at = _varint(body, starts[number], stop)
+        if at < 0:
+            return MALFORMED_RESULT
+        timestamp, at = _varlong(body, at + 1, stop)
+        if at < 0:
+            return MALFORMED_RESULT
+        _, at = _varint(body, at, stop)
+        if at < 0:
+            return MALFORMED_RESULT
+        timestamp = fixed if append_time else base_timestamp + timestamp
+        first = next_delta == 0
+        shift = np.int64(0) if first else timestamp - base
+        tail = stop - at
+        length = 1 + _varint_size(shift) + _varint_size(next_delta) + tail
+        if room - target < length + 5 or next_delta > _MAX_I32:
+            break
+        if first:
+            base = timestamp
+            highest = timestamp
+        if timestamp > highest:
+            highest = timestamp
+        target = _put_varint(out, target, length)
+        out[target] = 0
+        target = _put_varint(out, target + 1, shift)
+        target = _put_varint(out, target, next_delta)
+        _move(out, target, body, at, tail)
+        target += tail
+        next_delta += 1
+        copied += 1
+        number += 1
+    state[SOURCE_AT] = number
+    state[TARGET_AT] = target
+    state[NEXT_DELTA] = next_delta
+    state[COPIED] = copied
+    state[BASE_TIMESTAMP] = base
+    state[MAX_TIMESTAMP] = highest
+    return 0
+
+
 # Compiled at import, from the cache if there: callers never wait in mid-round.
 scan = numba.njit(
     types.int64(
@@ -540,3 +652,33 @@ copy = numba.njit(
     cache=True,
     nogil=True,
 )(_copy)
+place = numba.njit(
+    types.int64(
+        _BYTES_IN,
+        types.int64,
+        types.int64[::1],
+        types.int64[::1],
+        types.int64,
+        types.int64[::1],
+        types.int64[::1],
+        types.int64[::1],
+    ),
+    cache=True,
+    nogil=True,
+)(_place)
+copy_placed = numba.njit(
+    types.int64(
+        _BYTES_IN,
+        types.int64[::1],
+        types.int64[::1],
+        types.int64,
+        types.int64,
+        types.int64,
+        types.int64,
+        types.boolean,
+        _BYTES_OUT,
+        types.int64[::1],
+    ),
+    cache=True,
+    nogil=True,
+)(_copy_placed)

@@ -53,11 +53,15 @@ class JournalRun(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one transaction brings to the target: runs of a journal partition, in order, then events."""
+    """What one commit brings to the target: runs of a journal partition, in order, then events, then batches.
+
+    ``batches``: of records that all go to the target (`anabranch.topics.split`).
+    """
 
     source: TopicPartition | None = None
     runs: Sequence[JournalRun] = ()
     events: Sequence[Row] = ()
+    batches: Sequence[RawBatch] = ()
 
 
 class Landed(NamedTuple):
@@ -69,6 +73,11 @@ class Landed(NamedTuple):
     first: int
     end: int
     records: int
+
+
+def worth_splicing(batch: RawBatch, records: int) -> bool:
+    """Whether a batch whose records all go to one target is copied as it is."""
+    return records >= MIN_SPLICED_RECORDS or len(batch.data) >= SPLICED_BYTES
 
 
 def splice_stream(
@@ -128,6 +137,12 @@ class Splice:
                     raise InvariantViolation("runs without the journal they are in")
                 yield from self._take_runs(index, piece.runs, self._readers.of(source))
             yield from self._take_events(index, piece.events)
+            for batch in piece.batches:
+                records = read_header(batch.data).record_count
+                if worth_splicing(batch, records):
+                    yield from self._splice(index, batch, records)
+                else:
+                    yield from self._copy(index, batch, 0, records - 1)
         yield from self._flush()
 
     def note(self, base_offsets: Sequence[int]) -> None:
@@ -150,15 +165,10 @@ class Splice:
     ) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
         for run in runs:
             batch = reader.batch(run.batch_base)
-            if run.pure and (
-                run.records >= MIN_SPLICED_RECORDS or len(batch.data) >= SPLICED_BYTES
-            ):
-                yield from self._flush()
+            if run.pure and worth_splicing(batch, run.records):
                 if self._verify is not None:
                     self._verify(index, batch)
-                self._taken[index] += run.records
-                self._yielded.append([[index, run.records]])
-                yield self._target, batch.data
+                yield from self._splice(index, batch, run.records)
                 continue
             before = self._taken[index]
             base = run.batch_base
@@ -167,6 +177,15 @@ class Splice:
             check(
                 taken == run.records, f"a run of {run.records} records at {run.first} has {taken}"
             )
+
+    def _splice(
+        self, index: int, batch: RawBatch, records: int
+    ) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
+        """A batch as it is, behind what was built."""
+        yield from self._flush()
+        self._taken[index] += records
+        self._yielded.append([[index, records]])
+        yield self._target, batch.data
 
     def _copy(
         self, index: int, batch: RawBatch, first: int, last: int

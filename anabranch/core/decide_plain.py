@@ -1,0 +1,102 @@
+"""Plain writes: journal records without a transaction commit by themselves (`docs/epochs.md`).
+
+They are taken in journal order, so the offset up to which a journal partition's are committed says everything.
+It is logged in the round of their data and of their COMMIT record: a successor goes on exactly there. Where the
+records go is said by their keys, which only the shell sees; here it is said into which layout.
+"""
+
+from __future__ import annotations
+
+from anabranch.core import rows as k
+from anabranch.core.decide_admin import ACTIVE
+from anabranch.core.ids import NO_TXN
+from anabranch.core.journal_index import StoredRun, plain_run_key
+from anabranch.core.plan import Part, PlainWrites, Round, StreamCommit
+from anabranch.core.turn import Turn
+from anabranch.errors import check
+from anabranch.schemas.records import PlainRow
+
+REFUSED = "plain_write"  # the reason under which those are counted that the broker does not take
+
+
+def commit_plain(turn: Turn) -> None:
+    """Commit the plain writes that wait, as many as fit into the round: one commit for each stream.
+
+    Call it while the streams' active layouts are the ones that merges of this round go to.
+    """
+    waiting = [
+        place
+        for place in turn.index.plain_waiting(turn.state)
+        if turn.state.streams[place[0]].state == ACTIVE
+    ]
+    if not waiting:
+        return
+    if turn.merge_limit is not None:
+        # The broker refused something: one thing after the other, to find what it was.
+        _commit(turn, {waiting[0]: _take(turn, waiting[0], 1)})
+        turn.merge_limit = 0
+        return
+    budget = turn.settings.round_bytes
+    if turn.state.committing:
+        budget //= 2
+    share = budget // len(waiting)
+    taken: dict[tuple[str, int], list[StoredRun]] = {}
+    for place in waiting:
+        if turn.plain_bytes >= budget:
+            break
+        taken[place] = _take(turn, place, share)
+    _commit(turn, taken)
+
+
+def _take(turn: Turn, place: tuple[str, int], size: int) -> list[StoredRun]:
+    """The next runs of a journal partition, about so many bytes; one at least."""
+    runs: list[StoredRun] = []
+    taken = 0
+    for run in turn.index.plain_runs(turn.state, *place):
+        runs.append(run)
+        taken += run.batch_size
+        if taken >= size:
+            break
+    check(bool(runs), "the index lost plain writes that are not committed")
+    turn.plain_bytes += taken
+    return runs
+
+
+def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:
+    by_stream: dict[str, list[PlainWrites]] = {}
+    for (stream, partition), runs in taken.items():
+        by_stream.setdefault(stream, []).append(PlainWrites(partition, tuple(runs)))
+    for stream, writes in by_stream.items():
+        row = turn.state.streams[stream]
+        turn.round.history.append(
+            StreamCommit(
+                NO_TXN,
+                stream,
+                row.stream_epoch,
+                turn.next_timestamp(),
+                tuple(Part(s.segment_id, s.partition) for s in row.segments),
+                tuple(sorted(writes)),
+                row.segments,
+            )
+        )
+        for partition, its in writes:
+            _done(turn, stream, partition, its)
+            turn.index.plain_served(stream, partition)
+
+
+def give_up(turn: Turn, refused: Round) -> None:
+    """Pass over the plain writes of a round that the broker refused, and count them.
+
+    Nobody waits for an answer about them, and those behind them have to go on.
+    """
+    for commit in refused.commits:
+        for partition, runs in commit.plain:
+            _done(turn, commit.stream, partition, runs)
+            turn.index.reject(commit.stream, REFUSED, sum(run.records for run in runs))
+
+
+def _done(turn: Turn, stream: str, partition: int, runs: tuple[StoredRun, ...]) -> None:
+    """Log that these are dealt with; the index need not keep them."""
+    turn.put(k.plain_key(stream, partition), PlainRow(stream, partition, runs[-1].end))
+    for run in runs:
+        turn.state.drop(plain_run_key(stream, partition, run))
