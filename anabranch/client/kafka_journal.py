@@ -12,7 +12,7 @@ from anabranch.client.kafka import drop, leak, make
 from anabranch.client.kafka_admin import DEFAULT_MAX_MESSAGE_BYTES, KafkaAdmin
 from anabranch.client.options import Options
 from anabranch.client.ports import JournalRecord, Opened, RecordHeaders
-from anabranch.errors import AnabranchError, DeadlineExceeded, WriteFailed
+from anabranch.errors import AnabranchError, DeadlineExceeded, NotReady, WriteFailed
 from anabranch.ports import Clock, TopicPartition
 
 log = logging.getLogger("anabranch.client")
@@ -21,6 +21,8 @@ _SPARE = 4  # producers kept for the next writers
 _POLL_EVERY = 1000  # writes between polls: delivery reports are freed while their memory is warm
 _FULL_POLL_S = 0.05
 _SLICE_S = 0.2
+_METADATA_S = 5.0
+_PAUSE_S = 0.05
 
 
 class KafkaJournals:
@@ -107,6 +109,7 @@ class _Channel:
         self.failure: str | None = None
         config = options.journal(max_bytes) | {"on_delivery": self._undelivered}
         self.producer: Producer = make(Producer, config, self._on_error)
+        self._known: dict[str, int] = {}  # topic -> partitions that the producer knows of, at least
         self._closing = threading.Lock()
         self._closed = False
 
@@ -124,6 +127,28 @@ class _Channel:
         """The first failure stays."""
         if self.failure is None:
             self.failure = reason
+
+    def learn(self, topic: str, partitions: int, clock: Clock, deadline: float) -> None:
+        """See that the producer knows a topic with so many partitions.
+
+        librdkafka refreshes what it knows every few minutes, and gives up records for partitions that were
+        added since. Brokers, too, may learn of new ones a little late.
+        """
+        trouble = "they know fewer"
+        while self._known.get(topic, 0) < partitions:
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                raise NotReady(
+                    f"the brokers were asked in vain for {partitions} partitions of {topic}: {trouble}"
+                )
+            try:
+                found = self.producer.list_topics(topic, timeout=min(left, _METADATA_S))
+            except KafkaException as error:
+                trouble = error.args[0].str()
+            else:
+                self._known[topic] = len(found.topics[topic].partitions)
+            if self._known.get(topic, 0) < partitions:
+                clock.sleep(min(_PAUSE_S, max(0.0, deadline - clock.monotonic())))
 
     def poll(self, seconds: float) -> None:
         """Serve delivery reports."""
@@ -160,6 +185,7 @@ class KafkaJournal:
         channel = self._channels.get(limit)
         if channel is None:
             channel = self._channels[limit] = self._pool.take(limit)
+        channel.learn(topic, max(partitions, default=-1) + 1, self._clock, deadline)
         self._by_topic[topic] = channel
         self._produce[topic] = channel.producer.produce
         return Opened({p: ends[topic, p] for p in partitions}, limit)

@@ -1,0 +1,74 @@
+"""Clients that know a stream from before it was scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import anabranch
+from tests.cluster import Cluster
+
+pytestmark = pytest.mark.broker
+
+KEYS = [f"key-{n}".encode() for n in range(64)]
+
+
+@pytest.fixture
+def other(cluster: Cluster) -> Iterator[anabranch.Client]:
+    with anabranch.connect(cluster.bootstrap) as connected:
+        yield connected
+
+
+def write_all(client: anabranch.Client, stream: str, said: str) -> anabranch.Result:
+    """One transaction through the journal, with every key."""
+    txn = client.begin(stream.partition("/")[0])
+    txn.token()  # so it is no one-shot
+    for key in KEYS:
+        txn.write(stream, f"{said} {key.decode()}".encode(), key=key)
+    return txn.commit()
+
+
+@pytest.mark.parametrize("batch", ["one", "many"])
+def test_a_client_writes_to_partitions_that_are_newer_than_what_it_knew(
+    client: anabranch.Client, other: anabranch.Client, unique: str, batch: str
+) -> None:
+    stream = f"s{unique}/grown"
+    client.create_stream(stream, segments=1)
+    write_all(client, stream, "before")
+    other.scale(stream, segments=5)
+    if batch == "one":
+        result = write_all(client, stream, "after")
+    else:
+        txn = client.begin(f"s{unique}")
+        txn.token()
+        txn.write_many(stream, [(f"after {k.decode()}".encode(), k) for k in KEYS])
+        result = txn.commit()
+    assert result.counts.committed == len(KEYS)
+    other.scale(stream, segments=2)
+    write_all(client, stream, "later")
+    with client.read(stream, timeout=2.0) as reader:
+        seen = [event.value for event in reader]
+    want = [f"{said} {k.decode()}".encode() for said in ("before", "after", "later") for k in KEYS]
+    assert sorted(v or b"" for v in seen) == sorted(want)
+
+
+def test_a_transaction_that_began_before_a_scaling_is_committed_whole(
+    client: anabranch.Client, other: anabranch.Client, unique: str
+) -> None:
+    stream = f"s{unique}/rolled"
+    client.create_stream(stream, segments=2)
+    txn = client.begin(f"s{unique}")
+    txn.token()
+    for key in KEYS[:32]:
+        txn.write(stream, b"a", key=key)
+    other.scale(stream, segments=3)
+    write_all(client, stream, "b")
+    for key in KEYS[32:]:
+        txn.write(stream, b"a", key=key)
+    assert txn.commit().counts.committed == len(KEYS)
+    with client.read(stream, timeout=2.0) as reader:
+        seen = [(event.key, event.value) for event in reader]
+    assert sorted(k or b"" for k, v in seen if v == b"a") == sorted(KEYS)
+    for key in KEYS:
+        assert [v for k, v in seen if k == key] == [f"b {key.decode()}".encode(), b"a"]
