@@ -226,7 +226,7 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         row,
         "finalize_commit",
         finished_ms=turn.wall_ms,
-        rejected=turn.index.rejected_of(plan.txn_id),
+        rejected=turn.rejected(row),
     )
     waiting = end_pending(turn, plan.txn_id, None)
     finish(turn, row)
@@ -267,6 +267,8 @@ def _part(txn: OpenTxn, current: _Current, stream: str, source: Source) -> Part:
     if carry is None:
         return Part(into.segment_id, into.partition, runs=source.runs, source=source.partition)
     check(carry.partition == into.partition, "a carried segment lies elsewhere than its epoch says")
+    due = sum(run.records for run in source.runs)
+    check(carry.count == due, f"{carry.count} of {due} events of a segment were carried")
     landed = Landed(carry.first, carry.end, carry.count)
     return Part(into.segment_id, into.partition, source=source.partition, carried=landed)
 

@@ -70,17 +70,25 @@ def start(
     )
     if not _perform(turn, row, scaling):
         lacking = len(ranges) - len(seal) - len(idle_partitions(turn, row))
-        turn.put(k.stream_key(row.stream), replace(row, scaling=scaling))
-        want_partitions(turn, row.stream, row.partitions + lacking)
+        wanted = check_partitions(row.partitions + lacking)
+        turn.put(
+            k.stream_key(row.stream),
+            replace(row, scaling=scaling, wanted_partitions=max(wanted, row.wanted_partitions)),
+        )
 
 
 def want_partitions(turn: Turn, stream: str, count: int) -> None:
     """Log that a stream shall have so many partitions; the shell adds them."""
     row = turn.state.streams[stream]
+    if check_partitions(count) > row.wanted_partitions:
+        turn.put(k.stream_key(stream), replace(row, wanted_partitions=count))
+
+
+def check_partitions(count: int) -> int:
+    """The count, if a stream may have so many partitions."""
     if count > MAX_PARTITIONS:
         raise InvalidArgument(f"a stream has at most {MAX_PARTITIONS:,} partitions")
-    if count > row.wanted_partitions:
-        turn.put(k.stream_key(stream), replace(row, wanted_partitions=count))
+    return count
 
 
 def partitions_added(turn: Turn, stream: str) -> None:

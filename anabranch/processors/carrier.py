@@ -132,6 +132,8 @@ class Carriers:
         """Begin with what the log says is to be carried and nobody here is at."""
         for txn_id in state.committing:
             txn = state.open[txn_id]
+            if not txn.carries or txn.pending is None or not index.covers(txn.pending.writers):
+                continue  # a new leader still reads the journals
             for (stream, number), row in txn.carries.items():
                 if row.done or (txn_id, stream, number) in self._jobs:
                     continue
