@@ -91,10 +91,10 @@ def check_partitions(count: int) -> int:
     return count
 
 
-def partitions_added(turn: Turn, stream: str) -> None:
-    """The topics have the partitions that were wanted: a scaling that waited goes on."""
+def partitions_added(turn: Turn, stream: str, partitions: int | None = None) -> None:
+    """The topics have so many partitions (None: all that were wanted): a scaling that waited goes on."""
     row = turn.state.streams[stream]
-    row = replace(row, partitions=row.wanted_partitions)
+    row = replace(row, partitions=partitions or row.wanted_partitions)
     turn.put(k.stream_key(stream), row)
     if row.scaling is not None and not _perform(turn, row, row.scaling):
         # Others took them meanwhile (a merge is carried there): some more.

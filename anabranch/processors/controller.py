@@ -25,17 +25,19 @@ from anabranch.processors.carrier import Carriers, Lane
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.failpoints import AFTER_DECISION
 from anabranch.processors.foresight import Foresight
+from anabranch.processors.growth import Growth
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.intake import Command, Intake
 from anabranch.processors.leadership import Lease, take_lead
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import AdoptScope
-from anabranch.topics.declarations import create_stream_topics, grow_stream_topics
+from anabranch.topics.declarations import create_stream_topics
 from anabranch.topics.names import status_topic
 
 MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
 INDEX_ROWS = 5_000  # so many changes of the journal index call for a round of their own
 MESSAGE_TOO_LARGE = 10
+GROWTH_LOOK_S = 0.01  # how soon topics that are being grown are looked at again
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class Controller:
     _intake: Intake = field(init=False)
     _hearing: Hearing = field(init=False)
     _carriers: Carriers | None = None
+    _growth: Growth | None = None
     _tails: dict[str, Tail] = field(default_factory=dict)
     _foresight: Foresight = field(default_factory=Foresight)
     _careful: int = 0  # so many commands get a round of their own: the broker refused a round
@@ -103,6 +106,7 @@ class Controller:
             ],
             threads=self.threads,
         )
+        self._growth = Growth(self.log, threads=self.threads)
         self._finish_topics()
 
     def resign(self) -> None:
@@ -110,6 +114,9 @@ class Controller:
         if self._carriers is not None:
             self._carriers.close()
             self._carriers = None
+        if self._growth is not None:
+            self._growth.close()
+            self._growth = None
         if self.lease is not None:
             self.lease.close()
             self.lease = None
@@ -255,6 +262,8 @@ class Controller:
             max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:
             max_wait = min(max_wait, CHECK_MS / 1000)
+        if self._growth is not None and self._growth.busy:
+            max_wait = min(max_wait, GROWTH_LOOK_S)
         return max(0.0, max_wait)
 
     # -- effects --------------------------------------------------------------------------------------
@@ -285,8 +294,13 @@ class Controller:
         for stream, row in list(self._state.streams.items()):
             if row.state == CREATING:
                 self._create_topics(stream)
-            elif row.wanted_partitions > row.partitions:
-                self._grow_topics(stream)
+        for stream, grown in self._growth.step(self._state) if self._growth is not None else ():
+            turn = self._turn()
+            if isinstance(grown, int):
+                partitions_added(turn, stream, grown)
+            else:
+                partitions_refused(turn, stream, grown)
+            self._write(turn)
 
     def _create_topics(self, stream: str) -> None:
         row = self._state.streams[stream]
@@ -303,19 +317,4 @@ class Controller:
         else:
             turn = self._turn()
             stream_created(turn, stream, starts)
-        self._write(turn)
-
-    def _grow_topics(self, stream: str) -> None:
-        wanted = self._state.streams[stream].wanted_partitions
-        try:
-            grow_stream_topics(self.log, stream, wanted)
-        except AnabranchError as error:
-            turn = self._turn()
-            partitions_refused(turn, stream, error)
-        except LogRefused as error:
-            turn = self._turn()
-            partitions_refused(turn, stream, InvalidArgument(f"the broker refused: {error}"))
-        else:
-            turn = self._turn()
-            partitions_added(turn, stream)
         self._write(turn)

@@ -1,0 +1,64 @@
+"""Growing the topics of streams, beside the loop: commits go on while partitions are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from anabranch.core.state import State
+from anabranch.errors import AnabranchError, InvalidArgument
+from anabranch.ports import Log, LogRefused
+from anabranch.topics.declarations import grow_stream_topics
+
+
+class Growth:
+    """Adds the partitions that are logged as wanted; also those that a former leader left."""
+
+    def __init__(self, log: Log, *, threads: bool) -> None:
+        self._log = log
+        self._pool = ThreadPoolExecutor(1, "anabranch-growth") if threads else None
+        self._under_way: dict[str, tuple[int, Future[dict[int, int]]]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether topics are being grown."""
+        return bool(self._under_way)
+
+    def step(self, state: State) -> Iterator[tuple[str, int | AnabranchError]]:
+        """Begin what is wanted; (stream, partitions that it has now, or why it can't be grown).
+
+        Raises: LogError, if the log can't be reached.
+        """
+        for stream, row in list(state.streams.items()):
+            if row.wanted_partitions <= row.partitions:
+                continue
+            if stream not in self._under_way:
+                wanted = row.wanted_partitions
+                self._under_way[stream] = wanted, self._begin(stream, wanted)
+            partitions, work = self._under_way[stream]
+            if work.done():
+                del self._under_way[stream]
+                try:
+                    work.result()
+                except AnabranchError as error:
+                    yield stream, error
+                except LogRefused as error:
+                    yield stream, InvalidArgument(f"the broker refused: {error}")
+                else:
+                    yield stream, partitions
+
+    def close(self) -> None:
+        """Wait for what is under way: it is harmless, and whoever leads next does it again."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._under_way.clear()
+
+    def _begin(self, stream: str, partitions: int) -> Future[dict[int, int]]:
+        if self._pool is not None:
+            return self._pool.submit(grow_stream_topics, self._log, stream, partitions)
+        done: Future[dict[int, int]] = Future()
+        try:
+            done.set_result(grow_stream_topics(self._log, stream, partitions))
+        except (AnabranchError, LogRefused) as error:
+            done.set_exception(error)
+        return done
