@@ -22,7 +22,7 @@ from anabranch.core import rows as k
 from anabranch.core.decide import decide, decide_due
 from anabranch.core.decide_admin import stream_created, stream_refused
 from anabranch.core.decide_commit import next_due_ms
-from anabranch.core.ids import make_txn_id
+from anabranch.core.ids import NO_TXN, make_txn_id
 from anabranch.core.journal_index import CRC_MODULUS, JournalIndex, Run
 from anabranch.core.plan import ReplyTo, Round
 from anabranch.core.state import State
@@ -132,6 +132,7 @@ class World:
         self.wall_us = START_MS * 1000
         self.now_ms = 5_000
         self.journals: dict[tuple[str, int], list[Written]] = {}
+        self.plain_runs: dict[tuple[str, int], list[Run]] = {}
         self.ends: dict[tuple[str, int], int] = {}
         self.held = False  # journals are not read
         self.read_to_end = True
@@ -365,16 +366,30 @@ class World:
         self.journals.setdefault(place, []).append(Written(run, checksums))
         return run
 
+    def write_plainly(
+        self, stream: str = "nyc/a", count: int = 1, *, partition: int = 0, size: int | None = None
+    ) -> Run:
+        """One batch of plain records in a journal; read in the next turn, unless held."""
+        place = (stream, partition)
+        first = self.ends.get(place, 0)
+        self.ends[place] = first + count
+        size = 100 * count if size is None else size
+        run = Run(NO_TXN, 0, -1, first, first + count, count, 0, 0, 9, first, size, pure=True)
+        self.plain_runs.setdefault(place, []).append(run)
+        return run
+
     def read_journals(self) -> None:
         """Index all that was written, unless the journals are held."""
         if self.held:
             return
-        for (stream, partition), batches in self.journals.items():
-            start = self.index.positions.get((stream, partition), 0)
-            runs = [batch.run for batch in batches if batch.run.first >= start]
-            end = self.ends[stream, partition]
+        for (stream, partition), end in self.ends.items():
+            place = (stream, partition)
+            start = self.index.positions.get(place, 0)
             if end > start:
-                changes = self.index.add(self.state, stream, partition, runs, end)
+                written = [batch.run for batch in self.journals.get(place, ())]
+                runs = [run for run in written if run.first >= start]
+                plain = [run for run in self.plain_runs.get(place, ()) if run.first >= start]
+                changes = self.index.add(self.state, stream, partition, runs, end, plain=plain)
                 self.table.write(changes)
 
     def receipt(
@@ -513,6 +528,16 @@ class World:
             f"{self.label(c.txn_id)} {c.stream} "
             + ", ".join(f"{p.partition}: {self._part(p)}" for p in c.parts)
             for c in self.round.commits
+            if not c.plain
+        )
+
+    def plain(self) -> str:
+        """The plain writes of the last round: ``nyc/a 0[0-3) 1[2-4) 1[4-5)``."""
+        return "; ".join(
+            f"{c.stream} "
+            + " ".join(f"{w.source}[{run.first}-{run.end})" for w in c.plain for run in w.runs)
+            for c in self.round.commits
+            if c.plain
         )
 
     def _part(self, part: Any) -> str:

@@ -1,0 +1,289 @@
+"""Plain writes: taken in journal order, each once, into the active layout."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.core import rows as k
+from anabranch.core.decide import decide_due
+from anabranch.core.decide_plain import give_up
+from anabranch.core.decide_scale import partitions_added
+from anabranch.core.ids import NO_TXN
+from anabranch.core.plan import (
+    Landed,
+    NewEpoch,
+    PlainWrites,
+    Round,
+    StreamCommit,
+    Tail,
+    history_records,
+)
+from anabranch.core.state import State
+from anabranch.schemas import records as r
+from tests.core.harness import World, event, fold, nyc, rows_of, views_of
+
+
+def index_rows(world: World) -> list[bytes]:
+    return [key for key in world.table.rows if key[:1] == k.INDEX]
+
+
+def taken(world: World) -> list[tuple[str, int, int]]:
+    """(stream, partition, offset) of all plain records that were committed, in order."""
+    return [
+        (commit.stream, writes.source, offset)
+        for round_ in world.rounds
+        for commit in round_.commits
+        for writes in commit.plain
+        for run in writes.runs
+        for offset in range(run.first, run.end)
+    ]
+
+
+def steps(world: World) -> list[str]:
+    """The last round's history, as text: ``plain@0 A@1 epoch 1``."""
+    return [
+        f"epoch {step.stream_epoch}"
+        if isinstance(step, NewEpoch)
+        else f"{'plain' if step.plain else world.label(step.txn_id)}@{step.stream_epoch}"
+        for step in world.round.history
+    ]
+
+
+def test_they_commit_by_themselves() -> None:
+    world = nyc()
+    before = world.state.round.hybrid_time
+    world.write_plainly(count=3)
+    world.write_plainly(count=2, partition=1)
+    world.write_plainly(count=1)
+    assert world.turn() == "", "nobody waits for an answer"
+    assert world.plain() == "nyc/a 0[0-3) 0[3-4) 1[0-2)"
+    (commit,) = world.round.commits
+    assert (commit.txn_id, commit.stream_epoch) == (NO_TXN, 0)
+    assert commit.timestamp == world.state.round.hybrid_time > before
+    assert commit.layout == world.state.streams["nyc/a"].segments
+    assert [(p.segment_id, p.partition) for p in commit.parts] == [(0, 0), (1, 1)]
+    assert world.state.plain == {("nyc/a", 0): 4, ("nyc/a", 1): 2}
+    assert index_rows(world) == []
+    world.turn()
+    assert world.plain() == ""
+
+
+def test_row_and_data_are_in_one_round() -> None:
+    world = nyc()
+    world.write_plainly(count=3)
+    world.turn()
+    row = State(world.table).get(k.plain_key("nyc/a", 0))
+    assert row == r.PlainRow("nyc/a", 0, 3)
+    assert k.plain_key("nyc/a", 0) in world.round.rows
+
+
+def test_the_log_gives_the_same_tables() -> None:
+    world = nyc()
+    for count in (1, 5, 2):
+        world.write_plainly(count=count, partition=count % 2)
+        world.turn()
+    state = fold(world.log)
+    assert views_of(state) == views_of(world.state)
+    assert state.plain == world.state.plain == {("nyc/a", 0): 2, ("nyc/a", 1): 6}
+    assert rows_of(dict(state._table.scan(b""))) == rows_of(world.table.rows)
+
+
+@pytest.mark.parametrize("keep_table", [True, False])
+@pytest.mark.parametrize("when", ["before it is read", "read, not committed", "committed"])
+def test_a_successor_loses_and_doubles_none(keep_table: bool, when: str) -> None:
+    world = nyc(round_bytes=250)
+    for i in range(7):
+        world.write_plainly(count=1 + i % 3, partition=i % 2)
+    world.held = when == "before it is read"
+    if when == "read, not committed":
+        world.read_journals()
+    else:
+        world.turn()
+    world.held = False
+    world.lead(keep_table=keep_table)
+    world.table.write(world.index.sweep(world.state))
+    world.index.load()
+    for _ in range(10):
+        world.turn()
+    found = taken(world)
+    assert sorted(found) == [("nyc/a", 0, i) for i in range(7)] + [
+        ("nyc/a", 1, i) for i in range(6)
+    ]
+    for partition in (0, 1):
+        mine = [offset for _, p, offset in found if p == partition]
+        assert mine == sorted(mine)
+    assert index_rows(world) == []
+
+
+def test_an_old_table_is_swept_of_what_others_have_committed() -> None:
+    """A process that led once has indexed what a successor committed."""
+    world = nyc(round_bytes=100)
+    for _ in range(4):
+        world.write_plainly()
+    world.turn()
+    assert world.plain() == "nyc/a 0[0-1)"
+    old = dict(world.table.rows)
+    world.turn()
+    assert world.plain() == "nyc/a 0[1-2)"
+    for key, value in world.table.rows.items():  # the log's rows, and the old index
+        if key[:1] == k.STATUS:
+            old[key] = value
+    world.table.rows = old
+    assert len(index_rows(world)) == 3
+    world.lead()
+    world.table.write(world.index.sweep(world.state))
+    assert len(index_rows(world)) == 2
+    assert world.index.plain_waiting(world.state) == [("nyc/a", 0)]
+    world.turn()
+    assert world.plain() == "nyc/a 0[2-3)"
+
+
+def test_a_round_has_room_for_so_many() -> None:
+    world = nyc(round_bytes=1_000)
+    for _ in range(5):
+        world.write_plainly(size=400)
+    world.turn()
+    assert world.plain() == "nyc/a 0[0-1) 0[1-2) 0[2-3)"
+    assert world.index.plain_waiting(world.state) == [("nyc/a", 0)]
+    world.turn()
+    assert world.plain() == "nyc/a 0[3-4) 0[4-5)"
+    assert world.index.plain_waiting(world.state) == []
+
+
+def test_journal_partitions_share_a_round() -> None:
+    world = nyc(round_bytes=1_000)
+    for _ in range(9):
+        world.write_plainly(size=100)
+    for _ in range(9):
+        world.write_plainly(size=100, partition=1)
+    world.turn()
+    assert world.plain() == "nyc/a " + " ".join(
+        f"{p}[{i}-{i + 1})" for p in (0, 1) for i in range(5)
+    )
+
+
+def test_big_batches_take_turns() -> None:
+    """Each is a round's worth: none waits for ever."""
+    world = nyc("nyc/a", "nyc/b", round_bytes=1_000)
+    for _ in range(3):
+        for stream in ("nyc/a", "nyc/b"):
+            world.write_plainly(stream, size=5_000)
+    seen = []
+    for _ in range(6):
+        world.turn()
+        seen.append(world.plain()[:5])
+    assert sorted(seen[:2]) == sorted(seen[2:4]) == sorted(seen[4:]) == ["nyc/a", "nyc/b"]
+
+
+def test_commits_have_half_of_the_round() -> None:
+    """However many plain writes there are, merges go on; and the other way round."""
+    world = nyc(round_bytes=1_000, chunk_bytes=10_000)
+    world.held = True  # no merges before all are decided
+    for label in "ABC":
+        world.begin(label)
+        world.touch(label)
+        world.write(label, f"w{label}", size=400)
+        world.commit(label, own=[world.receipt(label, f"w{label}")])
+    world.held = False
+    for _ in range(20):
+        world.write_plainly(size=100)
+    rounds = []
+    for _ in range(4):
+        world.turn()
+        rounds.append((world.plain().count("["), world.plan().count("nyc/a")))
+    assert rounds == [(5, 0), (5, 2), (5, 1), (5, 0)], "decided; then merged, two in a round"
+
+
+def scaled(world: World) -> None:
+    """From two segments to three."""
+    world.ask("scale", r.Scale("nyc/a", 3, (), ()))
+    turn = world.new_turn()
+    if world.state.streams["nyc/a"].wanted_partitions > world.state.streams["nyc/a"].partitions:
+        partitions_added(turn, "nyc/a")
+        world.close(turn)
+
+
+def test_they_come_before_any_rolling() -> None:
+    """One round: plain writes and one-shots to the active layout, then a rolling commit and its end."""
+    world = nyc()
+    world.begin("A")
+    world.touch("A")
+    world.write("A", "w1", count=2)
+    scaled(world)
+    assert world.state.streams["nyc/a"].stream_epoch == 1
+    world.commit("A", own=[world.receipt("A", "w1")])
+    world.write_plainly(count=3)
+    world.one_shot("B", event())
+    assert steps(world) == ["B@1", "plain@1", "epoch 2", "A@2", "epoch 3"]
+    times = [step.timestamp for step in world.round.history]
+    assert times == sorted(set(times))
+    plain = [c for c in world.round.commits if c.plain]
+    assert [s.partition for s in plain[0].layout] == [p.partition for p in plain[0].parts]
+    assert len(plain[0].layout) == 3
+
+
+def test_after_a_scaling_they_go_to_the_new_layout() -> None:
+    world = nyc()
+    world.held = True
+    world.write_plainly(count=3)
+    scaled(world)
+    world.held = False
+    world.turn()
+    (commit,) = world.round.commits
+    assert (commit.stream_epoch, len(commit.parts)) == (1, 3)
+    assert commit.layout == world.state.streams["nyc/a"].segments
+
+
+def test_when_the_broker_refused_something_they_go_one_by_one() -> None:
+    world = nyc()
+    for _ in range(3):
+        world.write_plainly()
+    world.read_journals()
+    turn = world.new_turn()
+    turn.merge_limit = 1
+    decide_due(turn, read_to_end=True)
+    assert turn.merge_limit == 0, "no merges beside"
+    assert turn.round.plain_runs == 1
+    world.close(turn)
+    assert world.plain() == "nyc/a 0[0-1)"
+
+
+def test_what_the_broker_does_not_take_is_passed_over_and_counted() -> None:
+    world = nyc()
+    world.write_plainly(count=4)
+    world.write_plainly(count=2)
+    world.read_journals()
+    runs = list(world.index.plain_runs(world.state, "nyc/a", 0))
+    refused = Round()
+    refused.history.append(
+        StreamCommit(NO_TXN, "nyc/a", 0, 1, (), (PlainWrites(0, tuple(runs[:1])),))
+    )
+    assert refused.merged == set(), "nothing to abort"
+    turn = world.new_turn()
+    give_up(turn, refused)
+    world.close(turn)
+    assert world.index.rejected["nyc/a"] == {"plain_write": 4}
+    assert world.state.plain == {("nyc/a", 0): 4}
+    world.turn()
+    assert world.plain() == "nyc/a 0[4-6)"
+
+
+def test_a_forged_id_of_zeros_is_no_plain_write() -> None:
+    world = nyc()
+    world.ids["zero"] = NO_TXN
+    world.write("zero", "w1", count=2)
+    world.turn()
+    assert world.plain() == ""
+    assert world.index.rejected["nyc/a"] == {"unknown_transaction": 2}
+
+
+def test_segments_without_records_are_not_in_the_history() -> None:
+    world = nyc()
+    world.write_plainly(count=3)
+    world.turn()
+    tails = {"nyc/a": Tail({0: 10, 1: 20}, {}, 7)}
+    ((record,),) = history_records(world.round, {(0, 1): Landed(21, 24, 3)}, tails).values()
+    assert isinstance(record, r.CommitRecord)
+    assert record.segments == (r.SegmentCommit(1, 1, 21, 24, 3),)
+    assert record.vector == (r.Position(0, 10), r.Position(1, 24))
+    assert record.txn_id == NO_TXN
