@@ -21,6 +21,7 @@ from anabranch.core.state import State
 from anabranch.core.turn import Hearing, Settings, Turn, close_round, refuse
 from anabranch.errors import AnabranchError, EventTooLarge, InvalidArgument, NotLeading, check
 from anabranch.ports import Clock, Log, LogRefused, Table, TopicPartition
+from anabranch.processors.autoscaling import Autoscaling
 from anabranch.processors.carrier import Carriers, Lane
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.failpoints import AFTER_DECISION
@@ -64,6 +65,7 @@ class Controller:
     _growth: Growth | None = None
     _tails: dict[str, Tail] = field(default_factory=dict)
     _foresight: Foresight = field(default_factory=Foresight)
+    _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _careful: int = 0  # so many commands get a round of their own: the broker refused a round
 
     def __post_init__(self) -> None:
@@ -91,6 +93,7 @@ class Controller:
         self._intake.begin(self._state)
         self._hearing = Hearing(self._now_ms())
         self._tails.clear()
+        self._autoscaling = Autoscaling()
         self._carriers = Carriers(
             [
                 Lane(
@@ -157,6 +160,8 @@ class Controller:
         for command in commands:
             self._decide(turn, command)
         horizon = None
+        if not self._careful:
+            self._autoscaling.decide(turn)
         if not (self._careful and commands):
             horizon = decide_due(turn, read_to_end=read_to_end)
         return self._write(turn, commands, horizon)
@@ -201,6 +206,7 @@ class Controller:
                 self._tails[stream] = load_tail(self.log, self.clock, stream)
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
+        loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         write_round(
             Durable(
                 self.log,
@@ -218,6 +224,7 @@ class Controller:
             wall_ms=turn.wall_ms,
             carrying=self._is_carrying(),
         )
+        self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
         self.rounds += 1
         if self.on_event is not None and any(op.op == "BEGIN_COMMIT" for _, _, op in round_.ops):
             self.on_event(AFTER_DECISION, "after")
