@@ -59,6 +59,10 @@ class TooManyTransactions(RetryError):
     """The limit of open transactions is reached: wait for some to end."""
 
 
+class TooMuchStaged(RetryError):
+    """Open transactions have as much in journals as they may: end some, or wait for some to end."""
+
+
 class WriteFailed(RetryError):
     """A write was not acknowledged; this writer gives no receipt any more: join again and rewrite."""
 

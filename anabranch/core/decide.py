@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anabranch.core import decide_admin, decide_commit, decide_plain, decide_scale, decide_txn
+from anabranch.core import (
+    decide_admin,
+    decide_cleanup,
+    decide_commit,
+    decide_plain,
+    decide_scale,
+    decide_txn,
+)
 from anabranch.core import rows as k
 from anabranch.core.ids import made_ms_of
 from anabranch.core.plan import ReplyTo
@@ -49,7 +56,8 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
 
 
 def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
-    """What time and the journal bring: plain writes, commits to decide or merge, stale transactions, old outcomes.
+    """What time and the journal bring: plain writes, commits to decide or merge, stale transactions, old outcomes,
+    journals to cut.
 
     ``read_to_end``: the commands are read to their end; only then is staleness judged (a heartbeat may
     wait unread). Returns the new horizon of forgotten ids, or None if it stays.
@@ -62,7 +70,9 @@ def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
     turn.hearing.next_check_ms = turn.now_ms + CHECK_MS
     if read_to_end:
         _abort_stale(turn)
-    return _forget_old(turn)
+    horizon = _forget_old(turn)
+    decide_cleanup.clean_up(turn)
+    return horizon
 
 
 def anything_stale(state: State, hearing: Hearing, now_ms: int) -> bool:

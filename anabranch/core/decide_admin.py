@@ -181,7 +181,7 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
             for (stream, partition), offset in sorted(turn.state.low_water.items())
             if stream == row.stream
         },
-        staged_bytes=0,
+        staged_bytes=turn.index.staged.by_stream[row.stream],
     )
 
 

@@ -19,6 +19,7 @@ from anabranch.errors import (
     InvalidToken,
     NotReady,
     TooManyTransactions,
+    TooMuchStaged,
     TransactionAborted,
     UnknownStream,
 )
@@ -85,6 +86,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         raise TooManyTransactions(
             f"{turn.settings.max_open} transactions are open: wait for some to end"
         )
+    check_staged(turn)
     supersede(turn, command.scope, command.name, command.txn_id)
     row = TxnRow(
         txn_id=command.txn_id,
@@ -110,6 +112,16 @@ def _replaces_open(turn: Turn, command: Begin) -> bool:
         command.name is not None
         and turn.state.holder(command.scope, command.name) in turn.state.open
     )
+
+
+def check_staged(turn: Turn) -> None:
+    """`TooMuchStaged` while open transactions have as much in journals as they may."""
+    staged, limit = turn.index.staged.total, turn.settings.max_staged_bytes
+    if staged >= limit:
+        raise TooMuchStaged(
+            f"open transactions have {staged:,} bytes in journals, {limit:,} are allowed: commit or abort "
+            "some, or wait for some to end"
+        )
 
 
 def _begun(turn: Turn, row: TxnRow) -> Begun:
@@ -163,6 +175,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     turn.hear(token.txn_id)
     txn = turn.open(token.txn_id)
     if command.stream not in txn.participants:
+        check_staged(turn)
         epoch = stream.reference_epoch
         turn.put(
             k.participant_key(token.txn_id, command.stream), ParticipantRow(command.stream, epoch)
@@ -262,7 +275,7 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
     """Abort an open transaction; whoever waits for its commit is told."""
     txn = turn.open(txn_id)
     row = turn.move(txn.row, op, reason=reason, finished_ms=turn.wall_ms)
-    rejected = turn.index.rejected_of(txn_id)
+    rejected = turn.rejected(txn.row)
     row = turn.move(row, "finalize_abort", rejected=rejected, committed=0, left_out=0)
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, JournalOp("ABORT_TXN", txn_id, epoch, 0))
@@ -293,11 +306,12 @@ def finish(turn: Turn, row: TxnRow) -> None:
     txn = turn.open(row.txn_id)
     for stream, number in list(txn.carries):
         turn.put(k.carry_key(row.txn_id, stream, number), None)
-    for stream, partition in list(txn.moved):
-        turn.put(k.moved_key(row.txn_id, stream, partition), None)
+    for stream, partition, at in list(txn.moved):
+        turn.put(k.moved_key(row.txn_id, stream, partition, at), None)
     turn.put(k.txn_key(row.txn_id), row)
     for stream, epoch in txn.participants.items():
         drop_epoch(turn, stream, epoch)
+    turn.ended.append(row.txn_id)
     turn.hearing.heard.pop(row.txn_id, None)
     turn.hearing.not_before_ms.pop(row.txn_id, None)
 

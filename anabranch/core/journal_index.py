@@ -7,7 +7,11 @@ from the journals and the status rows alone, so it can be rebuilt at any time.
 Runs of plain records, which belong to no transaction, are kept until they are committed (`decide_plain`).
 
 Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first offset (8)``. Plain runs have
-the transaction id of zeros and the writer 0.
+the transaction id of zeros and the writer 0. A run that was moved forward keeps its key, with the offset that
+its writer saw, and its value says where it lies now.
+
+Rejected records of open transactions: ``x | txn id (16) | stream | 00 | partition (4) | first offset (8)``. What
+lies below the journal's low water is counted in the transaction's row instead.
 """
 
 from __future__ import annotations
@@ -21,10 +25,13 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.core.overlay import Rows
-from anabranch.core.state import State
-from anabranch.schemas.records import Extent, PendingCommitRow, Receipt, SegmentRange
+from anabranch.core.staged import Read, Staged
+from anabranch.core.state import OpenTxn, State
+from anabranch.schemas.records import Extent, MovedRun, PendingCommitRow, Receipt, SegmentRange
 
+# End, records, sum of checksums; base offset and size of the batch; where it was moved to (0: nowhere); pure.
 _VALUE = struct.Struct(">qqqqqq?")
+_COUNT = struct.Struct(">q")
 _AFTER_PARTITION = TXN_ID_SIZE + 16  # of an index key: transaction id, writer, first offset
 CRC_MODULUS = 1 << 63
 
@@ -63,7 +70,11 @@ class Run(NamedTuple):
 
 
 class StoredRun(NamedTuple):
-    """A run as the index keeps it."""
+    """A run as the index keeps it.
+
+    ``first``/``end``: the offsets that its writer saw, which receipts speak of. ``moved_to``: where its first
+    record lies now, if not there; the batch is the one that it lies in now.
+    """
 
     writer: int
     first: int
@@ -73,6 +84,12 @@ class StoredRun(NamedTuple):
     batch_base: int
     batch_size: int
     pure: bool
+    moved_to: int = 0
+
+    @property
+    def at(self) -> int:
+        """The offset of its first record now."""
+        return self.moved_to or self.first
 
 
 @dataclass(slots=True)
@@ -90,18 +107,25 @@ class Weighed:
 class JournalIndex:
     """Index rows live in the table; where reading goes on and the counts of rejections are kept here.
 
-    ``plain_ends``: journal partition -> end of the last plain run that was indexed.
+    ``plain_ends``: journal partition -> end of the last plain run that was indexed. ``read``: how many bytes
+    lie where. ``copies``: base offsets of batches that this leader moved and has not read again.
     """
 
     rows: Rows
     positions: dict[tuple[str, int], int] = field(default_factory=dict)
     rejected: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     plain_ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    read: dict[tuple[str, int], Read] = field(default_factory=dict)
+    copies: set[tuple[str, int, int]] = field(default_factory=set)
+    _staged: Staged | None = field(default=None, init=False)
 
     def load(self) -> None:
-        """Read the positions, and where plain writes wait, from the table."""
+        """Read the positions, and where plain writes wait, from the table; forget what is derived from it."""
         self.positions.clear()
         self.plain_ends.clear()
+        self.read.clear()
+        self.copies.clear()
+        self._staged = None
         for key, value in self.rows.scan(k.POSITION + b"j"):
             stream, partition = key[2:-4].decode(), int.from_bytes(key[-4:], "big")
             self.positions[stream, partition] = int.from_bytes(value, "big")
@@ -118,15 +142,19 @@ class JournalIndex:
         *,
         plain: Iterable[Run] = (),
         counting: bool = True,
+        size: int = 0,
     ) -> dict[bytes, bytes | None]:
         """Index runs of one journal partition, read up to ``next_offset``. Returns the table changes,
-        which must be written before the next call (counts of rejected records add up over them).
+        which must be written before the next call.
 
         ``plain``: runs of plain records, in order; those that are committed already are skipped.
         ``counting`` False while a new leader reads again what former leaders have judged already.
+        ``size``: bytes read.
         """
+        place = (stream, partition)
         changes: dict[bytes, bytes | None] = {}
-        refused: Counter[bytes] = Counter()
+        staged = self.staged
+        moved: dict[bytes, set[tuple[int, int]]] = {}
         prefix = _prefix(stream, partition)
         for run in runs:
             reason = self.verdict(state, stream, partition, run)
@@ -135,18 +163,27 @@ class JournalIndex:
                     self.rejected[stream][reason] += run.records
                 # What is late now may have stood there, and been counted as left out, at the decision.
                 if run.txn_id in state.open and (counting or reason != "late"):
-                    refused[run.txn_id] += run.records
+                    key = _rejected_key(run.txn_id, stream, partition, run.first)
+                    changes[key] = _COUNT.pack(run.records)
+                    staged.refused.add(run.txn_id)
                 continue
+            if state.open[run.txn_id].moved:
+                if run.txn_id not in moved:
+                    moved[run.txn_id] = _moved_runs(state.open[run.txn_id], place)
+                if (run.writer, run.first) in moved[run.txn_id]:
+                    continue  # read again; it lies elsewhere, as the table says
             changes[_key(prefix, run)] = _packed(run)
+            staged.add(run.txn_id, place, run.batch_base, run.batch_size)
         plain_done = state.plain.get((stream, partition), 0)
         for run in plain:
             if run.first >= plain_done:
                 changes[_key(prefix, run)] = _packed(run)
                 self.plain_ends[stream, partition] = run.end
-        for txn_id, count in refused.items():
-            total = self.rejected_of(txn_id) + count
-            changes[k.REJECTED + txn_id] = total.to_bytes(8, "big")
-        self.positions[stream, partition] = next_offset
+        read = self.read.get(place)
+        if read is None:
+            read = self.read[place] = Read(self.positions.get(place, 0))
+        read.add(next_offset, size)
+        self.positions[place] = next_offset
         changes[position_key(stream, partition)] = next_offset.to_bytes(8, "big")
         return changes
 
@@ -174,9 +211,37 @@ class JournalIndex:
         self.rejected[stream][reason] += count
 
     def rejected_of(self, txn_id: bytes) -> int:
-        """How many journal records of a transaction were rejected while it was open."""
-        value = self.rows.get(k.REJECTED + txn_id)
-        return int.from_bytes(value, "big") if value else 0
+        """How many journal records of an open transaction were rejected, above the low waters."""
+        return sum(count for _, count in self._rejections(txn_id))
+
+    def rejected_below(
+        self, txn_id: bytes, stream: str, partition: int, offset: int
+    ) -> list[tuple[bytes, int]]:
+        """(table key, records) of what was rejected of a transaction in a journal partition before an offset."""
+        first, end = (_rejected_key(txn_id, stream, partition, at) for at in (0, offset))
+        return [(key, count) for key, count in self._rejections(txn_id) if first <= key < end]
+
+    def _rejections(self, txn_id: bytes) -> list[tuple[bytes, int]]:
+        if txn_id not in self.staged.refused:
+            return []
+        return [
+            (key, _COUNT.unpack(value)[0]) for key, value in self.rows.scan(k.REJECTED + txn_id)
+        ]
+
+    @property
+    def staged(self) -> Staged:
+        """What the kept runs amount to; counted when it is asked for first, then kept up."""
+        if self._staged is None:
+            found = Staged()
+            for key, value in self.rows.scan(k.INDEX):
+                txn_id = _txn_of(key)
+                if txn_id != NO_TXN:
+                    _, _, _, base, size, _, _ = _VALUE.unpack(value)
+                    found.add(txn_id, _place(key), base, size)
+            for key, _ in self.rows.scan(k.REJECTED):
+                found.refused.add(key[1 : 1 + TXN_ID_SIZE])
+            self._staged = found
+        return self._staged
 
     def runs(self, txn_id: bytes, stream: str, partition: int) -> list[StoredRun]:
         """A transaction's runs in a journal partition, by writer and offset."""
@@ -184,10 +249,10 @@ class JournalIndex:
 
     def _stored(self, prefix: bytes) -> Iterator[StoredRun]:
         for key, value in self.rows.scan(prefix):
-            end, count, crc_sum, base, size, _, pure = _VALUE.unpack(value)
+            end, count, crc_sum, base, size, moved_to, pure = _VALUE.unpack(value)
             writer, first = struct.unpack(">Qq", key[-16:])
             writer -= 1 << 63
-            yield StoredRun(writer, first, end, count, crc_sum, base, size, pure)
+            yield StoredRun(writer, first, end, count, crc_sum, base, size, pure, moved_to)
 
     def plain_waiting(self, state: State) -> list[tuple[str, int]]:
         """The journal partitions with plain writes that are not committed; what waits longest comes first."""
@@ -200,18 +265,32 @@ class JournalIndex:
             if run.first >= done:
                 yield run
 
+    def plain_from(self, state: State, stream: str, partition: int) -> int | None:
+        """Base offset of the first batch with plain writes that are not committed; None if there are none."""
+        place = (stream, partition)
+        if self.plain_ends.get(place, 0) <= state.plain.get(place, 0):
+            return None
+        return next((run.batch_base for run in self.plain_runs(state, *place)), None)
+
     def plain_served(self, stream: str, partition: int) -> None:
         """It was this journal partition's turn: others come before it now."""
         self.plain_ends[stream, partition] = self.plain_ends.pop((stream, partition))
 
     def forget(self, state: State, txn_id: bytes) -> list[bytes]:
         """The table keys of a finished transaction's runs, to be dropped with the round."""
-        keys = [k.REJECTED + txn_id]
+        keys = [key for key, _ in self._rejections(txn_id)]
         for stream, epoch in state.participants(txn_id).items():
             for segment in layout(state, stream, epoch):
                 prefix = _prefix(stream, segment.partition) + txn_id
                 keys += [key for key, _ in self.rows.scan(prefix)]
         return keys
+
+    def settle(self, ended: Iterable[bytes], cut: Mapping[tuple[str, int], int]) -> None:
+        """A round has happened in which these transactions ended and journals were cut."""
+        self.staged.ended(ended)
+        for place, offset in cut.items():
+            if place in self.read:
+                self.read[place].forget(offset)
 
     def covers(self, receipts: Sequence[Receipt]) -> bool:
         """Whether the journals are indexed up to the end of every extent."""
@@ -221,18 +300,22 @@ class JournalIndex:
         )
 
     def sweep(self, state: State) -> dict[bytes, bytes | None]:
-        """Table changes that forget transactions which ended while this table was not kept up."""
+        """Table changes for what ended, or was moved, while this table was not kept up."""
         gone: dict[bytes, bytes | None] = {}
         for key, _ in self.rows.scan(k.INDEX):
-            txn_id = key[-_AFTER_PARTITION : -_AFTER_PARTITION + TXN_ID_SIZE]
+            txn_id = _txn_of(key)
             if txn_id == NO_TXN:
                 if int.from_bytes(key[-8:], "big") < state.plain.get(_place(key), 0):
                     gone[key] = None
             elif txn_id not in state.open:
                 gone[key] = None
         for key, _ in self.rows.scan(k.REJECTED):
-            if key[1:] not in state.open:
+            if _is_counted(state, key):
                 gone[key] = None
+        for txn_id, txn in state.open.items():
+            for (stream, partition, _), row in txn.moved.items():
+                for run in row.runs:
+                    gone.update((moved_run(txn_id, stream, partition, run),))
         return gone
 
     def weigh(self, state: State, txn_id: bytes, receipts: Sequence[Receipt]) -> Weighed:
@@ -321,11 +404,47 @@ def _place(key: bytes) -> tuple[str, int]:
     return place[:-5].decode(), int.from_bytes(place[-4:], "big")
 
 
+def _txn_of(key: bytes) -> bytes:
+    return key[-_AFTER_PARTITION : -_AFTER_PARTITION + TXN_ID_SIZE]
+
+
+def _rejected_key(txn_id: bytes, stream: str, partition: int, first: int) -> bytes:
+    place = stream.encode() + b"\0" + partition.to_bytes(4, "big")
+    return k.REJECTED + txn_id + place + first.to_bytes(8, "big")
+
+
+def _is_counted(state: State, key: bytes) -> bool:
+    """Whether the rejected records of a key need not be kept: they are counted in the transaction's row."""
+    txn_id, place, first = key[1 : 1 + TXN_ID_SIZE], key[1 + TXN_ID_SIZE : -8], key[-8:]
+    if txn_id not in state.open or not place:
+        return True
+    low = state.low_water.get((place[:-5].decode(), int.from_bytes(place[-4:], "big")), 0)
+    return int.from_bytes(first, "big") < low
+
+
+def _moved_runs(txn: OpenTxn, place: tuple[str, int]) -> set[tuple[int, int]]:
+    return {
+        (run.writer, run.first)
+        for (stream, partition, _), row in txn.moved.items()
+        if (stream, partition) == place
+        for run in row.runs
+    }
+
+
+def moved_run(txn_id: bytes, stream: str, partition: int, run: MovedRun) -> tuple[bytes, bytes]:
+    """Table key and value of a run that was moved."""
+    key = _prefix(stream, partition) + txn_id + _run_id(run)
+    value = _VALUE.pack(
+        run.end, run.count, run.crc_sum, run.batch_base, run.batch_size, run.at, run.pure
+    )
+    return key, value
+
+
 def _key(prefix: bytes, run: Run) -> bytes:
     return prefix + run.txn_id + _run_id(run)
 
 
-def _run_id(run: Run | StoredRun) -> bytes:
+def _run_id(run: Run | StoredRun | MovedRun) -> bytes:
     return struct.pack(">Qq", run.writer + (1 << 63), run.first)
 
 

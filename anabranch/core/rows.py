@@ -42,7 +42,7 @@ STATUS = b"s"  # + status key -> row
 OPEN = b"o"  # + txn id -> b"": transactions that are not finished
 FINISHED = b"f"  # + finished ms (8) + txn id -> b"": in the order in which they may be forgotten
 INDEX = b"i"  # + see journal_index: runs of journal records
-REJECTED = b"x"  # + txn id -> count (8): its journal records that were rejected
+REJECTED = b"x"  # + see journal_index -> count (8): journal records of open ones that were rejected
 META = b"m"  # + name: about the table itself
 POSITION = b"p"  # + name -> offset (8): where reading goes on
 
@@ -71,8 +71,9 @@ def carry_key(txn_id: bytes, stream: str, number: int) -> bytes:
     return txn_id + bytes((Entry.CARRY,)) + _numbered(stream, number)
 
 
-def moved_key(txn_id: bytes, stream: str, partition: int) -> bytes:
-    return txn_id + bytes((Entry.MOVED,)) + _numbered(stream, partition)
+def moved_key(txn_id: bytes, stream: str, partition: int, at: int) -> bytes:
+    """``at``: where the first of the row's runs lies now."""
+    return txn_id + bytes((Entry.MOVED,)) + _numbered(stream, partition) + at.to_bytes(8, "big")
 
 
 def _numbered(stream: str, number: int) -> bytes:
@@ -82,6 +83,11 @@ def _numbered(stream: str, number: int) -> bytes:
 def numbered(identifier: bytes) -> tuple[str, int]:
     """(stream, number) of such an identifier."""
     return identifier[:-5].decode(), int.from_bytes(identifier[-4:], "big")
+
+
+def numbered_at(identifier: bytes) -> tuple[str, int, int]:
+    """(stream, partition, offset) of a moved row's identifier."""
+    return *numbered(identifier[:-8]), int.from_bytes(identifier[-8:], "big")
 
 
 def name_key(scope: str, name: str) -> bytes:

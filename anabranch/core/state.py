@@ -48,7 +48,9 @@ class OpenTxn:
     writers: dict[int, Receipt] = field(default_factory=dict)
     pending: PendingCommitRow | None = None
     carries: dict[tuple[str, int], CarryRow] = field(default_factory=dict)  # by segment number
-    moved: dict[tuple[str, int], MovedRow] = field(default_factory=dict)  # by journal partition
+    moved: dict[tuple[str, int, int], MovedRow] = field(
+        default_factory=dict
+    )  # by journal partition and place
 
 
 class State:
@@ -176,7 +178,7 @@ class State:
         elif entry is Entry.CARRY:
             _put(txn.carries, k.numbered(identifier), row)
         elif entry is Entry.MOVED:
-            _put(txn.moved, k.numbered(identifier), row)
+            _put(txn.moved, k.numbered_at(identifier), row)
 
     def _pin(self, txn: OpenTxn, stream: str, row: ParticipantRow | None) -> None:
         pins = self.pins.setdefault(stream, Counter())
@@ -261,6 +263,10 @@ class State:
     def drop(self, table_key: bytes) -> None:
         """Delete a derived table key together with this round's rows."""
         self._table.set(table_key, None)
+
+    def keep(self, table_key: bytes, value: bytes) -> None:
+        """Put a derived table key together with this round's rows."""
+        self._table.set(table_key, value)
 
     def take_changes(self) -> dict[bytes, bytes | None]:
         """The table changes since the last call; the caller writes them to the table, then goes on."""

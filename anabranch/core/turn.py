@@ -48,6 +48,9 @@ class Settings:
     move_bytes: int = (
         256 << 20
     )  # what an old open transaction may keep in a journal before it is moved
+    clean_ms: int = 5_000  # how often it is looked whether journals can be cut
+    clean_records: int = 10_000  # a journal partition is cut by so many offsets at least,
+    clean_bytes: int = 8 << 20  # or by so many bytes
     max_keepalive_ms: int = MAX_KEEPALIVE_MS
     round_bytes: int = 16 << 20  # merges of one round, about
     chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of so many bytes
@@ -64,13 +67,17 @@ class Settings:
 @dataclass(slots=True)
 class Hearing:
     """Times that live in memory only and begin afresh with each leader, monotonic ms: when each open
-    transaction was last heard of, and until when rolling commits wait to be collated."""
+    transaction was last heard of, until when rolling commits wait to be collated, and when
+    journals are cleaned up."""
 
     since_ms: int
     heard: dict[bytes, int] = field(default_factory=dict)
     next_check_ms: int = 0
     may_roll_ms: dict[str, int] = field(default_factory=dict)  # stream -> when it may roll again
     not_before_ms: dict[bytes, int] = field(default_factory=dict)  # decided commits that wait
+    next_clean_ms: int = 0
+    crowded: list[tuple[str, int]] = field(default_factory=list)  # where something may have to move
+    may_move_ms: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def last(self, txn_id: bytes) -> int:
         return self.heard.get(txn_id, self.since_ms)
@@ -96,6 +103,8 @@ class Turn:
     merge_limit: int | None = None  # at most so many merges in this round
     plain_bytes: int = 0  # of plain writes that this round commits
     expired_ms: int = 0  # the horizon of forgotten ids
+    ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
+    cut: dict[tuple[str, int], int] = field(default_factory=dict)  # journal partitions' low waters
 
     def __post_init__(self) -> None:
         self.hybrid_time = self.state.round.hybrid_time
@@ -173,6 +182,10 @@ class Turn:
         if txn is None:
             raise InvariantViolation("an unfinished transaction is not among the open ones")
         return txn
+
+    def rejected(self, row: TxnRow) -> int:
+        """Journal records of an open transaction that were rejected so far."""
+        return row.rejected + self.index.rejected_of(row.txn_id)
 
     def hear(self, txn_id: bytes) -> None:
         """A command about this transaction was received."""

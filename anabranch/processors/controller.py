@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from anabranch.core import rows as k
 from anabranch.core.decide import CHECK_MS, anything_stale, decide, decide_due
 from anabranch.core.decide_admin import CREATING, stream_created, stream_refused
+from anabranch.core.decide_cleanup import has_moved, moved, not_now, runs_to_move
 from anabranch.core.decide_commit import next_due_ms
 from anabranch.core.decide_plain import give_up
 from anabranch.core.decide_scale import partitions_added, partitions_refused
@@ -20,9 +21,19 @@ from anabranch.core.plan import Tail
 from anabranch.core.state import State
 from anabranch.core.turn import Hearing, Settings, Turn, close_round, refuse
 from anabranch.errors import AnabranchError, EventTooLarge, InvalidArgument, NotLeading, check
-from anabranch.ports import Clock, Log, LogRefused, Table, TopicPartition
+from anabranch.ports import (
+    Clock,
+    CorruptBatch,
+    Log,
+    LogRefused,
+    OffsetOutOfRange,
+    Producer,
+    Table,
+    TopicPartition,
+)
 from anabranch.processors.autoscaling import Autoscaling
 from anabranch.processors.carrier import Carriers, Lane
+from anabranch.processors.cleanup import Cutter, copy_runs
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.failpoints import AFTER_DECISION
 from anabranch.processors.foresight import Foresight
@@ -34,6 +45,7 @@ from anabranch.schemas.codec import decode
 from anabranch.schemas.records import AdoptScope
 from anabranch.topics.declarations import create_stream_topics
 from anabranch.topics.names import status_topic
+from anabranch.topics.splice import DEFAULT_LIMIT
 
 MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
 INDEX_ROWS = 5_000  # so many changes of the journal index call for a round of their own
@@ -63,6 +75,7 @@ class Controller:
     _hearing: Hearing = field(init=False)
     _carriers: Carriers | None = None
     _growth: Growth | None = None
+    _cutter: Cutter | None = None
     _tails: dict[str, Tail] = field(default_factory=dict)
     _foresight: Foresight = field(default_factory=Foresight)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
@@ -110,6 +123,8 @@ class Controller:
             threads=self.threads,
         )
         self._growth = Growth(self.log, threads=self.threads)
+        self._cutter = Cutter(self.log, threads=self.threads)
+        self._cutter.logged(self._state.low_water)  # a former leader may not have come to it
         self._finish_topics()
 
     def resign(self) -> None:
@@ -120,6 +135,9 @@ class Controller:
         if self._growth is not None:
             self._growth.close()
             self._growth = None
+        if self._cutter is not None:
+            self._cutter.close()
+            self._cutter = None
         if self.lease is not None:
             self.lease.close()
             self.lease = None
@@ -135,6 +153,7 @@ class Controller:
         """One pass; waits at most ``max_wait`` seconds for something to do. True if a round was written."""
         check(self.lease is not None, "step is for a controller that leads")
         self._carry()
+        self._shorten_journals()
         queue = self._intake.queue
         if not queue:
             self._intake.fetch(self._state, self._wait_for(max_wait))
@@ -193,9 +212,16 @@ class Controller:
         self._write(fresh)
 
     def _write(
-        self, turn: Turn, commands: Sequence[Command] = (), horizon: int | None = None
+        self,
+        turn: Turn,
+        commands: Sequence[Command] = (),
+        horizon: int | None = None,
+        producer: Producer | None = None,
     ) -> bool:
-        """Close the round and make it durable. ``commands``: those that it decides."""
+        """Close the round and make it durable. ``commands``: those that it decides.
+
+        ``producer``: the one in whose native transaction something stands already.
+        """
         if self._intake.rows.size > INDEX_ROWS:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
         round_ = close_round(turn, self._intake.done(commands), expired_ms=horizon)
@@ -216,7 +242,7 @@ class Controller:
                 self.threads,
                 self._foresight,
             ),
-            self.lease.next_producer(),
+            producer or self.lease.next_producer(),
             round_,
             self._state,
             self._intake.rows,
@@ -225,6 +251,9 @@ class Controller:
             carrying=self._is_carrying(),
         )
         self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
+        self._intake.index.settle(turn.ended, turn.cut)
+        if self._cutter is not None:
+            self._cutter.logged(turn.cut)
         self.rounds += 1
         if self.on_event is not None and any(op.op == "BEGIN_COMMIT" for _, _, op in round_.ops):
             self.on_event(AFTER_DECISION, "after")
@@ -261,8 +290,8 @@ class Controller:
 
     def _wait_for(self, max_wait: float) -> float:
         """Seconds that this pass may wait for new records: until the next deadline."""
-        if self._intake.index.plain_waiting(self._state):
-            return 0.0  # the round before was full
+        if self._hearing.crowded or self._intake.index.plain_waiting(self._state):
+            return 0.0  # there is more to move, or the round before was full
         wall_ms = int(self.clock.wall() * 1000)
         due_ms = next_due_ms(self._state, self._hearing, wall_ms, self._now_ms())
         if due_ms is not None:
@@ -288,6 +317,36 @@ class Controller:
         if rows:
             self.table.write(self._state.take_changes())
         self._carriers.sync(self._state, self._intake.index, wall_ms)
+
+    def _shorten_journals(self) -> None:
+        """Delete what is below the logged low waters; move the next chunk of what keeps them low."""
+        if self._cutter is not None:
+            self._cutter.cut(self._now_ms())
+        if not self._hearing.crowded or self._careful or self.lease is None:
+            return
+        place = self._hearing.crowded[0]
+        turn = self._turn()
+        lying = runs_to_move(turn, place)
+        if not lying:
+            not_now(turn, place)
+            return
+        producer = self.lease.next_producer()
+        limit = int(self._state.streams[place[0]].settings.get("max.message.bytes", DEFAULT_LIMIT))
+        try:
+            copies = copy_runs(self.log, producer, place, lying, limit)
+        except (LogRefused, OffsetOutOfRange, CorruptBatch):
+            # Not an end of leading: the same would come again.
+            producer.abort()
+            not_now(turn, place)
+            return
+        moved(turn, place, lying, copies)
+        try:
+            self._write(turn, producer=producer)
+        except LogRefused:
+            self._state = State(self.table)
+            not_now(turn, place)
+            return
+        has_moved(turn, place, lying, copies)
 
     def _is_carrying(self) -> bool:
         return any(

@@ -60,6 +60,9 @@ class Intake:
         self.index.load()
         self.table.write(self.index.sweep(state))
         self.index.rejected.clear()
+        for place, low in state.low_water.items():
+            # What lies below was dealt with; a table that was not kept up, or is new, need not read it.
+            self.index.positions[place] = max(low, self.index.positions.get(place, 0))
         journals = {tp: stream for tp, (stream, _) in self._journal_positions(state)}
         ends = self.log.end_offsets(journals, committed=False)
         self._known_until = {(journals[tp], tp.partition): end for tp, end in ends.items()}

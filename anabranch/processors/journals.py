@@ -39,7 +39,13 @@ def index_fetched(
     """Index what one fetch brought of a journal partition; rows and position are put on ``changes``."""
     runs: list[Run] = []
     plain: list[Run] = []
+    size = 0
     for batch in fetched.batches:
+        size += len(batch.data)
+        copy = (stream, partition, batch.base_offset)
+        if copy in index.copies:
+            index.copies.discard(copy)
+            continue  # the index knows it already
         scanned = scan(batch)
         runs += scanned.runs
         plain += scanned.plain
@@ -47,8 +53,9 @@ def index_fetched(
             for reason, count in scanned.rejected.items():
                 index.reject(stream, reason, count)
     added = index.add(
-        state, stream, partition, runs, fetched.next_offset, plain=plain, counting=counting
-    )
+        state, stream, partition, runs, fetched.next_offset, plain=plain, counting=counting,
+        size=size,
+    )  # fmt: skip
     for key, value in added.items():
         changes.set(key, value)
 

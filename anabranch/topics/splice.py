@@ -28,7 +28,10 @@ DEFAULT_LIMIT = 1_000_000  # below the broker's default for max.message.bytes
 
 
 class JournalRun(Protocol):
-    """Consecutive records of one writer in a journal's batch; offsets are the journal's."""
+    """Consecutive records of one writer in a journal's batch; offsets are the journal's.
+
+    ``first`` and ``end`` are those that the writer saw.
+    """
 
     @property
     def batch_base(self) -> int:
@@ -41,6 +44,10 @@ class JournalRun(Protocol):
     @property
     def end(self) -> int:
         """Its last offset + 1."""
+
+    @property
+    def at(self) -> int:
+        """Where its first record lies now: it may have been moved."""
 
     @property
     def records(self) -> int:
@@ -171,8 +178,8 @@ class Splice:
                 yield from self._splice(index, batch, run.records)
                 continue
             before = self._taken[index]
-            base = run.batch_base
-            yield from self._copy(index, batch, run.first - base, run.end - 1 - base)
+            first = run.at - run.batch_base
+            yield from self._copy(index, batch, first, first + run.end - run.first - 1)
             taken = self._taken[index] - before
             check(
                 taken == run.records, f"a run of {run.records} records at {run.first} has {taken}"

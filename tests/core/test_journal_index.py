@@ -227,7 +227,9 @@ def test_what_a_former_leader_counted_is_not_counted_again(opened: World) -> Non
     run = opened.write("A", "w1", count=2, epoch=1)
     changes = opened.index.add(opened.state, "nyc/a", 0, [run], run.end, counting=False)
     assert rejected(opened) == {}
-    assert changes[k.REJECTED + opened.id("A")] == (2).to_bytes(8, "big"), "but for its outcome"
+    place = b"nyc/a" + bytes((0, 0, 0, 0, 0)) + run.first.to_bytes(8, "big")
+    key = k.REJECTED + opened.id("A") + place
+    assert changes[key] == (2).to_bytes(8, "big"), "but for its outcome"
 
 
 def test_records_of_no_transaction_are_counted(opened: World) -> None:

@@ -107,7 +107,7 @@ class Watch:
             if key[:1] == k.INDEX:
                 assert key[-32:-16] in unfinished, "runs of an ended one are forgotten"
             elif key[:1] == k.REJECTED:
-                assert key[1:] in unfinished
+                assert key[1:17] in unfinished
 
     def _records(self, txn_id: bytes) -> int:
         """How many records all rounds merged of a transaction."""

@@ -31,6 +31,10 @@ class Run:
     records: int
     pure: bool
 
+    @property
+    def at(self) -> int:
+        return self.first
+
 
 @pytest.fixture
 def cluster() -> MemoryCluster:

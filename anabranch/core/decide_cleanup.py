@@ -1,0 +1,210 @@
+"""Keeping the journals short (`docs/epochs.md`): how far they may be cut, and what has to move for that.
+
+The *low water* of a journal partition is the least offset that anything may still need. It is logged before
+anything is deleted, so whoever leads next, with a table or without, reads on from there: what lies below was
+dealt with. What must outlive the journal is logged in the same round: rejected records below the low water,
+which the outcomes of open transactions count.
+
+An old open transaction would hold all that comes after its data. So where it keeps much more than it needs, its
+runs are copied to the end of the journal; only then, in a later round, the low water rises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import NamedTuple
+
+from anabranch.core import rows as k
+from anabranch.core.decide_admin import ACTIVE
+from anabranch.core.journal_index import StoredRun, moved_run
+from anabranch.core.staged import Place, Use, uses
+from anabranch.core.state import State
+from anabranch.core.turn import Turn
+from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
+
+MAX_MOVED = 2_000  # runs moved in one round: they stand in one row for each transaction
+LATER = 12  # so many times `clean_ms` pass before it is tried again where nothing could be moved
+
+
+def clean_up(turn: Turn) -> None:
+    """Log the low waters that have risen enough, and note where something may have to move.
+
+    Call it as the last of a turn: what ends with this round needs nothing any more.
+    """
+    if turn.now_ms < turn.hearing.next_clean_ms:
+        return
+    turn.hearing.next_clean_ms = turn.now_ms + turn.settings.clean_ms
+    used = uses(turn.index.staged, turn.state.open)
+    turn.hearing.crowded = []
+    for place in _places(turn.state):
+        low = low_water(turn, place, used.get(place))
+        if _pays(turn, place, low):
+            _cut(turn, place, low)
+        use = used.get(place)
+        if use is not None and _is_crowded(turn, place, use):
+            turn.hearing.crowded.append(place)
+
+
+def _places(state: State) -> Iterator[Place]:
+    for stream, row in state.streams.items():
+        if row.state == ACTIVE:
+            yield from ((stream, partition) for partition in range(row.partitions))
+
+
+def low_water(turn: Turn, place: Place, use: Use | None) -> int:
+    """Where a journal partition may begin: it is read that far, and nothing needs what lies before.
+
+    ``use``: what open transactions have there. It is where a batch begins.
+    """
+    low = turn.index.positions.get(place, 0)
+    if use is not None:
+        low = min(low, use.low)
+    plain = turn.index.plain_from(turn.state, *place)
+    return low if plain is None else min(low, plain)
+
+
+def _pays(turn: Turn, place: Place, low: int) -> bool:
+    """Whether a cut there is worth a row and a request."""
+    before = turn.state.low_water.get(place, 0)
+    if low <= before:
+        return False
+    if low - before >= turn.settings.clean_records:
+        return True
+    read = turn.index.read.get(place)
+    return read is not None and read.between(before, low) >= turn.settings.clean_bytes
+
+
+def _cut(turn: Turn, place: Place, low: int) -> None:
+    for txn_id in sorted(turn.index.staged.refused):
+        txn = turn.state.open.get(txn_id)
+        found = turn.index.rejected_below(txn_id, *place, low) if txn is not None else []
+        if txn is not None and found:
+            # A leader without a table does not read them again.
+            rejected = txn.row.rejected + sum(count for _, count in found)
+            turn.put(k.txn_key(txn_id), txn.row._replace(rejected=rejected))
+            for key, _ in found:
+                turn.state.drop(key)
+    turn.put(k.low_water_key(*place), LowWaterRow(*place, low))
+    turn.cut[place] = low
+
+
+def _is_crowded(turn: Turn, place: Place, use: Use) -> bool:
+    """Whether so much lies behind what is needed that moving something may be worth it."""
+    read = turn.index.read.get(place)
+    if read is None or turn.now_ms < turn.hearing.may_move_ms.get(place, 0):
+        return False
+    end = turn.index.positions.get(place, 0)
+    return read.between(use.low, end) - use.size > turn.settings.move_bytes
+
+
+# -- moving --------------------------------------------------------------------------------------------
+
+
+class Lying(NamedTuple):
+    """A run where it lies now."""
+
+    batch_base: int
+    at: int
+    txn_id: bytes
+    run: StoredRun
+
+
+class Copied(NamedTuple):
+    """Where a run's copy stands."""
+
+    batch_base: int
+    at: int
+    pure: bool
+
+
+def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
+    """The next runs to copy to the end of a journal partition, about a chunk, in the order of where they lie.
+
+    They are the ones before some offset, such that cutting the journal there frees more than `move_bytes` of
+    what nobody needs, and no less than is copied. A transaction whose commit is decided is never touched: it
+    ends soon, and nothing before its end may move the ground under its merge.
+    """
+    read = turn.index.read.get(place)
+    if read is None:
+        return []
+    lying = sorted(_lying(turn, place))
+    end = low_water(turn, place, None)  # nothing from there on is in the way
+    copied = 0
+    for i, one in enumerate((*lying, None)):
+        offset = min(one.batch_base, end) if one is not None else end
+        freed = read.between(lying[0].batch_base, offset) - copied if lying else 0
+        if freed > turn.settings.move_bytes and freed >= copied:
+            return _chunk(turn, lying[:i])
+        if one is None or offset == end or turn.open(one.txn_id).row.state != "OPEN":
+            return []
+        copied += one.run.batch_size
+    return []
+
+
+def _lying(turn: Turn, place: Place) -> Iterator[Lying]:
+    for txn_id, stays in turn.index.staged.stays.items():
+        if place in stays and txn_id in turn.state.open:
+            for run in turn.index.runs(txn_id, *place):
+                yield Lying(run.batch_base, run.at, txn_id, run)
+
+
+def _chunk(turn: Turn, lying: Sequence[Lying]) -> list[Lying]:
+    taken: list[Lying] = []
+    size = 0
+    for one in lying[:MAX_MOVED]:
+        taken.append(one)
+        size += one.run.batch_size
+        if size >= turn.settings.chunk_bytes:
+            break
+    return taken
+
+
+def moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Copied]) -> None:
+    """Log where these runs stand now. Their copies are part of the same native transaction."""
+    pairs = sorted(zip(lying, copies, strict=True), key=lambda pair: pair[0].txn_id)
+    for txn_id, group in groupby(pairs, key=lambda pair: pair[0].txn_id):
+        fresh = [_moved_run(one.run, copy) for one, copy in group]
+        _forget_former(turn, txn_id, place, {(run.writer, run.first) for run in fresh})
+        key = k.moved_key(txn_id, *place, min(run.at for run in fresh))
+        turn.put(key, MovedRow(*place, tuple(fresh)))
+        for run in fresh:
+            turn.state.keep(*moved_run(txn_id, *place, run))
+    turn.hearing.crowded = [other for other in turn.hearing.crowded if other != place]
+    turn.hearing.next_clean_ms = turn.now_ms  # the low water may rise at once, or there is more to move
+
+
+def _moved_run(run: StoredRun, copy: Copied) -> MovedRun:
+    return MovedRun(
+        run.writer, run.first, run.end, run.records, run.crc_sum,
+        copy.at, copy.batch_base, run.batch_size, copy.pure,
+    )  # fmt: skip
+
+
+def _forget_former(
+    turn: Turn, txn_id: bytes, place: Place, again: set[tuple[int, int]]
+) -> None:
+    """Rows that say where these runs were moved before don't say so any more."""
+    for (stream, partition, at), row in list(turn.open(txn_id).moved.items()):
+        if (stream, partition) != place:
+            continue
+        rest = tuple(run for run in row.runs if (run.writer, run.first) not in again)
+        if len(rest) < len(row.runs):
+            left = replace(row, runs=rest) if rest else None
+            turn.put(k.moved_key(txn_id, stream, partition, at), left)
+
+
+def has_moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Copied]) -> None:
+    """Keep up what is known in memory, once the round that moved these has happened."""
+    index = turn.index
+    for txn_id in {one.txn_id for one in lying}:
+        low = min(run.batch_base for run in index.runs(txn_id, *place))
+        index.staged.moved(txn_id, place, low)
+    index.copies.update((*place, copy.batch_base) for copy in copies)
+
+
+def not_now(turn: Turn, place: Place) -> None:
+    """Nothing can be moved there: don't look again soon."""
+    turn.hearing.may_move_ms[place] = turn.now_ms + LATER * turn.settings.clean_ms
+    turn.hearing.crowded = [other for other in turn.hearing.crowded if other != place]

@@ -1,0 +1,121 @@
+"""What lies in the journals: how much of it open transactions need, and where, and how much there is at all.
+
+Kept in memory beside the journal index, batch by batch, so that limits and clean-up cost no walk of the table.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+Place = tuple[str, int]  # stream, journal partition
+
+_STEP_BYTES = 64 << 10
+
+
+@dataclass(slots=True)
+class Stay:
+    """What a transaction has in a journal partition.
+
+    ``low``: the least base offset of its batches there, where they lie now. ``size``: their bytes, about.
+    """
+
+    low: int
+    size: int
+
+
+@dataclass(slots=True)
+class Staged:
+    """What open transactions have in the journals.
+
+    ``ended`` is for those whose end is on the log: until then a round may come to nothing.
+    """
+
+    stays: dict[bytes, dict[Place, Stay]] = field(default_factory=dict)
+    by_stream: Counter[str] = field(default_factory=Counter)  # bytes
+    total: int = 0  # bytes
+    refused: set[bytes] = field(default_factory=set)  # transactions with rejected records
+
+    def add(self, txn_id: bytes, place: Place, batch_base: int, size: int) -> None:
+        """A run that is kept now."""
+        stays = self.stays.setdefault(txn_id, {})
+        stay = stays.get(place)
+        if stay is None:
+            stays[place] = Stay(batch_base, size)
+        else:
+            stay.low = min(stay.low, batch_base)
+            stay.size += size
+        self.by_stream[place[0]] += size
+        self.total += size
+
+    def moved(self, txn_id: bytes, place: Place, low: int) -> None:
+        """Some of its runs lie elsewhere now; this is the least base offset of all of them."""
+        self.stays[txn_id][place].low = low
+
+    def ended(self, txn_ids: Iterable[bytes]) -> None:
+        """These transactions need nothing any more."""
+        for txn_id in txn_ids:
+            self.refused.discard(txn_id)
+            for place, stay in self.stays.pop(txn_id, {}).items():
+                self.by_stream[place[0]] -= stay.size
+                self.total -= stay.size
+
+
+class Read:
+    """How many bytes of a journal partition lie between two offsets, as far as this leader has read it.
+
+    Good to about 64 KiB a side. What was read before its time counts as nothing: it moves data later than it
+    might, never sooner.
+    """
+
+    def __init__(self, start: int) -> None:
+        """``start``: the offset from which on it is read."""
+        self._ends = [start]
+        self._totals = [0]
+
+    def add(self, next_offset: int, size: int) -> None:
+        """So many bytes more, up to this offset."""
+        total = self._totals[-1] + size
+        if len(self._ends) > 1 and total - self._totals[-2] < _STEP_BYTES:
+            self._ends[-1], self._totals[-1] = next_offset, total
+        else:
+            self._ends.append(next_offset)
+            self._totals.append(total)
+
+    def between(self, first: int, end: int) -> int:
+        """Bytes from one offset up to another, about."""
+        return max(0, self._total(end) - self._total(first))
+
+    def _total(self, offset: int) -> int:
+        at = bisect_right(self._ends, offset) - 1
+        return self._totals[at] if at >= 0 else self._totals[0]
+
+    def forget(self, below: int) -> None:
+        """Nobody asks for offsets below this one any more."""
+        at = bisect_right(self._ends, below) - 1
+        if at > 0:
+            del self._ends[:at], self._totals[:at]
+
+
+@dataclass(slots=True)
+class Use:
+    """How a journal partition is used: where what is needed begins, and how many bytes are."""
+
+    low: int
+    size: int = 0
+
+
+def uses(staged: Staged, open_txns: Iterable[bytes]) -> dict[Place, Use]:
+    """Of all journal partitions in which one of these transactions has something."""
+    found: dict[Place, Use] = {}
+    for txn_id in open_txns:
+        for place, stay in staged.stays.get(txn_id, {}).items():
+            use = found.get(place)
+            if use is None:
+                found[place] = Use(stay.low, stay.size)
+            else:
+                use.low = min(use.low, stay.low)
+                use.size += stay.size
+    return found

@@ -1,0 +1,170 @@
+"""Cutting journals, and moving what keeps them long (`core.decide_cleanup`).
+
+Both follow the log. Records are deleted only below a low water that is on it, by whoever leads; a successor
+does it again, which is harmless. Copies are appended first and the rows that say where they stand after
+them, in one native transaction: before its end nothing is moved, after it everything of the chunk is, for
+everyone, and the low water rises in a later round only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from anabranch.core.decide_cleanup import Copied, Lying
+from anabranch.core.staged import Place
+from anabranch.errors import check
+from anabranch.ports import Log, LogError, LogRefused, Producer, RawBatch, TopicPartition
+from anabranch.topics.batch import read_header
+from anabranch.topics.builder import BatchBuilder
+from anabranch.topics.compression import NAMES
+from anabranch.topics.journal_reader import JournalReader, JournalReaders
+from anabranch.topics.names import journal_topic
+from anabranch.topics.splice import BATCH_BYTES, worth_splicing
+
+log = logging.getLogger("anabranch.controller")
+
+RETRY_MS = 30_000
+
+
+class Cutter:
+    """Deletes what lies below logged low waters. That it fails is nobody's trouble: it is tried again."""
+
+    def __init__(self, source: Log, *, threads: bool) -> None:
+        """``threads``: on a helper thread, one request at a time: an absent broker must not stop the rounds."""
+        self._log = source
+        self._due: dict[TopicPartition, int] = {}
+        self._not_before_ms = 0
+        self._pool = ThreadPoolExecutor(1, "anabranch-cutter") if threads else None
+        self._under_way: Future[dict[TopicPartition, int]] | None = None
+
+    def logged(self, low_waters: Mapping[Place, int]) -> None:
+        """These are on the log."""
+        for (stream, partition), offset in low_waters.items():
+            self._due[TopicPartition(journal_topic(stream), partition)] = offset
+
+    def cut(self, now_ms: int) -> None:
+        """Delete what may be deleted, or begin to."""
+        if self._under_way is not None:
+            if not self._under_way.done():
+                return
+            self._take_back(self._under_way.result(), now_ms)
+            self._under_way = None
+        if not self._due or now_ms < self._not_before_ms:
+            return
+        due, self._due = self._due, {}
+        if self._pool is not None:
+            self._under_way = self._pool.submit(self._delete, due)
+        else:
+            self._take_back(self._delete(due), now_ms)
+
+    def close(self) -> None:
+        """A request under way is not waited for: it says nothing that is not logged."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _take_back(self, failed: dict[TopicPartition, int], now_ms: int) -> None:
+        if failed:
+            self._not_before_ms = now_ms + RETRY_MS
+            self._due = failed | self._due  # what was logged meanwhile is higher
+
+    def _delete(self, due: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """What could not be deleted."""
+        try:
+            self._log.delete_records(due)
+        except LogRefused:
+            return {} if len(due) == 1 else self._delete_one_by_one(due)
+        except LogError as error:
+            log.warning("journals can't be cut now: %s", error)
+            return due
+        return {}
+
+    def _delete_one_by_one(self, due: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        failed: dict[TopicPartition, int] = {}
+        for partition, offset in due.items():
+            failed |= self._delete({partition: offset})
+        return failed
+
+
+def copy_runs(
+    source: Log, producer: Producer, place: Place, lying: Sequence[Lying], limit: int
+) -> list[Copied]:
+    """Append copies of these runs to their own journal partition; where each stands.
+
+    ``limit``: the most bytes of a batch. All errors are those of the reading and of `Producer.append_stream`;
+    the native transaction is left to the caller.
+    """
+    partition = TopicPartition(journal_topic(place[0]), place[1])
+    readers = JournalReaders(source)
+    try:
+        copier = _Copier(readers.of(partition), partition, limit)
+        bases = producer.append_stream(copier.batches(lying))
+    finally:
+        readers.close()
+    return copier.copies(bases)
+
+
+class _Copier:
+    """Makes the batches: a run that is a whole batch worth it as it is, others put together, each undivided."""
+
+    def __init__(self, reader: JournalReader, target: TopicPartition, limit: int) -> None:
+        self._reader = reader
+        self._target = target
+        self._limit = limit
+        self._full = min(BATCH_BYTES, limit)
+        self._builder = BatchBuilder()
+        self._building: list[int] = []  # offset deltas of the runs in the batch that is built
+        self._yielded: list[list[int]] = []
+
+    def batches(self, lying: Sequence[Lying]) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
+        """Each is made when it is asked for."""
+        for one in lying:
+            batch = self._reader.batch(one.batch_base)
+            if one.run.pure and worth_splicing(batch, one.run.records):
+                yield from self._flush()
+                self._yielded.append([0])
+                yield self._target, batch.data
+                continue
+            if not self._add(batch, one):
+                yield from self._flush()
+                if not self._add(batch, one):
+                    # It fits only as it came: packed.
+                    codec = NAMES[read_header(batch.data).compression]
+                    self._builder = BatchBuilder(codec)
+                    self._take(batch, one)
+                    yield from self._flush()
+            if self._builder.size_estimate >= self._full:
+                yield from self._flush()
+        yield from self._flush()
+
+    def copies(self, bases: Sequence[int]) -> list[Copied]:
+        """Where the runs' copies stand, in order; ``bases``: of all batches."""
+        return [
+            Copied(base, base + delta, pure=len(deltas) == 1)
+            for base, deltas in zip(bases, self._yielded, strict=True)
+            for delta in deltas
+        ]
+
+    def _add(self, batch: RawBatch, one: Lying) -> bool:
+        mark = self._builder.mark()
+        self._take(batch, one)
+        if self._builder.size_estimate > self._limit:
+            self._builder.rewind(mark)
+            self._building.pop()
+            return False
+        return True
+
+    def _take(self, batch: RawBatch, one: Lying) -> None:
+        run = one.run
+        first = one.at - one.batch_base
+        self._building.append(self._builder.count)
+        taken = self._builder.add_from_batch(batch, first, first + run.end - run.first - 1)
+        check(taken == run.records, f"a run of {run.records} records at {one.at} has {taken}")
+
+    def _flush(self) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
+        if self._builder.count:
+            data = self._builder.build()
+            self._yielded.append(self._building)
+            self._builder, self._building = BatchBuilder(), []
+            yield self._target, data
