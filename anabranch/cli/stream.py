@@ -115,6 +115,7 @@ def describe(
     print_line(f"journal indexed up to: {journal or 'nothing yet'}")
     low_water = ", ".join(f"{p}: {start:,}" for p, start in sorted(found.low_water.items()))
     print_line(f"journal deleted up to: {low_water or 'nothing yet'}")
+    print_line(f"bytes of open transactions: {found.staged_bytes:,}")
     rejected = ", ".join(f"{why}: {count:,}" for why, count in sorted(found.rejected.items()))
     print_line(f"journal records rejected: {rejected or 'none'}")
     if found.settings:
@@ -310,6 +311,7 @@ def document_of(found: StreamDescription) -> dict[str, Any]:
         "rejected": dict(found.rejected),
         "journal": {str(partition): end for partition, end in sorted(found.journal.items())},
         "low_water": {str(partition): at for partition, at in sorted(found.low_water.items())},
+        "staged_bytes": found.staged_bytes,
     }
 
 

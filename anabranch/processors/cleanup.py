@@ -73,8 +73,10 @@ class Cutter:
         """What could not be deleted."""
         try:
             self._log.delete_records(due)
-        except LogRefused:
-            return {} if len(due) == 1 else self._delete_one_by_one(due)
+        except LogRefused as error:
+            if len(due) > 1:
+                return self._delete_one_by_one(due)
+            log.warning("a journal can't be cut: %s", error)  # the next low water tries again
         except LogError as error:
             log.warning("journals can't be cut now: %s", error)
             return due

@@ -324,7 +324,7 @@ def rows_block() -> str:
         Entry.WRITER: (r.WriterRow, "writer, 8 bytes"),
         Entry.PENDING_COMMIT: (r.PendingCommitRow, "empty"),
         Entry.CARRY: (r.CarryRow, "scope/stream/ and the segment's number, 4 bytes"),
-        Entry.MOVED: (r.MovedRow, "scope/stream/ and the partition, 4 bytes"),
+        Entry.MOVED: (r.MovedRow, "scope/stream/, the partition, 4 bytes, and the new offset, 8 bytes"),
     }
     rows = []
     for entry in Entry:
@@ -347,6 +347,10 @@ def limits_block() -> str:
         ["`wait_ms`", f"0 to {decide_commit.MAX_WAIT_MS:,}"],
         ["`ListTransactions.limit`", f"1 to {decide_txn.MAX_LISTED:,}"],
         ["open transactions of a control partition", f"{default['max_open']:,} (default)"],
+        [
+            "bytes of open transactions in journals, by control partition",
+            f"{default['max_staged_bytes']:,} (default)",
+        ],
         ["outcomes are kept, days", f"{default['retention_ms'] // DAY_MS} (default)"],
     ]
     return table("limit | value", rows)
