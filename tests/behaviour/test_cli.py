@@ -166,7 +166,7 @@ def test_nobody_answers(scope: str) -> None:
 
 @pytest.mark.slow(17)
 @pytest.mark.timeout(300)
-def test_the_quickstart(cluster: Cluster) -> None:
+def test_the_quickstart(cluster: Cluster, tmp_path: Path) -> None:
     """A small one, on this cluster: everything holds, and it leaves nothing behind."""
     from confluent_kafka.admin import AdminClient
 
@@ -174,7 +174,7 @@ def test_the_quickstart(cluster: Cluster) -> None:
     before = set(admin.list_topics(timeout=20).topics)
     done = subprocess.run(
         [sys.executable, "-m", "anabranch.cli", "quickstart", "--rows", "2000", "--json",
-         "--bootstrap", cluster.bootstrap],
+         "--picture", str(tmp_path / "flights.svg"), "--bootstrap", cluster.bootstrap],
         capture_output=True,
         text=True,
         timeout=280,
@@ -184,5 +184,9 @@ def test_the_quickstart(cluster: Cluster) -> None:
     report = json.loads(done.stdout)
     assert report["ok"]
     assert report["measured"]["rows"] == 3 * 2000 + 1_458 + 16
+    assert [segments for _, segments in report["measured"]["scaled_at_s"]] == [4, 3]
+    (epochs,) = [c["seen"] for c in report["checks"] if c["title"].endswith(": its epochs")]
+    assert "3: 2 segments, duplicates 0, takes the transaction" in epochs
+    assert "rolled-in" in (tmp_path / "flights.svg").read_text(encoding="utf-8")
     mine = set(admin.list_topics(timeout=20).topics) - before
     assert not [name for name in mine if name.startswith(("nyc-", "quickstart-"))]

@@ -17,6 +17,7 @@ from anabranch.cli.quickstart.source import TABLES, Source
 
 WORKERS = 4
 VICTIM = 1
+MEMBERS = 2
 KEEPALIVE_S = 120.0
 TICK_EVERY_S = 0.1
 DOOMED_ROWS = 10_000
@@ -34,14 +35,22 @@ class Cast:
     """Starts children on a place, and keeps count of the rows that they say they wrote."""
 
     def __init__(
-        self, place: Place, source: Source, family: Family, display: Display, folder: Path
+        self,
+        place: Place,
+        source: Source,
+        family: Family,
+        display: Display,
+        folder: Path,
+        picture: Path,
     ) -> None:
-        """Nothing is started yet."""
+        """Nothing is started yet. ``picture``: the file to draw the flights' epochs to."""
         self.place = place
         self.source = source
         self.family = family
         self._display = display
         self._folder = folder
+        self._notes = [folder / f"member-{number}" for number in range(1, MEMBERS + 1)]
+        self.picture = picture
         self.flights = stream_of(place.scope, FLIGHTS)
         self.rows: dict[str, int] = {}
         self.raw_is_program = False
@@ -67,6 +76,25 @@ class Cast:
         """Those who only look."""
         names = ("plain", "reader", "transactions")
         return {name: self.start(name, stream=self.flights) for name in names}
+
+    def members(self) -> dict[str, Child]:
+        """The members of the group that reads the flights in order."""
+        return {
+            path.stem: self.start("member", name=path.stem, stream=self.flights, file=str(path))
+            for path in self._notes
+        }
+
+    def scaler(self, segments: int) -> Child:
+        """Who scales the flights."""
+        return self.start(
+            "scaler", name=f"scaler-{segments}", stream=self.flights, segments=segments
+        )
+
+    def historian(self, txn_id: str) -> Child:
+        """Who tells the flights' epochs, and draws them."""
+        return self.start(
+            "historian", stream=self.flights, txn_id=txn_id, picture=str(self.picture)
+        )
 
     def ticker(self) -> Child:
         """Who commits small transactions."""
@@ -178,6 +206,11 @@ class Cast:
             self.start("checker", name=f"checker-{number}", tables=names)
             for number, names in enumerate(groups, 1)
         ]
+
+    def order_checker(self) -> Child:
+        """Who compares what the members noted with the source, once told to."""
+        files = [str(path) for path in self._notes]
+        return self.start("order-checker", table=FLIGHTS.name, files=files)
 
     def settled(self, children: Mapping[str, Child], what: str) -> dict[str, Message]:
         """What each child says, by name, once all have said it."""

@@ -2,69 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 from anabranch.cli.quickstart.events import RAW
+from anabranch.cli.quickstart.findings import Check, Findings, Killed, few
 from anabranch.cli.quickstart.rows import StreamReport
+from anabranch.cli.quickstart.scaling_checks import check_epochs, check_in_order
 
 MAX_USUAL_DELAY_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was checked: ``seen`` in words, and how it differs from what had to be."""
-
-    title: str
-    seen: str
-    differences: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether there is no difference."""
-        return not self.differences
-
-
-@dataclass(frozen=True, slots=True)
-class Killed:
-    """A controller that was killed: when, and when another one led (None: never)."""
-
-    name: str
-    at: float
-    taken_over_at: float | None
-    by: str | None
-
-
-@dataclass
-class Findings:
-    """Everything that the processes of a run said. Times are of the monotonic clock.
-
-    ``counts``: rows of each stream. ``dead``: the label of the killed writer; ``dead_flushed`` how
-    many rows it had flushed. ``outcome``: what the committer said; ``again`` the same asked by name.
-    """
-
-    counts: Mapping[str, int]
-    transactions_stream: str
-    txn_id: str
-    driver_ended_at: float
-    dead: str
-    dead_flushed: int
-    raw_rows: int
-    raw_is_program: bool
-    outcome: Mapping[str, Any]
-    again: Mapping[str, Any]
-    ticks: Mapping[str, Sequence[int]]
-    plain: Mapping[str, Any]
-    reader: Mapping[str, Any]
-    transactions: Sequence[Mapping[str, Any]]
-    streams: Sequence[StreamReport]
-    killed_writing: Killed
-    killed_deciding: Killed | None
-    doomed_rows: int
-    doomed_txn_id: str
-    doomed_state: str
-    observers: Sequence[str] = field(default=("plain consumer", "reader of events"))
 
 
 def judge(found: Findings) -> list[Check]:
@@ -75,6 +20,8 @@ def judge(found: Findings) -> list[Check]:
         check_not_before(found),
         check_whole(found),
         *(check_rows(report) for report in found.streams),
+        check_epochs(found),
+        check_in_order(found),
         check_dead(found),
         check_raw(found),
         check_killed_writing(found),
@@ -167,7 +114,7 @@ def check_whole(found: Findings) -> Check:
     return Check(
         f"Whole transactions of {found.transactions_stream}",
         f"{expected:,} events at once, between {whole:,} small ones",
-        (*differences, *_few(halves)),
+        (*differences, *few(halves)),
     )
 
 
@@ -251,10 +198,10 @@ def check_smalls(found: Findings) -> Check:
         differences.append("none was committed")
     for report in found.streams:
         seen = set(report.smalls)
-        differences += _few(f"{report.stream} lacks number {n}" for n in sorted(committed - seen))
-        differences += _few(f"{report.stream} has number {n}, which was not committed"
+        differences += few(f"{report.stream} lacks number {n}" for n in sorted(committed - seen))
+        differences += few(f"{report.stream} has number {n}, which was not committed"
                             for n in sorted(seen - committed))  # fmt: skip
-        differences += _few(
+        differences += few(
             f"{report.stream} has {count} of {of} events of number {n}"
             for n, (count, of) in sorted(report.smalls.items())
             if count != of
@@ -328,10 +275,3 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The value that so many percent are not above."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
-
-
-def _few(texts: Iterable[str], limit: int = 5) -> list[str]:
-    found = list(texts)
-    if len(found) <= limit:
-        return found
-    return [*found[:limit], f"and {len(found) - limit:,} more"]

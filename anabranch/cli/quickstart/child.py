@@ -68,6 +68,10 @@ _HOMES = {
     "reader": "observers",
     "transactions": "observers",
     "checker": "checker",
+    "member": "order_reader",
+    "order-checker": "order_check",
+    "scaler": "historian",
+    "historian": "historian",
 }
 
 

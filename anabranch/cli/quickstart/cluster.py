@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.cli.cluster import ControllerProcess, await_leader
-from anabranch.cli.quickstart.checks import Killed
+from anabranch.cli.quickstart.findings import Killed
 from anabranch.cli.session import Target
 from anabranch.processors.config import ControllerOptions
 from anabranch.topics.names import DEFAULT_PREFIX

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,15 @@ def command(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the folder with data and logs, and say where.")
     ] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--picture",
+            metavar="FILE",
+            help="Where to draw the flights' epochs, as SVG (default: a new temporary file).",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -26,9 +36,9 @@ def command(
 
     Starts a broker (or uses --bootstrap) and two controllers. One transaction over five streams is
     begun by one process, written by five others and committed by yet another, while small
-    transactions commit on the same streams and readers look on. A writer is killed, and the leading
-    controller twice. At the end every stream is compared with its source, row by row; any
-    difference makes the exit code 1.
+    transactions commit on the same streams, one stream is scaled twice, and readers look on. A writer
+    is killed, and the leading controller twice. At the end every stream is compared with its source,
+    row by row, and so is what a group of readers got in order; any difference makes the exit code 1.
     """
     from anabranch.cli.errors import ExitCode
     from anabranch.cli.quickstart.display import make_display
@@ -36,7 +46,7 @@ def command(
     from anabranch.cli.quickstart.run import Settings, run_quickstart
     from anabranch.cli.session import parse_kafka
 
-    settings = Settings(bootstrap=bootstrap, kafka=parse_kafka(kafka), limit=rows, keep=keep)
+    settings = Settings(bootstrap, parse_kafka(kafka), rows, keep, picture)
     with make_display(quiet=json) as display:
         report = run_quickstart(settings, display)
     show_report(report, as_json=json)

@@ -7,17 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.cli.output import console, print_json
-from anabranch.cli.quickstart.checks import Check
+from anabranch.cli.quickstart.findings import Check
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run showed. ``timeline``: seconds since the start, and what happened."""
+    """What a run showed. ``timeline``: seconds since the start, and what happened.
+
+    ``picture``: the file with the flights' epochs, drawn.
+    """
 
     checks: Sequence[Check]
     timeline: Sequence[tuple[float, str]]
     seconds: float
     folder: str | None = None
+    picture: str | None = None
     measured: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -31,6 +35,7 @@ class Report:
             "ok": self.ok,
             "seconds": round(self.seconds, 2),
             "folder": self.folder,
+            "picture": self.picture,
             "checks": [
                 {
                     "title": check.title,
@@ -72,5 +77,7 @@ def show_report(report: Report, *, as_json: bool) -> None:
         out.print(f"[bold red]{wrong} of {len(report.checks)} checks found differences[/bold red]")
     else:
         out.print(f"All {len(report.checks)} checks hold. {report.seconds:.0f} s.")
+    if report.picture:
+        out.print(f"The flights' stream, drawn: {report.picture}", soft_wrap=True)
     if report.folder:
         out.print(f"Data and logs: {report.folder}", soft_wrap=True)

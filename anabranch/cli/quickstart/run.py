@@ -21,18 +21,24 @@ from anabranch.cli.quickstart.story import Story
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for. ``limit``: most rows of each table; None: all."""
+    """What the user asked for.
+
+    ``limit``: most rows of each table; None: all. ``picture``: the file to draw the flights' epochs to; None: a
+    new one in the folder for temporary files.
+    """
 
     bootstrap: str | None = None
     kafka: Mapping[str, str] = field(default_factory=dict)
     limit: int | None = None
     keep: bool = False
+    picture: Path | None = None
 
 
 def run_quickstart(settings: Settings, display: Display) -> Report:
     """Runs it all; whatever was started is stopped, however it ends."""
     source = find_source(settings.limit)
     folder = Path(tempfile.mkdtemp(prefix="anabranch-quickstart-"))
+    picture = settings.picture or folder.with_name(f"{folder.name}.svg")
     with ExitStack() as stack:
         if settings.keep:
             # Not only in the report: it should be known after an error too.
@@ -54,7 +60,7 @@ def run_quickstart(settings: Settings, display: Display) -> Report:
         controllers.start()
         # Ended before the controllers, which it needs.
         stack.callback(family.close)
-        story = Story(Cast(place, source, family, display, folder), controllers, display)
+        story = Story(Cast(place, source, family, display, folder, picture), controllers, display)
         found = story.tell()
         display.state("stopping everything")
     return Report(
@@ -62,5 +68,6 @@ def run_quickstart(settings: Settings, display: Display) -> Report:
         timeline=tuple(display.timeline),
         seconds=display.elapsed,
         folder=str(folder) if settings.keep else None,
+        picture=str(picture),
         measured=story.measured,
     )

@@ -42,7 +42,7 @@ class Table:
 
 
 TABLES = (
-    Table("flights", "flights.csv.zip", "tailnum", 336_776, 4, "time_hour"),
+    Table("flights", "flights.csv.zip", "tailnum", 336_776, 2, "time_hour"),
     Table("weather", "weather.csv", "origin", 26_115, 2, raw=True),
     Table("planes", "planes.csv", "tailnum", 3_322, 1),
     Table("airports", "airports.csv", "faa", 1_458, 1),

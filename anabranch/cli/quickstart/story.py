@@ -6,16 +6,20 @@ import time
 from typing import Any
 
 from anabranch.cli.quickstart.cast import FLIGHTS, STEP_S, VICTIM, WORKERS, Cast, label_of
-from anabranch.cli.quickstart.checks import Findings, Killed
 from anabranch.cli.quickstart.cluster import Controllers
 from anabranch.cli.quickstart.display import Display
 from anabranch.cli.quickstart.events import stream_of
+from anabranch.cli.quickstart.findings import Findings, Killed
+from anabranch.cli.quickstart.historian import Epoch
 from anabranch.cli.quickstart.measure import measure_ticks, rows_seen, rows_written
+from anabranch.cli.quickstart.order_check import OrderReport
 from anabranch.cli.quickstart.processes import Child, Message
 from anabranch.cli.quickstart.rows import StreamReport
 from anabranch.cli.quickstart.source import TABLES
+from anabranch.cli.quickstart.ticker import END_EVENTS
 
 COMMIT_S = 150.0
+SCALE_TO = (4, 3)  # the flights, while the big transaction is open
 
 
 class Story:
@@ -29,28 +33,35 @@ class Story:
         self._controllers = controllers
         self._display = display
         self._name = f"{cast.place.scope}-2013"
+        self._scaled: list[Message] = []
         self.measured: dict[str, Any] = {}
 
     def tell(self) -> Findings:
         """Everything, in order."""
         cast = self._cast
         self._make_streams()
-        observers, ticker = cast.observers(), cast.ticker()
+        observers, members, ticker = cast.observers(), cast.members(), cast.ticker()
         begun, ended_at, doomed = self._begin_two()
-        cast.settled(observers, "ready")
-        self._display.note("three observers look on: a plain consumer, two readers of the library")
+        cast.settled(observers | members, "ready")
+        self._display.note(
+            "three observers look on: a plain consumer, two readers of the library; "
+            f"and a group of {len(members)} that reads the flights in order"
+        )
         partition = int(begun["txn_id"][:4], 16)
         receipts, dead_flushed, doomed_rows, killed_writing = self._write(
             begun["token"], doomed["token"], partition
         )
-        checkers = cast.checkers()
+        checkers, order_checker = cast.checkers(), cast.order_checker()
         outcome, killed_deciding = self._commit(begun["token"], receipts, partition)
         asker = cast.start("asker", begin_as=self._name)
         doomed_state = self._abort(doomed, doomed_rows)
         again = self._family.hear(asker, "outcome", STEP_S)
         ticker.order("finish")
         ticks = self._family.hear(ticker, "finished", STEP_S)
-        reports, streams = self._look(observers, checkers)
+        reports, streams = self._look(observers, members, checkers)
+        ordered = self._family.hear(self._told(order_checker), "ordered", STEP_S)
+        historian = cast.historian(begun["txn_id"])
+        history = self._family.hear(historian, "history", STEP_S)
         self._measure(ticker, observers["plain"], outcome, [killed_writing, killed_deciding])
         scope = cast.place.scope
         return Findings(
@@ -74,6 +85,10 @@ class Story:
             doomed_rows=doomed_rows,
             doomed_txn_id=doomed["txn_id"],
             doomed_state=doomed_state,
+            scaled=[message["segments"] for message in self._scaled],
+            scaled_at=[message["done"] for message in self._scaled],
+            epochs=[Epoch(**epoch) for epoch in history["epochs"]],
+            ordered=OrderReport.from_document(ordered),
         )
 
     def _make_streams(self) -> None:
@@ -119,10 +134,12 @@ class Story:
         cast.forget(victim)
         workers.append(cast.worker(label_of(WORKERS), token, VICTIM))
         doomed = cast.doomed(doomed_token)
+        self._scale(SCALE_TO[0])
         self._family.wait_for("a third of the rows", lambda: cast.written * 3 > total, STEP_S)
         self._display.state("the leading controller is killed")
         killed = self._controllers.kill_leader(partition)
         self._note_takeover(killed)
+        self._scale(SCALE_TO[1])
         self._display.state("five processes write")
         finished = [self._family.hear(worker, "finished", STEP_S) for worker in workers]
         receipts = [message["receipt"] for message in finished]
@@ -131,6 +148,16 @@ class Story:
         self._display.wrote(total, total)
         self._display.note(f"{total:,} rows are in journals, and nothing of them in a stream")
         return receipts, flushed, doomed_rows, killed
+
+    def _scale(self, segments: int) -> None:
+        """The flights get other segments. Who writes to the open transaction notices nothing."""
+        self._display.state(f"the flights are scaled to {segments} segments")
+        scaled = self._family.hear(self._cast.scaler(segments), "scaled", STEP_S)
+        self._scaled.append(scaled)
+        self._display.note(
+            f"the flights were scaled to {segments} segments: stream epoch {scaled['epoch']}",
+            at=scaled["done"],
+        )
 
     def _commit(
         self, token: str, receipts: list[str], partition: int
@@ -167,7 +194,7 @@ class Story:
         return state
 
     def _look(
-        self, observers: dict[str, Child], checkers: list[Child]
+        self, observers: dict[str, Child], members: dict[str, Child], checkers: list[Child]
     ) -> tuple[dict[str, Message], list[StreamReport]]:
         """The observers' reports, and the comparison of every stream with its source."""
         self._display.state("comparing every row with its source")
@@ -175,12 +202,25 @@ class Story:
         self._family.hear(ender, "finished", STEP_S)
         for child in (*checkers, observers["plain"]):
             child.order("finish")
-        reports = self._cast.settled(observers, "report")
+
+        def members_are_done() -> bool:
+            got = {said["index"] for child in members.values() for said in child.said("end")}
+            return len(got) == END_EVENTS
+
+        self._family.wait_for("the group's last events", members_are_done, STEP_S)
+        for child in members.values():
+            child.order("finish")
+        reports = self._cast.settled(observers | members, "report")
         for checker in checkers:
             self._family.hear(checker, "finished", STEP_S)
         found = [message for checker in checkers for message in checker.said("checked")]
         self._display.note("every stream was compared with its source")
         return reports, [StreamReport.from_document(message) for message in found]
+
+    @staticmethod
+    def _told(child: Child) -> Child:
+        child.order("finish")
+        return child
 
     def _measure(
         self, ticker: Child, plain: Child, outcome: Message, killed: list[Killed | None]
@@ -193,6 +233,10 @@ class Story:
             "commit_s": round(outcome["at"] - outcome["requested"], 3),
             "requested_at_s": round(outcome["requested"] - started, 2),
             "committed_at_s": round(outcome["at"] - started, 2),
+            "scaled_at_s": [
+                [round(message["done"] - started, 2), message["segments"]]
+                for message in self._scaled
+            ],
             "controllers_killed_at_s": [round(k.at - started, 2) for k in killed if k],
             "small_commits": measure_ticks(ticker.said("tick"), started),
             "rows_written": rows_written(workers, started),

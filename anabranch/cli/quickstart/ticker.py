@@ -8,7 +8,7 @@ from typing import Any
 
 from anabranch.cli.quickstart.child import Orders, Role, Say
 from anabranch.cli.quickstart.events import Small, stream_of
-from anabranch.cli.quickstart.source import TABLES
+from anabranch.cli.quickstart.source import TABLES, Table, find_source
 from anabranch.cli.quickstart.writers import target_from
 from anabranch.cli.session import connected
 from anabranch.errors import OutcomeUnknown, TransactionAborted
@@ -18,6 +18,7 @@ END = -1
 END_EVENTS = 64
 # Events of each small transaction in each stream: several, so that a half would be seen.
 EVENTS = {table.name: 3 if table.name == "flights" else 1 for table in TABLES}
+_KEYS = 20
 
 
 def run(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
@@ -26,6 +27,8 @@ def run(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
     committed: list[int] = []
     aborted: list[int] = []
     number = 0
+    # Those of the first rows: so the big transaction and small ones have keys in common.
+    keys = {table.name: _first_keys(table, parameters["limit"]) for table in TABLES}
     with connected(target_from(parameters)) as client:
         while not orders.finish.is_set():
             began = time.monotonic()
@@ -34,7 +37,7 @@ def run(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
                 of = EVENTS[table.name]
                 for index in range(of):
                     event = Small(number, index, of, began)
-                    key = f"small-{number % 7}".encode()
+                    key = keys[table.name][(number * of + index) % len(keys[table.name])]
                     txn.write(stream_of(scope, table), event.to_bytes(), key)
             try:
                 txn.commit()
@@ -51,6 +54,16 @@ def run(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
             number += 1
             orders.finish.wait(max(0.0, began + every - time.monotonic()))
     say("finished", committed=committed, aborted=aborted)
+
+
+def _first_keys(table: Table, limit: int | None) -> list[bytes]:
+    found: dict[bytes, None] = {}
+    for row in find_source(limit).rows(table):
+        if row.key is not None:
+            found[row.key] = None
+            if len(found) == _KEYS:
+                break
+    return list(found)
 
 
 def end(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:

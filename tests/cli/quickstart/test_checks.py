@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 
 from anabranch.cli.quickstart.checks import (
-    Check,
-    Findings,
-    Killed,
     check_aborted,
     check_again,
     check_commit,
@@ -29,7 +26,11 @@ from anabranch.cli.quickstart.checks import (
     percentile,
 )
 from anabranch.cli.quickstart.events import RAW
+from anabranch.cli.quickstart.findings import Check, Findings, Killed
+from anabranch.cli.quickstart.historian import Epoch
+from anabranch.cli.quickstart.order_check import OrderReport
 from anabranch.cli.quickstart.rows import StreamReport
+from anabranch.cli.quickstart.scaling_checks import check_epochs, check_in_order
 
 BIG, DOOMED = "aa" * 16, "bb" * 16
 STREAMS = {"nyc/flights": 100, "nyc/weather": 20}
@@ -110,13 +111,33 @@ GOOD = Findings(
     doomed_rows=50,
     doomed_txn_id=DOOMED,
     doomed_state="ABORTED",
+    scaled=[4, 3],
+    scaled_at=[4.0, 8.0],
+    epochs=[
+        Epoch(0, 0, 2, 5, False),
+        Epoch(1, 1, 4, 5, False),
+        Epoch(2, 2, 3, 5, False),
+        Epoch(3, 0, 2, 1, True),
+        Epoch(4, 2, 3, 5, False),
+    ],
+    ordered=OrderReport(
+        rows=100,
+        expected=100,
+        keys=5,
+        moved=3,
+        shared=2,
+        repeated=1,
+        smalls=((0, 3), (1, 3)),
+        differences=(),
+        difference_count=0,
+    ),
 )
 
 
 def test_a_good_run_passes_everything() -> None:
     found = judge(GOOD)
     assert [check for check in found if not check.ok] == []
-    assert len(found) == 14
+    assert len(found) == 16
     assert all(check.title and check.seen for check in found)
 
 
@@ -139,6 +160,16 @@ def with_seen(kind: str, count: int) -> dict[str, Any]:
 
 def flights(**changes: Any) -> Findings:
     return replace(GOOD, streams=[report("nyc/flights", **changes), GOOD.streams[1]])
+
+
+def epochs(**changes: Epoch | None) -> Findings:
+    """Epochs by e and number; None: without it."""
+    by_number = {f"e{epoch.epoch}": epoch for epoch in GOOD.epochs} | changes
+    return replace(GOOD, epochs=[epoch for epoch in by_number.values() if epoch is not None])
+
+
+def ordered(**changes: Any) -> Findings:
+    return replace(GOOD, ordered=replace(GOOD.ordered, **changes))
 
 
 def transactions(*found: Mapping[str, Any]) -> Findings:
@@ -175,6 +206,29 @@ PLANTED: list[tuple[Callable[[Findings], Check], Findings, str]] = [
         flights(differences=("that one",), difference_count=8),
         "and 7 more",
     ),
+    (check_epochs, epochs(e1=None), "scalings to [3] segments, not to [4, 3]"),
+    (check_epochs, epochs(e1=Epoch(1, 1, 5, 5, False)), "scalings to [5, 3] segments"),
+    (check_epochs, epochs(e1=None), "do not follow each other"),
+    (check_epochs, replace(GOOD, scaled_at=[4.0, 10.5]), "scaled to 3 only 0.5 s after"),
+    (check_epochs, epochs(e3=None), "committed in 0 epochs"),
+    (
+        check_epochs,
+        epochs(e3=Epoch(3, 2, 3, 1, True)),
+        "epoch 3, which took it, does not duplicate",
+    ),
+    (
+        check_epochs,
+        epochs(e3=Epoch(3, 0, 1, 1, True)),
+        "epoch 3, which took it, does not duplicate",
+    ),
+    (check_epochs, epochs(e4=Epoch(4, 1, 4, 1, False)), "does not duplicate epoch 2"),
+    (check_epochs, epochs(e4=None), "does not duplicate epoch 2"),
+    (check_epochs, epochs(e4=Epoch(4, 2, 3, 1, True)), "committed in 2 epochs"),
+    (check_in_order, ordered(differences=("went back",), difference_count=3), "and 2 more"),
+    (check_in_order, ordered(rows=99), "99 of 100 rows came"),
+    (check_in_order, ordered(smalls=((0, 3), (1, 2))), "small transaction 1: 2 events"),
+    (check_in_order, ordered(smalls=((0, 3),)), "small transaction 1: 3 events"),
+    (check_in_order, ordered(moved=0), "nothing was shown"),
     (check_dead, plain(writers={"worker-2": 1}), "1 events of it seen by the plain consumer"),
     (check_dead, reader(writers={"worker-2": 2}), "2 events of it seen by the reader of events"),
     (check_dead, flights(writers={"worker-2": 3}), "3 events of it seen by the check"),

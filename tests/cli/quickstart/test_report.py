@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from anabranch.cli.quickstart import run as run_module
-from anabranch.cli.quickstart.checks import Check
 from anabranch.cli.quickstart.display import Display, LineDisplay, make_display
+from anabranch.cli.quickstart.findings import Check
 from anabranch.cli.quickstart.raw import raw_command, raw_program
 from anabranch.cli.quickstart.report import Report, show_report
 from anabranch.cli.quickstart.run import Settings
@@ -30,6 +30,7 @@ BAD = Report(
     timeline=[],
     seconds=3.0,
     folder="/tmp/kept",
+    picture="/tmp/drawn.svg",
 )
 
 
@@ -57,10 +58,17 @@ def test_a_good_run_ends_well(run: Run, ran: list[Settings]) -> None:
 
 
 def test_a_difference_is_shown_and_exits_with_1(run: Run, ran: list[Settings]) -> None:
-    result = run("quickstart", "--keep", "--rows", "1000", "-X", "a=b")
+    options = ("--keep", "--rows", "1000", "-X", "a=b", "--picture", "f.svg")
+    result = run("quickstart", *options)
     assert result.exit_code == 1
-    assert ran == [Settings("fake:9092", {"a": "b"}, 1000, keep=True)]
-    for words in ("this differs", "and that", "1 of 2 checks found differences", "/tmp/kept"):
+    assert ran == [Settings("fake:9092", {"a": "b"}, 1000, keep=True, picture=Path("f.svg"))]
+    for words in (
+        "this differs",
+        "and that",
+        "1 of 2 checks found differences",
+        "/tmp/kept",
+        "/tmp/drawn.svg",
+    ):
         assert words in result.stdout
 
 
@@ -71,6 +79,7 @@ def test_json(run: Run, ran: list[Settings]) -> None:
         "ok": True,
         "seconds": 61.2,
         "folder": None,
+        "picture": None,
         "checks": [{"title": "one thing", "ok": True, "seen": "was seen", "differences": []}],
         "timeline": [{"seconds": 1.0, "what": "first"}, {"seconds": 2.0, "what": "later"}],
         "measured": {"commit_s": 1.5},
