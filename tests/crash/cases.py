@@ -86,11 +86,14 @@ class Case:
     """A scenario, and its controllers, one after another.
 
     ``cuts``: where the first ones are killed; those after them live. ``traces``: files for their calls.
+    ``play``: the scenario. ``chunk_bytes``: what makes a merge a big one.
     """
 
     place: Place
     cuts: list[Point | None]
     traces: list[str] = field(default_factory=list)
+    play: type[Scenario] = Scenario
+    chunk_bytes: int = Lead.chunk_bytes
     children: list[Child] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
@@ -98,7 +101,7 @@ class Case:
         place = self.place
         self.client = Raw(place.bootstrap, place.prefix, place.log, place.producer, idle=self.watch)
         self.auditor = Raw(place.bootstrap, place.prefix, place.log, place.producer, idle=self.live)
-        self.scenario = Scenario(self.client, f"{place.prefix}-scope")
+        self.scenario = self.play(self.client, f"{place.prefix}-scope")
 
     # -- controllers ----------------------------------------------------------------------------------
 
@@ -117,6 +120,7 @@ class Case:
             trace=trace,
             speed=SPEED,
             prepare=True,
+            chunk_bytes=self.chunk_bytes,
         )
         self.children.append(place.zygote.fork(spec))
         return self.children[-1]

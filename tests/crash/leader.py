@@ -7,6 +7,7 @@ import resource
 import signal
 import time
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ class Lead(Spec):
     ``armed`` False: calls count only from SIGUSR1 on. ``trace``: a file for the names of all calls.
     ``speed``: how fast its monotonic clock runs, so that keepalives need not be waited for. ``limit``: the
     largest file it may write, bytes (0: any). ``again``: whether it leads anew after it was fenced.
-    ``prepare``: whether it makes the topics of the control partition.
+    ``prepare``: whether it makes the topics of the control partition. ``threads``: whether carriers and the
+    fetching of journals have threads of their own, as in the service.
     """
 
     folder: str = ""
@@ -49,6 +51,8 @@ class Lead(Spec):
     again: bool = True
     prepare: bool = False
     replies: int = 1
+    chunk_bytes: int = 16 << 20
+    threads: bool = False
 
     run = "tests.crash.leader:lead"
 
@@ -129,16 +133,19 @@ def lead(number: int, told: dict[str, Any]) -> int:
             prefix=spec.prefix,
             token_key=bytes.fromhex(spec.key),
             reply_partitions=spec.replies,
+            chunk_bytes=spec.chunk_bytes,
         ),
         leader=f"{spec.name or 'child'}/{os.getpid()}",
         on_event=cut,
+        threads=spec.threads,
     )
     while not ending:
         try:
             controller.lead()
             lease = controller.lease
             assert lease is not None
-            say(number, "leads", term=lease.term, producers=[_identity(p) for p in lease.producers])
+            mine = [_identity(p) for p in chain(lease.producers, *lease.carriers)]
+            say(number, "leads", term=lease.term, producers=mine)
             while not ending:
                 controller.step(IDLE_WAIT_S)
         except (LogFenced, NotLeading) as error:

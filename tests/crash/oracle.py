@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.core import rows as k
+from anabranch.core.ids import NO_TXN
 from anabranch.core.rows import Entry
 from anabranch.ports import Log, RawBatch, TopicPartition
 from anabranch.schemas.codec import decode
-from anabranch.schemas.records import CommitRecord, EpochRecord, RoundRow, TermRow
+from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment, RoundRow, TermRow
 from anabranch.topics.batch import read_header
 from anabranch.topics.records import Record, decode_records
+from tests.crash.raw import position
 
 _FETCH_BYTES = 8 << 20
 
@@ -74,12 +77,19 @@ def txn_of(record: Record) -> bytes | None:
     return value[:16] if value else None
 
 
-def read_stream(log: Log, stream: str, partitions: int) -> StreamLog:
-    """A stream with its history."""
+def partitions_of(log: Log, topics: Iterable[str]) -> list[TopicPartition]:
+    """All partitions that some topics have now."""
+    found = log.describe_topics(list(topics))
+    return [TopicPartition(t, p) for t, info in found.items() for p in range(info.partitions)]
+
+
+def read_stream(log: Log, stream: str) -> StreamLog:
+    """A stream with its history: all that the history tells, and whatever came since."""
     topic = stream.replace("/", ".")
-    data = [TopicPartition(topic, p) for p in range(partitions)]
     history = TopicPartition(f"{topic}.history", 0)
-    batches = read_all(log, [*data, history])
+    batches = read_all(log, [history])
+    data = partitions_of(log, [topic])
+    batches |= read_all(log, data)
     events = [
         Seen(tp.partition, r.offset, r.key, r.value or b"", txn_of(r))
         for tp in data
@@ -89,18 +99,21 @@ def read_stream(log: Log, stream: str, partitions: int) -> StreamLog:
     return StreamLog(stream, events, past)
 
 
-def check_stream(stream: StreamLog) -> None:
-    """History and data agree: each commit's ranges hold exactly its events, once, in order."""
+def check_stream(stream: StreamLog, under_way: Collection[bytes] = ()) -> None:
+    """History and data agree: each commit's ranges hold exactly its events, once, in order.
+
+    ``under_way``: transactions that may be carried aside just now.
+    """
     name = stream.name
     by_partition: dict[int, list[Seen]] = defaultdict(list)
     for event in stream.events:
         by_partition[event.partition].append(event)
-    told: Counter[bytes] = Counter()
+    told: Counter[bytes | None] = Counter()
     ends: dict[int, int] = {}
     before: tuple[int, int] = (-1, -1)  # offset, timestamp
-    committed: set[bytes] = set()
+    committed: set[bytes | None] = set()  # None: plain writes
     for at, (offset, record) in enumerate(stream.history):
-        assert (at == 0) == isinstance(record, EpochRecord), (
+        assert at or isinstance(record, EpochRecord), (
             f"{name}: history has to begin with its epoch, and is {stream.history}"
         )
         previous = before[0] if record.previous == -1 else record.previous
@@ -109,26 +122,117 @@ def check_stream(stream: StreamLog) -> None:
         assert record.timestamp > before[1], f"{name}: history {offset} goes back in time"
         before = (offset, record.timestamp)
         if isinstance(record, CommitRecord):
-            assert record.txn_id not in committed, f"{name}: {record.txn_id.hex()} committed twice"
-            committed.add(record.txn_id)
+            plain = record.txn_id == NO_TXN
+            assert plain or record.txn_id not in committed, (
+                f"{name}: {record.txn_id.hex()} committed twice"
+            )
+            txn_id = None if plain else record.txn_id
+            committed.add(txn_id)
             for part in record.segments:
                 inside = [
                     e for e in by_partition[part.partition] if part.first <= e.offset < part.end
                 ]
-                assert [e.txn_id for e in inside] == [record.txn_id] * part.count, (
+                assert [e.txn_id for e in inside] == [txn_id] * part.count, (
                     f"{name}[{part.partition}] {part.first}..{part.end}: {len(inside)} events, "
                     f"the history says {part.count} of {record.txn_id.hex()}"
                 )
                 assert part.first >= ends.get(part.partition, 0), f"{name}: ranges overlap"
-                told[record.txn_id] += part.count
+                told[txn_id] += part.count
                 ends[part.partition] = part.end
         vector = {p.partition: p.offset for p in record.vector}
         for partition, end in ends.items():
             assert vector[partition] == end, f"{name}: the vector at {offset} misses {partition}"
-    seen = Counter(e.txn_id for e in stream.events)
+    check_epochs(stream)
+    seen = Counter(
+        e.txn_id for e in stream.events if e.txn_id in committed or e.txn_id not in under_way
+    )
     assert seen == told, (
         f"{name}: {sum(seen.values())} events, the history tells {sum(told.values())}"
     )
+
+
+def check_epochs(stream: StreamLog) -> dict[bytes, list[bytes]]:
+    """The epochs are as docs/epochs.md says, and each event lies in the segment of its key.
+
+    Returns the values of each key in stream order: as epochs and offsets order them, which has to be the order
+    in which they were committed.
+    """
+    name = stream.name
+    at = {(e.partition, e.offset): e for e in stream.events}
+    layouts: dict[int, EpochRecord] = {}
+    open_: dict[int, EpochSegment] = {}
+    born: dict[int, int] = {}  # segment id -> the first epoch that has it
+    ends: dict[int, int] = {}  # partition -> end of its data
+    numbers: set[int] = set()
+    by_commit: dict[bytes, list[bytes]] = defaultdict(list)
+    by_epoch: dict[bytes, list[tuple[int, int, bytes]]] = defaultdict(list)
+    epoch = -1
+    for offset, record in stream.history:
+        here = f"{name}: history {offset}"
+        if isinstance(record, EpochRecord):
+            assert not layouts or record.stream_epoch == epoch + 1, f"{here}: after epoch {epoch}"
+            epoch = record.stream_epoch
+            layouts[epoch] = record
+            segments = {s.segment_id: s for s in record.segments}
+            _check_layout(here, record, layouts[record.reference_epoch])
+            sealed = {s.segment_id: s.end_offset for s in record.sealed}
+            assert sealed.keys() == open_.keys() - segments.keys(), f"{here}: seals {sealed}"
+            for id_, end in sealed.items():
+                was = open_[id_]
+                last = max(ends.get(was.partition, 0), was.start_offset)
+                assert end == last, f"{here}: segment {id_:x} ends at {last}, not {end}"
+            for id_, segment in segments.items():
+                if id_ in open_:
+                    assert segment == open_[id_], f"{here}: segment {id_:x} has changed"
+                else:
+                    begins = segment.start_offset
+                    assert id_ >> 32 == epoch, f"{here}: segment {id_:x} is not of this epoch"
+                    assert begins >= ends.get(segment.partition, 0), f"{here}: {id_:x} overlaps"
+                    if record.reference_epoch == epoch:
+                        assert id_ & 0xFFFFFFFF not in numbers, (
+                            f"{here}: number used again: {id_:x}"
+                        )
+                    numbers.add(id_ & 0xFFFFFFFF)
+                    born[id_] = epoch
+            open_ = segments
+            continue
+        assert record.stream_epoch == epoch, f"{here}: {record.stream_epoch} is not active"
+        for part in record.segments:
+            segment = open_[part.segment_id]
+            assert part.partition == segment.partition, f"{here}: {part} is elsewhere"
+            assert part.first >= max(segment.start_offset, ends.get(part.partition, 0)), (
+                f"{here}: {part} begins before its segment, or where others are"
+            )
+            ends[part.partition] = part.end
+            for n in range(part.first, part.end):
+                event = at.get((part.partition, n))
+                if event is None or event.key is None:
+                    continue  # a marker; or an event that may be anywhere
+                key = event.key
+                assert segment.low <= position(key) < segment.high, f"{here}: misplaced {event}"
+                by_commit[key].append(event.value)
+                by_epoch[key].append((born[part.segment_id], n, event.value))
+    for key, values in by_commit.items():
+        ordered = [value for _, _, value in sorted(by_epoch[key])]
+        assert ordered == values, f"{name}: epochs and offsets do not order {key!r} as committed"
+    return by_commit
+
+
+def _check_layout(here: str, record: EpochRecord, reference: EpochRecord) -> None:
+    """Ranges tile all keys on partitions of their own; a duplicate has what its reference has."""
+    ranges = sorted((s.low, s.high) for s in record.segments)
+    assert ranges[0][0] == 0, f"{here}: {ranges}"
+    assert ranges[-1][1] == 1 << 32, f"{here}: {ranges}"
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges)), f"{here}: {ranges}"
+    places = [s.partition for s in record.segments]
+    assert len(set(places)) == len(places), f"{here}: two segments on a partition"
+    assert reference.reference_epoch == reference.stream_epoch, f"{here}: refers to a duplicate"
+    if record is not reference:
+        have = {(s.segment_id & 0xFFFFFFFF, s.low, s.high) for s in record.segments}
+        want = {(s.segment_id & 0xFFFFFFFF, s.low, s.high) for s in reference.segments}
+        assert have == want, f"{here}: not a duplicate of {reference.stream_epoch}"
+        epochs = {s.segment_id >> 32 for s in record.segments}
+        assert epochs == {record.stream_epoch}, f"{here}: segments of {epochs}"
 
 
 @dataclass

@@ -141,7 +141,7 @@ def test_ten_thousand_open(
         outcomes = ask_all([r.Abort(b.token, "enough") for b in begun[half:]])
         assert {o.state for o in outcomes if isinstance(o, r.Outcome)} == {"ABORTED"}
     second.kill()
-    found = read_stream(log, stream, 2)
+    found = read_stream(log, stream)
     check_stream(found)
     seen = sorted(e.value for e in found.events if e.key != b"beside")
     assert seen == sorted(values[:half])

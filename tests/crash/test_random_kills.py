@@ -48,6 +48,8 @@ class Chaos:
     workers: list[Child] = field(default_factory=list)
     forked: int = 0
     killed: Counter[str] = field(default_factory=Counter)
+    chunk_bytes: int = Lead.chunk_bytes
+    threads: bool = False
 
     @property
     def scope(self) -> str:
@@ -63,7 +65,13 @@ class Chaos:
         if self.chance.random() < 0.1:
             shutil.rmtree(machine, ignore_errors=True)
         spec = Lead(
-            self.bootstrap, self.prefix, "leader", folder=str(machine / "table"), prepare=True
+            self.bootstrap,
+            self.prefix,
+            "leader",
+            folder=str(machine / "table"),
+            prepare=True,
+            chunk_bytes=self.chunk_bytes,
+            threads=self.threads,
         )
         self.leader = self.zygote.fork(spec)
         return self.leader
@@ -243,8 +251,8 @@ def test_fifty_kills(
     leader.wait_ended()
     seen = consume(broker.bootstrap, chaos.scope)
     verdict = judge(known, answers[0], seen)
-    for name, segments in SEGMENTS.items():
-        check_stream(read_stream(log, f"{chaos.scope}/{name}", segments))
+    for name in SEGMENTS:
+        check_stream(read_stream(log, f"{chaos.scope}/{name}"))
     terms = read_status(log, chaos.prefix).terms
     measured(
         f"{chaos.killed['controller']} leaders and {chaos.killed['writer']} writers killed in "

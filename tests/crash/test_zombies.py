@@ -19,7 +19,7 @@ from anabranch.topics.kafka_log import KafkaLog
 from tests.conftest import Broker
 from tests.crash.cases import Place
 from tests.crash.leader import Lead
-from tests.crash.oracle import stamps
+from tests.crash.oracle import partitions_of, stamps
 from tests.crash.points import Point
 from tests.crash.raw import Raw
 from tests.crash.scenario import SPEED, Scenario
@@ -93,6 +93,8 @@ class Haunted:
 
     place: Place
     moment: Moment
+    play: type[Scenario] = Scenario
+    chunk_bytes: int = Lead.chunk_bytes
     children: list[Child] = field(default_factory=list)
     zombie: Child | None = None
 
@@ -100,7 +102,7 @@ class Haunted:
         place = self.place
         self.client = Raw(place.bootstrap, place.prefix, place.log, place.producer, idle=self.watch)
         self.auditor = Raw(place.bootstrap, place.prefix, place.log, place.producer)
-        self.scenario = Scenario(self.client, f"{place.prefix}-scope")
+        self.scenario = self.play(self.client, f"{place.prefix}-scope")
 
     def fork(self, name: str, point: Point | None = None, *, armed: bool = True) -> Child:
         place = self.place
@@ -115,6 +117,8 @@ class Haunted:
             speed=SPEED,
             again=point is None,
             prepare=True,
+            chunk_bytes=self.chunk_bytes,
+            threads=True,
         )
         self.children.append(self.place.zygote.fork(spec))
         return self.children[-1]
@@ -175,13 +179,11 @@ class Haunted:
 
     def partitions(self) -> list[TopicPartition]:
         """All that controllers append to."""
-        found = [TopicPartition(f"{self.place.prefix}.{t}", 0) for t in ("status", "replies")]
-        for stream, count in self.scenario.streams.items():
+        topics = [f"{self.place.prefix}.{t}" for t in ("status", "replies")]
+        for stream in self.scenario.streams:
             topic = stream.replace("/", ".")
-            found.append(TopicPartition(f"{topic}.history", 0))
-            for kind in ("", ".journal"):
-                found += [TopicPartition(topic + kind, p) for p in range(count)]
-        return found
+            topics += [topic, f"{topic}.journal", f"{topic}.history"]
+        return partitions_of(self.place.log, topics)
 
     def marks(self) -> dict[TopicPartition, int]:
         """The ends of all logs now."""
@@ -192,7 +194,11 @@ class Haunted:
         epochs: dict[int, int] = {}
         for producer_id, epoch in other.said("leads")[0]["producers"]:
             epochs[producer_id] = epoch
-        late = [s for s in stamps(self.place.log, marks) if s.base_offset >= marks[s.partition]]
+        late = [
+            s
+            for s in stamps(self.place.log, self.partitions())
+            if s.base_offset >= marks.get(s.partition, 0)
+        ]
         assert late, "the other one did nothing"
         for stamp in late:
             assert stamp.producer_epoch >= epochs.get(stamp.producer_id, 1 << 15), (
@@ -200,14 +206,21 @@ class Haunted:
             )
 
 
-def haunt(zygote: Zygote, broker: Broker, log: Log, moments: Iterable[Moment]) -> dict[str, str]:
+def haunt(
+    zygote: Zygote,
+    broker: Broker,
+    log: Log,
+    moments: Iterable[Moment],
+    play: type[Scenario] = Scenario,
+    chunk_bytes: int = Lead.chunk_bytes,
+) -> dict[str, str]:
     """Run all moments; what was wrong, by moment."""
     run = uuid.uuid4().hex[:6]
 
     def one(numbered: tuple[int, Moment]) -> str:
         number, moment = numbered
         place = Place.on(zygote, broker.bootstrap, log, f"z{run}-{number}")
-        haunted = Haunted(place, moment)
+        haunted = Haunted(place, moment, play, chunk_bytes)
         try:
             haunted.run()
         except Exception as error:  # noqa: BLE001 - reported with its moment, beside the others

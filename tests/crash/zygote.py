@@ -212,7 +212,7 @@ def die_with_parent() -> None:
 
 def main() -> None:
     """Fork on request until standard input ends."""
-    from tests.crash import leader, load  # noqa: F401
+    from tests.crash import leader, load, mix  # noqa: F401
 
     leader.warm_up()
     if len(os.listdir("/proc/self/task") if sys.platform == "linux" else [0]) > 1:

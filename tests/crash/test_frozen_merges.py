@@ -1,0 +1,90 @@
+"""A controller is frozen in the middle of a scaling, a rolling commit or a merge that is carried aside.
+
+Another takes over and finishes it; then the first one goes on, its carriers too. What must not happen: that a
+segment is merged twice or by halves, that the first one appends anything more, that something stays behind.
+The moments are those of the real service: carriers have threads.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.ports import Log
+from tests.conftest import Broker
+from tests.crash.reshaping import CARRY, CHUNK_BYTES, GROW, ROLL, ROLL_TWICE, WIDEN, Reshaping
+from tests.crash.test_zombies import Moment, haunt
+from tests.crash.zygote import Zygote
+
+MERGE, RESERVE, CHUNK, EPOCH = (
+    "*of a round with *data*",
+    "*of a round with *carry*",
+    "*>chunk:*",
+    "*with epoch*",
+)
+
+SCALINGS = [
+    Moment(GROW, "append:status", "before", 1, "*with stream*"),
+    Moment(GROW, "end:commit", "after", 1, "*with stream*"),
+    Moment(GROW, "add_partitions:stream", "before"),
+    Moment(GROW, "add_partitions:stream", "after"),
+    Moment(GROW, "add_partitions:journal", "before"),
+    Moment(GROW, "add_partitions:journal", "after"),
+    Moment(GROW, "append:*", "before", 1, EPOCH),
+    Moment(GROW, "append:*", "after", 2, EPOCH),
+    Moment(GROW, "end:commit", "before", 1, EPOCH),
+    Moment(GROW, "end:commit", "after", 1, EPOCH),
+    Moment(WIDEN, "append:*", "after", 1, EPOCH),
+    Moment(WIDEN, "end:commit", "before", 1, EPOCH),
+]
+ROLLING = [
+    Moment(ROLL, "after-decision", "after"),
+    Moment(ROLL, "append:*", "before", 1, MERGE),
+    Moment(ROLL, "append:*", "after", 1, MERGE),
+    Moment(ROLL, "append:*history*", "before", 1, MERGE),
+    Moment(ROLL, "append:*history*", "after", 1, MERGE),
+    Moment(ROLL, "end:commit", "before", 1, MERGE),
+    Moment(ROLL, "end:commit", "after", 1, MERGE),
+    Moment(ROLL, "table:rows", "before", 1, MERGE),
+    Moment(ROLL_TWICE, "after-decision", "after"),
+    Moment(ROLL_TWICE, "append:*", "after", 1, MERGE),
+    Moment(ROLL_TWICE, "end:commit", "before", 1, MERGE),
+]
+CARRIED = [
+    Moment(CARRY, "after-decision", "after"),
+    Moment(CARRY, "add_partitions:stream", "before"),
+    Moment(CARRY, "add_partitions:journal", "after"),
+    Moment(CARRY, "append:*", "before", 1, RESERVE),
+    Moment(CARRY, "append:*", "after", 1, RESERVE),
+    Moment(CARRY, "end:commit", "before", 1, RESERVE),
+    Moment(CARRY, "end:commit", "after", 1, RESERVE),
+    Moment(CARRY, "append:stream", "before", 1, CHUNK),
+    Moment(CARRY, "append:stream", "after", 1, CHUNK),
+    Moment(CARRY, "append:stream", "after", 3, CHUNK),
+    Moment(CARRY, "append:stream", "before", 5, CHUNK),
+    Moment(CARRY, "append:status", "before", 2, CHUNK),
+    Moment(CARRY, "append:status", "after", 2, CHUNK),
+    Moment(CARRY, "end:commit", "before", 1, CHUNK),
+    Moment(CARRY, "end:commit", "after", 1, CHUNK),
+    Moment(CARRY, "end:commit", "before", 4, CHUNK),
+    Moment(CARRY, "end:commit", "after", 5, CHUNK),
+    Moment(CARRY, "append:*", "before", 1, MERGE),
+    Moment(CARRY, "append:*history*", "before", 1, MERGE),
+    Moment(CARRY, "append:*history*", "after", 1, MERGE),
+    Moment(CARRY, "end:commit", "before", 1, MERGE),
+    Moment(CARRY, "end:commit", "after", 1, MERGE),
+    Moment(CARRY, "table:rows", "before", 1, MERGE),
+]
+
+
+@pytest.mark.broker
+@pytest.mark.slow(55)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "moments", [SCALINGS, ROLLING, CARRIED], ids=["scalings", "rolling", "carried"]
+)
+def test_a_frozen_controller_s_work_is_finished_once(
+    broker: Broker, zygote: Zygote, log: Log, subtests: pytest.Subtests, moments: list[Moment]
+) -> None:
+    for told, why in haunt(zygote, broker, log, moments, Reshaping, CHUNK_BYTES).items():
+        with subtests.test(told):
+            pytest.fail(why, pytrace=False)
