@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 
+from tests.sim.check_epochs import Epochs
 from tests.sim.mutants import MUTANTS, hunt
 from tests.sim.simulation import simulate
 
@@ -30,6 +31,7 @@ def main() -> int:
 def _seeds(given: argparse.Namespace) -> int:
     began = time.monotonic()
     done = commits = steps = 0
+    epochs = Epochs()
     virtual_s = 0.0
     failed: list[int] = []
     for seed in range(given.start, given.start + given.seeds):
@@ -38,6 +40,7 @@ def _seeds(given: argparse.Namespace) -> int:
         report = simulate(seed, trace=print if given.trace else None)
         done, commits, steps = done + 1, commits + report.commits, steps + report.steps
         virtual_s += report.virtual_s
+        epochs += report.epochs
         if report.violation or given.trace:
             print(report, flush=True)
         if report.violation:
@@ -46,6 +49,7 @@ def _seeds(given: argparse.Namespace) -> int:
                 break
     print(
         f"{done} seeds from {given.start}: {len(failed)} failed {failed or ''}; {commits} commits, "
+        f"{epochs}, "
         f"{steps} steps, {virtual_s / 3600:.1f} virtual hours in {time.monotonic() - began:.0f} s"
     )
     return 1 if failed else 0

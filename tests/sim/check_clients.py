@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
+from anabranch.core.ids import NO_TXN
 from anabranch.errors import AlreadyCommitted, TransactionAborted
 from tests.sim.check_log import hold
 from tests.sim.ledger import Attempt, Deal, Ledger, Told
@@ -25,6 +26,7 @@ def check_clients(picture: Picture, ledger: Ledger) -> None:
     check_real_time(ledger)
     check_staleness(picture, ledger)
     check_names(picture)
+    check_plain(picture, ledger)
     for row in picture.rows.values():
         hold(row.reason != FOREIGN_REASON, "a command of an aborted native transaction took effect")
         unmerged = row.reason.startswith(("its journals show", "the broker refused"))
@@ -39,6 +41,8 @@ def _by_deal(picture: Picture, ledger: Ledger) -> dict[str, list[Placed]]:
         last: dict[tuple[str, str], int] = defaultdict(lambda: -1)
         for event in events:
             value = event.record.value or b""
+            if event.txn_id == NO_TXN:
+                continue
             where = f"{stream}[{number}] offset {event.offset}, {value!r}"
             origin = ledger.deal_of(value)
             if origin is None:
@@ -55,6 +59,31 @@ def _by_deal(picture: Picture, ledger: Ledger) -> dict[str, list[Placed]]:
             last[deal.label, writer.label] = index
             found[deal.label].append(event)
     return found
+
+
+def check_plain(picture: Picture, ledger: Ledger) -> None:
+    """Plain writes are seen once each; those of a key and a journal partition in order."""
+    seen: set[bytes] = set()
+    last: dict[tuple[str, int, bytes | None, int], int] = defaultdict(lambda: -1)
+    for stream, _, record in picture.commits():
+        for at in record.segments if record.txn_id == NO_TXN else ():
+            for event in picture.events[stream, at.partition]:
+                if not at.first <= event.offset < at.end:
+                    continue
+                value, key = event.record.value or b"", event.record.key
+                where = f"{stream}[{at.partition}] offset {event.offset}, {value!r}"
+                told = ledger.plain.get(value)
+                if told is None:
+                    raise Violation(f"{where}: nobody wrote it")
+                hold((told.stream, told.key) == (stream, key), f"{where}: {told} was written")
+                hold(value not in seen, f"{where}: it stands there twice")
+                seen.add(value)
+                # Null keys are in order within a segment.
+                line = stream, told.partition, key, at.segment_id if key is None else 0
+                hold(last[line] < told.offset, f"{where}: behind journal offset {last[line]}")
+                last[line] = told.offset
+    for value, told in ledger.plain.items():
+        hold(value in seen or told.offset < 0, f"{value!r} was written and never committed")
 
 
 def check_deal(picture: Picture, deal: Deal, events: list[Placed]) -> None:

@@ -20,8 +20,18 @@ from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Ledger
 from tests.sim.noise import Noise
 from tests.sim.ports import SimCluster, client_ports
+from tests.sim.scaling import scale_somehow
 from tests.sim.world import Process, SimClock, Violation, World
-from tests.sim.writers import FINE, STREAMS, Helper, new_event, some_events, start_helper, wait_for
+from tests.sim.writers import (
+    FINE,
+    KEYS,
+    STREAMS,
+    Helper,
+    new_event,
+    some_events,
+    start_helper,
+    wait_for,
+)
 
 SCOPE = "s"
 NAMES = ("n0", "n1", "n2")
@@ -89,6 +99,8 @@ class Worker:
         self._create_streams(client, ports.clock)
         self.client = client
         self.world.spawn(process, "heart", lambda: self._beat(client, process))
+        if self.faults.weather.scale_s:
+            self.world.spawn(process, "scaler", lambda: self._scale(client))
         while not self.done:
             self.busy = True
             if self.in_doubt and (self.jobs == 0 or self.world.random.random() < 0.5):
@@ -123,6 +135,20 @@ class Worker:
             except RetryError:
                 clock.sleep(0.3)
 
+    def _scale(self, client: Client) -> None:
+        """Beside the jobs, as long as there are any."""
+        random = self.world.random
+        while self.jobs:
+            self.world.sleep(self.faults.span(self.faults.weather.scale_s))
+            stream = random.choice(list(STREAMS))
+            if random.random() < 0.15:
+                self.noise.send_scaling_twice(stream)
+                continue
+            try:
+                scale_somehow(self.world, client, stream)
+            except FINE as error:
+                self.world.note(self.name, f"scale: {type(error).__name__}: {error}")
+
     def _job(self, client: Client) -> None:
         jobs: list[tuple[int, Callable[[Client], None]]] = [
             (6, self._one_shot),
@@ -130,6 +156,7 @@ class Worker:
             (1, self._ask),
             (1, self._resolve_new),
             (2, self.noise.make),
+            (3, self._crowd),
         ]
         if self.faults.weather.tight:
             jobs.append((2, self._too_large))
@@ -198,6 +225,47 @@ class Worker:
             self._give_up(txn, error)
             raise
 
+    def _crowd(self, client: Client) -> None:
+        """Several transactions at once, in one stream, that commit together later: by then it may be scaled."""
+        random = self.world.random
+        process = self.world.current
+        stream = random.choice(list(STREAMS))
+        together = self.world.now + random.uniform(0.5, 4.0)
+        left = [random.choice((2, 3, 5))]
+
+        def one() -> None:
+            try:
+                self._one_of_many(client, stream, together)
+            except FINE as error:
+                self.world.note(self.name, f"crowd: {type(error).__name__}: {error}")
+            left[0] -= 1
+
+        for number in range(left[0]):
+            self.world.spawn(process, f"crowd-{number}", one)
+        give_up = together + 20.0
+        while left[0] and self.world.now < give_up:
+            self.world.sleep(0.1)
+
+    def _one_of_many(self, client: Client, stream: str, together: float) -> None:
+        random = self.world.random
+        deal = self.ledger.open(SCOPE, "journal", keepalive=8.0)
+        txn = client.begin(SCOPE, None, 8.0)
+        own = deal.writer("own")
+        try:
+            for _ in range(random.randint(1, 5)):
+                told = deal.event(own, stream, random.choice(KEYS))
+                txn.write(told.stream, told.value, told.key)
+            txn.flush()
+            deal.txn_id = txn.txn_id
+            self.world.sleep(together - self.world.now)
+            attempt = deal.attempt(self.world.now, "own", None)
+            self._commit(deal, lambda t: txn.commit(timeout=t), attempt)
+        except FINE as error:
+            self._give_up(txn, error)
+            raise
+        finally:
+            deal.txn_id = txn.txn_id or deal.txn_id
+
     def _use(self, client: Client, deal: Deal, txn: Transaction) -> None:
         random = self.world.random
         token = txn.token()
@@ -214,6 +282,8 @@ class Worker:
                 txn.flush()
             if random.random() < 0.2:
                 self.world.sleep(random.expovariate(1.0))
+        if random.random() < self.faults.weather.linger:
+            self.world.sleep(random.expovariate(0.5))
         wait_for(self.world, helpers)
         end = random.random()
         if end < 0.08:

@@ -197,6 +197,8 @@ class Fleet:
             reply_partitions=replies,
             retention_ms=int(weather.retention_s * 1000),
             round_bytes=2000 if weather.small else 64 << 20,
+            chunk_bytes=weather.chunk_bytes,
+            collate_ms=weather.collate_ms,
             purge_per_round=3 if weather.small else 500,
         )
         while True:

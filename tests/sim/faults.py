@@ -48,6 +48,11 @@ class Weather:
     control_partitions: int = 1
     mixed_batches: bool = False  # writers of one client share batches
     small: bool = False  # small limits, so that everything is cut in pieces
+    scale_s: float = 0.0  # mean time between the scalings of a client; 0: none
+    linger: float = 0.0  # how often a transaction stays open while streams are scaled
+    chunk_bytes: int = 16 << 20  # bigger merges are carried aside
+    collate_ms: int = 200
+    carriers_beside: bool = False  # carriers run beside the leader's loop, not in its steps
     tight: bool = False  # streams take small batches only; sometimes an event is too large
 
     @classmethod
@@ -87,6 +92,11 @@ class Weather:
             control_partitions=random.choice((1, 1, 1, 2)),
             mixed_batches=random.random() < 0.3,
             small=random.random() < 0.3,
+            scale_s=some(0, 0.7, 2.0, 5.0),
+            linger=some(0, 0.3, 0.8),
+            chunk_bytes=random.choice((16 << 20, 1000, 500, 250)),
+            collate_ms=random.choice((200, 0, 1000)),
+            carriers_beside=random.random() < 0.6,
             tight=random.random() < 0.15,
         )
 

@@ -59,6 +59,17 @@ class Attempt:
 
 
 @dataclass
+class PlainTold:
+    """An event that a program which knows nothing wrote to a journal partition. ``offset`` -1: not arrived."""
+
+    stream: str
+    partition: int
+    key: bytes | None
+    value: bytes
+    offset: int = -1
+
+
+@dataclass
 class Deal:
     """A transaction, or what was meant to be one."""
 
@@ -107,11 +118,26 @@ class Ledger:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.deals: dict[str, Deal] = {}
+        self.plain: dict[bytes, PlainTold] = {}  # by value
         self.heard: dict[bytes, list[float]] = defaultdict(list)  # commands that arrived, by id
         self.stale: dict[bytes, list[float]] = defaultdict(list)  # rounds that found it stale
         self.terms: dict[int, list[float]] = defaultdict(list)  # by control partition
         self._undecided: dict[Native, list[tuple[list[float], float]]] = defaultdict(list)
+        self.carriers: set[int] = set()  # producer ids that carried merges aside
         self.final_answers: list[tuple[bytes, str, int]] = []  # answers about other ids
+
+    def hear_plain(self, offset: int, records: Iterable[Record]) -> None:
+        """Records have arrived in a journal, from this offset on."""
+        for at, record in enumerate(records, offset):
+            told = self.plain.get(record.value or b"")
+            if told is not None:
+                told.offset = at
+
+    def plainly(self, stream: str, partition: int, key: bytes | None) -> PlainTold:
+        """Note a plain write that is about to be sent."""
+        told = PlainTold(stream, partition, key, b"plain/%d" % len(self.plain))
+        self.plain[told.value] = told
+        return told
 
     def open(self, scope: str, kind: str, name: str | None = None, keepalive: float = 0.0) -> Deal:
         """Note a new transaction."""

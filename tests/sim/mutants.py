@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.core import decide, decide_commit, decide_txn, hybrid_time, journal_index
+from anabranch.core import (
+    decide,
+    decide_commit,
+    decide_merge,
+    decide_txn,
+    hybrid_time,
+    journal_index,
+)
 from anabranch.core import rows as k
 from anabranch.core.journal_index import JournalIndex, StoredRun, Weighed
 from anabranch.core.tokens import key_id
@@ -21,6 +28,7 @@ from anabranch.schemas.records import Reply, Resolve, TermRow
 from anabranch.topics.memory import MemoryProducer
 from anabranch.topics.names import replies_topic, status_topic, transactional_ids
 from anabranch.topics.records import Record, encode_batch
+from tests.sim.mutants_epochs import EPOCH_BUGS
 from tests.sim.ports import SimLog, SimProducer
 from tests.sim.simulation import Report, simulate
 
@@ -209,7 +217,7 @@ def _late_writes() -> AbstractContextManager[object]:
     def taken_runs(runs: Any, extents: Mapping[int, object]) -> list[StoredRun]:
         return sorted((run for run in runs if run.writer in extents), key=lambda run: run.first)
 
-    return patch.object(decide_commit, "taken_runs", taken_runs)
+    return patch.object(decide_merge, "taken_runs", taken_runs)
 
 
 def _weighing(change: Callable[[Weighed], Weighed]) -> AbstractContextManager[object]:
@@ -235,7 +243,7 @@ def _drop_a_run() -> AbstractContextManager[object]:
         found = real(runs, extents)
         return found[:-1] if len(found) > 1 else found
 
-    return patch.object(decide_commit, "taken_runs", taken_runs)
+    return patch.object(decide_merge, "taken_runs", taken_runs)
 
 
 def _wall_clock_only() -> AbstractContextManager[object]:
@@ -312,4 +320,5 @@ MUTANTS = (
     Mutant("a zombie writes its journal index", _zombie_index),
     Mutant("keepalives do not begin afresh at takeover", _old_hearing, quick=True),
     Mutant("committed names are not looked up", _forget_names, quick=True),
+    *(Mutant(name, plant, quick) for name, plant, quick in EPOCH_BUGS),
 )

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from anabranch.client.types import Receipt
-from anabranch.core.ids import TXN_HEADER, make_txn_id, pack_txn_header
+from anabranch.core.ids import (
+    CORRELATION_HEADER,
+    REPLY_HEADER,
+    TXN_HEADER,
+    make_txn_id,
+    pack_txn_header,
+)
 from anabranch.core.keyspace import even_ranges, position_of
 from anabranch.ports import LogError, TopicPartition
 from anabranch.schemas import records as r
@@ -40,7 +47,22 @@ class Noise:
         )()
 
     def _plain_write(self) -> None:
-        self._to_journal(0, b"k0", ())
+        """No noise at all: they commit by themselves, whatever partition they are in."""
+        random = self._random
+        stream = random.choice(("s/a", "s/b", "s/c"))
+        info = self._cluster.topics.get(journal_topic(stream))
+        if info is None:
+            return
+        now_ms = int((START_S + self._world.now) * 1000)
+        partition = random.randrange(info.partitions)
+        records = []
+        for _ in range(random.choice((1, 1, 2, 5))):
+            told = self._ledger.plainly(
+                stream, partition, random.choice((b"k0", b"k1", b"k2", b"k3", None))
+            )
+            records.append(Record(0, now_ms, told.key, told.value))
+        place = TopicPartition(journal_topic(stream), partition)
+        self._cluster.log_of(self._world.current).produce_batch(place, encode_batch(records))
 
     def _foreign_write(self) -> None:
         """A WRITE of a known transaction by a writer without receipt, or in a wrong place, or natively."""
@@ -128,6 +150,20 @@ class Noise:
         partition = int.from_bytes(known[0][:2], "big")
         now_ms = int((START_S + self._world.now) * 1000)
         return make_txn_id(partition, now_ms, self._random.getrandbits(64))
+
+    def send_scaling_twice(self, stream: str) -> None:
+        """The same command two or three times over, as a client does that hears nothing."""
+        count = self._random.randint(1, 4)
+        command = encode(r.Scale(stream, count, (), ()))
+        correlation_id = self._random.randbytes(16)
+        headers = ((CORRELATION_HEADER, correlation_id), (REPLY_HEADER, bytes(4)))
+        for _ in range(self._random.choice((2, 2, 3))):
+            number = crc32(b"s") % self._cluster.faults.weather.control_partitions
+            place = TopicPartition(commands_topic(self._ledger.prefix), number)
+            self._cluster.log_of(self._world.current).produce_batch(
+                place, self._batch(None, command, headers)
+            )
+            self._world.sleep(self._random.expovariate(4.0))
 
     def send_one_shot(self, txn_id: bytes) -> None:
         """A one-shot that comes after its id was resolved."""

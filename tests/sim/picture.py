@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from anabranch.core import rows as k
-from anabranch.core.ids import TXN_HEADER, unpack_txn_header
+from anabranch.core.ids import NO_TXN, TXN_HEADER, unpack_txn_header
 from anabranch.core.state import State
 from anabranch.ports import TopicPartition
 from anabranch.processors.memory_table import MemoryStore
@@ -15,6 +16,7 @@ from anabranch.schemas.codec import decode
 from anabranch.topics.memory import MemoryCluster
 from anabranch.topics.names import (
     history_topic,
+    journal_topic,
     replies_topic,
     status_topic,
     stream_topic,
@@ -45,13 +47,20 @@ def visible(cluster: MemoryCluster, place: TopicPartition) -> list[Seen]:
     ]
 
 
-def fold(cluster: MemoryCluster, place: TopicPartition, before: int | None = None) -> MemoryStore:
-    """A table folded from the status log alone, from nothing."""
-    store = MemoryStore()
+def fold(
+    cluster: MemoryCluster,
+    place: TopicPartition,
+    before: int | None = None,
+    *,
+    start: int = 0,
+    store: MemoryStore | None = None,
+) -> MemoryStore:
+    """A table folded from the status log alone; from nothing, unless a ``store`` and a ``start`` are given."""
+    store = store or MemoryStore()
     table = store.open("fold")
     state = State(table)
     for seen in visible(cluster, place):
-        if before is None or seen.record.offset < before:
+        if start <= seen.record.offset and (before is None or seen.record.offset < before):
             state.fold_row(seen.record.key or b"", seen.record.value)
     table.write(state.take_changes())
     table.close()
@@ -68,7 +77,7 @@ def folded_rows(store: MemoryStore) -> dict[bytes, bytes]:
 
 @dataclass
 class Placed:
-    """An event in a stream: where it lies and whose it says it is."""
+    """An event in a stream: where it lies and whose it says it is (`NO_TXN`: a plain write)."""
 
     stream: str
     partition: int
@@ -86,6 +95,14 @@ class Picture:
     events: dict[tuple[str, int], list[Placed]] = field(default_factory=dict)
     history: dict[str, list[tuple[Seen, Any]]] = field(default_factory=dict)
     rows: dict[bytes, r.TxnRow] = field(default_factory=dict)
+    participants: dict[bytes, dict[str, int]] = field(default_factory=dict)  # stream -> epoch
+    epoch_rows: dict[str, set[int]] = field(default_factory=dict)
+    left_over: list[str] = field(default_factory=list)  # rows that only an unfinished one needs
+    scaled_by: dict[tuple[str, int], bytes] = field(default_factory=dict)  # by stream epoch
+    carriers: set[int] = field(default_factory=set)  # producer ids that carried merges aside
+    carried: set[bytes] = field(default_factory=set)  # their transactions
+    chunks: int = 0  # so many times a carrier moved on
+    topic_partitions: dict[str, int] = field(default_factory=dict)
     row_natives: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     streams: dict[str, r.StreamRow] = field(default_factory=dict)
     horizons: dict[int, int] = field(default_factory=dict)  # control partition -> forgotten up to
@@ -93,9 +110,15 @@ class Picture:
     unfinished: list[r.TxnRow] = field(default_factory=list)
 
     @classmethod
-    def take(cls, cluster: MemoryCluster, prefix: str, control_partitions: int) -> Picture:
+    def take(
+        cls,
+        cluster: MemoryCluster,
+        prefix: str,
+        control_partitions: int,
+        carriers: Iterable[int] = (),
+    ) -> Picture:
         """Read everything."""
-        picture = cls()
+        picture = cls(carriers=set(carriers))
         for number in range(control_partitions):
             place = TopicPartition(status_topic(prefix), number)
             table = fold(cluster, place).open("picture")
@@ -104,12 +127,20 @@ class Picture:
             picture.horizons[number] = state.round.expired_ms
             picture.unfinished += [txn.row for txn in state.open.values()]
             picture.rows.update({row.txn_id: row for row in state.all_txn_rows()})
+            picture._read_rows(state)
             for seen in visible(cluster, place):
                 key = seen.record.key or b""
                 if len(key) == 17 and key[-1] == k.Entry.TXN:
                     picture.row_natives[key[:16]] = seen.native
-        for stream, row in picture.streams.items():
-            picture._read_stream(cluster, stream, row.segment_count)
+                elif k.split_key(key)[1] is k.Entry.CARRY:
+                    picture.chunks += seen.native[0] in picture.carriers
+                elif seen.record.value and k.split_key(key)[1] is k.Entry.STREAM:
+                    of = decode(seen.record.value)
+                    picture.scaled_by[of.stream, of.stream_epoch] = of.scaled_by
+        for stream in picture.streams:
+            for topic in (stream_topic(stream), journal_topic(stream)):
+                picture.topic_partitions[topic] = cluster.topics[topic].partitions
+            picture._read_stream(cluster, stream, picture.topic_partitions[stream_topic(stream)])
         number = 0
         while (place := TopicPartition(replies_topic(prefix), number)) in cluster.partitions:
             for seen in visible(cluster, place):
@@ -117,12 +148,24 @@ class Picture:
             number += 1
         return picture
 
+    def _read_rows(self, state: State) -> None:
+        for row in self.rows.values():
+            self.participants[row.txn_id] = state.participants(row.txn_id)
+            for key in state.row_keys(row.txn_id):
+                _, entry, _ = k.split_key(key)
+                if entry in (k.Entry.PENDING_COMMIT, k.Entry.CARRY, k.Entry.MOVED):
+                    self.left_over.append(f"{entry.name} of {row.txn_id.hex()} ({row.state})")
+        for stream, epochs in state.epochs.items():
+            self.epoch_rows[stream] = set(epochs)
+
     def _read_stream(self, cluster: MemoryCluster, stream: str, partitions: int) -> None:
         for number in range(partitions):
             found = []
             for seen in visible(cluster, TopicPartition(stream_topic(stream), number)):
                 ours = [v for name, v in seen.record.headers if name == TXN_HEADER]
-                txn_id, writer, _ = unpack_txn_header(ours[0] or b"") if ours else (b"", 0, 0)
+                txn_id, writer, _ = unpack_txn_header(ours[0] or b"") if ours else (NO_TXN, 0, 0)
+                if seen.native[0] in self.carriers:
+                    self.carried.add(txn_id)
                 found.append(
                     Placed(
                         stream,

@@ -67,10 +67,12 @@ class SimCluster(MemoryCluster):
         self.world.later(self.faults.span(_LATE_S), land)
 
     def produce_batch(self, partition: TopicPartition, data: bytes) -> int:
-        """See `MemoryCluster`; commands are noted in the ledger."""
+        """See `MemoryCluster`; commands and plain writes are noted in the ledger."""
         offset = super().produce_batch(partition, data)
         if partition.topic == commands_topic(self.ledger.prefix):
             self.ledger.hear(self.world.now, decode_records(data))
+        elif partition.topic.endswith(".journal"):
+            self.ledger.hear_plain(offset, decode_records(data))
         return offset
 
     def end(self, state: Transactions, *, commit: bool) -> tuple[int, int]:
@@ -176,6 +178,8 @@ class SimProducer(MemoryProducer):
     def _append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
         offsets = super()._append(batches)
         native = self.producer_id, self.producer_epoch
+        if ".carrier." in self._id:
+            self._sim.sim.ledger.carriers.add(self.producer_id)
         for partition, data in batches:
             self._sim.sim.ledger.see_status(self._sim.sim.world.now, native, partition, bytes(data))
         return offsets

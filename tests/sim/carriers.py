@@ -1,0 +1,79 @@
+"""Carriers that run beside the leader's loop, as its threads do on Kafka: each lane is a task of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.state import State
+from anabranch.processors.carrier import Carriers, Lane
+from anabranch.schemas.records import CarryRow
+from tests.sim.world import START_S, World
+
+_JOIN_S = 30.0
+_LOOK_S = 0.02
+
+
+def carriers_beside(world: World) -> Callable[..., Carriers]:
+    """What takes the place of `Carriers` in a run."""
+
+    def make(lanes: Sequence[Lane], *, threads: bool) -> Carriers:
+        return CarriersBeside(world, lanes)
+
+    return make
+
+
+class CarriersBeside(Carriers):
+    """See `Carriers`: what a lane does and says is the same, only who runs it is another."""
+
+    def __init__(self, world: World, lanes: Sequence[Lane]) -> None:
+        super().__init__(lanes, threads=False)
+        self._world = world
+        self._busy = 0
+        self._started = False
+
+    def sync(self, state: State, index: JournalIndex, wall_ms: int) -> None:
+        """See `Carriers`; the tasks begin with the first work."""
+        super().sync(state, index, wall_ms)
+        if self._waiting and not self._started:
+            self._started = True
+            for number, lane in enumerate(self._lanes):
+                body = partial(self._run, lane)
+                self._world.spawn(self._world.current, f"carrier-{number}", body)
+
+    def take(self, wall_ms: int) -> list[CarryRow]:
+        """See `Carriers`."""
+        rows = []
+        while not self._told.empty():
+            told = self._told.get_nowait()
+            if isinstance(told, Exception):
+                raise told
+            rows.append(told)
+            if told.done:
+                self._jobs.pop((told.txn_id, told.stream, told.number), None)
+        return rows
+
+    def _run(self, lane: Lane) -> None:
+        while not self._stop.is_set():
+            if not self._waiting:
+                self._world.sleep(_LOOK_S)
+                continue
+            job = self._waiting.popleft()
+            self._busy += 1
+            try:
+                while not self._stop.is_set() and not job.row.done:
+                    self._told.put(lane.chunk(job, int((START_S + self._world.now) * 1000)))
+            except Exception as error:  # noqa: BLE001 the leader raises it
+                self._told.put(error)
+                return
+            finally:
+                self._busy -= 1
+
+    def close(self) -> None:
+        """See `Carriers`."""
+        self._stop.set()
+        until = self._world.now + _JOIN_S
+        while self._busy and self._world.now < until:
+            self._world.sleep(_LOOK_S)
+        super().close()
