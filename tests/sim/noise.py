@@ -80,7 +80,7 @@ class Noise:
     def _to_journal(
         self,
         partition: int,
-        key: bytes,
+        key: bytes | None,
         headers: tuple[tuple[str, bytes], ...],
         *,
         native: bool = False,

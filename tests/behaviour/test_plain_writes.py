@@ -1,0 +1,301 @@
+"""Plain writes on a real cluster, by a producer that knows nothing: each event once, in its key's segment."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+import anabranch
+from anabranch.core.ids import NO_TXN
+from anabranch.core.keyspace import position_of
+from anabranch.schemas.records import CommitRecord
+from anabranch.topics.kafka_log import KafkaLog
+from tests.cluster import Cluster, start_cluster
+from tests.conftest import Broker
+from tests.crash.oracle import StreamLog, check_epochs, check_stream, read_stream
+from tests.schemas.test_protocol_page import cells
+
+pytestmark = pytest.mark.broker
+
+SOON_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def log(broker: Broker) -> Iterator[KafkaLog]:
+    kafka = KafkaLog(broker.bootstrap)
+    yield kafka
+    kafka.close()
+
+
+@pytest.fixture
+def feed(broker: Broker) -> Iterator[Producer]:
+    """A program that has never heard of anabranch; librdkafka's own partitioner."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5, "acks": "all"})
+    yield producer
+    assert producer.flush(10) == 0
+
+
+def journal(stream: str) -> str:
+    return stream.replace("/", ".") + ".journal"
+
+
+def wait_for(log: KafkaLog, stream: str, count: int) -> StreamLog:
+    """The stream, once its history tells of so many events; both agree."""
+    until = time.monotonic() + SOON_S
+    while True:
+        found = read_stream(log, stream)
+        told = sum(
+            part.count
+            for _, record in found.history
+            if isinstance(record, CommitRecord)
+            for part in record.segments
+        )
+        if told >= count or time.monotonic() > until:
+            assert told == len(found.events) == count
+            check_stream(found)
+            return found
+        time.sleep(0.05)
+
+
+def plain_commits(found: StreamLog) -> list[CommitRecord]:
+    return [
+        record
+        for _, record in found.history
+        if isinstance(record, CommitRecord) and record.txn_id == NO_TXN
+    ]
+
+
+def on_page() -> list[tuple[bytes, int]]:
+    """(key, segment of 4) of the table in docs/protocol.md, but for those that are not spelled out."""
+    return [
+        (bytes.fromhex(row[1].replace("-", "")), int(row[4]))
+        for row in cells("positions")
+        if row[1] != "-" or row[0] == "empty"
+    ]
+
+
+def test_keys_of_the_page_land_where_it_says(
+    client: anabranch.Client, feed: Producer, log: KafkaLog, unique: str
+) -> None:
+    stream = f"p{unique}/vectors"
+    client.create_stream(stream, segments=4)
+    vectors = on_page()
+    assert len(vectors) >= 15
+    headers: list[tuple[str, str | bytes | None]] = [("source", b"here"), ("empty", None)]
+    for n, (key, _) in enumerate(vectors):
+        feed.produce(
+            journal(stream), key=key, value=str(n).encode(), headers=headers, timestamp=1_000 + n
+        )
+    feed.flush(10)
+    found = wait_for(log, stream, len(vectors))
+    assert {e.value: e.partition for e in found.events} == {
+        str(n).encode(): segment for n, (_, segment) in enumerate(vectors)
+    }
+    with client.read(stream, timeout=1.0) as reader:
+        events = sorted(reader, key=lambda e: int(e.value or b""))
+    assert [(e.key, e.timestamp, e.txn_id) for e in events] == [
+        (key, 1_000 + n, None) for n, (key, _) in enumerate(vectors)
+    ]
+    assert all(e.headers == [("source", b"here"), ("empty", None)] for e in events)
+    assert client.describe(stream).rejected == {}
+
+
+def test_records_without_a_key_stay_on_their_partition(
+    client: anabranch.Client, feed: Producer, log: KafkaLog, unique: str
+) -> None:
+    stream = f"p{unique}/nokeys"
+    client.create_stream(stream, segments=3)
+    for n in range(9):
+        feed.produce(journal(stream), value=b"%d" % n, partition=n % 3)
+    feed.flush(10)
+    found = wait_for(log, stream, 9)
+    assert all(e.partition == int(e.value) % 3 for e in found.events)
+    client.scale(stream, segments=1)
+    active = client.describe(stream).segments[0].partition
+    for n in range(9):
+        feed.produce(journal(stream), value=b"1%d" % n, partition=n % 3)
+    feed.flush(10)
+    found = wait_for(log, stream, 18)
+    assert all(e.partition == active for e in found.events if len(e.value) == 2)
+
+
+def test_they_are_commits_without_a_transaction(
+    client: anabranch.Client, feed: Producer, log: KafkaLog, unique: str
+) -> None:
+    """Transactions beside them stay whole; reading transactions gives both, in commit order."""
+    stream = f"p{unique}/mixed"
+    client.create_stream(stream, segments=2)
+    for n in range(20):
+        feed.produce(journal(stream), key=b"k%d" % (n % 5), value=b"plain %02d" % n)
+        if n % 4 == 0:
+            feed.flush(10)
+            with client.begin(f"p{unique}") as txn:
+                txn.token()  # so it is no one-shot
+                for i in range(3):
+                    txn.write(stream, b"txn %d %d" % (n, i), key=b"k%d" % i)
+                txn.commit()
+    feed.flush(10)
+    found = wait_for(log, stream, 35)
+    assert plain_commits(found)
+    with client.read_transactions(stream, timeout=1.0) as reader:
+        commits = [
+            (c.txn_id, c.commit_timestamp, [e.value or b"" for e in c.events]) for c in reader
+        ]
+    assert [time for _, time, _ in commits] == sorted({time for _, time, _ in commits})
+    assert sum(len(values) for txn_id, _, values in commits if txn_id is None) == 20
+    whole = [sorted(values) for txn_id, _, values in commits if txn_id is not None]
+    assert whole == [[b"txn %d %d" % (n, i) for i in range(3)] for n in range(0, 20, 4)]
+
+
+def in_order(found: StreamLog, prefix: bytes) -> dict[bytes, list[int]]:
+    """key -> the numbers of its plain events, as epochs and offsets order them."""
+    return {
+        key: [int(v.split()[1]) for v in values if v.startswith(prefix)]
+        for key, values in check_epochs(found).items()
+    }
+
+
+def test_over_a_scaling(
+    client: anabranch.Client, feed: Producer, log: KafkaLog, unique: str
+) -> None:
+    """They go to their keys' new segments, whatever journal partition they are in; rolling commits between."""
+    stream = f"p{unique}/scaled"
+    client.create_stream(stream, segments=2)
+    keys = [b"key-%d" % i for i in range(20)]
+    numbers = iter(range(10_000))
+    old = client.begin(f"p{unique}")
+    old.write(stream, b"old", key=b"key-1")
+    old.flush()
+
+    def burst() -> None:
+        for _ in range(100):
+            n = next(numbers)
+            # By key, whatever partitions are added: that is what the order needs.
+            feed.produce(journal(stream), b"plain %d" % n, keys[n % 20], partition=n % 20 % 2)
+        feed.flush(10)
+
+    burst()
+    client.scale(stream, segments=3)
+    burst()
+    old.commit()  # rolls
+    burst()
+    client.scale(stream, segments=1)
+    burst()
+    found = wait_for(log, stream, 401)
+    assert in_order(found, b"plain") == {key: list(range(i, 400, 20)) for i, key in enumerate(keys)}
+    assert {c.stream_epoch for c in plain_commits(found)} >= {0, 1, 4}
+    with client.read(stream, timeout=1.0) as reader:
+        seen = [e.value for e in reader]
+    assert len(seen) == 401
+
+
+def test_a_one_shot_made_under_an_old_layout_is_placed_again_by_key(
+    client: anabranch.Client, log: KafkaLog, cluster: Cluster, unique: str
+) -> None:
+    stream = f"p{unique}/oneshot"
+    client.create_stream(stream, segments=2)
+    keys = [f"key-{i}".encode() for i in range(20)]
+    old = client.begin(f"p{unique}")
+    for key in keys:
+        old.write(stream, b"A", key=key)
+    for n in range(4):
+        old.write(stream, b"A%d" % n)
+    with anabranch.connect(cluster.bootstrap) as other:
+        other.scale(stream, segments=5)
+    assert old.commit().counts.committed == 24
+    found = wait_for(log, stream, 24)
+    (commit,) = [r for _, r in found.history if isinstance(r, CommitRecord)]
+    assert commit.stream_epoch == 1, "not rolled"
+    segments = client.describe(stream).segments
+    where = {s.partition: s for s in segments}
+    for event in found.events:
+        segment = where[event.partition]
+        if event.key is not None:
+            assert segment.low <= position_of(event.key) < segment.high
+    assert sorted(e.value for e in found.events if e.key is None) == [b"A0", b"A1", b"A2", b"A3"]
+    assert len({e.partition for e in found.events}) > 2
+
+
+def test_a_killed_controller_loses_and_doubles_none(
+    broker: Broker, feed: Producer, log: KafkaLog, unique: str, tmp_path: Path
+) -> None:
+    own = start_cluster(broker.bootstrap, tmp_path, prefix=f"plain{unique}")
+    stream = f"p{unique}/killed"
+    keys = [b"key-%d" % i for i in range(50)]
+    sent = committed = 0
+    try:
+        with anabranch.connect(broker.bootstrap, prefix=own.prefix) as client:
+            client.create_stream(stream, segments=3)
+            for kill in range(4):
+                until = time.monotonic() + 0.4 + kill / 10
+                while time.monotonic() < until:
+                    for _ in range(50):
+                        key = keys[sent % 50]
+                        feed.produce(journal(stream), b"plain %d" % sent, key)
+                        sent += 1
+                    feed.poll(0)
+                    time.sleep(0.005)
+                own.controller.kill()
+                own.controller.start()
+                own.controller.wait_leading()
+                with client.begin(f"p{unique}") as txn:
+                    txn.token()
+                    txn.write(stream, b"txn", key=keys[kill])
+                    txn.commit()
+                committed += 1
+            feed.flush(10)
+            found = wait_for(log, stream, sent + committed)
+            assert in_order(found, b"plain") == {
+                key: list(range(i, sent, 50)) for i, key in enumerate(keys)
+            }
+            assert len(plain_commits(found)) > 4
+    finally:
+        own.controller.kill()
+
+
+@pytest.mark.slow(15)
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_many_small_ones_are_quick(
+    client: anabranch.Client,
+    log: KafkaLog,
+    cluster: Cluster,
+    unique: str,
+    codec: str,
+    measured: Callable[[str], None],
+) -> None:
+    """100,000 records of 100 bytes in big batches: until the last of them is in the history."""
+    stream = f"p{unique}/many{codec}"
+    client.create_stream(stream, segments=4)
+    producer = Producer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "linger.ms": 50,
+            "batch.size": 900_000,
+            "batch.num.messages": 10_000,
+            "compression.type": codec,
+            "queue.buffering.max.messages": 200_000,
+        }
+    )
+    values = [b"%07d" % n + b"x" * 93 for n in range(100_000)]
+    for n, value in enumerate(values):
+        producer.produce(journal(stream), value, b"key-%d" % (n % 1_000))
+    assert producer.flush(30) == 0
+    began = time.monotonic()
+    while sum(s.count for c in plain_commits(read_stream(log, stream)) for s in c.segments) < len(
+        values
+    ):
+        assert time.monotonic() < began + SOON_S
+        time.sleep(0.02)
+    measured(
+        f"100,000 plain records ({codec}): {time.monotonic() - began:.2f} s after the last ack"
+    )
+    found = wait_for(log, stream, len(values))
+    by_key = defaultdict(list)
+    for event in found.events:
+        by_key[event.key].append(event.value)
+    assert all(seen == sorted(seen) for seen in by_key.values())
