@@ -172,7 +172,9 @@ def moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Cop
         for run in fresh:
             turn.state.keep(*moved_run(txn_id, *place, run))
     turn.hearing.crowded = [other for other in turn.hearing.crowded if other != place]
-    turn.hearing.next_clean_ms = turn.now_ms  # the low water may rise at once, or there is more to move
+    turn.hearing.next_clean_ms = (
+        turn.now_ms
+    )  # the low water may rise at once, or there is more to move
 
 
 def _moved_run(run: StoredRun, copy: Copied) -> MovedRun:
@@ -182,9 +184,7 @@ def _moved_run(run: StoredRun, copy: Copied) -> MovedRun:
     )  # fmt: skip
 
 
-def _forget_former(
-    turn: Turn, txn_id: bytes, place: Place, again: set[tuple[int, int]]
-) -> None:
+def _forget_former(turn: Turn, txn_id: bytes, place: Place, again: set[tuple[int, int]]) -> None:
     """Rows that say where these runs were moved before don't say so any more."""
     for (stream, partition, at), row in list(turn.open(txn_id).moved.items()):
         if (stream, partition) != place:

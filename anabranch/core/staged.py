@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 Place = tuple[str, int]  # stream, journal partition
 
-_STEP_BYTES = 64 << 10
+_STEP_BYTES = 4 << 10
+_STEPS = 2_048
 
 
 @dataclass(slots=True)
@@ -66,8 +67,8 @@ class Staged:
 class Read:
     """How many bytes of a journal partition lie between two offsets, as far as this leader has read it.
 
-    Good to about 64 KiB a side. What was read before its time counts as nothing: it moves data later than it
-    might, never sooner.
+    Good to 4 KiB, or a two-thousandth of what there is. What was read before its time counts as nothing: so data
+    is moved later than it might be, never sooner.
     """
 
     def __init__(self, start: int) -> None:
@@ -78,7 +79,8 @@ class Read:
     def add(self, next_offset: int, size: int) -> None:
         """So many bytes more, up to this offset."""
         total = self._totals[-1] + size
-        if len(self._ends) > 1 and total - self._totals[-2] < _STEP_BYTES:
+        step = max(_STEP_BYTES, (total - self._totals[0]) // _STEPS)
+        if len(self._ends) > 1 and total - self._totals[-2] < step:
             self._ends[-1], self._totals[-1] = next_offset, total
         else:
             self._ends.append(next_offset)

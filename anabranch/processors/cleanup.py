@@ -119,7 +119,9 @@ class _Copier:
         self._building: list[int] = []  # offset deltas of the runs in the batch that is built
         self._yielded: list[list[int]] = []
 
-    def batches(self, lying: Sequence[Lying]) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
+    def batches(
+        self, lying: Sequence[Lying]
+    ) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
         """Each is made when it is asked for."""
         for one in lying:
             batch = self._reader.batch(one.batch_base)

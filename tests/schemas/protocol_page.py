@@ -324,7 +324,10 @@ def rows_block() -> str:
         Entry.WRITER: (r.WriterRow, "writer, 8 bytes"),
         Entry.PENDING_COMMIT: (r.PendingCommitRow, "empty"),
         Entry.CARRY: (r.CarryRow, "scope/stream/ and the segment's number, 4 bytes"),
-        Entry.MOVED: (r.MovedRow, "scope/stream/, the partition, 4 bytes, and the new offset, 8 bytes"),
+        Entry.MOVED: (
+            r.MovedRow,
+            "scope/stream/, the partition, 4 bytes, and the new offset, 8 bytes",
+        ),
     }
     rows = []
     for entry in Entry:
