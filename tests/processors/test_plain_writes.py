@@ -1,0 +1,108 @@
+"""Plain writes through the controller loop, over the in-memory log."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from anabranch.core.ids import NO_TXN
+from anabranch.ports import TopicPartition
+from anabranch.processors.controller import Controller
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import CommitRecord, CreateStream, Event, FindScope, OneShot, Outcome
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from anabranch.topics.records import Record, encode_batch
+from tests.processors.world import World
+
+STREAM = "nyc/flights"
+LIMIT = 2_000
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def put(world: World, partition: int, *values: bytes) -> None:
+    """One batch in the journal."""
+    records = [Record(0, 1_000 + i, b"key-%d" % i, v, ()) for i, v in enumerate(values)]
+    place = TopicPartition(journal_topic(STREAM), partition)
+    world.cluster.produce_batch(place, encode_batch(records))
+
+
+def seen(world: World, segments: int = 2) -> list[bytes]:
+    return sorted(
+        record.value or b""
+        for partition in range(segments)
+        for record in world.committed(TopicPartition(stream_topic(STREAM), partition))
+    )
+
+
+def commits(world: World) -> list[CommitRecord]:
+    records = world.committed(TopicPartition(history_topic(STREAM), 0))
+    found = [decode(record.value or b"") for record in records]
+    return [record for record in found if isinstance(record, CommitRecord)]
+
+
+def play(controller: Controller, steps: int = 12) -> None:
+    for _ in range(steps):
+        controller.step(0.0)
+
+
+def led(world: World) -> Controller:
+    controller = world.controller()
+    controller.lead()
+    world.ask(controller, FindScope("nyc", True))
+    world.ask(controller, CreateStream(STREAM, 2, {}))
+    return controller
+
+
+def test_a_round_with_a_one_shot_puts_them_into_one_batch(world: World) -> None:
+    controller = led(world)
+    put(world, 0, b"a", b"b", b"c")
+    put(world, 1, b"d")
+    event = Event(STREAM, -1, b"key-0", b"one-shot", (), 5)
+    outcome = world.ask(controller, OneShot(world.txn_id(), "nyc", None, (event,)))
+    assert isinstance(outcome, Outcome)
+    play(controller)
+    assert seen(world) == [b"a", b"b", b"c", b"d", b"one-shot"]
+    found = commits(world)
+    assert [c.txn_id == NO_TXN for c in found] in ([False, True], [True, False])
+    for commit in found:
+        assert all(part.count > 0 for part in commit.segments)
+    counts = Counter({c.txn_id: sum(p.count for p in c.segments) for c in found})
+    assert sorted(counts.values()) == [1, 4]
+    for partition in range(2):
+        log = world.cluster.partition(TopicPartition(stream_topic(STREAM), partition))
+        assert sum(not entry.is_control for entry in log.entries) == 1
+
+
+def test_what_the_stream_refuses_is_passed_over_alone(world: World) -> None:
+    """The stream's limit was lowered by hand: what is too big is counted, all else is committed."""
+    controller = led(world)
+    for partition in range(2):
+        place = TopicPartition(stream_topic(STREAM), partition)
+        world.cluster.partition(place).config["max.message.bytes"] = str(LIMIT)
+    put(world, 0, b"before")
+    put(world, 0, b"x" * 3 * LIMIT)
+    put(world, 0, b"after")
+    put(world, 1, b"beside")
+    play(controller, 30)
+    assert seen(world) == [b"after", b"before", b"beside"]
+    assert controller.state.plain == {(STREAM, 0): 3, (STREAM, 1): 1}
+    put(world, 0, b"later")
+    play(controller)
+    assert seen(world) == [b"after", b"before", b"beside", b"later"]
+
+
+def test_a_successor_with_an_empty_table_goes_on_where_the_log_says(world: World) -> None:
+    first = led(world)
+    put(world, 0, b"a", b"b")
+    play(first)
+    put(world, 0, b"c")
+    second = world.controller()
+    second.lead()
+    put(world, 1, b"d")
+    play(second)
+    assert seen(world) == [b"a", b"b", b"c", b"d"]
