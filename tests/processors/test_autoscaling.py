@@ -82,25 +82,27 @@ class Driver:
 
         return write
 
-    def transactions(self, low: int, high: int, rate: float) -> Callable[[], None]:
-        def write() -> None:
-            txn_id = self.world.txn_id()
-            begun = self.world.ask(self.controller, Begin(txn_id, "nyc", None, 30_000))
-            assert isinstance(begun, Begun)
-            touched = self.world.ask(self.controller, Touch(begun.token, STREAM))
-            assert isinstance(touched, Touched)
-            rows = [(key, b"v") for key in self.keys(low, high, round(rate * STEP_S))]
-            self.written += rows
-            receipt = self.world.write(
-                txn_id, 1, STREAM, touched.segments, rows, epoch=touched.stream_epoch
-            )
-            done = self.world.ask(
-                self.controller, Commit(begun.token, (), (receipt,), None, 1000), steps=8
-            )
-            assert isinstance(done, Outcome)
-            assert done.state == "COMMITTED"
+    def open_transaction(self, low: int, high: int, events: int) -> Commit:
+        """A transaction that is written; the command to commit it."""
+        txn_id = self.world.txn_id()
+        begun = self.world.ask(self.controller, Begin(txn_id, "nyc", None, 30_000))
+        assert isinstance(begun, Begun)
+        touched = self.world.ask(self.controller, Touch(begun.token, STREAM))
+        assert isinstance(touched, Touched)
+        rows = [(key, b"v") for key in self.keys(low, high, events)]
+        self.written += rows
+        receipt = self.world.write(
+            txn_id, 1, STREAM, touched.segments, rows, epoch=touched.stream_epoch
+        )
+        return Commit(begun.token, (), (receipt,), None, 1000)
 
-        return write
+    def commit(self, command: Commit) -> None:
+        done = self.world.ask(self.controller, command, steps=8)
+        assert isinstance(done, Outcome)
+        assert done.state == "COMMITTED"
+
+    def transactions(self, low: int, high: int, rate: float) -> Callable[[], None]:
+        return lambda: self.commit(self.open_transaction(low, high, round(rate * STEP_S)))
 
     def plain_writes(self, low: int, high: int, rate: float) -> Callable[[], None]:
         def write() -> None:
@@ -170,6 +172,27 @@ def test_idle_neighbours_merge_down_to_the_least() -> None:
     assert driver.epoch == 1
 
 
+def test_there_are_at_once_as_many_as_the_policy_wants_at_least() -> None:
+    driver = Driver(1, scale_min_segments="4")
+    driver.run(1.5, idle)
+    assert len(driver.segments) == 4
+
+
+def test_an_older_transaction_rolls_in_and_disturbs_nothing() -> None:
+    driver = Driver(1)
+    old = driver.open_transaction(0, SPACE, 5_000)
+    driver.run(14, driver.one_shots(0, SPACE, 400))
+    reference = driver.controller.state.streams[STREAM].reference_epoch
+    assert reference > 0
+    driver.commit(old)
+    assert driver.epoch == reference + 2, "its layout came once more, and then this one"
+    driver.run(3, driver.one_shots(0, SPACE, 400))
+    row = driver.controller.state.streams[STREAM]
+    assert row.reference_epoch == reference, "what went into its old segments is no load of these"
+    driver.check_nothing_is_lost()
+
+
+@pytest.mark.slow(6)
 def test_a_moving_load_is_followed_without_swinging() -> None:
     driver = Driver(1, scale_max_segments="12")
     quarter = SPACE // 4

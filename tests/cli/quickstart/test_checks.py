@@ -273,6 +273,13 @@ def test_delays_are_those_while_the_transaction_was_open() -> None:
     assert "the longest 2.5 s" in check_delays(GOOD).seen
 
 
+def test_the_epochs_are_told_in_words() -> None:
+    told = check_epochs(GOOD).seen.split("; ")
+    assert told[1] == "1: 4 segments"
+    assert told[3] == "3: 2 segments, duplicates 0, takes the transaction"
+    assert told[4] == "4: 3 segments, duplicates 2"
+
+
 def test_many_differences_are_cut_short() -> None:
     found = replace(GOOD, ticks={"committed": list(range(50)), "aborted": []})
     differences = check_smalls(found).differences
