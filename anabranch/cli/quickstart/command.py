@@ -45,7 +45,10 @@ def command(
     from anabranch.cli.quickstart.report import show_report
     from anabranch.cli.quickstart.run import Settings, run_quickstart
     from anabranch.cli.session import parse_kafka
+    from anabranch.errors import InvalidArgument
 
+    if picture is not None and not picture.parent.is_dir():
+        raise InvalidArgument(f"--picture {picture}: there is no folder {picture.parent}")
     settings = Settings(bootstrap, parse_kafka(kafka), rows, keep, picture)
     with make_display(quiet=json) as display:
         report = run_quickstart(settings, display)

@@ -72,6 +72,15 @@ def test_a_difference_is_shown_and_exits_with_1(run: Run, ran: list[Settings]) -
         assert words in result.stdout
 
 
+def test_a_picture_that_can_not_be_written_is_refused_before_anything_starts(
+    run: Run, ran: list[Settings], tmp_path: Path
+) -> None:
+    result = run("quickstart", "--picture", str(tmp_path / "none" / "f.svg"))
+    assert result.exit_code == 2
+    assert "there is no folder" in result.stderr
+    assert ran == []
+
+
 def test_json(run: Run, ran: list[Settings]) -> None:
     result = run("quickstart", "--json")
     assert result.stderr == ""
