@@ -256,11 +256,15 @@ class Client:
     ) -> Reader:
         """Committed events of one or more streams; iterate over what is returned, and close it.
 
+        Events of one key come in commit order, however the stream is scaled meanwhile.
+
         ``group``: members of a group share the events, and go on where it stopped: each event comes at least
         once. None: all events, nothing is kept. ``timeout``: end after so many seconds without an event; None:
-        never. ``start``, where there is no position yet: 'begin' or 'end'.
+        never. ``start``, where there is no position yet: 'begin', 'end', or what was committed after a commit
+        timestamp: a hybrid time (of a `Result`) or a datetime with its time zone.
 
-        Raises: UnknownStream, InvalidArgument, NotReady; while iterating DeadlineExceeded, FixCallError.
+        Raises: UnknownStream, InvalidArgument, NotReady, DeadlineExceeded; while iterating NotReady and
+        DeadlineExceeded (going on is safe), FixCallError.
         """
         return self._readers().read(streams, group, timeout, start)
 

@@ -74,12 +74,21 @@ class CommittedConsumer:
         self.ended_at = -1  # where the end of a partition was last met
 
     def assign(self, places: Mapping[tuple[str, int], int]) -> None:
-        """Read exactly these (topic, partition), from these offsets on. All are read on, paused or not before."""
+        """Read exactly these (topic, partition), from these offsets on, whatever was paused before."""
+        self._resume_all()
+        self.ended_at = -1
+        self.native.assign([TopicPartition(t, p, offset) for (t, p), offset in places.items()])
+
+    def unassign(self) -> None:
+        """Read nothing."""
+        self._resume_all()
+        self.native.unassign()
+
+    def _resume_all(self) -> None:
+        """A pause outlives an assignment."""
         before = self.native.assignment()
         if before:
             self.native.resume(before)
-        self.ended_at = -1
-        self.native.assign([TopicPartition(t, p, offset) for (t, p), offset in places.items()])
 
     def add(self, topic: str, offsets: Mapping[int, int]) -> None:
         """Read partitions too (partition -> offset) that may be new. Not in a group, which is given its own."""

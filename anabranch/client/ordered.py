@@ -12,7 +12,7 @@ from anabranch.client.history import HistoryIndex, Span
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_consumer import CommittedConsumer, CommittedMessage
 from anabranch.client.options import Options
-from anabranch.errors import NotReady
+from anabranch.errors import RetryError
 from anabranch.topics.names import stream_topic
 
 log = logging.getLogger("anabranch.client")
@@ -27,7 +27,7 @@ _STARTS_EVERY_S = 5.0
 class OrderedStream:
     """The messages of one stream that a reader's consumer gets, and when they may be given out.
 
-    A partition whose next message has to wait is held: paused, with what was got of it kept here.
+    A partition whose next message has to wait is held: what was got of it is kept here, and no more is got.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class OrderedStream:
         self._known: set[int] = set()
         self._begun: Mapping[int, int] | None = None
         self._held: dict[int, list[CommittedMessage]] = {}
+        self._paused: set[int] = set()
         self._pause = _FIRST_PAUSE_S
         self._next_question = 0.0
         self._next_starts = 0.0
@@ -60,6 +61,7 @@ class OrderedStream:
         ``positions``: partition -> offset, of all partitions.
         """
         self._held.clear()
+        self._paused.clear()
         self._alone = own is None
         self._own = set(positions if own is None else own)
         self._known = set(positions)
@@ -69,6 +71,7 @@ class OrderedStream:
     def stop(self) -> None:
         """The partitions are gone."""
         self._held.clear()
+        self._paused.clear()
         self._own = set()
         self._begun = None
 
@@ -84,27 +87,35 @@ class OrderedStream:
         partition, offset = message.partition(), message.offset()
         held = self._held.get(partition)
         if held is None:
+            held = self._held[partition] = [message]  # whatever goes wrong now, it is not lost
             span = self._turn(partition, offset, _AT_ONCE_S)
             if span is not None:
-                return span
-            held = self._held[partition] = []
-            self._consumer.native.pause([TopicPartition(self.topic, partition)])
+                del self._held[partition]
+            return span
         held.append(message)
         return None
 
     def released(self) -> list[CommittedMessage]:
-        """What was held and may be given out now, to be admitted again."""
+        """What was held and may be given out now, to be admitted again. No more is got of what still waits."""
         out: list[CommittedMessage] = []
         for partition, held in list(self._held.items()):
+            place = [TopicPartition(self.topic, partition)]
             if self._turn(partition, held[0].offset(), 0) is not None:
                 out += self._held.pop(partition)
-                self._consumer.native.resume([TopicPartition(self.topic, partition)])
+                if partition in self._paused:
+                    self._paused.discard(partition)
+                    self._consumer.native.resume(place)
+            elif partition not in self._paused:
+                self._paused.add(partition)
+                self._consumer.native.pause(place)
         return out
 
     def _turn(self, partition: int, offset: int, wait: float) -> Span | None:
         self._cover()
         span = self.index.find(partition, offset, wait)
-        if span is None or not self.index.order.readable(span.segment_id):
+        order = self.index.order
+        order.moved({partition: offset})  # all before it is given out, or gone
+        if span is None or not order.readable(span.segment_id):
             return None
         return span
 
@@ -169,7 +180,7 @@ class OrderedStream:
             found = self._admin.start_offsets(
                 [(self.topic, p) for p in asked], time.monotonic() + self._timeout
             )
-        except NotReady as error:
+        except RetryError as error:
             log.info("%s: %s", self.topic, error)
             return {}
         starts = {partition: offset for (_, partition), offset in found.items()}

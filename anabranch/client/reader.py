@@ -25,12 +25,12 @@ from anabranch.client.ordered import OrderedStream
 from anabranch.client.starting import Starting
 from anabranch.client.types import Event
 from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE
-from anabranch.errors import NotReady
+from anabranch.errors import NotReady, RetryError
 from anabranch.topics.names import stream_topic
 
 COMMIT_EVERY_S = 1.0
 _IDLE_S = 0.25  # then the history is read on, which may name new partitions
-_HELD_S = 0.02  # and so soon if something is waited for
+_HELD_S = (0.02, 0.1)  # and so soon, at first and later, if something is waited for
 _ASK_EVERY_S = 0.1
 
 
@@ -97,7 +97,11 @@ class Reader(Iterator[Event]):
     def __next__(self) -> Event:
         if self._events is None:
             self._events = self._run()
-        return next(self._events)
+        try:
+            return next(self._events)
+        except RetryError:
+            self._events = None  # the next call goes on
+            raise
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
@@ -127,6 +131,9 @@ class Reader(Iterator[Event]):
             self._consumer.close()
             for stream in self._streams.values():
                 stream.close()
+
+    def _is_closed(self) -> bool:
+        return self._closed
 
     def after_fork(self) -> None:
         """In a forked child: free nothing, ever."""
@@ -185,7 +192,7 @@ class Reader(Iterator[Event]):
             try:
                 batch = self._next_batch()
             except RuntimeError:  # closed by another thread, with its consumers
-                if not self._closed:
+                if not self._is_closed():
                     raise
                 break
             if not batch:
@@ -196,6 +203,7 @@ class Reader(Iterator[Event]):
         """Messages; none when nothing came for the reader's timeout, or once it is closed."""
         give_up = None
         idle = False
+        patience = _HELD_S[0]
         while not self._closed:
             now = time.monotonic()
             self._begin_with_gains(now)
@@ -203,9 +211,14 @@ class Reader(Iterator[Event]):
             ready = [m for stream in self._streams.values() for m in stream.released()]
             if ready:
                 return ready
-            if give_up is None and (self._assigned or now >= self._assigned_by):
+            spent = time.monotonic() - now  # finding the way is no waiting
+            now += spent
+            if give_up is not None:
+                give_up += spent
+            elif self._assigned or now >= self._assigned_by:
                 give_up = math.inf if self._timeout is None else now + self._timeout
-            pause = _HELD_S if waiting or self._gains is not None else _IDLE_S
+            pause = patience if waiting or self._gains is not None else _IDLE_S
+            patience = min(1.5 * patience, _HELD_S[1])
             term = self._term
             batch = self._consumer.next_batch(min(give_up or math.inf, now + pause))
             if batch and term == self._term:
@@ -268,6 +281,10 @@ class Reader(Iterator[Event]):
             own = None if gains is None else gains[topic]
             self._streams[topic].begin(offsets, own)
             places |= {(topic, p): offsets[p] for p in (offsets if own is None else own)}
+            if own is None:
+                self._consumer.learn(
+                    topic
+                )  # a member knows it; else the first fetch may take a second
         self._consumer.assign(places)
         self._assigned = True
 
@@ -282,7 +299,7 @@ class Reader(Iterator[Event]):
         self._batch = iter(())
         for stream in self._streams.values():
             stream.stop()
-        self._consumer.native.unassign()
+        self._consumer.unassign()
 
     def _commit(self, *, wait: bool) -> None:
         self._next_commit = time.monotonic() + COMMIT_EVERY_S

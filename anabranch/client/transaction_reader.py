@@ -208,7 +208,7 @@ class TransactionReader(Iterator[Committed]):
         self._gains = False
         self._batch = iter(())
         self._term += 1
-        self._history.native.unassign()
+        self._history.unassign()
 
     def _commit(self, *, wait: bool) -> None:
         if self._group is not None and self._done is not None:
