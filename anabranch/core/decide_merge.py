@@ -112,16 +112,21 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
     """Merge, or begin to carry aside, what fits into this round of these decided transactions."""
     layouts = _Layouts(turn)
     merged = 0
-    # Half of the round is for merges, however many plain writes there are.
-    size = min(turn.plain_bytes, turn.settings.round_bytes // 2)
     limit = turn.merge_limit
     plans = [plan for txn_id in txn_ids if (plan := _ready(turn, txn_id)) is not None]
+    # Regular ones come first: without a share of their own, rolling ones could wait for ever.
+    share = turn.settings.round_bytes
+    if any(_rolled(turn, plan) for plan in plans):
+        share //= 2
+    # Half of it is for merges, however many plain writes there are.
+    sizes = {False: min(turn.plain_bytes, share // 2), True: 0}  # by whether they roll
     for plan in sorted(plans, key=lambda plan: _order(turn, plan)):
-        if size >= turn.settings.round_bytes or (limit is not None and merged >= limit):
+        if limit is not None and merged >= limit:
             break
-        if _merge(turn, layouts, plan):
+        rolls = bool(_rolled(turn, plan))
+        if sizes[rolls] < share and _merge(turn, layouts, plan):
             merged += 1
-            size += 0 if plan.carried else plan.size
+            sizes[rolls] += 0 if plan.carried else plan.size
     layouts.close()
 
 
@@ -171,6 +176,10 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         _carry_aside(turn, plan)
         return None
     until = max((turn.hearing.may_roll_ms.get(s, 0) for s, _ in _rolled(turn, plan)), default=0)
+    if until > turn.now_ms:
+        # Not longer in all: of several streams another one may just have rolled, again and again.
+        due = turn.hearing.rolls_by_ms.setdefault(txn_id, turn.now_ms + turn.settings.collate_ms)
+        until = min(until, due)
     if until > turn.now_ms:
         _wait(turn, txn_id, until - turn.now_ms)
         return None

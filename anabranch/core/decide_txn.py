@@ -314,6 +314,7 @@ def finish(turn: Turn, row: TxnRow) -> None:
     turn.ended.append(row.txn_id)
     turn.hearing.heard.pop(row.txn_id, None)
     turn.hearing.not_before_ms.pop(row.txn_id, None)
+    turn.hearing.rolls_by_ms.pop(row.txn_id, None)
 
 
 def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:

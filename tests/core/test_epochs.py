@@ -1,0 +1,74 @@
+"""Rolling commits among others: who waits, and for how long."""
+
+from __future__ import annotations
+
+from anabranch.schemas import records as r
+from tests.core.harness import World, nyc
+
+CHUNK = 1000  # bytes
+
+
+def scaled(*streams: str, old: tuple[str, ...], **changes: int) -> World:
+    """A world in which these transactions touched the streams before a scaling to one segment."""
+    world = nyc(*streams, round_bytes=CHUNK, chunk_bytes=CHUNK, **changes)
+    for label in old:
+        world.begin(label)
+        for stream in streams:
+            world.touch(label, stream)
+    for stream in streams:
+        answer = world.ask("scale", r.Scale(stream, 1, (), ()))
+        assert answer == f"{stream} ACTIVE 1"
+    return world
+
+
+def write_and_commit(world: World, label: str, stream: str, epoch: int, size: int = 100) -> str:
+    """A transaction that touched already writes once and commits."""
+    world.write(label, f"w{label}", stream, epoch=epoch, size=size)
+    return world.commit(label, own=[world.receipt(label, f"w{label}")])
+
+
+def test_a_rolling_commit_is_not_held_up_by_a_flood_of_regular_ones() -> None:
+    world = scaled("nyc/a", old=("old",))
+    fresh = [f"fresh{n}" for n in range(30)]
+    for label in fresh:
+        world.begin(label)
+        world.touch(label)
+        world.write(label, label, epoch=1, size=CHUNK)
+    world.write("old", "old")
+    for n in range(10):
+        # In every turn more regular merges are asked for than fit into a round.
+        flood = fresh[3 * n : 3 * n + 3]
+        asked = [(x, world.committing(x, own=[world.receipt(x, x)])) for x in flood]
+        if n == 2:
+            asked.append(("old", world.committing("old", own=[world.receipt("old", "old")])))
+        world.turn(*asked)
+        assert (
+            sum(run.batch_size for c in world.round.commits for p in c.parts for run in p.runs)
+            <= 2 * CHUNK
+        )
+    assert world.row("old").state == "COMMITTED"
+    assert sum(world.row(label).state == "COMMITTED" for label in fresh) >= 7
+
+
+def test_a_rolling_commit_of_two_streams_waits_once_to_be_collated() -> None:
+    labels = tuple(f"{stream}{n}" for n in range(8) for stream in "ab")
+    world = scaled("nyc/a", "nyc/b", old=("both", *labels), collate_ms=200)
+    for n in range(8):
+        for stream in "ab":
+            label = f"{stream}{n}"
+            write_and_commit(world, label, f"nyc/{stream}", 0)
+            if (stream, n) == ("a", 0):
+                world.write("both", "both", "nyc/a")
+                world.write("both", "both", "nyc/b")
+                world.commit("both", own=[world.receipt("both", "both")])
+                begun = world.now_ms
+            # The streams roll in turn, each as often as it may.
+            for _ in range(4):
+                world.wait(25)
+            if world.row("both").state == "COMMITTED":
+                break
+        else:
+            continue
+        break
+    assert world.row("both").state == "COMMITTED"
+    assert world.now_ms - begun <= 300
