@@ -1,4 +1,6 @@
-"""``python -m bench [splice|oneshot|bulk …] [--quick] [--json FILE]``: all of them by default.
+"""``python -m bench [splice|oneshot|bulk|epochs …] [--quick] [--json FILE]``: all of them by default.
+
+``epochs`` is rolling, scaling, ordered and beside, one after the other; each can be named alone, too.
 
 Each starts a broker (and a controller) of its own, so nothing else should run on the machine.
 """
@@ -15,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import bulk, oneshot, setting, splice
+from bench import beside, bulk, oneshot, ordered, rolling, scaling, setting, splice
 
 Rows = tuple[list[str], list[list[str]]]
 
@@ -52,28 +54,58 @@ def _bulk(quick: bool) -> tuple[dict[str, Any], Rows]:
     return result, bulk.table(result)
 
 
+def _rolling(quick: bool) -> tuple[dict[str, Any], Rows]:
+    with setting.place() as place:
+        result = rolling.run(place, quick=quick)
+    return result, rolling.table(result)
+
+
+def _scaling(quick: bool) -> tuple[dict[str, Any], Rows]:
+    with setting.place() as place:
+        result = scaling.run(place, quick=quick)
+    return result, scaling.table(result)
+
+
+def _ordered(quick: bool) -> tuple[dict[str, Any], Rows]:
+    with setting.place() as place:
+        result = ordered.run(place, quick=quick)
+    return result, ordered.table(result)
+
+
+def _beside(quick: bool) -> tuple[dict[str, Any], Rows]:
+    with setting.place() as place:
+        result = beside.run(place, quick=quick)
+    return result, beside.table(result)
+
+
 BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = {
     "splice": ("merge by splicing, framing checked, against raw produce and a copy", _splice),
     "oneshot": ("one-shot commits of 10 events against native Kafka transactions", _oneshot),
     "bulk": ("a transaction by 2 writers, begin to last event readable, against none", _bulk),
+    "rolling": ("rolling against regular commits of the same data", _rolling),
+    "scaling": ("scale calls with transactions open; epochs of collated commits", _scaling),
+    "ordered": ("reading in stream order against a plain consumer", _ordered),
+    "beside": ("small commits while a big one is written, and while it is carried aside", _beside),
 }
+GROUPS = {"epochs": ("rolling", "scaling", "ordered", "beside")}
 
 
 def main() -> int:
     """Run what is asked for; JSON to a file or, with ``-``, to standard output."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*BENCHES, *GROUPS]))
     parser.add_argument("--quick", action="store_true", help="less data, fewer rounds")
     parser.add_argument(
         "--json", metavar="FILE", help="where the figures go; - for standard output"
     )
     options = parser.parse_args()
-    unknown = [name for name in options.names if name not in BENCHES]
+    names = [one for name in options.names or BENCHES for one in GROUPS.get(name, (name,))]
+    unknown = [name for name in names if name not in BENCHES]
     if unknown:
-        parser.error(f"no bench {', '.join(unknown)}; there are {', '.join(BENCHES)}")
+        parser.error(f"no bench {', '.join(unknown)}; there are {', '.join([*BENCHES, *GROUPS])}")
     console = Console(stderr=options.json == "-")
     report: dict[str, Any] = {"machine": setting.machine(), "quick": options.quick}
-    for name in options.names or BENCHES:
+    for name in dict.fromkeys(names):
         title, run = BENCHES[name]
         result, (head, rows) = run(options.quick)
         report[name] = result

@@ -1,9 +1,10 @@
-"""What the benches share: a broker with a controller, names, percentiles, and what is measured on."""
+"""What the benches share: a broker with a controller, names, events, percentiles, and what is measured on."""
 
 from __future__ import annotations
 
 import os
 import platform
+import random
 import subprocess
 import sys
 import tempfile
@@ -20,13 +21,15 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
+from anabranch.schemas.records import Outcome
 
 
 @dataclass(frozen=True)
 class Place:
-    """A broker and a controller process that leads."""
+    """A broker and a controller process that leads. ``controller``: its process id."""
 
     bootstrap: str
+    controller: int
 
     def new_stream(self, segments: int) -> str:
         """A fresh stream."""
@@ -45,22 +48,22 @@ class Place:
 
 
 @contextmanager
-def place() -> Iterator[Place]:
-    """An embedded broker and a controller of their own, for one run."""
+def place(*arguments: str) -> Iterator[Place]:
+    """An embedded broker and a controller of their own, for one run. ``arguments``: the controller's options."""
     with (
         EmbeddedBroker() as broker,
         tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder,
-        _controller(broker.bootstrap, Path(folder)),
+        _controller(broker.bootstrap, Path(folder), arguments) as pid,
     ):
-        yield Place(broker.bootstrap)
+        yield Place(broker.bootstrap, pid)
 
 
 @contextmanager
-def _controller(bootstrap: str, folder: Path) -> Iterator[None]:
+def _controller(bootstrap: str, folder: Path, arguments: Sequence[str]) -> Iterator[int]:
     status = folder / "status.json"
     command = [sys.executable, "-m", "anabranch.cli", "controller", "--bootstrap", bootstrap]
     command += ["--data-dir", str(folder / "data"), "--key-file", str(folder / "key")]
-    command += ["--status-file", str(status)]
+    command += ["--status-file", str(status), *arguments]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 60
@@ -68,10 +71,54 @@ def _controller(bootstrap: str, folder: Path) -> Iterator[None]:
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError("the controller does not lead")
             time.sleep(0.05)
-        yield
+        yield process.pid
     finally:
         process.terminate()
         process.wait(30)
+
+
+def noise_values(size: int, count: int = 10_000) -> list[bytes]:
+    """Values of which half is noise, so that lz4 gets them to a bit more than half, as it does real events."""
+    noise = random.Random(size)
+    half = size // 2
+    tail = b"0123456789abcdef" * (half // 16 + 1)
+    return [noise.randbytes(half) + tail[: size - half] for _ in range(count)]
+
+
+def write_events(
+    client: anabranch.Client, stream: str, count: int, values: Sequence[bytes]
+) -> tuple[bytes, list[anabranch.Receipt]]:
+    """A transaction with so many flushed events, ready to be committed: its token and receipts."""
+    token = _begin(client, stream)
+    with client.join(token) as writer:
+        writer.write_many(
+            stream, ((values[i % len(values)], b"key-%d" % (i % 10_000)) for i in range(count))
+        )
+        return token, [writer.finish()]
+
+
+def _begin(client: anabranch.Client, stream: str) -> bytes:
+    """Begin without a handle: no heartbeats, ten minutes to go."""
+    session = client._session
+    deadline = session.now() + 30
+    scope = stream.partition("/")[0]
+    txn_id = session.new_txn_id(scope, deadline)
+    begun = session.begin(txn_id, scope, None, 600_000, deadline)
+    if isinstance(begun, Outcome):
+        raise RuntimeError(f"a new transaction is {begun.state}")
+    return begun.token
+
+
+def begin_and_touch(client: anabranch.Client, stream: str) -> bytes:
+    """An open transaction that is registered in the stream's reference epoch; its token."""
+    token = _begin(client, stream)
+    client._session.touch(token, stream, client._session.now() + 30)
+    return token
+
+
+def epochs_of(client: anabranch.Client, stream: str) -> int:
+    """How many stream epochs there were, the present one included."""
+    return client.describe(stream).stream_epoch + 1
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -72,6 +72,10 @@ class _Run:
     records: int
     pure: bool
 
+    @property
+    def at(self) -> int:
+        return self.first
+
 
 class Bench:
     """One workload's topics, and the three ways to get from one to the other."""

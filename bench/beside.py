@@ -1,0 +1,359 @@
+"""Small commits and their reader while something big goes on in the same stream (goal: p99 within 1.5 times alone).
+
+One process commits one-shots of ten events, 20 a second, and small journal transactions of ten events, 10 a
+second; another reads the stream in order. Times: from the commit call to its answer (what a journal
+transaction wrote is flushed before), and from the commit call until the reader has the transaction's first
+event. One-shots are due at fixed times, and one that comes late because the one before took long counts from
+when it was due. Phases, one after the other on one stream:
+
+- *alone*, before and after the others; both are shown, ratios are to the two together
+- *open*: a big transaction is written all the while, at some megabytes a second
+- *carried*: a transaction of 2 GB (``--quick``: 200 MB), written before, is committed; it ends with the answer
+
+and the controller's resident memory: the most in each phase. Everything shares the machine's cores: broker,
+controller, both processes and, in *open*, a writer. What the broker and the controller do for the big one is
+what small ones feel; the ``cpu`` figures say how busy the controller was.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event as Signal
+from pathlib import Path
+from typing import Any
+
+import anabranch
+from bench.setting import Place, noise_values, percentile
+
+EVENTS = 10
+SMALL_BYTES = 100
+BIG_VALUE_BYTES = 1_000
+BIG_BYTES, QUICK_BYTES = 2_000_000_000, 200_000_000
+OPEN_BYTES_PER_S = 4_000_000
+BIG_WRITERS = 2
+SECONDS, QUICK_SECONDS = 15.0, 4.0
+WARM_UP_S = 5.0
+EVERY_S = {"one-shot": 1 / 20, "journal": 1 / 10}
+WARM_S = 1.0
+GOAL = 1.5
+_LAST = b"last"
+_SAMPLE_S = 0.02
+
+
+def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
+    """Latencies in milliseconds by phase and kind, ratios to alone, and the controller's memory."""
+    seconds = QUICK_SECONDS if quick else SECONDS
+    size = QUICK_BYTES if quick else BIG_BYTES
+    stream = place.new_stream(segments=2)
+    phases: dict[str, dict[str, Any]] = {}
+
+    def pause() -> None:
+        time.sleep(seconds)
+
+    with anabranch.connect(place.bootstrap) as client:
+        _warm_up(client, stream)
+        phases["alone before"] = _phase(place, stream, pause)
+        with _written_slowly(place, client, stream):
+            phases["open"] = _phase(place, stream, pause)
+        token, receipts = _write_big(place, client, stream, size)
+        time.sleep(2.0)  # the broker writes back what it took
+        took: list[float] = []
+
+        def commit_big() -> None:
+            start = time.perf_counter()
+            client.commit(token, receipts=receipts, timeout=300)
+            took.append(time.perf_counter() - start)
+
+        phases["carried"] = _phase(place, stream, commit_big)
+        time.sleep(2.0)
+        phases["alone after"] = _phase(place, stream, pause)
+    alone = {
+        name: phases["alone before"]["ms"][name] + phases["alone after"]["ms"][name]
+        for name in phases["open"]["ms"]
+    }
+    base = {name: _spread(some) for name, some in alone.items()}
+    return {
+        "seconds_each": seconds,
+        "big_bytes": size,
+        "big_commit_s": took[0],
+        "alone": base,
+        "phases": {
+            phase: {
+                "controller_rss_mb": found["rss_mb"],
+                "controller_cpu": found["cpu"],
+                **{
+                    name: {
+                        **_spread(some),
+                        "p99_of_alone": _spread(some)["p99_ms"] / base[name]["p99_ms"],
+                        "p50_of_alone": _spread(some)["p50_ms"] / base[name]["p50_ms"],
+                    }
+                    for name, some in found["ms"].items()
+                },
+            }
+            for phase, found in phases.items()
+        },
+        "goal_p99_of_alone_at_most": GOAL,
+    }
+
+
+def _warm_up(client: anabranch.Client, stream: str) -> None:
+    """The broker compiles what it runs often; small commits do not pay for that here."""
+    until = time.monotonic() + WARM_UP_S
+    while time.monotonic() < until:
+        with client.begin(stream.partition("/")[0]) as txn:
+            txn.write(stream, b"warm", key=b"key-0")
+            txn.commit()
+
+
+def _spread(some: list[float]) -> dict[str, float]:
+    ordered = sorted(some)
+    return {
+        "count": len(ordered),
+        "p50_ms": percentile(ordered, 0.5),
+        "p90_ms": percentile(ordered, 0.9),
+        "p99_ms": percentile(ordered, 0.99),
+        "max_ms": percentile(ordered, 1.0),
+    }
+
+
+# -- a phase -------------------------------------------------------------------------------------------
+
+
+def _phase(place: Place, stream: str, during: Callable[[], None]) -> dict[str, Any]:
+    """Small commits and a reader while something is done."""
+    ctx = mp.get_context("spawn")
+    stop, ready = ctx.Event(), ctx.Semaphore(0)
+    committed, seen = ctx.Queue(), ctx.Queue()
+    processes = [
+        ctx.Process(target=_read, args=(place.bootstrap, stream, ready, seen), daemon=True),
+        ctx.Process(
+            target=_commit, args=(place.bootstrap, stream, stop, ready, committed), daemon=True
+        ),
+    ]
+    for process in processes:
+        process.start()
+        ready.acquire(timeout=60)
+    time.sleep(WARM_S)
+    with _Sampler(place.controller) as sampler:
+        start = time.monotonic()
+        during()
+        end = time.monotonic()
+    stop.set()
+    calls = committed.get(timeout=120)
+    arrivals = seen.get(timeout=120)
+    for process in processes:
+        process.join(30)
+    ms: dict[str, list[float]] = {}
+    for number, (kind, due, asked, answered) in calls.items():
+        if start <= due < end:
+            ms.setdefault(kind, []).append((answered - due) * 1000)
+            ms.setdefault(f"{kind}, read", []).append((arrivals[number] - asked) * 1000)
+    return {"ms": ms, "rss_mb": sampler.most_mb, "cpu": sampler.cpu / (end - start)}
+
+
+Calls = dict[
+    int, tuple[str, float, float, float]
+]  # number -> kind, due, called, answered (seconds)
+
+
+def _commit(bootstrap: str, stream: str, stop: Signal, ready: Any, out: Any) -> None:
+    """Both kinds, each on a thread of its own, until it is told to stop; then one that ends the reading."""
+    calls: Calls = {}
+    lock = threading.Lock()
+    numbers = iter(range(1 << 30))
+    value = b"v" * (SMALL_BYTES - 8)
+    with anabranch.connect(bootstrap) as client:
+        scope = stream.partition("/")[0]
+
+        def once(kind: str, due: float) -> None:
+            with lock:
+                number = next(numbers)
+            with client.begin(scope) as txn:
+                for i in range(EVENTS):
+                    txn.write(stream, number.to_bytes(8, "big") + value, key=b"key-%d" % i)
+                if kind == "journal":
+                    txn.flush()
+                asked = time.monotonic()
+                if kind == "journal":
+                    due = asked  # only the commit is measured
+                txn.commit(timeout=120)
+            calls[number] = (kind, due, asked, time.monotonic())
+
+        def work(kind: str) -> None:
+            due = time.monotonic()
+            while not stop.is_set():
+                due += EVERY_S[kind]
+                time.sleep(max(0.0, due - time.monotonic()))
+                once(kind, due)
+
+        threads = [threading.Thread(target=work, args=(kind,)) for kind in EVERY_S]
+        for kind in EVERY_S:
+            once(kind, time.monotonic())  # connections are not what is measured
+        calls.clear()
+        for thread in threads:
+            thread.start()
+        ready.release()
+        for thread in threads:
+            thread.join()
+        with client.begin(scope) as txn:
+            for i in range(EVENTS):
+                txn.write(stream, _LAST, key=b"key-%d" % i)
+            txn.commit(timeout=120)
+    out.put(calls)
+
+
+def _read(bootstrap: str, stream: str, ready: Any, out: Any) -> None:
+    """When the first event of each small transaction was there."""
+    arrivals: dict[int, float] = {}
+    last = EVENTS  # they are on all segments: when they are here, all before is
+    with (
+        anabranch.connect(bootstrap) as client,
+        client.read(stream, timeout=120, start="end") as reader,
+    ):
+        ready.release()
+        for event in reader:
+            value = event.value or b""
+            if len(value) == SMALL_BYTES:
+                arrivals.setdefault(int.from_bytes(value[:8], "big"), time.monotonic())
+            elif value == _LAST:
+                last -= 1
+                if not last:
+                    break
+    out.put(arrivals)
+
+
+class _Sampler:
+    """The most resident memory of a process, and its processor time, while the block runs."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.most_mb = 0.0
+        self.cpu = 0.0
+
+    def __enter__(self) -> _Sampler:
+        self.cpu = -self._cpu_s()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.cpu += self._cpu_s()
+
+    def _run(self) -> None:
+        page = os.sysconf("SC_PAGE_SIZE")
+        while True:
+            pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
+            self.most_mb = max(self.most_mb, pages * page / 1e6)
+            if self._stop.wait(_SAMPLE_S):
+                return
+
+    def _cpu_s(self) -> float:
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# -- the big one ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _written_slowly(place: Place, client: anabranch.Client, stream: str) -> Iterator[None]:
+    """A transaction that another process writes to all the while; aborted in the end."""
+    ctx = mp.get_context("spawn")
+    stop, ready = ctx.Event(), ctx.Semaphore(0)
+    txn = client.begin(stream.partition("/")[0], keepalive=120)
+    process = ctx.Process(
+        target=_write_slowly, args=(place.bootstrap, txn.token(), stream, stop, ready), daemon=True
+    )
+    process.start()
+    ready.acquire(timeout=60)
+    yield
+    stop.set()
+    process.join(30)
+    txn.abort()
+
+
+def _write_slowly(bootstrap: str, token: bytes, stream: str, stop: Signal, ready: Any) -> None:
+    values = noise_values(BIG_VALUE_BYTES, 1_000)
+    each = OPEN_BYTES_PER_S // BIG_VALUE_BYTES // 20
+    with anabranch.connect(bootstrap) as client:
+        writer = client.join(token)
+        writer.write(stream, values[0], key=b"key-0")
+        ready.release()
+        while not stop.wait(0.05):
+            writer.write_many(stream, ((values[i], b"key-%d" % i) for i in range(each)))
+        writer.discard()
+
+
+def _write_big(
+    place: Place, client: anabranch.Client, stream: str, size: int
+) -> tuple[bytes, list[anabranch.Receipt]]:
+    """Written and finished by several processes: its token and receipts."""
+    ctx = mp.get_context("spawn")
+    out = ctx.Queue()
+    txn = client.begin(stream.partition("/")[0], keepalive=600)
+    token = txn.token()
+    count = size // BIG_VALUE_BYTES // BIG_WRITERS
+    processes = [
+        ctx.Process(target=_write_share, args=(place.bootstrap, token, stream, count, out))
+        for _ in range(BIG_WRITERS)
+    ]
+    for process in processes:
+        process.start()
+    receipts = [anabranch.Receipt.from_bytes(out.get(timeout=300)) for _ in processes]
+    for process in processes:
+        process.join(30)
+    return token, receipts
+
+
+def _write_share(bootstrap: str, token: bytes, stream: str, count: int, out: Any) -> None:
+    values = [os.urandom(BIG_VALUE_BYTES) for _ in range(2_000)]
+    config = {"compression.type": "none"}  # its size is that of its events
+    with (
+        anabranch.connect(bootstrap, timeout=120, config=config) as client,
+        client.join(token) as writer,
+    ):
+        keys = [b"key-%d" % i for i in range(10_000)]
+        writer.write_many(stream, ((values[i % 2_000], keys[i % 10_000]) for i in range(count)))
+        out.put(writer.finish(timeout=120).to_bytes())
+
+
+def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows."""
+    head = ["phase", "what", "p50 ms", "p99 ms", "max ms", "p99 of alone", "controller MB, cores"]
+    rows = []
+    for phase, found in result["phases"].items():
+        machine = f"{found['controller_rss_mb']:.0f}, {found['controller_cpu']:.2f}"
+        for name in ("one-shot", "journal", "one-shot, read", "journal, read"):
+            ms = found[name]
+            rows.append(
+                [
+                    phase,
+                    name,
+                    f"{ms['p50_ms']:.1f}",
+                    f"{ms['p99_ms']:.1f}",
+                    f"{ms['max_ms']:.1f}",
+                    f"{ms['p99_of_alone']:.2f} ×",
+                    machine,
+                ]
+            )
+    rate = result["big_bytes"] / 1e6 / result["big_commit_s"]
+    rows.append(
+        [
+            "carried",
+            "the big commit",
+            f"{result['big_commit_s']:.1f} s",
+            f"{rate:.0f} MB/s",
+            "",
+            "",
+            "",
+        ]
+    )
+    return head, rows
