@@ -239,6 +239,7 @@ class World:
         if round_.rows:
             self.log.append(list(round_.rows.items()))
         self.table.write(changes)
+        self.index.settle(turn.ended, turn.cut)
         self.said = list(round_.replies)
         return "; ".join(self._said(to, result, asker) for to, result in self.said)
 
@@ -389,7 +390,10 @@ class World:
                 written = [batch.run for batch in self.journals.get(place, ())]
                 runs = [run for run in written if run.first >= start]
                 plain = [run for run in self.plain_runs.get(place, ()) if run.first >= start]
-                changes = self.index.add(self.state, stream, partition, runs, end, plain=plain)
+                size = sum(run.batch_size for run in (*runs, *plain))
+                changes = self.index.add(
+                    self.state, stream, partition, runs, end, plain=plain, size=size
+                )
                 self.table.write(changes)
 
     def receipt(

@@ -1,0 +1,543 @@
+"""How far journals may be cut, what has to move for that, and that nothing needed is ever below."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from anabranch.core import decide_cleanup
+from anabranch.core import rows as k
+from anabranch.core.decide_cleanup import Copied, clean_up, has_moved, moved, not_now, runs_to_move
+from anabranch.core.decide_txn import abort_txn
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.staged import Read, Staged
+from anabranch.schemas import records as r
+from tests.core.harness import MINUTE, World, nyc
+
+PLACE = ("nyc/a", 0)
+OFTEN: dict[str, Any] = {"clean_ms": 0, "clean_records": 1, "clean_bytes": 1}
+
+
+def cleaning(world: World, **changes: Any) -> World:
+    """Cut whenever it is possible, unless said otherwise."""
+    world.settings = dataclasses.replace(world.settings, **(OFTEN | changes))
+    world.hearing.next_clean_ms = world.now_ms + world.settings.clean_ms
+    return world
+
+
+def opened(*labels: str, **changes: Any) -> World:
+    world = cleaning(nyc(), **changes)
+    for label in labels:
+        world.begin(label, keepalive_ms=60 * MINUTE)
+        world.touch(label)
+    return world
+
+
+def end(world: World, label: str) -> None:
+    """Commit all that it wrote."""
+    writers = sorted(
+        {w for w, n in world.writers.items() for b in world.journals.get(PLACE, ())
+         if (b.run.txn_id, b.run.writer) == (world.id(label), n)}
+    )  # fmt: skip
+    world.commit(label, own=[world.receipt(label, w) for w in writers])
+    world.wait(300)
+    assert world.row(label).state == "COMMITTED"
+
+
+def low(world: World) -> int:
+    world.wait(300)
+    return world.state.low_water.get(PLACE, 0)
+
+
+def relocate(world: World) -> int:
+    """Move as the shell does; how many runs."""
+    turn = world.new_turn()
+    lying = runs_to_move(turn, PLACE)
+    if not lying:
+        not_now(turn, PLACE)
+        return 0
+    copies = []
+    for one in lying:
+        at = world.ends[PLACE]
+        world.ends[PLACE] = at + one.run.end - one.run.first
+        copies.append(Copied(at, at, one.run.pure))
+    moved(turn, PLACE, lying, copies)
+    world.close(turn)
+    has_moved(turn, PLACE, lying, copies)
+    return len(lying)
+
+
+def rebuild(world: World) -> None:
+    """A leader with an empty table, as the shell begins."""
+    world.lead(keep_table=False)
+    begin(world)
+
+
+def begin(world: World) -> None:
+    world.table.write(world.index.sweep(world.state))
+    for place, offset in world.state.low_water.items():
+        world.index.positions[place] = max(offset, world.index.positions.get(place, 0))
+
+
+def index_rows(world: World) -> dict[bytes, bytes]:
+    return {key: v for key, v in world.table.rows.items() if key[:1] in (k.INDEX, k.REJECTED)}
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three runs are moved in one round."""
+    monkeypatch.setattr(decide_cleanup, "MAX_MOVED", 3)
+
+
+def test_a_chunk_has_so_many_bytes() -> None:
+    world = opened("A", move_bytes=25_000)
+    for _ in range(5):
+        world.write("A", "w1")
+    for _ in range(4):
+        crowd(world)
+    world.settings = dataclasses.replace(world.settings, chunk_bytes=250)
+    assert len(runs_to_move(world.new_turn(), PLACE)) == 3
+
+
+# -- cutting -------------------------------------------------------------------------------------------
+
+
+def test_where_nothing_is_open_everything_read_goes() -> None:
+    world = opened("A", "B")
+    world.write("A", "w1", count=3)
+    world.write("B", "w2", count=4)
+    assert low(world) == 0
+    end(world, "A")
+    assert low(world) == 3
+    end(world, "B")
+    assert low(world) == 7
+
+
+def test_what_is_not_read_stays() -> None:
+    world = opened("A")
+    world.write("A", "w1", count=3)
+    end(world, "A")
+    world.held = True
+    world.write("A", "w1", count=4)
+    assert low(world) == 3
+
+
+def test_an_abort_frees_as_a_commit_does() -> None:
+    world = opened("A")
+    world.write("A", "w1", count=3)
+    world.turn()
+    world.abort("A")
+    assert low(world) == 3
+
+
+def test_what_a_decided_commit_leaves_out_stays_until_it_ends() -> None:
+    world = opened("A")
+    world.write("A", "left out", count=3)
+    world.write("A", "w1", count=4)
+    world.commit("A", own=[world.receipt("A", "w1")])
+    assert world.row("A").state == "COMMIT_IN_PROGRESS"
+    assert world.state.low_water == {}
+
+
+def test_plain_writes_stay_until_they_are_committed() -> None:
+    world = opened("A")
+    world.write("A", "w1", count=3)
+    end(world, "A")
+    assert low(world) == 3
+    world.write_plainly(count=5)
+    run = world.write("A", "w1", count=1)
+    world.read_journals()
+    turn = world.new_turn()
+    assert world.index.plain_from(turn.state, *PLACE) == 3
+    assert low(world) == run.end, "committed by then"
+
+
+@pytest.mark.parametrize(
+    ("records", "size", "changes", "cut"),
+    [
+        (10, 100, {"clean_records": 10, "clean_bytes": 1 << 30}, True),
+        (9, 100, {"clean_records": 10, "clean_bytes": 1 << 30}, False),
+        (2, 1_000, {"clean_records": 100, "clean_bytes": 1_000}, True),
+        (2, 999, {"clean_records": 100, "clean_bytes": 1_000}, False),
+    ],
+)
+def test_only_what_pays(records: int, size: int, changes: dict[str, int], cut: bool) -> None:
+    world = opened("A", **changes)
+    world.write("A", "w1", count=records, size=size)
+    end(world, "A")
+    assert (low(world) == records) is cut
+
+
+def test_it_is_looked_at_now_and_then_only() -> None:
+    world = opened("A", "B", clean_ms=10_000)
+    world.wait(10_000)
+    world.write("A", "w1")
+    end(world, "A")
+    world.write("B", "w2")
+    end(world, "B")
+    assert low(world) == 0
+    world.wait(10_000)
+    assert low(world) == 2
+
+
+def test_a_round_that_comes_to_nothing_cuts_nothing() -> None:
+    """Nor does the index forget what its transactions have."""
+    world = opened("A")
+    world.write("A", "w1", count=3)
+    world.turn()
+    turn = world.new_turn()
+    abort_txn(turn, world.id("A"), "tried")
+    clean_up(turn)
+    assert turn.cut == {PLACE: 3}
+    world.state = type(world.state)(world.table)  # what was not written is forgotten
+    assert low(world) == 0
+    end(world, "A")
+    assert world.row("A").committed == 3
+
+
+def test_rejected_records_below_are_counted_in_the_row() -> None:
+    world = opened("A")
+    for _ in range(3):
+        world.write("A", "w1", count=2, epoch=1)
+    kept = world.write("A", "w2", count=1)
+    world.write("A", "w1", count=4, epoch=1)
+    assert low(world) == kept.first == 6
+    assert world.row("A").rejected == 6
+    for _ in range(2):
+        rebuild(world)
+        world.turn()
+        end_of = world.index.rejected_of(world.id("A"))
+        assert (world.row("A").rejected, end_of) == (6, 4)
+    assert world.abort("A") == "A ABORTED, 10 rejected (aborted by a client)"
+    assert index_rows(world) == {}
+
+
+def test_a_table_that_was_not_kept_up_goes_on_at_the_low_water() -> None:
+    world = opened("A", "B")
+    world.write("B", "w1", count=2, epoch=1)
+    world.write("A", "w1", count=3)
+    world.turn()
+    table = dict(world.table.rows)
+    end(world, "A")
+    kept = world.write("B", "w2", count=4)
+    assert low(world) == kept.first
+    now = index_rows(world)
+    stale = type(world.table)(table)
+    for rows in world.log:
+        world.state.__class__(stale)
+        for key, value in rows:
+            state = type(world.state)(stale)
+            state.fold_row(key, value)
+            state.rederive()
+            stale.write(state.take_changes())
+    world.table = stale
+    world.state = type(world.state)(stale)
+    world.index = JournalIndex(stale)
+    world.index.load()
+    begin(world)
+    world.read_journals()
+    assert index_rows(world) == now
+
+
+# -- moving --------------------------------------------------------------------------------------------
+
+
+def crowd(world: World, size: int = 10_000) -> None:
+    """Something comes and goes."""
+    label = world.new_id(f"young {len(world.ids)}")
+    world.begin(label)
+    world.touch(label)
+    world.write(label, f"w {label}", size=size)
+    end(world, label)
+
+
+def test_an_old_one_that_keeps_much_is_moved() -> None:
+    world = opened("A", move_bytes=25_000)
+    runs = [world.write("A", "w1", count=2), world.write("A", "w2", count=3)]
+    for _ in range(2):
+        crowd(world)
+    assert world.hearing.crowded == []
+    crowd(world)
+    assert world.hearing.crowded == [PLACE]
+    until = world.ends[PLACE]
+    assert relocate(world) == 2
+    stored = sorted(world.index.runs(world.id("A"), *PLACE), key=lambda run: run.first)
+    assert [(x.first, x.end, x.crc_sum) for x in stored] == [
+        (x.first, x.end, x.crc_sum) for x in runs
+    ]
+    assert [x.at for x in stored] == [until, until + 2]
+    assert low(world) == until, "never above what it needs"
+    assert low(world) == until
+    end(world, "A")
+    assert world.row("A").committed == 5
+    assert low(world) == world.ends[PLACE]
+    assert not [key for key in world.table.rows if key[17:18] == bytes((k.Entry.MOVED,))]
+
+
+def test_the_next_chunk_follows_and_what_was_moved_is_not_moved_again(
+    few: None,
+) -> None:
+    world = opened("A", move_bytes=25_000)
+    for _ in range(5):
+        world.write("A", "w1")
+    for _ in range(4):
+        crowd(world)
+    moves: list[int] = []
+    while (count := relocate(world)) and len(moves) < 9:
+        moves.append(count)
+        world.wait(300)
+    assert moves == [3, 2]
+    assert len(world.state.open[world.id("A")].moved) == 2
+
+
+def test_one_that_is_moved_again_is_at_one_place(few: None) -> None:
+    world = opened("A", move_bytes=25_000)
+    for _ in range(5):
+        world.write("A", "w1")
+    for _ in range(3):
+        for _ in range(4):
+            crowd(world)
+        while relocate(world):
+            world.wait(300)
+    rows = world.state.open[world.id("A")].moved.values()
+    firsts = [run.first for row in rows for run in row.runs]
+    assert sorted(firsts) == [0, 1, 2, 3, 4]
+    end(world, "A")
+    assert world.row("A").committed == 5
+
+
+def test_decided_ones_stay_and_what_lies_behind_them() -> None:
+    world = opened("A", "B", move_bytes=25_000)
+    world.write("A", "w1")
+    world.write("B", "w2")
+    for _ in range(4):
+        crowd(world)
+    assert len(runs_to_move(world.new_turn(), PLACE)) == 2
+    world.commit("A", own=[world.receipt("A", "w1")])
+    assert world.row("A").state == "COMMIT_IN_PROGRESS"
+    assert runs_to_move(world.new_turn(), PLACE) == []
+
+
+def test_only_as_much_is_moved_as_must_be() -> None:
+    world = opened("A", "B", move_bytes=25_000)
+    world.write("A", "w1")
+    for _ in range(3):
+        crowd(world)
+    world.write("B", "w2")
+    world.write("A", "w1")
+    world.turn()
+    assert [one.run.first for one in runs_to_move(world.new_turn(), PLACE)] == [0]
+
+
+def test_nothing_is_moved_to_free_less() -> None:
+    world = opened("A", move_bytes=25_000)
+    world.write("A", "w1", size=40_000)
+    for _ in range(3):
+        crowd(world)
+    assert runs_to_move(world.new_turn(), PLACE) == []
+    for _ in range(2):
+        crowd(world)
+    assert len(runs_to_move(world.new_turn(), PLACE)) == 1
+
+
+def test_where_nothing_can_move_it_is_tried_later() -> None:
+    world = opened("A", move_bytes=25_000, clean_ms=1_000)
+    world.write("A", "w1", size=40_000)
+    for _ in range(3):
+        crowd(world)
+    world.wait(1_000)
+    assert world.hearing.crowded == [PLACE]
+    assert relocate(world) == 0
+    assert world.hearing.crowded == []
+    world.wait(1_000)
+    assert world.hearing.crowded == []
+    world.wait(12_000)
+    assert world.hearing.crowded == [PLACE]
+
+
+# -- limits --------------------------------------------------------------------------------------------
+
+
+def test_staged_bytes_are_told_by_stream() -> None:
+    world = opened("A", "B")
+    world.create("nyc/b")
+    world.created("nyc/b", 0, 0)
+    world.touch("A", "nyc/b")
+    world.write("A", "w1", size=70)
+    world.write("A", "w1", "nyc/b", size=5, partition=1)
+    world.write("B", "w2", size=200)
+    world.write("B", "w2", size=1_000, epoch=1)  # rejected
+    world.turn()
+    world.describe()
+    told = {s.stream: s.staged_bytes for s in world.result.streams}
+    assert told == {"nyc/a": 270, "nyc/b": 5}
+    assert world.index.staged.total == 275
+    world.abort("B")
+    assert world.index.staged.total == 75
+
+
+@pytest.mark.parametrize("keep_table", [True, False])
+def test_too_much_is_refused_until_some_ends(keep_table: bool) -> None:
+    world = opened("A", "B", max_staged_bytes=1_000)
+    world.begin("C")
+    world.write("A", "w1", size=400)
+    world.write("B", "w2", size=599)
+    world.turn()
+    assert world.begin("D") == "begun D"
+    world.write("B", "w2", size=1)
+    world.lead(keep_table=keep_table)
+    world.turn()
+    assert world.begin("E") == "TooMuchStaged"
+    assert "1,000 bytes" in world.message
+    assert world.touch("C") == "TooMuchStaged"
+    assert world.begin("D") == "begun D", "again"
+    assert world.touch("A").startswith("touched"), "again"
+    assert world.register("A", world.receipt("A", "w1")) == "registered 1"
+    world.abort("A")
+    assert world.begin("E") == "begun E"
+    assert world.touch("C").startswith("touched")
+
+
+# -- what is read --------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 9_000)), max_size=60))
+def test_bytes_between_offsets(batches: list[tuple[int, int]]) -> None:
+    read, at, ends, total = Read(7), 7, [7], [0]
+    for count, size in batches:
+        at += count
+        read.add(at, size)
+        ends.append(at)
+        total.append(total[-1] + size)
+    assert read.between(7, at) == total[-1]
+    assert read.between(at, 7) == 0
+    for i, low_end in enumerate(ends):
+        for j in range(i, len(ends)):
+            exact = total[j] - total[i]
+            assert abs(read.between(low_end, ends[j]) - exact) <= 2 * (4 << 10) + 9_000
+    read.forget(ends[len(ends) // 2])
+    later = ends[len(ends) // 2 :]
+    for place in later:
+        assert read.between(place, at) <= total[-1]
+
+
+def test_read_stays_small() -> None:
+    read = Read(0)
+    for n in range(1, 50_000):
+        read.add(n, 100_000)
+    assert len(read._ends) < 25_000
+    assert read.between(25_000, 49_999) == pytest.approx(25_000 * 100_000, rel=0.01)
+
+
+def test_staged_adds_up() -> None:
+    staged = Staged()
+    staged.add(b"A", PLACE, 5, 10)
+    staged.add(b"A", PLACE, 3, 1)
+    staged.add(b"B", PLACE, 9, 100)
+    assert staged.stays[b"A"][PLACE].low == 3
+    assert (staged.total, staged.by_stream["nyc/a"]) == (111, 111)
+    staged.ended([b"A", b"never seen"])
+    assert (staged.total, staged.by_stream["nyc/a"]) == (100, 100)
+
+
+# -- always --------------------------------------------------------------------------------------------
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("write"), st.sampled_from("ABC"), st.integers(1, 3), st.integers(1, 4_000)
+        ),
+        st.tuples(st.just("reject"), st.sampled_from("ABC"), st.integers(1, 3), st.just(10)),
+        st.tuples(st.just("crowd"), st.just(""), st.just(1), st.integers(9_000, 20_000)),
+        st.tuples(st.just("plain"), st.just(""), st.integers(1, 3), st.integers(1, 4_000)),
+        st.tuples(
+            st.sampled_from(("commit", "abort")), st.sampled_from("ABC"), st.just(0), st.just(0)
+        ),
+        st.tuples(st.just("lead"), st.just(""), st.integers(0, 1), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+def check_kept(world: World, written: dict[str, list[tuple[int, int]]]) -> None:
+    """What open transactions wrote is in the index, whole, and lies at or above the low water."""
+    begins = world.state.low_water.get(PLACE, 0)
+    assert begins <= world.index.positions.get(PLACE, 0)
+    size = 0
+    for label, runs in written.items():
+        stored = world.index.runs(world.id(label), *PLACE)
+        assert sorted((x.first, x.end) for x in stored) == runs
+        assert all(x.batch_base >= begins and x.at >= begins for x in stored)
+        size += sum(x.batch_size for x in stored)
+    assert world.index.staged.total == size
+    plain = world.index.plain_from(world.state, *PLACE)
+    assert plain is None or plain >= begins
+
+
+@settings(max_examples=150, deadline=None, print_blob=True)
+@given(moves)
+def test_whatever_happens_what_is_needed_is_kept(played: list[tuple[str, str, int, int]]) -> None:
+    world = opened("A", "B", "C", move_bytes=5_000)
+    written: dict[str, list[tuple[int, int]]] = {label: [] for label in "ABC"}
+    rejected = dict.fromkeys("ABC", 0)
+    cut = relocated = 0
+    for what, label, count, size in played:
+        if label and label not in written:
+            continue
+        if what == "write":
+            run = world.write(label, f"w{label}", count=count, size=size)
+            written[label].append((run.first, run.end))
+        elif what == "reject":
+            world.write(label, f"w{label}", count=count, size=size, epoch=3)
+            rejected[label] += count
+        elif what == "crowd":
+            crowd(world, size)
+        elif what == "plain":
+            world.write_plainly(count=count, size=size)
+        elif what == "lead" and count:
+            world.lead()
+            begin(world)
+        elif what == "lead":
+            before = index_rows(world)
+            held = world.index.positions == dict(world.ends)
+            rebuild(world)
+            world.read_journals()
+            if held:
+                assert index_rows(world) == before, "the same from the logs alone"
+        elif what == "commit":
+            runs = written.pop(label)
+            world.turn()
+            world.commit(label, own=[whole(world, label, runs)] if runs else [])
+            world.wait(300)
+            row = world.row(label)
+            assert row.state == "COMMITTED"
+            assert row.committed == sum(last - first for first, last in runs)
+            assert row.rejected == rejected[label]
+        elif what == "abort":
+            written.pop(label)
+            world.turn()
+            world.abort(label)
+            assert world.row(label).rejected == rejected[label]
+        world.wait(300)
+        if world.hearing.crowded:
+            with mock.patch.object(decide_cleanup, "MAX_MOVED", 2):
+                relocated += relocate(world)
+        check_kept(world, written)
+        cut = world.state.low_water.get(PLACE, 0)
+    event(f"cut: {cut > 0}, moved: {relocated > 0}")
+
+
+def whole(world: World, label: str, runs: list[tuple[int, int]]) -> r.Receipt:
+    """A receipt for exactly these."""
+    mine = [
+        batch for batch in world.journals[PLACE]
+        if batch.run.txn_id == world.id(label) and (batch.run.first, batch.run.end) in runs
+    ]  # fmt: skip
+    crc = sum(batch.run.crc_sum for batch in mine) % (1 << 63)
+    extent = r.Extent(*PLACE, runs[0][0], runs[-1][1], sum(end - first for first, end in runs), crc)
+    return r.Receipt(world.id(label), world.writer(f"w{label}"), 1, True, (extent,))
