@@ -181,6 +181,8 @@ def _epoch_record(step: NewEpoch, tail: Tail, before: Sequence[object]) -> Epoch
         else step.starts.get(s.partition, tail.vector.get(s.partition, 0))
         for s in step.segments
     }
+    for partition, at in step.starts.items():
+        tail.vector.setdefault(partition, at)  # also where segments will be opened later
     for s in step.segments:
         tail.vector.setdefault(s.partition, starts[s.segment_id])
     tail.starts = starts

@@ -9,11 +9,13 @@ later, or a process that leads no more could take them back.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.decide_merge import runs_to_carry
@@ -27,6 +29,9 @@ from anabranch.topics.journal_reader import JournalReaders
 from anabranch.topics.names import journal_topic, stream_topic
 from anabranch.topics.splice import DEFAULT_LIMIT, Piece, Splice
 
+log = logging.getLogger("anabranch.controller")
+
+RETRY_MS = 10_000  # how soon what the broker refused is tried again
 _JOIN_S = 30.0
 Key = tuple[bytes, str, int]  # transaction, stream, segment number
 
@@ -47,6 +52,13 @@ class Job:
         return self.row.txn_id, self.row.stream, self.row.number
 
 
+class _Refused(NamedTuple):
+    """The broker did not take a chunk of this job."""
+
+    key: Key
+    error: LogRefused
+
+
 class Lane:
     """Carries one chunk after the other through two transactional ids in turn. One thread at a time."""
 
@@ -59,6 +71,8 @@ class Lane:
         *,
         read_ahead: bool,
     ) -> None:
+        self._log = log
+        self._read_ahead = read_ahead
         self._readers = JournalReaders(log, ahead=read_ahead)
         self._status = status
         self._producers = producers
@@ -68,7 +82,9 @@ class Lane:
     def chunk(self, job: Job, wall_ms: int) -> CarryRow:
         """Carry the next chunk of a job; its row, moved on, is on the log when this returns.
 
-        Raises: LogError; the leader must lead anew.
+        Raises:
+            LogRefused: the broker does not take it; nothing happened, and the job is of no use any more.
+            LogError: the leader must lead anew.
         """
         runs: list[StoredRun] = []
         size = 0
@@ -100,6 +116,10 @@ class Lane:
             producer.abort()
             raise
         producer.commit()
+        if job.row.done:
+            # They keep what they fetched ahead, for each journal partition.
+            self._readers.close()
+            self._readers = JournalReaders(self._log, ahead=self._read_ahead)
         return job.row
 
     def close(self) -> None:
@@ -115,7 +135,8 @@ class Carriers:
         self._jobs: dict[Key, Job] = {}
         self._waiting: deque[Job] = deque()
         self._todo: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
-        self._told: queue.SimpleQueue[CarryRow | Exception] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[CarryRow | _Refused | Exception] = queue.SimpleQueue()
+        self._not_before_ms: dict[Key, int] = {}  # what the broker refused, wall clock
         self._stop = threading.Event()
         self._threads = (
             [
@@ -135,25 +156,29 @@ class Carriers:
             if not txn.carries or txn.pending is None or not index.covers(txn.pending.writers):
                 continue  # a new leader still reads the journals
             for (stream, number), row in txn.carries.items():
-                if row.done or (txn_id, stream, number) in self._jobs:
+                key = (txn_id, stream, number)
+                if row.done or key in self._jobs or self._not_before_ms.get(key, 0) > wall_ms:
                     continue
                 settings = state.streams[stream].settings
                 limit = int(settings.get("max.message.bytes", DEFAULT_LIMIT))
                 job = Job(row, deque(runs_to_carry(index, txn, row)), limit)
-                self._jobs[job.key] = job
+                self._jobs[key] = job
                 if self._threads:
                     self._todo.put((job, wall_ms))
                 else:
                     self._waiting.append(job)
 
     def take(self, wall_ms: int) -> list[CarryRow]:
-        """Rows that were moved on since the last call, in order. Raises what ended a carrier."""
+        """Rows that were moved on since the last call, in order. Raises what ended a carrier.
+
+        What the broker refuses is tried again later: it is decided, and everybody else shall go on.
+        """
         rows = []
         if not self._threads:
             for lane in self._lanes[: len(self._waiting)]:
                 job = self._waiting.popleft()
-                rows.append(lane.chunk(job, wall_ms))
-                if not job.row.done:
+                self._told.put(told := _chunk(lane, job, wall_ms))
+                if isinstance(told, CarryRow) and not told.done:
                     self._waiting.append(job)
         while True:
             try:
@@ -162,11 +187,19 @@ class Carriers:
                 break
             if isinstance(told, Exception):
                 raise told
-            rows.append(told)
-        for row in rows:
-            if row.done:
-                self._jobs.pop((row.txn_id, row.stream, row.number), None)
+            if isinstance(told, CarryRow):
+                rows.append(told)
+                if told.done:
+                    self._forget((told.txn_id, told.stream, told.number))
+            else:
+                log.warning("a decided merge can't be carried on: %s", told.error)
+                self._forget(told.key)
+                self._not_before_ms[told.key] = wall_ms + RETRY_MS
         return rows
+
+    def _forget(self, key: Key) -> None:
+        self._jobs.pop(key, None)
+        self._not_before_ms.pop(key, None)
 
     def close(self) -> None:
         """Stop after the chunks under way."""
@@ -183,9 +216,16 @@ class Carriers:
             job, wall_ms = work
             try:
                 while not self._stop.is_set():
-                    self._told.put(lane.chunk(job, wall_ms))
-                    if job.row.done:
+                    self._told.put(told := _chunk(lane, job, wall_ms))
+                    if isinstance(told, _Refused) or told.done:
                         break
             except Exception as error:  # noqa: BLE001 the leader raises it
                 self._told.put(error)
                 return
+
+
+def _chunk(lane: Lane, job: Job, wall_ms: int) -> CarryRow | _Refused:
+    try:
+        return lane.chunk(job, wall_ms)
+    except LogRefused as error:
+        return _Refused(job.key, error)

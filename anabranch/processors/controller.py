@@ -194,6 +194,8 @@ class Controller:
         """
         self._state = State(self.table)  # the table holds what is committed, and nothing else
         self._tails.clear()
+        for txn_id in turn.ended:  # they did not end: without this they would look silent
+            self._hearing.heard[txn_id] = turn.now_ms
         if not self._careful:
             due = len(turn.state.committing) + turn.round.plain_runs
             self._careful = len(commands) + due + 1

@@ -53,6 +53,7 @@ def test_a_rolling_commit_is_not_held_up_by_a_flood_of_regular_ones() -> None:
 def test_a_rolling_commit_of_two_streams_waits_once_to_be_collated() -> None:
     labels = tuple(f"{stream}{n}" for n in range(8) for stream in "ab")
     world = scaled("nyc/a", "nyc/b", old=("both", *labels), collate_ms=200)
+    begun = world.now_ms
     for n in range(8):
         for stream in "ab":
             label = f"{stream}{n}"
@@ -61,7 +62,6 @@ def test_a_rolling_commit_of_two_streams_waits_once_to_be_collated() -> None:
                 world.write("both", "both", "nyc/a")
                 world.write("both", "both", "nyc/b")
                 world.commit("both", own=[world.receipt("both", "both")])
-                begun = world.now_ms
             # The streams roll in turn, each as often as it may.
             for _ in range(4):
                 world.wait(25)

@@ -1,0 +1,156 @@
+"""Epochs on the in-memory log: what the broker refuses stays with whom it concerns; where segments begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from anabranch.core.keyspace import position_of
+from anabranch.ports import LogRefused, TopicPartition, TopicSpec
+from anabranch.processors.controller import Controller
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import (
+    Begin,
+    Begun,
+    Commit,
+    EpochRecord,
+    Event,
+    GetState,
+    OneShot,
+    Outcome,
+    Refusal,
+    Scale,
+    StreamList,
+    Touch,
+    Touched,
+)
+from anabranch.topics import declarations
+from anabranch.topics.batch import Buffer
+from anabranch.topics.memory_producer import MemoryProducer
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from anabranch.topics.records import Record
+from tests.processors.world import World
+
+STREAM = "nyc/flights"
+FIRST = tuple(key for n in range(40) if position_of(key := b"k%d" % n) < 1 << 31)
+
+
+class Broker:
+    """Refuses data for some partitions of the stream while it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refuses: set[int] = set()
+        self.refused = 0
+        append = MemoryProducer.append
+
+        def checked(
+            producer: MemoryProducer, batches: Iterable[tuple[TopicPartition, Buffer]]
+        ) -> list[int]:
+            listed = list(batches)
+            if any(
+                tp.topic == stream_topic(STREAM) and tp.partition in self.refuses
+                for tp, _ in listed
+            ):
+                self.refused += 1
+                raise LogRefused("refused for the test", 10)
+            return append(producer, listed)
+
+        monkeypatch.setattr(MemoryProducer, "append", checked)
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    return Broker(monkeypatch)
+
+
+def leading(world: World, segments: int = 2, **settings: Any) -> Controller:
+    controller = world.controller(**settings)
+    controller.lead()
+    world.stream(controller, STREAM, segments)
+    return controller
+
+
+def begun(
+    world: World, controller: Controller, *, name: str | None = None
+) -> tuple[bytes, bytes, Touched]:
+    """(id, token, where to write) of a transaction that touched the stream."""
+    txn_id = world.txn_id()
+    answer = world.ask(controller, Begin(txn_id, "nyc", name, 60_000))
+    assert isinstance(answer, Begun)
+    touched = world.ask(controller, Touch(answer.token, STREAM))
+    assert isinstance(touched, Touched)
+    return txn_id, answer.token, touched
+
+
+def one_shot(world: World, key: bytes = FIRST[0], name: str | None = None) -> OneShot:
+    return OneShot(world.txn_id(), "nyc", name, (Event(STREAM, -1, key, b"v", (), -1),))
+
+
+def test_an_open_transaction_is_not_silent_for_a_round_that_was_refused(broker: Broker) -> None:
+    world = World()
+    controller = leading(world)
+    world.clock.sleep(300)  # it leads for longer than the keepalive
+    txn_id, _, _ = begun(world, controller, name="night")
+    broker.refuses = {0, 1}
+    answer = world.ask(controller, one_shot(world, name="night"))
+    assert isinstance(answer, Refusal)
+    world.clock.sleep(1)
+    for _ in range(4):
+        controller.step(0)
+    state = world.ask(controller, GetState(txn_id))
+    assert isinstance(state, Outcome)
+    assert (state.state, state.reason) == ("OPEN", "")
+
+
+def test_a_carried_merge_that_the_broker_refuses_stops_nobody_else(broker: Broker) -> None:
+    world = World()
+    controller = leading(world, chunk_bytes=2_000)
+    txn_id, token, touched = begun(world, controller)
+    events = [(key, b"x" * 100) for key in FIRST for _ in range(4)]
+    receipt = world.write(txn_id, 1, STREAM, touched.segments, events, one_batch=False)
+    assert world.ask(controller, Scale(STREAM, 3, (), ())) is not None
+    broker.refuses = {3, 4, 5}
+    commit = world.send(Commit(token, (receipt,), None, None, 10_000))
+    for _ in range(10):
+        controller.step(0)
+        world.clock.sleep(0.1)
+    assert broker.refused
+    answer = world.ask(controller, one_shot(world))
+    assert isinstance(answer, Outcome)
+    assert answer.state == "COMMITTED"
+    assert broker.refused < 5  # it is tried again, but not all the time
+    broker.refuses = set()
+    for _ in range(200):
+        controller.step(0)
+        world.clock.sleep(0.1)
+    outcome = world.reply(commit)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.state, outcome.committed) == ("COMMITTED", len(events))
+
+
+def test_segments_begin_behind_what_a_partition_had_before() -> None:
+    world = World()
+    topic = stream_topic(STREAM)
+    specs = [
+        TopicSpec(name, 3, {s.name: s.value for s in settings}, 1)
+        for name, settings in (
+            (topic, declarations.STREAM),
+            (journal_topic(STREAM), declarations.JOURNAL),
+        )
+    ]
+    world.cluster.log("operator").create_topics(specs)
+    for partition in range(3):
+        world.cluster.produce(
+            TopicPartition(topic, partition), [Record(0, 1, b"k", b"old", ())] * 5
+        )
+    controller = leading(world, 2)
+    answer = world.ask(controller, Scale(STREAM, 3, (), ()))
+    assert isinstance(answer, StreamList)
+    epochs = [
+        decode(r.value or b"") for r in world.committed(TopicPartition(history_topic(STREAM), 0))
+    ]
+    last = epochs[-1]
+    assert isinstance(last, EpochRecord)
+    assert {s.partition: s.start_offset for s in last.segments} == {0: 5, 1: 5, 2: 5}
