@@ -47,6 +47,8 @@ class Epochs:
     carried: int = 0  # transactions
     chunks: int = 0
     grown: int = 0  # partitions
+    cut: int = 0  # low waters
+    moved: int = 0  # times that an old transaction was moved in a journal
 
     def __add__(self, other: Epochs) -> Epochs:
         return Epochs(
@@ -70,6 +72,8 @@ def epochs_of(picture: Picture) -> Epochs:
         collated=sum(rolling) - len(rolling),
         carried=len(picture.carried),
         chunks=picture.chunks,
+        cut=picture.cut,
+        moved=picture.moved,
         grown=sum(row.partitions - row.segment_count for row in picture.streams.values()),
     )
 

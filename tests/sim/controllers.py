@@ -22,6 +22,7 @@ from tests.sim.ports import SimCluster, open_table
 from tests.sim.world import Process, SimClock, World
 
 KEY = bytes(range(32))
+CLEANING = {"clean_ms": 100, "clean_records": 2, "clean_bytes": 200, "move_bytes": 300}
 IDLE_WAIT_S = 0.5
 FENCED_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 0.2
@@ -199,6 +200,7 @@ class Fleet:
             round_bytes=2000 if weather.small else 64 << 20,
             chunk_bytes=weather.chunk_bytes,
             collate_ms=weather.collate_ms,
+            **(CLEANING if weather.cleaning else {}),
             purge_per_round=3 if weather.small else 500,
         )
         while True:

@@ -52,6 +52,7 @@ class Weather:
     linger: float = 0.0  # how often a transaction stays open while streams are scaled
     chunk_bytes: int = 16 << 20  # bigger merges are carried aside
     collate_ms: int = 200
+    cleaning: bool = False  # journals are cut, and old transactions moved, all the time
     carriers_beside: bool = False  # carriers run beside the leader's loop, not in its steps
     tight: bool = False  # streams take small batches only; sometimes an event is too large
 
@@ -96,6 +97,7 @@ class Weather:
             linger=some(0, 0.3, 0.8),
             chunk_bytes=random.choice((16 << 20, 1000, 500, 250)),
             collate_ms=random.choice((200, 0, 1000)),
+            cleaning=random.random() < 0.5,
             carriers_beside=random.random() < 0.6,
             tight=random.random() < 0.15,
         )

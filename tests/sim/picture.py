@@ -101,6 +101,8 @@ class Picture:
     scaled_by: dict[tuple[str, int], bytes] = field(default_factory=dict)  # by stream epoch
     carriers: set[int] = field(default_factory=set)  # producer ids that carried merges aside
     carried: set[bytes] = field(default_factory=set)  # their transactions
+    cut: int = 0  # low waters that were logged
+    moved: int = 0  # the same of rows that say where an old transaction was moved to
     chunks: int = 0  # so many times a carrier moved on
     topic_partitions: dict[str, int] = field(default_factory=dict)
     row_natives: dict[bytes, tuple[int, int]] = field(default_factory=dict)
@@ -134,6 +136,10 @@ class Picture:
                     picture.row_natives[key[:16]] = seen.native
                 elif k.split_key(key)[1] is k.Entry.CARRY:
                     picture.chunks += seen.native[0] in picture.carriers
+                elif k.split_key(key)[1] is k.Entry.LOW_WATER:
+                    picture.cut += 1
+                elif k.split_key(key)[1] is k.Entry.MOVED:
+                    picture.moved += seen.record.value is not None
                 elif seen.record.value and k.split_key(key)[1] is k.Entry.STREAM:
                     of = decode(seen.record.value)
                     picture.scaled_by[of.stream, of.stream_epoch] = of.scaled_by
