@@ -120,7 +120,9 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
         share //= 2
     # Half of it is for merges, however many plain writes there are.
     sizes = {False: min(turn.plain_bytes, share // 2), True: 0}  # by whether they roll
-    for plan in sorted(plans, key=lambda plan: _order(turn, plan)):
+    # One at a time, the oldest comes first: none may be put off again and again by what is new.
+    order = _order if limit is None else _oldest_first
+    for plan in sorted(plans, key=lambda plan: order(turn, plan)):
         if limit is not None and merged >= limit:
             break
         rolls = bool(_rolled(turn, plan))
@@ -206,6 +208,10 @@ def _rolled(turn: Turn, plan: Plan) -> tuple[tuple[str, int], ...]:
 def _order(turn: Turn, plan: Plan) -> tuple[object, ...]:
     """Regular ones first; then those that can share duplicate epochs together, carried ones in front."""
     return _rolled(turn, plan), not plan.carried, plan.txn_id
+
+
+def _oldest_first(_: Turn, plan: Plan) -> tuple[object, ...]:
+    return (plan.txn_id,)
 
 
 def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:

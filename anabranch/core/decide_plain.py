@@ -24,6 +24,8 @@ def commit_plain(turn: Turn) -> None:
 
     Call it while the streams' active layouts are the ones that merges of this round go to.
     """
+    if turn.plain_waits:
+        return
     waiting = [
         place
         for place in turn.index.plain_waiting(turn.state)

@@ -102,6 +102,7 @@ class Turn:
     hybrid_time: int = 0
     puts: int = 0
     merge_limit: int | None = None  # at most so many merges in this round
+    plain_waits: bool = False  # no plain writes in this round
     plain_bytes: int = 0  # of plain writes that this round commits
     expired_ms: int = 0  # the horizon of forgotten ids
     ended: list[bytes] = field(default_factory=list)  # transactions that end with this round

@@ -177,8 +177,8 @@ class Carriers:
         if not self._threads:
             for lane in self._lanes[: len(self._waiting)]:
                 job = self._waiting.popleft()
-                self._told.put(told := _chunk(lane, job, wall_ms))
-                if isinstance(told, CarryRow) and not told.done:
+                self._told.put(done := _chunk(lane, job, wall_ms))
+                if isinstance(done, CarryRow) and not done.done:
                     self._waiting.append(job)
         while True:
             try:

@@ -79,7 +79,7 @@ class Controller:
     _tails: dict[str, Tail] = field(default_factory=dict)
     _foresight: Foresight = field(default_factory=Foresight)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
-    _careful: int = 0  # so many commands get a round of their own: the broker refused a round
+    _careful: int = 0  # in so many rounds there is one thing each: the broker refused a round
 
     def __post_init__(self) -> None:
         self._state = State(self.table)
@@ -157,7 +157,8 @@ class Controller:
         queue = self._intake.queue
         if not queue:
             self._intake.fetch(self._state, self._wait_for(max_wait))
-        limit = 1 if self._careful else MAX_COMMANDS
+        # Carefully: a command, plain writes, merges in turn, or one kind could keep the others waiting.
+        limit = MAX_COMMANDS if not self._careful else int(self._careful % 3 == 0)
         batch = queue[:limit]
         turn = self._turn()
         at_end = (
@@ -197,8 +198,8 @@ class Controller:
         for txn_id in turn.ended:  # they did not end: without this they would look silent
             self._hearing.heard[txn_id] = turn.now_ms
         if not self._careful:
-            due = len(turn.state.committing) + turn.round.plain_runs
-            self._careful = len(commands) + due + 1
+            most = max(len(commands), len(turn.state.committing), turn.round.plain_runs)
+            self._careful = 3 * (most + 1)
             return
         fresh = self._turn()
         if commands:
@@ -270,6 +271,7 @@ class Controller:
             now_us=int(self.clock.wall() * 1_000_000),
             now_ms=self._now_ms(),
             merge_limit=1 if self._careful else None,
+            plain_waits=self._careful % 3 == 1,
         )
 
     def _now_ms(self) -> int:

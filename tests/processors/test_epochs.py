@@ -154,3 +154,27 @@ def test_segments_begin_behind_what_a_partition_had_before() -> None:
     last = epochs[-1]
     assert isinstance(last, EpochRecord)
     assert {s.partition: s.start_offset for s in last.segments} == {0: 5, 1: 5, 2: 5}
+
+
+def test_a_merge_that_the_broker_refuses_is_found_while_commands_come(broker: Broker) -> None:
+    world = World()
+    controller = leading(world)
+    second = tuple(key for n in range(40) if position_of(key := b"k%d" % n) >= 1 << 31)
+    commits = []
+    for keys in (FIRST, second):
+        txn_id, token, touched = begun(world, controller)
+        receipt = world.write(txn_id, 1, STREAM, touched.segments, [(keys[0], b"v")])
+        commits.append(Commit(token, (receipt,), None, None, 10_000))
+    broker.refuses = {0}
+    asked = [world.send(commit) for commit in commits]
+    for _ in range(60):
+        for _ in range(4):
+            world.send(one_shot(world, second[0]))
+        controller.step(0)
+        world.clock.sleep(0.05)
+    states = [
+        answer.state if isinstance(answer, Outcome) else answer
+        for answer in map(world.reply, asked)
+    ]
+    assert isinstance(states[0], Refusal)
+    assert states[1] == "COMMITTED"
