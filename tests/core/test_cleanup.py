@@ -157,6 +157,13 @@ def test_plain_writes_stay_until_they_are_committed() -> None:
     assert low(world) == run.end, "committed by then"
 
 
+def test_plain_writes_that_wait_for_a_later_round_stay() -> None:
+    world = opened(round_bytes=100)
+    for _ in range(3):
+        world.write_plainly(count=5)
+    assert [low(world) for _ in range(3)] == [5, 10, 15]
+
+
 @pytest.mark.parametrize(
     ("records", "size", "changes", "cut"),
     [

@@ -334,12 +334,18 @@ def rejected_of_old(play: Play) -> bytes:
     return old
 
 
+@pytest.mark.parametrize("gone", [True, False], ids=["deleted", "not deleted yet"])
 @pytest.mark.parametrize("keeps_table", [True, False], ids=["checkpoint", "rebuilt"])
-def test_rejected_records_count_though_they_are_gone(keeps_table: bool) -> None:
-    play = Play(keeps_table)
+def test_rejected_records_count_once_though_they_are_gone(keeps_table: bool, gone: bool) -> None:
+    def hook(name: str, phase: str) -> None:
+        if name == "delete_records" and not gone:
+            raise LogUnavailable("away")
+
+    play = Play(keeps_table, hook)
     old = rejected_of_old(play)
     middle = long_after(play)
-    assert play.start > middle
+    assert play.controller.state.low_water[STREAM, 0] > middle
+    assert (play.start > middle) is gone
     wrong = ((TXN_HEADER, pack_txn_header(old, 7, 5)),)
     play.world.cluster.produce(JOURNAL, [Record(0, 1, b"k", b"wrong", wrong)])
     play.deaths += 1
