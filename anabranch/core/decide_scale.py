@@ -29,6 +29,7 @@ from anabranch.schemas.records import (
 )
 
 MAX_PARTITIONS = 20_000
+GROW_AGAIN_MS = 5_000  # how soon merges ask again for partitions that the broker did not add
 
 
 def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
@@ -80,6 +81,8 @@ def start(
 def want_partitions(turn: Turn, stream: str, count: int) -> None:
     """Log that a stream shall have so many partitions; the shell adds them."""
     row = turn.state.streams[stream]
+    if turn.now_ms < turn.hearing.may_grow_ms.get(stream, 0):
+        return
     if check_partitions(count) > row.wanted_partitions:
         turn.put(k.stream_key(stream), replace(row, wanted_partitions=count))
 
@@ -96,6 +99,7 @@ def partitions_added(turn: Turn, stream: str, partitions: int | None = None) -> 
     row = turn.state.streams[stream]
     row = replace(row, partitions=partitions or row.wanted_partitions)
     turn.put(k.stream_key(stream), row)
+    turn.hearing.may_grow_ms.pop(stream, None)
     if row.scaling is not None and not _perform(turn, row, row.scaling):
         # Others took them meanwhile (a merge is carried there): some more.
         want_partitions(turn, stream, row.partitions + len(row.scaling.ranges))
@@ -105,6 +109,7 @@ def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
     """The topics can't be grown: the intent is taken back."""
     row = turn.state.streams[stream]
     turn.put(k.stream_key(stream), replace(row, wanted_partitions=row.partitions, scaling=None))
+    turn.hearing.may_grow_ms[stream] = turn.now_ms + GROW_AGAIN_MS
     if row.scaling is not None:
         turn.reply(_asker(row.scaling), refuse(error))
 

@@ -13,6 +13,7 @@ Every re-initialisation repeats all of it.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -72,32 +73,37 @@ def take_lead(
     # open round holds it, until its transactional id is initialised anew.
     fold_to_end(log, table, state, clock, status, stable_only=True)
     id_a, id_b = transactional_ids(control_partition, prefix)
-    producers = [log.producer(id_a, timeout=native_timeout)]
-    producers.append(log.producer(id_b, timeout=native_timeout))
-    carriers = [
-        [log.producer(id_, timeout=native_timeout) for id_ in ids]
-        for ids in (carrier_ids(control_partition, lane, prefix) for lane in range(CARRIER_LANES))
-    ]
-    fold_to_end(log, table, state, clock, status)
-    former = state.term
-    if former is not None and former.key_id != key_id(token_key):
-        raise InvalidToken(
-            f"this controller's token key ({key_id(token_key).hex()}) is not that of the cluster "
-            f"({former.key_id.hex()}): give every controller the same key file"
+    lanes = [carrier_ids(control_partition, lane, prefix) for lane in range(CARRIER_LANES)]
+    with ExitStack() as failed:
+
+        def initialised(transactional_id: str) -> Producer:
+            producer = log.producer(transactional_id, timeout=native_timeout)
+            failed.callback(producer.close)
+            return producer
+
+        producers = [initialised(id_a), initialised(id_b)]
+        carriers = [[initialised(id_) for id_ in ids] for ids in lanes]
+        fold_to_end(log, table, state, clock, status)
+        former = state.term
+        if former is not None and former.key_id != key_id(token_key):
+            raise InvalidToken(
+                f"this controller's token key ({key_id(token_key).hex()}) is not that of the cluster "
+                f"({former.key_id.hex()}): give every controller the same key file"
+            )
+        row = TermRow(
+            term=(former.term if former else 0) + 1,
+            leader=leader,
+            since_ms=int(clock.wall() * 1000),
+            key_id=key_id(token_key),
         )
-    row = TermRow(
-        term=(former.term if former else 0) + 1,
-        leader=leader,
-        since_ms=int(clock.wall() * 1000),
-        key_id=key_id(token_key),
-    )
-    record = Record(0, row.since_ms, k.TERM_KEY, encode(row))
-    producers[0].append([(status, encode_batch([record]))])
-    producers[0].commit()
-    fold_to_end(log, table, state, clock, status)
-    if state.term != row:
-        raise NotLeading(f"term {row.term} was not the last one: another controller leads")
-    return Lease(producers, row.term, carriers=carriers)
+        record = Record(0, row.since_ms, k.TERM_KEY, encode(row))
+        producers[0].append([(status, encode_batch([record]))])
+        producers[0].commit()
+        fold_to_end(log, table, state, clock, status)
+        if state.term != row:
+            raise NotLeading(f"term {row.term} was not the last one: another controller leads")
+        failed.pop_all()
+        return Lease(producers, row.term, carriers=carriers)
 
 
 def fold_to_end(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from anabranch.core.keyspace import position_of
+from anabranch.errors import InvalidToken
 from anabranch.ports import LogRefused, TopicPartition, TopicSpec
 from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import decode
@@ -28,6 +29,7 @@ from anabranch.schemas.records import (
 )
 from anabranch.topics import declarations
 from anabranch.topics.batch import Buffer
+from anabranch.topics.memory import MemoryLog
 from anabranch.topics.memory_producer import MemoryProducer
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from anabranch.topics.records import Record
@@ -178,3 +180,60 @@ def test_a_merge_that_the_broker_refuses_is_found_while_commands_come(broker: Br
     ]
     assert isinstance(states[0], Refusal)
     assert states[1] == "COMMITTED"
+
+
+def test_partitions_that_the_broker_does_not_add_are_not_asked_for_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    controller = leading(world, chunk_bytes=2_000)
+    asked = 0
+    add = MemoryLog.add_partitions
+
+    def refused(log: MemoryLog, topic: str, partitions: int) -> None:
+        nonlocal asked
+        asked += 1
+        raise LogRefused("no more partitions", 37)
+
+    monkeypatch.setattr(MemoryLog, "add_partitions", refused)
+    txn_id, token, touched = begun(world, controller)
+    events = [(key, b"x" * 100) for key in FIRST for _ in range(4)]
+    receipt = world.write(txn_id, 1, STREAM, touched.segments, events, one_batch=False)
+    commit = world.send(Commit(token, (receipt,), None, None, 10_000))
+    for _ in range(100):
+        controller.step(0)
+        world.clock.sleep(0.06)
+    assert 0 < asked < 5
+    monkeypatch.setattr(MemoryLog, "add_partitions", add)
+    for _ in range(300):
+        controller.step(0)
+        world.clock.sleep(0.06)
+    outcome = world.reply(commit)
+    assert isinstance(outcome, Outcome)
+    assert outcome.state == "COMMITTED"
+
+
+def test_a_leadership_that_fails_leaves_no_producers(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    open_now = 0
+    begin, close = MemoryLog.producer, MemoryProducer.close
+
+    def counted(log: MemoryLog, transactional_id: str, *, timeout: float) -> MemoryProducer:
+        nonlocal open_now
+        open_now += 1
+        return begin(log, transactional_id, timeout=timeout)
+
+    def closed(producer: MemoryProducer) -> None:
+        nonlocal open_now
+        open_now -= 1
+        close(producer)
+
+    monkeypatch.setattr(MemoryLog, "producer", counted)
+    monkeypatch.setattr(MemoryProducer, "close", closed)
+    first = world.controller("first")
+    first.lead()
+    first.resign()
+    second = world.controller("second", key=b"x" * 32)
+    with pytest.raises(InvalidToken):
+        second.lead()
+    assert open_now == 0
