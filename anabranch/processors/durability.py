@@ -31,7 +31,7 @@ from anabranch.core.overlay import Overlay
 from anabranch.core.plan import Round, Tail, history_records
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation
-from anabranch.ports import Log, LogRefused, Producer, Table, TopicPartition
+from anabranch.ports import Log, LogRefused, OffsetOutOfRange, Producer, Table, TopicPartition
 from anabranch.processors.foresight import Foresight
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.merge import Merge, Placed
@@ -49,6 +49,7 @@ from anabranch.topics.names import (
 
 SMALL_BYTES = 1 << 20  # of merged data: one request together with the records
 BATCH_BYTES = 512 << 10
+_OFFSET_OUT_OF_RANGE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ def write_round(
     commit proves that nobody else led while they were made; a zombie's are made with an old state.
 
     Raises:
-        LogRefused: the broker refused some of it; the native transaction is aborted, nothing happened.
+        LogRefused: the broker refused some of it, or what it merges is gone from a journal; the native
+            transaction is aborted, nothing happened.
         LogUncertain, LogFenced, LogUnavailable: lead anew.
         TableError: the round has happened; the table can't follow.
     """
@@ -97,6 +99,10 @@ def write_round(
     except LogRefused:
         producer.abort()
         raise
+    except OffsetOutOfRange as error:
+        # Somebody else deletes from a journal. It is for good: who needed it can't be merged.
+        producer.abort()
+        raise LogRefused(f"its journal records are gone: {error}", _OFFSET_OUT_OF_RANGE) from error
     producer.commit()
     if to.foresight is not None and done.history:
         to.foresight.committed(done.data, done.bases)

@@ -549,3 +549,23 @@ def test_too_much_staged_is_refused_until_some_ends(keeps_table: bool) -> None:
     assert isinstance(play.ask(Begin(fresh, "nyc", None, 30_000_000)), Begun)
     assert play.commit(big).state == "COMMITTED"
     assert play.info().staged_bytes == 0
+
+
+@pytest.mark.parametrize("keeps_table", [True, False], ids=["checkpoint", "rebuilt"])
+def test_what_somebody_else_deleted_is_not_committed_and_holds_nobody(keeps_table: bool) -> None:
+    play = Play(keeps_table, settings={"chunk_bytes": 1 << 20})
+    old = old_transaction(play)
+    play.steps(2)
+    play.world.cluster.log("somebody").delete_records({JOURNAL: play.end})
+    if not keeps_table:
+        play.deaths += 1
+        play.lead()
+    refusal = play.commit(old)
+    assert isinstance(refusal, Refusal)
+    if keeps_table:
+        assert refusal.code == "TransactionAborted"
+        assert "its journal records are gone" in refusal.message
+    else:
+        assert refusal.code == "ReceiptMismatch", "the index knows nothing of them"
+    play.come_and_go(3)
+    assert play.committed(old) == {}
