@@ -165,6 +165,10 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     if not all(carry.done for carry in txn.carries.values()):
         _wait(turn, txn_id, LOOK_AGAIN_MS)
         return None
+    waits = txn_id in turn.hearing.to_carry and not txn.carries
+    if waits and any(turn.state.reserved(stream) for stream in txn.participants):
+        _wait(turn, txn_id, LOOK_AGAIN_MS)  # a big one is not planned in vain: that takes time
+        return None
     plan = plan_of(turn, txn_id, txn)
     if plan.records != txn.row.committed:
         # Never merge less, or more, than was decided. There is no way on: it is not past FINALIZE.
@@ -296,6 +300,7 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
     rows = []
     for target in plan.targets:
         if turn.state.reserved(target.stream):
+            turn.hearing.to_carry.add(plan.txn_id)
             _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
             return
         stream = turn.state.streams[target.stream]
@@ -303,7 +308,8 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
         lacking = len(target.sources) - len(idle)
         if lacking > 0:
             want_partitions(turn, target.stream, stream.partitions + lacking)
-            _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
+            refused_ms = turn.hearing.may_grow_ms.get(target.stream, 0) - turn.now_ms
+            _wait(turn, plan.txn_id, max(LOOK_AGAIN_MS, refused_ms))
             return
         rows += [
             CarryRow(

@@ -315,6 +315,7 @@ def finish(turn: Turn, row: TxnRow) -> None:
     turn.hearing.heard.pop(row.txn_id, None)
     turn.hearing.not_before_ms.pop(row.txn_id, None)
     turn.hearing.rolls_by_ms.pop(row.txn_id, None)
+    turn.hearing.to_carry.discard(row.txn_id)
 
 
 def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:

@@ -76,6 +76,7 @@ class Hearing:
     may_roll_ms: dict[str, int] = field(default_factory=dict)  # stream -> when it may roll again
     not_before_ms: dict[bytes, int] = field(default_factory=dict)  # decided commits that wait
     rolls_by_ms: dict[bytes, int] = field(default_factory=dict)  # … at most so long to be collated
+    to_carry: set[bytes] = field(default_factory=set)  # known to be big; another one is carried
     may_grow_ms: dict[str, int] = field(default_factory=dict)  # stream -> when it may ask again
     next_clean_ms: int = 0
     crowded: list[tuple[str, int]] = field(default_factory=list)  # where something may have to move

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from anabranch.core import decide_merge
+from anabranch.core import rows as k
+from anabranch.core.state import OpenTxn
+from anabranch.core.turn import Turn
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc
 
@@ -72,3 +80,38 @@ def test_a_rolling_commit_of_two_streams_waits_once_to_be_collated() -> None:
         break
     assert world.row("both").state == "COMMITTED"
     assert world.now_ms - begun <= 300
+
+
+def test_a_big_merge_that_waits_for_another_is_not_planned_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = nyc(chunk_bytes=CHUNK, round_bytes=CHUNK)
+    for label in ("first", "second"):
+        world.begin(label)
+        world.touch(label)
+        world.write(label, label, size=2 * CHUNK)
+    world.ask("scale", r.Scale("nyc/a", 1, (), ()))
+    for label in ("first", "second"):
+        world.commit(label, own=[world.receipt(label, label)])
+    world.wait(60)
+    states = [world.row(label).state for label in ("first", "second")]
+    assert states == ["FINALIZE_IN_PROGRESS", "COMMIT_IN_PROGRESS"]
+    planned = []
+    plan_of = decide_merge.plan_of
+
+    def counted(turn: Turn, txn_id: bytes, txn: OpenTxn) -> decide_merge.Plan:
+        planned.append(world.label(txn_id))
+        return plan_of(turn, txn_id, txn)
+
+    monkeypatch.setattr(decide_merge, "plan_of", counted)
+    for _ in range(10):
+        world.wait(60)
+    assert planned == []
+    # Carried to its place, the first one makes way.
+    ((key, row),) = world.state.open[world.id("first")].carries.items()
+    done = replace(row, cursor=9, first=0, end=1, count=1, done=True)
+    world.log_rows([(k.carry_key(world.id("first"), *key), done)])
+    for _ in range(4):
+        world.wait(60)
+    states = [world.row(label).state for label in ("first", "second")]
+    assert states == ["COMMITTED", "FINALIZE_IN_PROGRESS"]
