@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import ACTIVE
-from anabranch.core.journal_index import StoredRun, moved_run
+from anabranch.core.journal_runs import StoredRun, moved_run
 from anabranch.core.staged import Place, Use, uses
 from anabranch.core.state import State
 from anabranch.core.turn import Turn

@@ -17,7 +17,8 @@ from anabranch.core import segments as seg
 from anabranch.core.decide_scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decide_txn import abort_txn, end_pending, finish, journal_op
 from anabranch.core.ids import segment_number
-from anabranch.core.journal_index import JournalIndex, StoredRun, extents_of, taken_runs
+from anabranch.core.journal_index import JournalIndex, extents_of, taken_runs
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.plan import Landed, NewEpoch, Part, StreamCommit
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn

@@ -10,7 +10,7 @@ from __future__ import annotations
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import ACTIVE
 from anabranch.core.ids import NO_TXN
-from anabranch.core.journal_index import StoredRun, plain_run_key
+from anabranch.core.journal_runs import StoredRun, plain_run_key
 from anabranch.core.plan import Part, PlainWrites, Round, StreamCommit
 from anabranch.core.turn import Turn
 from anabranch.errors import check

@@ -5,13 +5,6 @@ keeps the runs of transactions that may still commit and counts what it rejects,
 from the journals and the status rows alone, so it can be rebuilt at any time.
 
 Runs of plain records, which belong to no transaction, are kept until they are committed (`decide_plain`).
-
-Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first offset (8)``. Plain runs have
-the transaction id of zeros and the writer 0. A run that was moved forward keeps its key, with the offset that
-its writer saw, and its value says where it lies now.
-
-Rejected records of open transactions: ``x | txn id (16) | stream | 00 | partition (4) | first offset (8)``. What
-lies below the journal's low water is counted in the transaction's row instead.
 """
 
 from __future__ import annotations
@@ -20,20 +13,28 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.core.journal_runs import (
+    Run,
+    StoredRun,
+    moved_run,
+    pack_run,
+    place_of,
+    rejected_key,
+    run_key,
+    runs_prefix,
+    txn_of,
+    unpack_run,
+)
 from anabranch.core.overlay import Rows
 from anabranch.core.staged import Read, Staged
 from anabranch.core.state import OpenTxn, State
-from anabranch.schemas.records import Extent, MovedRun, PendingCommitRow, Receipt, SegmentRange
+from anabranch.schemas.records import Extent, PendingCommitRow, Receipt, SegmentRange
 
-# End, records, sum of checksums; base offset and size of the batch; where it was moved to (0: nowhere); pure.
-_VALUE = struct.Struct(">qqqqqq?")
-_COUNT = struct.Struct(">q")
-_AFTER_PARTITION = TXN_ID_SIZE + 16  # of an index key: transaction id, writer, first offset
 CRC_MODULUS = 1 << 63
+_COUNT = struct.Struct(">q")
 
 REASONS = (
     "unknown_transaction",
@@ -46,50 +47,6 @@ REASONS = (
     "native_transaction",
     "malformed_batch",
 )
-
-
-class Run(NamedTuple):
-    """Consecutive records of one writer inside one batch.
-
-    ``low``/``high``: least and greatest key position of the keyed records, -1 if none has a key.
-    ``pure``: the run is the whole batch and the batch may be copied as it is.
-    """
-
-    txn_id: bytes
-    writer: int
-    stream_epoch: int
-    first: int
-    end: int
-    records: int
-    crc_sum: int
-    low: int
-    high: int
-    batch_base: int
-    batch_size: int
-    pure: bool
-
-
-class StoredRun(NamedTuple):
-    """A run as the index keeps it.
-
-    ``first``/``end``: the offsets that its writer saw, which receipts speak of. ``moved_to``: where its first
-    record lies now, if not there; the batch is the one that it lies in now.
-    """
-
-    writer: int
-    first: int
-    end: int
-    records: int
-    crc_sum: int
-    batch_base: int
-    batch_size: int
-    pure: bool
-    moved_to: int = 0
-
-    @property
-    def at(self) -> int:
-        """The offset of its first record now."""
-        return self.moved_to or self.first
 
 
 @dataclass(slots=True)
@@ -129,7 +86,7 @@ class JournalIndex:
         for key, value in self.rows.scan(k.POSITION + b"j"):
             stream, partition = key[2:-4].decode(), int.from_bytes(key[-4:], "big")
             self.positions[stream, partition] = int.from_bytes(value, "big")
-            for run in self._stored(_prefix(stream, partition) + NO_TXN):
+            for run in self._stored(runs_prefix(stream, partition) + NO_TXN):
                 self.plain_ends[stream, partition] = run.end
 
     def add(
@@ -155,7 +112,7 @@ class JournalIndex:
         changes: dict[bytes, bytes | None] = {}
         staged = self.staged
         moved: dict[bytes, set[tuple[int, int]]] = {}
-        prefix = _prefix(stream, partition)
+        prefix = runs_prefix(stream, partition)
         for run in runs:
             reason = self.verdict(state, stream, partition, run)
             if reason:
@@ -163,7 +120,7 @@ class JournalIndex:
                     self.rejected[stream][reason] += run.records
                 # What is late now may have stood there, and been counted as left out, at the decision.
                 if run.txn_id in state.open and (counting or reason != "late"):
-                    key = _rejected_key(run.txn_id, stream, partition, run.first)
+                    key = rejected_key(run.txn_id, stream, partition, run.first)
                     changes[key] = _COUNT.pack(run.records)
                     staged.refused.add(run.txn_id)
                 continue
@@ -172,12 +129,12 @@ class JournalIndex:
                     moved[run.txn_id] = _moved_runs(state.open[run.txn_id], place)
                 if (run.writer, run.first) in moved[run.txn_id]:
                     continue  # read again; it lies elsewhere, as the table says
-            changes[_key(prefix, run)] = _packed(run)
+            changes[run_key(prefix, run)] = pack_run(run)
             staged.add(run.txn_id, place, run.batch_base, run.batch_size)
         plain_done = state.plain.get((stream, partition), 0)
         for run in plain:
             if run.first >= plain_done:
-                changes[_key(prefix, run)] = _packed(run)
+                changes[run_key(prefix, run)] = pack_run(run)
                 self.plain_ends[stream, partition] = run.end
         read = self.read.get(place)
         if read is None:
@@ -218,7 +175,7 @@ class JournalIndex:
         self, txn_id: bytes, stream: str, partition: int, offset: int
     ) -> list[tuple[bytes, int]]:
         """(table key, records) of what was rejected of a transaction in a journal partition before an offset."""
-        first, end = (_rejected_key(txn_id, stream, partition, at) for at in (0, offset))
+        first, end = (rejected_key(txn_id, stream, partition, at) for at in (0, offset))
         return [(key, count) for key, count in self._rejections(txn_id) if first <= key < end]
 
     def _rejections(self, txn_id: bytes) -> list[tuple[bytes, int]]:
@@ -234,10 +191,10 @@ class JournalIndex:
         if self._staged is None:
             found = Staged()
             for key, value in self.rows.scan(k.INDEX):
-                txn_id = _txn_of(key)
+                txn_id = txn_of(key)
                 if txn_id != NO_TXN:
-                    _, _, _, base, size, _, _ = _VALUE.unpack(value)
-                    found.add(txn_id, _place(key), base, size)
+                    run = unpack_run(key, value)
+                    found.add(txn_id, place_of(key), run.batch_base, run.batch_size)
             for key, _ in self.rows.scan(k.REJECTED):
                 found.refused.add(key[1 : 1 + TXN_ID_SIZE])
             self._staged = found
@@ -245,14 +202,11 @@ class JournalIndex:
 
     def runs(self, txn_id: bytes, stream: str, partition: int) -> list[StoredRun]:
         """A transaction's runs in a journal partition, by writer and offset."""
-        return list(self._stored(_prefix(stream, partition) + txn_id))
+        return list(self._stored(runs_prefix(stream, partition) + txn_id))
 
     def _stored(self, prefix: bytes) -> Iterator[StoredRun]:
         for key, value in self.rows.scan(prefix):
-            end, count, crc_sum, base, size, moved_to, pure = _VALUE.unpack(value)
-            writer, first = struct.unpack(">Qq", key[-16:])
-            writer -= 1 << 63
-            yield StoredRun(writer, first, end, count, crc_sum, base, size, pure, moved_to)
+            yield unpack_run(key, value)
 
     def plain_waiting(self, state: State) -> list[tuple[str, int]]:
         """The journal partitions with plain writes that are not committed; what waits longest comes first."""
@@ -261,7 +215,7 @@ class JournalIndex:
     def plain_runs(self, state: State, stream: str, partition: int) -> Iterator[StoredRun]:
         """The plain runs of a journal partition that are not committed, in order; read as they are taken."""
         done = state.plain.get((stream, partition), 0)
-        for run in self._stored(_prefix(stream, partition) + NO_TXN):
+        for run in self._stored(runs_prefix(stream, partition) + NO_TXN):
             if run.first >= done:
                 yield run
 
@@ -281,7 +235,7 @@ class JournalIndex:
         keys = [key for key, _ in self._rejections(txn_id)]
         for stream, epoch in state.participants(txn_id).items():
             for segment in layout(state, stream, epoch):
-                prefix = _prefix(stream, segment.partition) + txn_id
+                prefix = runs_prefix(stream, segment.partition) + txn_id
                 keys += [key for key, _ in self.rows.scan(prefix)]
         return keys
 
@@ -303,9 +257,9 @@ class JournalIndex:
         """Table changes for what ended, or was moved, while this table was not kept up."""
         gone: dict[bytes, bytes | None] = {}
         for key, _ in self.rows.scan(k.INDEX):
-            txn_id = _txn_of(key)
+            txn_id = txn_of(key)
             if txn_id == NO_TXN:
-                if int.from_bytes(key[-8:], "big") < state.plain.get(_place(key), 0):
+                if int.from_bytes(key[-8:], "big") < state.plain.get(place_of(key), 0):
                     gone[key] = None
             elif txn_id not in state.open:
                 gone[key] = None
@@ -394,25 +348,6 @@ def _takes(pending: PendingCommitRow, stream: str, partition: int, run: Run) -> 
     return extent is not None and extent.first <= run.first and run.end <= extent.end
 
 
-def _prefix(stream: str, partition: int) -> bytes:
-    return k.INDEX + stream.encode() + b"\0" + partition.to_bytes(4, "big")
-
-
-def _place(key: bytes) -> tuple[str, int]:
-    """(stream, partition) of an index key."""
-    place = key[len(k.INDEX) : -_AFTER_PARTITION]
-    return place[:-5].decode(), int.from_bytes(place[-4:], "big")
-
-
-def _txn_of(key: bytes) -> bytes:
-    return key[-_AFTER_PARTITION : -_AFTER_PARTITION + TXN_ID_SIZE]
-
-
-def _rejected_key(txn_id: bytes, stream: str, partition: int, first: int) -> bytes:
-    place = stream.encode() + b"\0" + partition.to_bytes(4, "big")
-    return k.REJECTED + txn_id + place + first.to_bytes(8, "big")
-
-
 def _is_counted(state: State, key: bytes) -> bool:
     """Whether the rejected records of a key need not be kept: they are counted in the transaction's row."""
     txn_id, place, first = key[1 : 1 + TXN_ID_SIZE], key[1 + TXN_ID_SIZE : -8], key[-8:]
@@ -429,31 +364,3 @@ def _moved_runs(txn: OpenTxn, place: tuple[str, int]) -> set[tuple[int, int]]:
         if (stream, partition) == place
         for run in row.runs
     }
-
-
-def moved_run(txn_id: bytes, stream: str, partition: int, run: MovedRun) -> tuple[bytes, bytes]:
-    """Table key and value of a run that was moved."""
-    key = _prefix(stream, partition) + txn_id + _run_id(run)
-    value = _VALUE.pack(
-        run.end, run.count, run.crc_sum, run.batch_base, run.batch_size, run.at, run.pure
-    )
-    return key, value
-
-
-def _key(prefix: bytes, run: Run) -> bytes:
-    return prefix + run.txn_id + _run_id(run)
-
-
-def _run_id(run: Run | StoredRun | MovedRun) -> bytes:
-    return struct.pack(">Qq", run.writer + (1 << 63), run.first)
-
-
-def plain_run_key(stream: str, partition: int, run: StoredRun) -> bytes:
-    """Table key of a plain run."""
-    return _prefix(stream, partition) + NO_TXN + _run_id(run)
-
-
-def _packed(run: Run) -> bytes:
-    return _VALUE.pack(
-        run.end, run.records, run.crc_sum, run.batch_base, run.batch_size, 0, run.pure
-    )

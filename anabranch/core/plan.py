@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from anabranch.core.journal_index import StoredRun
+from anabranch.core.journal_runs import StoredRun
 from anabranch.errors import check
 from anabranch.schemas.records import (
     CommitRecord,

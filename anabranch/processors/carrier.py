@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.decide_merge import runs_to_carry
-from anabranch.core.journal_index import JournalIndex, StoredRun
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.state import State
 from anabranch.ports import Log, LogRefused, Producer, TopicPartition
 from anabranch.schemas.codec import encode

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from anabranch.core.ids import NO_TXN, unpack_txn_header
-from anabranch.core.journal_index import JournalIndex, Run
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.journal_runs import Run
 from anabranch.core.overlay import Overlay
 from anabranch.core.state import State
 from anabranch.ports import CorruptBatch, Fetched, RawBatch

@@ -23,7 +23,8 @@ from anabranch.core.decide import decide, decide_due
 from anabranch.core.decide_admin import stream_created, stream_refused
 from anabranch.core.decide_commit import next_due_ms
 from anabranch.core.ids import NO_TXN, make_txn_id
-from anabranch.core.journal_index import CRC_MODULUS, JournalIndex, Run
+from anabranch.core.journal_index import CRC_MODULUS, JournalIndex
+from anabranch.core.journal_runs import Run
 from anabranch.core.plan import ReplyTo, Round
 from anabranch.core.state import State
 from anabranch.core.tokens import Token, sign

@@ -15,14 +15,13 @@ from anabranch.core.journal_index import (
     CRC_MODULUS,
     REASONS,
     JournalIndex,
-    Run,
-    StoredRun,
     extents_of,
     layout,
     position_key,
     segment_on,
     taken_runs,
 )
+from anabranch.core.journal_runs import Run, StoredRun
 from anabranch.core.keyspace import SPACE
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc

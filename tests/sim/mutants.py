@@ -17,7 +17,8 @@ from anabranch.core import (
     journal_index,
 )
 from anabranch.core import rows as k
-from anabranch.core.journal_index import JournalIndex, StoredRun, Weighed
+from anabranch.core.journal_index import JournalIndex, Weighed
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.tokens import key_id
 from anabranch.core.turn import Hearing, Turn
 from anabranch.ports import Producer, TopicPartition

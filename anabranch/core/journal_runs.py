@@ -1,0 +1,125 @@
+"""Runs of journal records, and how the table keeps them.
+
+Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first offset (8)``. Plain runs have
+the transaction id of zeros and the writer 0. A run that was moved forward keeps its key, with the offset that
+its writer saw, and its value says where it lies now.
+
+Rejected records of open transactions: ``x | txn id (16) | stream | 00 | partition (4) | first offset (8)``. What
+lies below the journal's low water is counted in the transaction's row instead.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from anabranch.core import rows as k
+from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.schemas.records import MovedRun
+
+# End, records, sum of checksums; base offset and size of the batch; where it was moved to (0: nowhere); pure.
+_VALUE = struct.Struct(">qqqqqq?")
+_AFTER_PARTITION = TXN_ID_SIZE + 16  # of an index key: transaction id, writer, first offset
+
+
+class Run(NamedTuple):
+    """Consecutive records of one writer inside one batch.
+
+    ``low``/``high``: least and greatest key position of the keyed records, -1 if none has a key.
+    ``pure``: the run is the whole batch and the batch may be copied as it is.
+    """
+
+    txn_id: bytes
+    writer: int
+    stream_epoch: int
+    first: int
+    end: int
+    records: int
+    crc_sum: int
+    low: int
+    high: int
+    batch_base: int
+    batch_size: int
+    pure: bool
+
+
+class StoredRun(NamedTuple):
+    """A run as the index keeps it.
+
+    ``first``/``end``: the offsets that its writer saw, which receipts speak of. ``moved_to``: where its first
+    record lies now, if not there; the batch is the one that it lies in now.
+    """
+
+    writer: int
+    first: int
+    end: int
+    records: int
+    crc_sum: int
+    batch_base: int
+    batch_size: int
+    pure: bool
+    moved_to: int = 0
+
+    @property
+    def at(self) -> int:
+        """The offset of its first record now."""
+        return self.moved_to or self.first
+
+
+def runs_prefix(stream: str, partition: int) -> bytes:
+    """What the keys of a journal partition's runs begin with."""
+    return k.INDEX + stream.encode() + b"\0" + partition.to_bytes(4, "big")
+
+
+def place_of(key: bytes) -> tuple[str, int]:
+    """(stream, partition) of a run's key."""
+    place = key[len(k.INDEX) : -_AFTER_PARTITION]
+    return place[:-5].decode(), int.from_bytes(place[-4:], "big")
+
+
+def txn_of(key: bytes) -> bytes:
+    """The transaction id of a run's key."""
+    return key[-_AFTER_PARTITION : -_AFTER_PARTITION + TXN_ID_SIZE]
+
+
+def rejected_key(txn_id: bytes, stream: str, partition: int, first: int) -> bytes:
+    """Table key of rejected records."""
+    place = stream.encode() + b"\0" + partition.to_bytes(4, "big")
+    return k.REJECTED + txn_id + place + first.to_bytes(8, "big")
+
+
+def moved_run(txn_id: bytes, stream: str, partition: int, run: MovedRun) -> tuple[bytes, bytes]:
+    """Table key and value of a run that was moved."""
+    key = runs_prefix(stream, partition) + txn_id + _run_id(run)
+    value = _VALUE.pack(
+        run.end, run.count, run.crc_sum, run.batch_base, run.batch_size, run.at, run.pure
+    )
+    return key, value
+
+
+def run_key(prefix: bytes, run: Run) -> bytes:
+    """Table key of a run; ``prefix``: `runs_prefix`."""
+    return prefix + run.txn_id + _run_id(run)
+
+
+def _run_id(run: Run | StoredRun | MovedRun) -> bytes:
+    return struct.pack(">Qq", run.writer + (1 << 63), run.first)
+
+
+def plain_run_key(stream: str, partition: int, run: StoredRun) -> bytes:
+    """Table key of a plain run."""
+    return runs_prefix(stream, partition) + NO_TXN + _run_id(run)
+
+
+def pack_run(run: Run) -> bytes:
+    """Table value of a run that lies where it was written."""
+    return _VALUE.pack(
+        run.end, run.records, run.crc_sum, run.batch_base, run.batch_size, 0, run.pure
+    )
+
+
+def unpack_run(key: bytes, value: bytes) -> StoredRun:
+    """The run of a table key and value."""
+    end, count, crc_sum, base, size, moved_to, pure = _VALUE.unpack(value)
+    writer, first = struct.unpack(">Qq", key[-16:])
+    return StoredRun(writer - (1 << 63), first, end, count, crc_sum, base, size, pure, moved_to)
