@@ -73,13 +73,17 @@ class Account:
         key = stream, segment_number(segment.segment_id)
         self.written[label].setdefault(key, []).append((run.writer, run.first, run.end))
 
-    def commit(self, label: str) -> None:
-        txn = self.txn(label)
-        if txn in self.written:
-            self.lives[label] += 1
-            self.committing.add(txn)
-            own = [self.world.receipt(txn, f"w-{txn}")]
-            self.world.commit(txn, own=own, asker=f"commit {txn}")
+    def commit(self, *labels: str) -> None:
+        """All in one round."""
+        asked = []
+        for label in labels:
+            txn = self.txn(label)
+            if txn in self.written:
+                self.lives[label] += 1
+                self.committing.add(txn)
+                own = [self.world.receipt(txn, f"w-{txn}")]
+                asked.append((f"commit {txn}", self.world.committing(txn, own=own)))
+        self.world.turn(*asked)
 
     def abort(self, label: str) -> None:
         txn = self.txn(label)
@@ -181,7 +185,7 @@ moves = st.one_of(
         st.just("write"), labels, streams, small, st.integers(1, 3), st.sampled_from((50, 200, 700))
     ),
     st.tuples(st.just("commit"), labels),
-    st.tuples(st.just("commit"), labels),
+    st.just(("commit", *LABELS)),
     st.tuples(st.just("abort"), labels),
     st.tuples(
         st.just("scale"),
@@ -198,7 +202,7 @@ moves = st.one_of(
 
 
 @settings(
-    max_examples=150,
+    max_examples=100,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

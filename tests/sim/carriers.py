@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.state import State
+from anabranch.processors import carrier
 from anabranch.processors.carrier import Carriers, Lane
 from anabranch.schemas.records import CarryRow
 from tests.sim.world import START_S, World
@@ -43,16 +45,12 @@ class CarriersBeside(Carriers):
                 self._world.spawn(self._world.current, f"carrier-{number}", body)
 
     def take(self, wall_ms: int) -> list[CarryRow]:
-        """See `Carriers`."""
-        rows = []
-        while not self._told.empty():
-            told = self._told.get_nowait()
-            if isinstance(told, Exception):
-                raise told
-            rows.append(told)
-            if told.done:
-                self._jobs.pop((told.txn_id, told.stream, told.number), None)
-        return rows
+        """See `Carriers`; what waits is for the tasks."""
+        waiting, self._waiting = self._waiting, deque()
+        try:
+            return super().take(wall_ms)
+        finally:
+            self._waiting = waiting
 
     def _run(self, lane: Lane) -> None:
         while not self._stop.is_set():
@@ -62,8 +60,11 @@ class CarriersBeside(Carriers):
             job = self._waiting.popleft()
             self._busy += 1
             try:
-                while not self._stop.is_set() and not job.row.done:
-                    self._told.put(lane.chunk(job, int((START_S + self._world.now) * 1000)))
+                while not self._stop.is_set():
+                    wall_ms = int((START_S + self._world.now) * 1000)
+                    self._told.put(told := carrier._chunk(lane, job, wall_ms))
+                    if not isinstance(told, CarryRow) or told.done:
+                        break
             except Exception as error:  # noqa: BLE001 the leader raises it
                 self._told.put(error)
                 return

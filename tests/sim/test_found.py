@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.ports import LogFenced
+from anabranch.ports import LogFenced, TopicPartition
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
+from anabranch.topics.names import stream_topic
 from tests.processors.world import World
 from tests.sim.simulation import simulate
 
@@ -40,3 +41,33 @@ def test_merges_fit_into_the_batches_that_their_streams_take() -> None:
     for seed in range(15):
         report = simulate(seed, tight=True)
         assert not report.violation, str(report)
+
+
+def test_a_new_leader_carries_on_only_when_it_has_read_the_journals() -> None:
+    """Without a table it saw nothing to carry, took that for all, and merged the transaction without its events."""
+    world = World()
+    leader = world.controller("leader", chunk_bytes=200)
+    leader.lead()
+    world.stream(leader, "nyc/a", segments=1)
+    txn_id = world.txn_id()
+    begun = world.ask(leader, r.Begin(txn_id, "nyc", None, 60_000))
+    touched = world.ask(leader, r.Touch(begun.token, "nyc/a"))
+    events = [(b"k", b"%d" % i) for i in range(20)]
+    receipt = world.write(txn_id, 1, "nyc/a", touched.segments, events, one_batch=False)
+    asked = world.send(r.Commit(begun.token, (receipt,), (), None, 1000))
+    for _ in range(10):
+        if leader.state.open[txn_id].carries:
+            break
+        leader.step(0)
+        world.clock.sleep(0.1)
+    successor = world.controller("successor", store=MemoryStore(), chunk_bytes=200)
+    successor.lead()
+    for _ in range(40):
+        successor.step(0)
+        world.clock.sleep(0.1)
+    outcome = world.reply(asked)
+    assert isinstance(outcome, r.Outcome), outcome
+    assert (outcome.state, outcome.committed) == ("COMMITTED", 20)
+    partitions = range(successor.state.streams["nyc/a"].partitions)
+    places = [TopicPartition(stream_topic("nyc/a"), number) for number in partitions]
+    assert sum(len(world.committed(place)) for place in places) == 20
