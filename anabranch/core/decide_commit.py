@@ -25,7 +25,7 @@ from anabranch.core.decide_txn import (
     put_receipt,
     supersede,
 )
-from anabranch.core.journal_index import Weighed
+from anabranch.core.journal_index import JournalIndex, Weighed
 from anabranch.core.plan import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import judge
@@ -153,13 +153,19 @@ def _can_merge(turn: Turn, txn_id: bytes) -> bool:
     return pending is not None and pending.decided and turn.index.covers(pending.writers)
 
 
-def next_due_ms(state: State, hearing: Hearing, wall_ms: int, now_ms: int) -> int | None:
-    """In how many milliseconds the next commit is to be looked at: 0 if one can be merged at once."""
+def next_due_ms(
+    state: State, index: JournalIndex, hearing: Hearing, wall_ms: int, now_ms: int
+) -> int | None:
+    """In how many milliseconds the next commit is to be looked at: 0 if one can be merged at once.
+
+    What the journals do not cover yet is not due: reading them wakes the loop.
+    """
     due = []
     for txn_id in state.committing:
         pending = state.open[txn_id].pending
         if pending is not None and pending.decided:
-            due.append(max(0, hearing.not_before_ms.get(txn_id, 0) - now_ms))
+            if index.covers(pending.writers):
+                due.append(max(0, hearing.not_before_ms.get(txn_id, 0) - now_ms))
         elif pending is not None:
             due.append(max(0, pending.deadline_ms - wall_ms))
     return min(due, default=None)

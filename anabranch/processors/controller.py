@@ -50,6 +50,7 @@ from anabranch.topics.splice import DEFAULT_LIMIT
 MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
 INDEX_ROWS = 5_000  # so many changes of the journal index call for a round of their own
 MESSAGE_TOO_LARGE = 10
+REFUSED_WAIT_MS = 10_000  # how long the last round of a carried merge waits after a refusal
 GROWTH_LOOK_S = 0.01  # how soon topics that are being grown are looked at again
 
 
@@ -209,9 +210,15 @@ class Controller:
             del self._intake.queue[0]
             return
         for txn_id in turn.round.merged:
-            abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
+            if fresh.open(txn_id).row.state == "COMMIT_IN_PROGRESS":
+                abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
+            else:  # carried aside: there is no way back
+                self._hearing.not_before_ms[txn_id] = turn.now_ms + REFUSED_WAIT_MS
         give_up(fresh, turn.round)
-        check(not fresh.round.empty, f"the broker refuses what the controller itself says: {error}")
+        check(
+            not fresh.round.empty or bool(turn.round.merged),
+            f"the broker refuses what the controller itself says: {error}",
+        )
         self._write(fresh)
 
     def _write(
@@ -297,7 +304,9 @@ class Controller:
         if self._hearing.crowded or self._intake.index.plain_waiting(self._state):
             return 0.0  # there is more to move, or the round before was full
         wall_ms = int(self.clock.wall() * 1000)
-        due_ms = next_due_ms(self._state, self._hearing, wall_ms, self._now_ms())
+        due_ms = next_due_ms(
+            self._state, self._intake.index, self._hearing, wall_ms, self._now_ms()
+        )
         if due_ms is not None:
             max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:

@@ -181,7 +181,7 @@ class World:
 
     def next_due_ms(self) -> int | None:
         """When the next commit is to be looked at."""
-        return next_due_ms(self.state, self.hearing, self.wall_ms, self.now_ms)
+        return next_due_ms(self.state, self.index, self.hearing, self.wall_ms, self.now_ms)
 
     def new_turn(self) -> Turn:
         return Turn(self.state, self.index, self.settings, self.hearing, self.wall_us, self.now_ms)

@@ -211,7 +211,8 @@ class Model:
         if txn.state == COMMITTED:
             return self._text(txn)
         if txn.state == ABORTED:
-            earlier = self._earlier(c.name) if txn.keepalive_ms else None
+            # Of one that was only resolved not even the scope is known.
+            earlier = None if txn.reason.startswith("it was resolved") else self._earlier(c.name)
             if earlier is None:
                 raise Refused("TransactionAborted")
             return self._text(earlier)
