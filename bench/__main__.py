@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,10 +106,12 @@ def main() -> int:
         parser.error(f"no bench {', '.join(unknown)}; there are {', '.join([*BENCHES, *GROUPS])}")
     console = Console(stderr=options.json == "-")
     report: dict[str, Any] = {"machine": setting.machine(), "quick": options.quick}
+    load = report["load_of_machine"] = [os.getloadavg()[0]]  # before, and after each
     for name in dict.fromkeys(names):
         title, run = BENCHES[name]
         result, (head, rows) = run(options.quick)
         report[name] = result
+        load.append(os.getloadavg()[0])
         table = Table(*head, title=title, title_justify="left")
         for row in rows:
             table.add_row(*row)

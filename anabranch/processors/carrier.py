@@ -129,7 +129,11 @@ class Lane:
 
 
 class Carriers:
-    """All lanes of a leader. Steppable: without ``threads`` each `take` carries one chunk a lane itself."""
+    """All lanes of a leader. Steppable: without ``threads`` each `take` carries one chunk a lane itself.
+
+    Threads carry one chunk at a time between them: two at once were no quicker on one broker, and rounds of
+    small commits waited for more.
+    """
 
     def __init__(self, lanes: Sequence[Lane], *, threads: bool) -> None:
         self._lanes = lanes
@@ -139,6 +143,7 @@ class Carriers:
         self._told: queue.SimpleQueue[CarryRow | _Refused | Exception] = queue.SimpleQueue()
         self._not_before_ms: dict[Key, int] = {}  # what the broker refused, wall clock
         self._stop = threading.Event()
+        self._one_chunk = threading.Lock()
         self._threads = (
             [
                 threading.Thread(target=self._run, args=(lane,), name=f"carrier-{i}", daemon=True)
@@ -217,7 +222,9 @@ class Carriers:
             job, wall_ms = work
             try:
                 while not self._stop.is_set():
-                    self._told.put(told := _chunk(lane, job, wall_ms))
+                    with self._one_chunk:
+                        told = _chunk(lane, job, wall_ms)
+                    self._told.put(told)
                     if isinstance(told, _Refused) or told.done:
                         break
             except Exception as error:  # noqa: BLE001 the leader raises it

@@ -1,0 +1,96 @@
+"""Threads that carry: one chunk at a time between them, and what ends one is raised."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from anabranch.ports import LogUncertain
+from anabranch.processors.carrier import Carriers, Job, Lane
+from anabranch.schemas.records import CarryRow
+
+CHUNKS = 4
+DEADLINE_S = 10.0
+
+
+class WatchedLane(Lane):
+    """A lane without a log: it counts who carries beside it."""
+
+    carrying = 0
+    most = 0
+    lock = threading.Lock()
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self._fails = fails
+
+    def chunk(self, job: Job, wall_ms: int) -> CarryRow:
+        with self.lock:
+            WatchedLane.carrying += 1
+            WatchedLane.most = max(WatchedLane.most, WatchedLane.carrying)
+        time.sleep(0.01)
+        with self.lock:
+            WatchedLane.carrying -= 1
+        if self._fails:
+            raise LogUncertain("the broker went away")
+        count = job.row.count + 1
+        job.row = replace(job.row, count=count, done=count == CHUNKS)
+        return job.row
+
+    def close(self) -> None:
+        """It has no readers."""
+
+
+@contextmanager
+def carrying(lanes: list[Lane], jobs: int) -> Iterator[Carriers]:
+    """Threads at work on so many jobs."""
+    WatchedLane.carrying = WatchedLane.most = 0
+    carriers = Carriers(lanes, threads=True)
+    try:
+        for number in range(jobs):
+            row = CarryRow(
+                b"t" * 16, "s/x", number, number, number + 2,
+                cursor=0, first=-1, end=-1, count=0, done=False,
+            )  # fmt: skip
+            job = Job(row, deque(), 1_000_000)
+            carriers._jobs[job.key] = job
+            carriers._todo.put((job, 0))
+        yield carriers
+    finally:
+        carriers.close()
+
+
+def take_until(carriers: Carriers, count: int) -> list[CarryRow]:
+    rows: list[CarryRow] = []
+    until = time.monotonic() + DEADLINE_S
+    while len(rows) < count:
+        assert time.monotonic() < until, rows
+        rows += carriers.take(0)
+        time.sleep(0.001)
+    return rows
+
+
+def test_one_chunk_at_a_time() -> None:
+    with carrying([WatchedLane(), WatchedLane()], jobs=2) as carriers:
+        rows = take_until(carriers, 2 * CHUNKS)
+    assert WatchedLane.most == 1
+    for number in range(2):
+        mine = [row.count for row in rows if row.number == number]
+        assert mine == list(range(1, CHUNKS + 1)), "each segment's chunks in order, none twice"
+    assert sum(row.done for row in rows) == 2
+
+
+def test_a_failure_does_not_hold_up_the_other_lane() -> None:
+    with carrying([WatchedLane(fails=True), WatchedLane(fails=True)], jobs=2) as carriers:
+        failures = 0
+        until = time.monotonic() + DEADLINE_S
+        while failures < 2:
+            assert time.monotonic() < until
+            try:
+                carriers.take(0)
+            except LogUncertain:
+                failures += 1
+            time.sleep(0.001)
