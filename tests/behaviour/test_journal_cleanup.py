@@ -1,0 +1,112 @@
+"""Journals on a real cluster: cut while transactions come and go, moved under an old one, over a kill."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import anabranch
+from anabranch.errors import AnabranchError
+from anabranch.ports import TopicPartition
+from anabranch.processors.failpoints import VARIABLE
+from anabranch.topics.kafka_log import KafkaLog
+from tests.cluster import Cluster, start_cluster
+from tests.conftest import Broker
+
+pytestmark = pytest.mark.broker
+
+SOON_S = 30.0
+EVENTS = 4_000  # of a young transaction: half a megabyte
+MOVE_BYTES = 2 << 20
+
+
+@pytest.fixture
+def own(broker: Broker, unique: str, tmp_path: Path) -> Iterator[Cluster]:
+    cluster = start_cluster(
+        broker.bootstrap, tmp_path, f"clean{unique}", ("--move-bytes", str(MOVE_BYTES))
+    )
+    yield cluster
+    cluster.controller.kill()
+
+
+@pytest.fixture
+def log(broker: Broker) -> Iterator[KafkaLog]:
+    kafka = KafkaLog(broker.bootstrap)
+    yield kafka
+    kafka.close()
+
+
+def test_an_old_transaction_holds_no_journal_and_commits_whole(
+    own: Cluster, log: KafkaLog, unique: str, tmp_path: Path
+) -> None:
+    stream = f"p{unique}/long"
+    journal = TopicPartition(f"p{unique}.long.journal", 0)
+    written: list[bytes] = []
+
+    def young(count: int, by: anabranch.Client | None = None) -> None:
+        for _ in range(count):
+            with (by or client).begin(f"p{unique}") as txn:
+                txn.token()  # so it is no one-shot
+                txn.write_many(stream, ((os.urandom(120), b"k") for _ in range(EVENTS)))
+                txn.commit()
+
+    def write_old(count: int) -> int:
+        """Where its records begin."""
+        at = log.end_offsets([journal], committed=False)[journal]
+        for _ in range(count):
+            written.append(b"old-%d" % len(written))
+            old.write(stream, written[-1], key=b"key")
+            if len(written) % 50 == 0:
+                old.flush()
+        old.flush()
+        return at
+
+    def wait_cut(beyond: int) -> None:
+        until = time.monotonic() + SOON_S
+        while True:
+            low = client.describe(stream).low_water.get(0, 0)
+            start = log.start_offsets([journal])[journal]
+            assert start <= low, "nothing goes that is not on the log first"
+            if start > beyond:
+                return
+            assert time.monotonic() < until, (
+                f"the journal begins at {start}, {beyond} is needed by nobody"
+            )
+            young(1)
+            time.sleep(0.5)
+
+    with anabranch.connect(own.bootstrap, prefix=own.prefix, timeout=60) as client:
+        client.create_stream(stream)
+        old = client.begin(f"p{unique}")
+        first = write_old(500)
+        young(8)
+        wait_cut(first + 500)
+        assert client.describe(stream).staged_bytes > 0
+
+        # Again, and the controller dies with copies appended and no row that tells of them.
+        second = write_old(300)
+        own.controller.stop()
+        own.controller.environment = {VARIABLE: "append:stream#1:after:kill"}
+        own.controller.start().wait_leading()
+        with (
+            anabranch.connect(own.bootstrap, prefix=own.prefix, timeout=5) as brief,
+            pytest.raises(AnabranchError),
+        ):
+            young(100, brief)
+        assert not own.controller.running, "killed in mid-move"
+        # Its successor has no table.
+        own.controller.environment = {}
+        shutil.rmtree(own.controller.folder / "data")
+        own.controller.start().wait_leading()
+        young(8)
+        wait_cut(second + 300)
+        write_old(1)
+        assert old.commit().counts.committed == len(written) == 801
+        with client.read(stream, timeout=2.0) as reader:
+            found = [e.value for e in reader if e.key == b"key"]
+        assert found == written, "whole, once, in order"
