@@ -27,6 +27,7 @@ from tests.crash.zygote import Spec, say
 IDLE_WAIT_S = 0.5
 PAUSE_S = 0.05
 KEY = "00" * 32
+TIDY = {"clean_ms": 200, "clean_records": 200, "clean_bytes": 50_000, "move_bytes": 100_000}
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Lead(Spec):
     ``speed``: how fast its monotonic clock runs, so that keepalives need not be waited for. ``limit``: the
     largest file it may write, bytes (0: any). ``again``: whether it leads anew after it was fenced.
     ``prepare``: whether it makes the topics of the control partition. ``threads``: whether carriers and the
-    fetching of journals have threads of their own, as in the service.
+    fetching of journals have threads of their own, as in the service. ``tidy``: whether journals are cut, and
+    old data is moved, as soon as there is a little to gain.
     """
 
     folder: str = ""
@@ -53,6 +55,7 @@ class Lead(Spec):
     replies: int = 1
     chunk_bytes: int = 16 << 20
     threads: bool = False
+    tidy: bool = False
 
     run = "tests.crash.leader:lead"
 
@@ -134,6 +137,7 @@ def lead(number: int, told: dict[str, Any]) -> int:
             token_key=bytes.fromhex(spec.key),
             reply_partitions=spec.replies,
             chunk_bytes=spec.chunk_bytes,
+            **(TIDY if spec.tidy else {}),
         ),
         leader=f"{spec.name or 'child'}/{os.getpid()}",
         on_event=cut,

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,10 @@ from anabranch.ports import Log
 from anabranch.processors.failpoints import AFTER_DECISION
 from tests.conftest import Broker
 from tests.crash.cases import LAST_DECISION, Case, Place
+from tests.crash.leader import Lead
 from tests.crash.points import Point
+from tests.crash.reshaping import CHUNK_BYTES, Reshaping
+from tests.crash.scenario import Scenario
 from tests.crash.zygote import Zygote
 
 LANES = 4
@@ -37,7 +40,7 @@ KNOWN = {
     "append:journal+replies+status",
     "append:journal+status",
     "append:journal+replies+status+stream",
-    "append:replies+status+stream",
+    "append:history+replies+status+stream",
     "append:history",
     "end:commit",
     "table:rows",
@@ -49,6 +52,31 @@ KNOWN = {
     "fetch:status",
     AFTER_DECISION,
 }
+
+
+RESHAPING_KNOWN = {
+    "add_partitions:stream",
+    "add_partitions:journal",
+    "append:stream",  # a chunk of what is carried
+    "append:journal+replies+status",  # the round of what was carried: its data lies there
+    "append:history",
+    AFTER_DECISION,
+}
+
+
+class Play(NamedTuple):
+    """A scenario, and where the first of two leaders dies so that both of them are recorded."""
+
+    scenario: type[Scenario]
+    chunk_bytes: int
+    first_dies: Point
+    known: set[str]
+
+
+PLAYS = (
+    Play(Scenario, Lead.chunk_bytes, LAST_DECISION, KNOWN),
+    Play(Reshaping, CHUNK_BYTES, Point("end:commit", "*>chunk:*", 3, "after"), RESHAPING_KNOWN),
+)
 
 
 class Killing(NamedTuple):
@@ -72,6 +100,7 @@ class Lanes:
     zygote: Zygote
     bootstrap: str
     log: Log
+    play: Play
     _mine: threading.local = field(default_factory=threading.local)
     _count: itertools.count[int] = field(default_factory=itertools.count)
     _prefix: str = field(default_factory=lambda: f"fp{uuid.uuid4().hex[:6]}")
@@ -88,8 +117,14 @@ class Lanes:
         if place is None or place.cases > CASES_A_PLACE:
             self.leave()
             place = self._mine.place = self.new()
-            Case(place, []).run()
+            for _ in range(2):
+                self.case(place, []).run()
         return place
+
+    def case(self, place: Place, cuts: list[Point | None], traces: Sequence[str] = ()) -> Case:
+        """A case of this play."""
+        play = self.play
+        return Case(place, cuts, list(traces), play=play.scenario, chunk_bytes=play.chunk_bytes)
 
     def leave(self) -> None:
         """Give this thread's place up."""
@@ -100,20 +135,24 @@ class Lanes:
             place.remove()
 
 
-def record(place: Place, folder: Path) -> list[list[Point]]:
-    """All calls of two leaders, the first of which dies between a decision and its merge."""
-    traces = [folder / f"trace-{place.cases}-{n}" for n in range(2)]
-    Case(place, [LAST_DECISION], [str(trace) for trace in traces]).run()
+def record(lanes: Lanes, place: Place, folder: Path) -> list[list[Point]]:
+    """All calls of two leaders, the first of which dies: in the first play between a decision and its merge."""
+    traces = [folder / f"{place.prefix}-{place.cases}-{n}" for n in range(2)]
+    lanes.case(place, [lanes.play.first_dies], [str(trace) for trace in traces]).run()
     return [[Point.parse(line) for line in trace.read_text().splitlines()] for trace in traces]
 
 
-def killings(fresh: list[list[Point]], used: list[list[Point]], *, every: bool) -> list[Killing]:
-    """What a used place's leaders call, and what only those of a new one do."""
+def killings(
+    fresh: list[list[Point]], used: list[list[Point]], done: Set[tuple[str, str]], *, every: bool
+) -> list[Killing]:
+    """What a used place's leaders call, and what only those of a new one do; but for what is ``done``."""
     known = {(p.name, p.site) for points in used for p in points}
     new = [[p for p in points if (p.name, p.site) not in known] for points in fresh]
     found = [Killing(i, False, p) for i, points in enumerate(used) for p in points]
     found += [Killing(i, True, p) for i, points in enumerate(new) for p in points]
-    return [k for k in found if not is_read(k.point) or k.point.n == 1] if every else chosen(found)
+    if every:
+        return [k for k in found if not is_read(k.point) or k.point.n == 1]
+    return [k for k in chosen(found) if (k.point.name, k.point.site) not in done]
 
 
 def is_read(point: Point) -> bool:
@@ -139,10 +178,10 @@ def chosen(found: Iterable[Killing]) -> list[Killing]:
 
 def run(lanes: Lanes, killing: Killing) -> str:
     """One case; what was wrong, or nothing."""
-    before: list[Point | None] = [LAST_DECISION] if killing.leader else []
+    before: list[Point | None] = [lanes.play.first_dies] if killing.leader else []
     for _ in range(3):
         place = lanes.new() if killing.fresh else lanes.used()
-        case = Case(place, [*before, killing.point])
+        case = lanes.case(place, [*before, killing.point])
         try:
             case.run()
         except Exception as error:  # noqa: BLE001 - reported with its point, beside the others
@@ -159,7 +198,7 @@ def run(lanes: Lanes, killing: Killing) -> str:
 
 
 @pytest.mark.broker
-@pytest.mark.slow(68)
+@pytest.mark.slow(130)
 @pytest.mark.timeout(1800)
 def test_killed_at_every_call(
     broker: Broker,
@@ -170,22 +209,32 @@ def test_killed_at_every_call(
     measured: Callable[[str], None],
     request: pytest.FixtureRequest,
 ) -> None:
-    lanes = Lanes(zygote, broker.bootstrap, log)
-    place = lanes.new()
-    fresh, used = record(place, tmp_path), record(place, tmp_path)
-    place.check_log()
-    place.remove()
-    names = {p.name for points in (*fresh, *used) for p in points}
-    assert names >= KNOWN, f"the scenario does not make {KNOWN - names} any more"
     every = bool(request.config.getoption("--all-failpoints", default=False))
-    points = killings(fresh, used, every=every)
+    done: set[tuple[str, str]] = set()
+    for play in PLAYS:
+        lanes = Lanes(zygote, broker.bootstrap, log, play)
+        place = lanes.new()
+        # The second run may still add partitions; from the third on nothing is new.
+        fresh, _, used = (record(lanes, place, tmp_path) for _ in range(3))
+        place.check_log()
+        place.remove()
+        calls = [p for points in (*fresh, *used) for p in points]
+        names = {p.name for p in calls}
+        assert names >= play.known, f"it does not make {play.known - names} any more"
+        points = killings(fresh, used, done, every=every)
+        done |= {(p.name, p.site) for p in calls}
+        measured(f"{play.scenario.__name__}: {kill_at(lanes, points, subtests)}")
+
+
+def kill_at(lanes: Lanes, points: list[Killing], subtests: pytest.Subtests) -> str:
+    """All cases; how many there were, and how long it took."""
     started = time.monotonic()
     with ThreadPoolExecutor(LANES) as pool:
         wrong = list(pool.map(lambda killing: run(lanes, killing), points))
         list(pool.map(lambda _: lanes.leave(), range(LANES)))
     seconds = time.monotonic() - started
-    measured(f"{len(points)} points of {len(names)} calls, killed in {seconds:.0f} s")
     for killing, why in zip(points, wrong, strict=True):
         if why:
             with subtests.test(killing.told):
                 pytest.fail(why, pytrace=False)
+    return f"killed at {len(points)} points in {seconds:.0f} s"

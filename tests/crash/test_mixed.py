@@ -53,8 +53,12 @@ class Mixed(Chaos):
 
     chunk_bytes: int = CHUNK_BYTES
     threads: bool = True
+    tidy: bool = True
     readers: list[Child] = field(default_factory=list)
     all_writers: list[Child] = field(default_factory=list)
+    kills: int = 0
+    reader_due: bool = False
+    read_sizes: dict[str, int] = field(default_factory=dict)
     scalings: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
 
@@ -93,15 +97,29 @@ class Mixed(Chaos):
         self.readers.append(self.zygote.fork(spec))
 
     def kill_reader(self) -> None:
-        victim = self.readers.pop(self.chance.randrange(len(self.readers)))
-        assert victim.running, f"a reader ended by itself: {victim.events[-2:]}"
-        victim.kill()
-        self.killed["reader"] += 1
-        self.add_reader()
+        """One that is being given events: as soon as there is one."""
+        self.reader_due = True
+
+    def kill_busy_reader(self) -> None:
+        """If one is due, and was given something since the last call."""
+        sizes = {path.stem: path.stat().st_size for path in self.spool.glob("*.read")}
+        grown = {name for name, size in sizes.items() if size > self.read_sizes.get(name, 0)}
+        self.read_sizes = sizes
+        busy = [reader for reader in self.readers if reader.spec.name in grown]
+        if self.reader_due and busy:
+            self.reader_due = False
+            victim = self.chance.choice(busy)
+            assert victim.running, f"a reader ended by itself: {victim.events[-2:]}"
+            victim.kill()
+            self.readers.remove(victim)
+            self.killed["reader"] += 1
+            self.add_reader()
 
     def kill_one(self) -> None:
         """Mostly a controller."""
-        self.chance.choices((self.kill_leader, self.kill_worker, self.kill_reader), (4, 1, 1))[0]()
+        turn = (self.kill_leader, self.kill_reader, self.kill_leader, self.kill_worker)
+        turn[self.kills % len(turn)]()
+        self.kills += 1
 
     def scale(self, client: anabranch.Client, stop: threading.Event) -> None:
         """Evenly spread over the transactions."""
@@ -130,6 +148,7 @@ class Mixed(Chaos):
             while self.committed < TRANSACTIONS or self.scalings < SCALINGS:
                 assert scaler.is_alive() or self.scalings == SCALINGS, "the scaling failed"
                 time.sleep(0.05)
+                self.kill_busy_reader()
                 if time.monotonic() > next_kill:
                     self.kill_one()
                     next_kill = time.monotonic() + self.chance.uniform(0.5, 1.5) * KILL_EVERY_S
@@ -250,6 +269,7 @@ def test_scalings_and_transactions_under_kills(
             assert time.monotonic() < until, f"still open: {left[:3]}"
             time.sleep(0.1)
     worked = time.monotonic() - started
+    early = len(read_notes(mixed.spool))
     stream = read_stream(log, mixed.stream)
     check_stream(stream)
     known, troubles = intents(mixed.spool)
@@ -273,6 +293,7 @@ def test_scalings_and_transactions_under_kills(
     assert given == by_key, "the group was not given everything"
     measured(
         f"{figures(stream)} of {there} transactions in {worked:.0f} s; killed: {dict(mixed.killed)}, "
-        f"{len(read_status(log, mixed.prefix).terms)} terms; {len(notes) - len(keys)} events given "
-        f"again; troubles: {dict(troubles)}, {dict(mixed.refusals)} of scalings; seed {SEED}"
+        f"{len(read_status(log, mixed.prefix).terms)} terms; {early} events given meanwhile, "
+        f"{len(notes) - len(keys)} again; troubles: {dict(troubles)}, {dict(mixed.refusals)} of scalings; "
+        f"seed {SEED}"
     )

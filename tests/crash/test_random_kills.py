@@ -50,6 +50,7 @@ class Chaos:
     killed: Counter[str] = field(default_factory=Counter)
     chunk_bytes: int = Lead.chunk_bytes
     threads: bool = False
+    tidy: bool = False
 
     @property
     def scope(self) -> str:
@@ -72,6 +73,7 @@ class Chaos:
             prepare=True,
             chunk_bytes=self.chunk_bytes,
             threads=self.threads,
+            tidy=self.tidy,
         )
         self.leader = self.zygote.fork(spec)
         return self.leader
