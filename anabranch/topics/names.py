@@ -34,9 +34,7 @@ def transactional_ids(control_partition: int, prefix: str = DEFAULT_PREFIX) -> t
     return f"{base}.a", f"{base}.b"
 
 
-def carrier_ids(
-    control_partition: int, lane: int, prefix: str = DEFAULT_PREFIX
-) -> tuple[str, str]:
+def carrier_ids(control_partition: int, lane: int, prefix: str = DEFAULT_PREFIX) -> tuple[str, str]:
     """The two transactional ids of a lane that carries big merges aside."""
     base = f"{prefix}.control.{control_partition}.carrier.{lane}"
     return f"{base}.a", f"{base}.b"
