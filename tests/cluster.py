@@ -92,6 +92,11 @@ class ControllerProcess:
             assert self.process is not None
             self.process.wait(STOP_DEADLINE_S)
 
+    def ended(self) -> int:
+        """Wait for its end. Returns the exit code."""
+        assert self.process is not None
+        return self.process.wait(STOP_DEADLINE_S)
+
     def stop(self) -> int:
         """SIGTERM: hands over. Returns the exit code."""
         assert self.process is not None

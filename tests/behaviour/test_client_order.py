@@ -24,7 +24,7 @@ from tests.conftest import Broker
 
 pytestmark = pytest.mark.broker
 
-QUIET_S = 0.7
+QUIET_S = 1.5
 ONE = (0, 0, 8, 0)
 
 
@@ -274,7 +274,7 @@ def test_a_new_group_is_made_with_a_whole_vector(
     written.scale((0, 0, 4, 0), (1, 4, 8, 1))
     written.commit(Keys().events())
     (offset, record) = written.records[-1]
-    with client.read(written.stream, group=group, timeout=0.5, start="end") as reader:
+    with client.read(written.stream, group=group, timeout=QUIET_S, start="end") as reader:
         assert list(reader) == []
         places = [(written.topic, p) for p in range(3)] + [(history_topic(written.stream), 0)]
         vector = {position.partition: position.offset for position in record.vector}

@@ -173,7 +173,7 @@ def test_sigterm_hands_over_at_once(pair: Pair, measured: Callable[[str], None])
     first.signal(signal.SIGTERM)
     pair.other(first).wait_leading()
     seconds = time.monotonic() - began
-    assert first.stop() == 0
+    assert first.ended() == 0
     pair.work.wait_for_more(3)
     measured(
         f"SIGTERM: another leads after {seconds:.2f} s, longest commit {pair.work.longest:.2f} s"
