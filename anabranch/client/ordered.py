@@ -22,12 +22,15 @@ _AT_ONCE_S = 0.2  # history comes with the data; more is waited for without stan
 _FIRST_PAUSE_S = 0.05
 _LAST_PAUSE_S = 0.5
 _STARTS_EVERY_S = 5.0
+_MOST_HELD = 10_000  # messages of a partition, …
+_MOST_HELD_BYTES = 16 << 20  # … or bytes, that are kept for later; then no more is got of it
 
 
 class OrderedStream:
     """The messages of one stream that a reader's consumer gets, and when they may be given out.
 
-    A partition whose next message has to wait is held: what was got of it is kept here, and no more is got.
+    A partition whose next message has to wait is held: what was got of it is kept here. It pauses only when
+    that is much: to resume costs a new fetch.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class OrderedStream:
         self._known: set[int] = set()
         self._begun: Mapping[int, int] | None = None
         self._held: dict[int, list[CommittedMessage]] = {}
+        self._held_bytes: dict[int, int] = {}
         self._paused: set[int] = set()
         self._pause = _FIRST_PAUSE_S
         self._next_question = 0.0
@@ -86,17 +90,20 @@ class OrderedStream:
         """The commit that a message is of, if it may be given out; else it is kept for `released`."""
         partition, offset = message.partition(), message.offset()
         held = self._held.get(partition)
+        size = len(message)
         if held is None:
+            self._held_bytes[partition] = size
             held = self._held[partition] = [message]  # whatever goes wrong now, it is not lost
             span = self._turn(partition, offset, _AT_ONCE_S)
             if span is not None:
                 del self._held[partition]
             return span
         held.append(message)
+        self._held_bytes[partition] += size
         return None
 
     def released(self) -> list[CommittedMessage]:
-        """What was held and may be given out now, to be admitted again. No more is got of what still waits."""
+        """What was held and may be given out now, to be admitted again."""
         out: list[CommittedMessage] = []
         for partition, held in list(self._held.items()):
             place = [TopicPartition(self.topic, partition)]
@@ -105,10 +112,16 @@ class OrderedStream:
                 if partition in self._paused:
                     self._paused.discard(partition)
                     self._consumer.native.resume(place)
-            elif partition not in self._paused:
+            elif partition not in self._paused and self._is_much(partition):
                 self._paused.add(partition)
                 self._consumer.native.pause(place)
         return out
+
+    def _is_much(self, partition: int) -> bool:
+        return (
+            len(self._held[partition]) >= _MOST_HELD
+            or self._held_bytes[partition] >= _MOST_HELD_BYTES
+        )
 
     def _turn(self, partition: int, offset: int, wait: float) -> Span | None:
         self._cover()
