@@ -43,50 +43,37 @@ def _splice(quick: bool) -> tuple[dict[str, Any], Rows]:
     return result, (head, rows)
 
 
-def _oneshot(quick: bool) -> tuple[dict[str, Any], Rows]:
-    with setting.place() as place:
-        result = oneshot.run(place, quick=quick)
-    return result, oneshot.table(result)
+def _on_cluster(bench: Any) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
+    """Run a bench's module on a cluster of its own."""
 
+    def run(quick: bool) -> tuple[dict[str, Any], Rows]:
+        with setting.place() as place:
+            result = bench.run(place, quick=quick)
+        return result, bench.table(result)
 
-def _bulk(quick: bool) -> tuple[dict[str, Any], Rows]:
-    with setting.place() as place:
-        result = bulk.run(place, quick=quick)
-    return result, bulk.table(result)
-
-
-def _rolling(quick: bool) -> tuple[dict[str, Any], Rows]:
-    with setting.place() as place:
-        result = rolling.run(place, quick=quick)
-    return result, rolling.table(result)
-
-
-def _scaling(quick: bool) -> tuple[dict[str, Any], Rows]:
-    with setting.place() as place:
-        result = scaling.run(place, quick=quick)
-    return result, scaling.table(result)
-
-
-def _ordered(quick: bool) -> tuple[dict[str, Any], Rows]:
-    with setting.place() as place:
-        result = ordered.run(place, quick=quick)
-    return result, ordered.table(result)
-
-
-def _beside(quick: bool) -> tuple[dict[str, Any], Rows]:
-    with setting.place() as place:
-        result = beside.run(place, quick=quick)
-    return result, beside.table(result)
+    return run
 
 
 BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = {
     "splice": ("merge by splicing, framing checked, against raw produce and a copy", _splice),
-    "oneshot": ("one-shot commits of 10 events against native Kafka transactions", _oneshot),
-    "bulk": ("a transaction by 2 writers, begin to last event readable, against none", _bulk),
-    "rolling": ("rolling against regular commits of the same data", _rolling),
-    "scaling": ("scale calls with transactions open; epochs of collated commits", _scaling),
-    "ordered": ("reading in stream order against a plain consumer", _ordered),
-    "beside": ("small commits while a big one is written, and while it is carried aside", _beside),
+    "oneshot": (
+        "one-shot commits of 10 events against native Kafka transactions",
+        _on_cluster(oneshot),
+    ),
+    "bulk": (
+        "a transaction by 2 writers, begin to last event readable, against none",
+        _on_cluster(bulk),
+    ),
+    "rolling": ("rolling against regular commits of the same data", _on_cluster(rolling)),
+    "scaling": (
+        "scale calls with transactions open; epochs of collated commits",
+        _on_cluster(scaling),
+    ),
+    "ordered": ("reading in stream order against a plain consumer", _on_cluster(ordered)),
+    "beside": (
+        "small commits while a big one is written, and while it is carried aside",
+        _on_cluster(beside),
+    ),
 }
 GROUPS = {"epochs": ("rolling", "scaling", "ordered", "beside")}
 

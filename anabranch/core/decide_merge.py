@@ -17,7 +17,7 @@ from anabranch.core import segments as seg
 from anabranch.core.decide_scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decide_txn import abort_txn, end_pending, finish, journal_op
 from anabranch.core.ids import segment_number
-from anabranch.core.journal_index import JournalIndex, extents_of, taken_runs
+from anabranch.core.journal_index import JournalIndex, extents_of, extents_on, taken_runs
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.plan import Landed, NewEpoch, Part, StreamCommit
 from anabranch.core.segments import TxnSegment
@@ -26,9 +26,8 @@ from anabranch.core.turn import Turn
 from anabranch.errors import check
 from anabranch.schemas.records import CarryRow, JournalOp, SegmentRange
 
-LOOK_AGAIN_MS = (
-    50  # how soon a commit that waits for a carrier or for partitions is looked at again
-)
+# How soon a commit that waits for a carrier or for partitions is looked at again.
+LOOK_AGAIN_MS = 50
 
 
 class Source(NamedTuple):
@@ -141,11 +140,7 @@ def plan_of(turn: Turn, txn_id: bytes, txn: OpenTxn) -> Plan:
     for stream, epoch in sorted(txn.participants.items()):
         sources = []
         for segment in turn.state.layout(stream, epoch):
-            here = {
-                writer: extent
-                for (writer, s, partition), extent in extents.items()
-                if (s, partition) == (stream, segment.partition)
-            }
+            here = extents_on(extents, stream, segment.partition)
             if not here:
                 continue
             runs = taken_runs(turn.index.runs(txn_id, stream, segment.partition), here)
@@ -234,7 +229,7 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
     timestamp = turn.next_timestamp()
     for target in plan.targets:
         current = layouts.of(target.stream)
-        parts = tuple(_part(txn, current, target.stream, source) for source in target.sources)
+        parts = tuple(_part(txn, plan, current, target.stream, source) for source in target.sources)
         if parts:
             turn.round.history.append(
                 StreamCommit(plan.txn_id, target.stream, current.stream_epoch, timestamp, parts)
@@ -281,8 +276,13 @@ def _switches(
     return found
 
 
-def _part(txn: OpenTxn, current: _Current, stream: str, source: Source) -> Part:
-    into = seg.merge(current.segments, TxnSegment(source.number, sealed=True, whole=True))
+def _part(txn: OpenTxn, plan: Plan, current: _Current, stream: str, source: Source) -> Part:
+    written = TxnSegment(
+        source.number,
+        sealed=txn.pending is not None and txn.pending.decided,
+        whole=plan.records == txn.row.committed,
+    )
+    into = seg.merge(current.segments, written)
     carry = txn.carries.get((stream, source.number))
     if carry is None:
         return Part(into.segment_id, into.partition, runs=source.runs, source=source.partition)
@@ -328,10 +328,6 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
 def runs_to_carry(index: JournalIndex, txn: OpenTxn, carry: CarryRow) -> list[StoredRun]:
     """The runs of a carried segment that are not yet at their place, in the order in which they go."""
     writers = txn.pending.writers if txn.pending is not None else ()
-    here = {
-        writer: extent
-        for (writer, stream, partition), extent in extents_of(writers).items()
-        if (stream, partition) == (carry.stream, carry.source)
-    }
+    here = extents_on(extents_of(writers), carry.stream, carry.source)
     runs = taken_runs(index.runs(txn.row.txn_id, carry.stream, carry.source), here)
     return [run for run in runs if run.first >= carry.cursor]

@@ -94,10 +94,9 @@ def check_partitions(count: int) -> int:
     return count
 
 
-def partitions_added(turn: Turn, stream: str, partitions: int | None = None) -> None:
-    """The topics have so many partitions (None: all that were wanted): a scaling that waited goes on."""
-    row = turn.state.streams[stream]
-    row = replace(row, partitions=partitions or row.wanted_partitions)
+def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
+    """The topics have so many partitions: a scaling that waited goes on."""
+    row = replace(turn.state.streams[stream], partitions=partitions)
     turn.put(k.stream_key(stream), row)
     turn.hearing.may_grow_ms.pop(stream, None)
     if row.scaling is not None and not _perform(turn, row, row.scaling):

@@ -313,6 +313,17 @@ def extents_of(receipts: Sequence[Receipt]) -> dict[tuple[int, str, int], Extent
     }
 
 
+def extents_on(
+    extents: Mapping[tuple[int, str, int], Extent], stream: str, partition: int
+) -> dict[int, Extent]:
+    """writer -> extent, of one journal partition."""
+    return {
+        writer: extent
+        for (writer, s, p), extent in extents.items()
+        if (s, p) == (stream, partition)
+    }
+
+
 def layout(state: State, stream: str, epoch: int) -> Sequence[SegmentRange]:
     """The segments of a reference epoch, empty if it is not known."""
     return state.layout(stream, epoch)

@@ -28,7 +28,7 @@ from anabranch.schemas.records import CarryRow
 from anabranch.topics.builder import BatchBuilder
 from anabranch.topics.journal_reader import JournalReaders
 from anabranch.topics.names import journal_topic, stream_topic
-from anabranch.topics.splice import DEFAULT_LIMIT, Piece, Splice
+from anabranch.topics.splice import Piece, Splice, batch_limit
 
 log = logging.getLogger("anabranch.controller")
 
@@ -165,8 +165,7 @@ class Carriers:
                 key = (txn_id, stream, number)
                 if row.done or key in self._jobs or self._not_before_ms.get(key, 0) > wall_ms:
                     continue
-                settings = state.streams[stream].settings
-                limit = int(settings.get("max.message.bytes", DEFAULT_LIMIT))
+                limit = batch_limit(state.streams[stream].settings)
                 job = Job(row, deque(runs_to_carry(index, txn, row)), limit)
                 self._jobs[key] = job
                 if self._threads:

@@ -45,7 +45,7 @@ from anabranch.schemas.codec import decode
 from anabranch.schemas.records import AdoptScope
 from anabranch.topics.declarations import create_stream_topics
 from anabranch.topics.names import status_topic
-from anabranch.topics.splice import DEFAULT_LIMIT
+from anabranch.topics.splice import batch_limit
 
 MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
 INDEX_ROWS = 5_000  # so many changes of the journal index call for a round of their own
@@ -344,7 +344,7 @@ class Controller:
             not_now(turn, place)
             return
         producer = self.lease.next_producer()
-        limit = int(self._state.streams[place[0]].settings.get("max.message.bytes", DEFAULT_LIMIT))
+        limit = batch_limit(self._state.streams[place[0]].settings)
         try:
             copies = copy_runs(self.log, producer, place, lying, limit)
         except (LogRefused, OffsetOutOfRange, CorruptBatch):

@@ -46,6 +46,7 @@ from anabranch.topics.names import (
     replies_topic,
     status_topic,
 )
+from anabranch.topics.splice import batch_limit
 
 SMALL_BYTES = 1 << 20  # of merged data: one request together with the records
 BATCH_BYTES = 512 << 10
@@ -171,13 +172,9 @@ def _append(
 
 
 def _limits(state: State, round_: Round) -> dict[str, int]:
-    """The most bytes of a batch, for streams that were given a limit."""
-    found = {}
-    for stream in round_.streams:
-        row = state.streams.get(stream)
-        if row is not None and "max.message.bytes" in row.settings:
-            found[stream] = int(row.settings["max.message.bytes"])
-    return found
+    """The most bytes of a batch of each stream."""
+    rows = {stream: state.streams.get(stream) for stream in round_.streams}
+    return {stream: batch_limit(row.settings) for stream, row in rows.items() if row is not None}
 
 
 def _append_if_big(producer: Producer, merge: Merge) -> list[Placed]:

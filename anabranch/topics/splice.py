@@ -8,7 +8,7 @@ patched while the broker stores those before, so a merge is about as quick as pr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -25,6 +25,11 @@ MIN_SPLICED_RECORDS = 100
 SPLICED_BYTES = 64 << 10
 BATCH_BYTES = 512 << 10
 DEFAULT_LIMIT = 1_000_000  # below the broker's default for max.message.bytes
+
+
+def batch_limit(settings: Mapping[str, str]) -> int:
+    """The most bytes of a batch that is put together for a stream with these settings."""
+    return int(settings.get("max.message.bytes", DEFAULT_LIMIT))
 
 
 class JournalRun(Protocol):

@@ -83,7 +83,7 @@ class ScaledWorld(World):
         for stream, row in sorted(self.state.streams.items()):
             if row.wanted_partitions > row.partitions:
                 turn = self.new_turn()
-                partitions_added(turn, stream)
+                partitions_added(turn, stream, row.wanted_partitions)
                 said.append(self.close(turn))
         return "; ".join(said)
 

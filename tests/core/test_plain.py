@@ -199,7 +199,7 @@ def scaled(world: World) -> None:
     world.ask("scale", r.Scale("nyc/a", 3, (), ()))
     turn = world.new_turn()
     if world.state.streams["nyc/a"].wanted_partitions > world.state.streams["nyc/a"].partitions:
-        partitions_added(turn, "nyc/a")
+        partitions_added(turn, "nyc/a", turn.state.streams["nyc/a"].wanted_partitions)
         world.close(turn)
 
 
