@@ -42,13 +42,15 @@ def _by_partition() -> Iterator[None]:
     def switches(turn: Turn, layouts: Any, given: decide_merge.Plan) -> list[Any] | None:
         return real(turn, layouts, given) if given.carried else []
 
-    def part(txn: Any, current: Any, stream: str, source: decide_merge.Source) -> plan.Part:
+    def part(
+        txn: Any, given: decide_merge.Plan, current: Any, stream: str, source: decide_merge.Source
+    ) -> plan.Part:
         for into in current.segments:
             if into.partition == source.partition and (stream, source.number) not in txn.carries:
                 return plan.Part(
                     into.segment_id, into.partition, runs=source.runs, source=source.partition
                 )
-        return real_part(txn, current, stream, source)
+        return real_part(txn, given, current, stream, source)
 
     real, real_part = decide_merge._switches, decide_merge._part
     with (
