@@ -1,0 +1,11 @@
+"""Spark sources and sinks, and the pipelines made of them (`docs/spark.md`).
+
+``register(spark)`` makes the format "anabranch" known to a session. Importing this needs PySpark:
+``pip install anabranch[spark]``.
+"""
+
+from __future__ import annotations
+
+from anabranch.spark.session import register, spark_session
+
+__all__ = ["register", "spark_session"]

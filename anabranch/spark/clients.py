@@ -1,0 +1,36 @@
+"""The client of a Python worker: one for each cluster, kept for the next task.
+
+Spark's workers are forked from a daemon that makes no client, and are used again for many tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import anabranch
+from anabranch.spark.options import Connection
+
+_clients: dict[Connection, anabranch.Client] = {}
+_lock = threading.Lock()
+_pid = os.getpid()
+
+
+def client_of(connection: Connection) -> anabranch.Client:
+    """The client of this process for a cluster."""
+    global _pid
+    with _lock:
+        if _pid != os.getpid():  # forked: the parent's clients are not ours
+            _clients.clear()
+            _pid = os.getpid()
+        client = _clients.get(connection)
+        if client is None:
+            options: dict[str, Any] = dict(connection.librdkafka)
+            client = _clients[connection] = anabranch.connect(
+                connection.bootstrap,
+                prefix=connection.prefix,
+                timeout=connection.timeout,
+                config=options,
+            )
+        return client

@@ -1,0 +1,53 @@
+"""``format("anabranch")``: what Spark asks for a source or a sink."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from anabranch.spark.options import Options
+
+
+class AnabranchDataSource(DataSource):
+    """Streams as Spark's tables. Spark makes it anew all the time: it holds the options only."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "anabranch"
+
+    def schema(self) -> StructType:
+        """The columns of a committed event."""
+        from anabranch.spark.columns import EVENT_SCHEMA
+
+        return EVENT_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads a snapshot of streams."""
+        from anabranch.spark.reader import SnapshotReader
+
+        return SnapshotReader(Options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Reads what is committed, micro-batch by micro-batch."""
+        from anabranch.spark.stream_reader import StreamReader
+
+        return StreamReader(Options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Writes a batch as one transaction."""
+        from anabranch.spark.sink import BatchSink
+
+        return BatchSink(Options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """Writes each micro-batch as one transaction."""
+        from anabranch.spark.sink import StreamSink
+
+        return StreamSink(Options(self.options), schema, overwrite)

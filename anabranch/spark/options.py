@@ -1,0 +1,115 @@
+"""Options of the format "anabranch": checked on the driver, before anything runs.
+
+Spark lower-cases the names. Options are texts; what is not known is refused by name, so that a slip of the
+pen is never a setting that silently does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from anabranch.client.connect import BOOTSTRAP_VARIABLE
+from anabranch.errors import InvalidArgument
+from anabranch.topics.names import DEFAULT_PREFIX
+
+_KAFKA = "kafka."
+_CONNECTION = ("bootstrap", "prefix", "timeout")
+# Spark hands these of its own to the source, too.
+_SPARKS = ("checkpointlocation", "path", "queryname")
+DEFAULT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the cluster is. Plain data: it travels to the tasks."""
+
+    bootstrap: str
+    prefix: str
+    timeout: float
+    librdkafka: tuple[tuple[str, str], ...]
+
+
+class Options:
+    """What a user gave; each is asked for by name, then `check_all_used` refuses the rest."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = {name.lower(): value for name, value in given.items()}
+        self._asked = set(_SPARKS)
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """An option, or the default."""
+        self._asked.add(name)
+        value = self._given.get(name, default)
+        return value if value != "" else default
+
+    def choice(self, name: str, allowed: Iterable[str], default: str) -> str:
+        """One of a few words."""
+        value = (self.text(name, default) or default).lower()
+        words = tuple(allowed)
+        if value not in words:
+            raise InvalidArgument(f"option {name}={value!r}: one of {', '.join(words)}")
+        return value
+
+    def seconds(self, name: str, default: float, least: float = 0.0) -> float:
+        """A number of seconds, above ``least``."""
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not least < value < 1e9:
+            raise InvalidArgument(f"option {name}={text!r}: seconds above {least:g}")
+        return value
+
+    def number(self, name: str, default: int | None, least: int = 1) -> int | None:
+        """A whole number, ``least`` or more."""
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise InvalidArgument(f"option {name}={text!r}: a whole number, {least} or more")
+        return value
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """A list with commas."""
+        text = self.text(name) or ""
+        return tuple(word.strip() for word in text.split(",") if word.strip())
+
+    def connection(self) -> Connection:
+        """Where the cluster is: ``bootstrap`` or the driver's $ANABRANCH_BOOTSTRAP; ``kafka.…`` are librdkafka's."""
+        self._asked.update(_CONNECTION)
+        self._asked.update(name for name in self._given if name.startswith(_KAFKA))
+        bootstrap = self.text("bootstrap") or os.environ.get(BOOTSTRAP_VARIABLE)
+        if not bootstrap:
+            raise InvalidArgument(
+                f"no address: give option bootstrap=host:port, or set {BOOTSTRAP_VARIABLE} for the driver"
+            )
+        return Connection(
+            bootstrap,
+            self.text("prefix", DEFAULT_PREFIX) or DEFAULT_PREFIX,
+            self.seconds("timeout", DEFAULT_TIMEOUT_S),
+            tuple(
+                sorted(
+                    (name.removeprefix(_KAFKA), value)
+                    for name, value in self._given.items()
+                    if name.startswith(_KAFKA)
+                )
+            ),
+        )
+
+    def check_all_used(self) -> None:
+        """`InvalidArgument` for options that nobody asked for."""
+        unknown = sorted(self._given.keys() - self._asked)
+        if unknown:
+            known = sorted(self._asked - set(_SPARKS))
+            raise InvalidArgument(
+                f"unknown option {', '.join(unknown)}; there are {', '.join(known)} and {_KAFKA}…"
+            )

@@ -1,0 +1,46 @@
+"""A Spark session for the tests of this folder, on two threads of this machine.
+
+It ends with the test process. Without a JDK these tests fail, with the message that says how to get one.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from anabranch.spark import spark_session
+from tests.cluster import Cluster
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A session with the format registered. Tests share it; those that kill a JVM start their own process."""
+    folder = tempfile.mkdtemp(prefix="anabranch-spark-")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    session = spark_session(
+        "tests",
+        "local[2]",
+        {
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.local.dir": folder,
+            "spark.sql.warehouse.dir": folder,
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+        },
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def bootstrap(cluster: Cluster) -> str:
+    """The cluster's address."""
+    return cluster.bootstrap
