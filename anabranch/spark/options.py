@@ -84,7 +84,7 @@ class Options:
         return tuple(word.strip() for word in text.split(",") if word.strip())
 
     def connection(self) -> Connection:
-        """Where the cluster is: ``bootstrap`` or the driver's $ANABRANCH_BOOTSTRAP; ``kafka.…`` are librdkafka's."""
+        """Where the cluster is: ``bootstrap`` or the driver's $ANABRANCH_BOOTSTRAP; ``kafka.…``: librdkafka."""
         self._asked.update(_CONNECTION)
         self._asked.update(name for name in self._given if name.startswith(_KAFKA))
         bootstrap = self.text("bootstrap") or os.environ.get(BOOTSTRAP_VARIABLE)
