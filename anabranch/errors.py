@@ -170,6 +170,10 @@ class TopicMisconfigured(FixCallError):
     """A topic's settings are too weak or wrong; the message names each and what to set."""
 
 
+class SnapshotExpired(FixCallError):
+    """Retention has deleted what the snapshot needs: take a later one, or keep the stream for longer."""
+
+
 class NotForkSafe(FixCallError):
     """A client was used in a forked child: connect again there."""
 

@@ -190,6 +190,11 @@ class Session:
         self._bus.ready(deadline)
         return range(self._bus.control_partitions())
 
+    def safe_time(self, scope: str, at: int | None, deadline: float) -> int:
+        """A timestamp (None: now) that all later commits of the scope exceed. `NotReady`: still to come."""
+        partition = self.find_scope(scope, deadline)
+        return self.ask(partition, r.SafeTime(scope, at), r.SafeTimeIs, deadline).timestamp
+
     # -- transactions ---------------------------------------------------------------------------------
 
     def new_txn_id(self, scope: str, deadline: float) -> bytes:

@@ -11,6 +11,7 @@ from anabranch.core import (
     decide_commit,
     decide_plain,
     decide_scale,
+    decide_time,
     decide_txn,
 )
 from anabranch.core import rows as k
@@ -37,6 +38,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ListTransactions: decide_txn.list_transactions,
     r.Commit: decide_commit.commit,
     r.OneShot: decide_commit.one_shot,
+    r.SafeTime: decide_time.safe_time,
 }
 
 

@@ -41,6 +41,7 @@ TYPES: dict[int, type] = {
     13: r.ListTransactions,
     14: r.AdoptScope,
     15: r.Scale,
+    16: r.SafeTime,
     32: r.Reply,
     33: r.Receipt,
     64: r.TermRow,

@@ -212,6 +212,14 @@ class ListTransactions:
 
 
 @dataclass(frozen=True, slots=True)
+class SafeTime:
+    """Command: make a timestamp safe: all commits up to it are on the log, later ones exceed it."""
+
+    scope: str
+    at: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Reply: refused, nothing changed."""
 
@@ -309,6 +317,14 @@ class TransactionList:
     transactions: tuple[Outcome, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SafeTimeIs:
+    """Reply to SafeTime."""
+
+    scope: str
+    timestamp: int
+
+
 class Reply(NamedTuple):
     """A controller's answer, on the replies topic."""
 
@@ -324,6 +340,7 @@ class Reply(NamedTuple):
         | Outcome
         | Alive
         | TransactionList
+        | SafeTimeIs
     )
 
 

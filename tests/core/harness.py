@@ -288,6 +288,8 @@ class World:
         if isinstance(result, r.StreamList):
             streams = (f"{s.stream} {s.state} {len(s.segments)}" for s in result.streams)
             return ", ".join(streams) or "none"
+        if isinstance(result, r.SafeTimeIs):
+            return f"safe at {result.timestamp}"
         raise AssertionError(f"no text for {result}")
 
     def outcome_text(self, o: r.Outcome) -> str:

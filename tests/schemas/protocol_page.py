@@ -158,6 +158,8 @@ EXAMPLES: dict[str, Any] = {
     "ListTransactions": r.ListTransactions(None, include_finished=False, limit=100),
     "Reply: TransactionList": _reply(8, r.TransactionList(())),
     "Reply: Alive": _reply(9, r.Alive((OUTCOME._replace(streams=(), writers=()),))),
+    "SafeTime": r.SafeTime("nyc", None),
+    "Reply: SafeTimeIs": _reply(10, r.SafeTimeIs("nyc", STAMP)),
     "JournalOp": r.JournalOp("FINALIZE_COMMIT", TXN, 0, STAMP),
 }
 IN_THE_TEXT = ("Begin", "Reply: Begun")
