@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from confluent_kafka import KafkaException, TopicPartition
-
-from anabranch.client.kafka_admin import KafkaAdmin
-from anabranch.client.kafka_consumer import CommittedConsumer, CommittedMessage
 from anabranch.core.hybrid_time import MAX, from_datetime, to_ms
 from anabranch.errors import InvalidArgument, MalformedRecord, NotReady
 from anabranch.schemas.codec import decode
@@ -50,7 +46,36 @@ def check_start(start: Start) -> str | int:
     )
 
 
-def history_record(message: CommittedMessage) -> HistoryRecord:
+class HistoryMessage(Protocol):
+    """A record of a history topic, committed, as it was read."""
+
+    def topic(self) -> str: ...
+    def offset(self) -> int: ...
+    def value(self) -> bytes | None: ...
+
+
+class HistoryConsumer(Protocol):
+    """What reads a history for a search: a `CommittedConsumer`, or a `LogConsumer` over the raw log."""
+
+    ended_at: int
+
+    def assign(self, places: Mapping[tuple[str, int], int]) -> None: ...
+    def next_batch(self, deadline: float, limit: int = 2000) -> Sequence[HistoryMessage]: ...
+    def offset_for_time(self, topic: str, unix_ms: int, timeout: float) -> int | None: ...
+
+
+class HistoryEnds(Protocol):
+    """What tells where a history begins and ends: a `KafkaAdmin`, or a `LogConsumer`."""
+
+    def start_offsets(
+        self, partitions: Iterable[tuple[str, int]], deadline: float
+    ) -> dict[tuple[str, int], int]: ...
+    def end_offsets(
+        self, partitions: Iterable[tuple[str, int]], deadline: float
+    ) -> dict[tuple[str, int], int]: ...
+
+
+def history_record(message: HistoryMessage) -> HistoryRecord:
     """The record of a message of a history topic. `MalformedRecord` if it is none."""
     record = decode(message.value() or b"")
     if not isinstance(record, CommitRecord | EpochRecord):
@@ -62,7 +87,7 @@ class HistorySearch:
     """Searches of one history, by a consumer whose assignment they change. `NotReady` when time runs out."""
 
     def __init__(
-        self, consumer: CommittedConsumer, admin: KafkaAdmin, stream: str, timeout: float
+        self, consumer: HistoryConsumer, admin: HistoryEnds, stream: str, timeout: float
     ) -> None:
         """``consumer``: one that keeps its `ended_at`. ``timeout``: seconds, of each search."""
         self._consumer = consumer
@@ -103,6 +128,19 @@ class HistorySearch:
 
         offset = self._low if not any(positions.values()) else self._before(self._high, goes_beyond)
         return self._first(offset)
+
+    def passing(self, partition: int, offset: int) -> int:
+        """Where to begin so that the commit of this offset, and of all after it on the partition, is met.
+
+        At or a little before the first record that goes beyond it; the history's end if none does, so far.
+        """
+        self._look()
+        return self._before(
+            self._high,
+            lambda record: any(
+                p.partition == partition and p.offset > offset for p in record.vector
+            ),
+        )
 
     def epoch(self, commit: Found) -> EpochRecord | None:
         """The EPOCH record of a commit's stream epoch; None if the history is cut after it.
@@ -183,12 +221,8 @@ class HistorySearch:
 
     def _by_time(self, timestamp: int) -> int:
         """Where the first record of a later millisecond stands, or something aborted of that time; else the end."""
-        place = TopicPartition(self._topic, 0, to_ms(timestamp) + 1)
-        try:
-            (found,) = self._consumer.native.offsets_for_times([place], timeout=self._timeout)
-        except KafkaException as error:
-            raise NotReady(f"{self._topic} can't be searched by time: {error}") from error
-        return found.offset if found.offset >= 0 else self._high
+        found = self._consumer.offset_for_time(self._topic, to_ms(timestamp) + 1, self._timeout)
+        return self._high if found is None else found
 
     def _back_to(self, found: Found | None, timestamp: int) -> Found | None:
         """The last record at or below a hybrid time, from a later one back."""

@@ -24,7 +24,7 @@ _ASK_S = 30.0
 _LEARN_S = 5.0
 _REFRESH_MS = 2000  # a group's members find new partitions within this
 
-_HOPELESS = frozenset(
+HOPELESS = frozenset(
     (
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -111,6 +111,15 @@ class CommittedConsumer:
         found = self.native.position([TopicPartition(topic, p) for p in partitions])
         return {place.partition: place.offset for place in found if place.offset >= 0}
 
+    def offset_for_time(self, topic: str, unix_ms: int, timeout: float) -> int | None:
+        """The first offset of partition 0 at or after a millisecond, None if there is none. `NotReady`."""
+        place = TopicPartition(topic, 0, unix_ms)
+        try:
+            (found,) = self.native.offsets_for_times([place], timeout=timeout)
+        except KafkaException as error:
+            raise NotReady(f"{topic} can't be searched by time: {error}") from error
+        return found.offset if found.offset >= 0 else None
+
     def next_batch(self, deadline: float, limit: int = 2000) -> list[CommittedMessage]:
         """Messages, at least one unless the deadline (monotonic seconds) passes or a partition's end is met.
 
@@ -144,7 +153,7 @@ class CommittedConsumer:
             if error.code() == _EOF:
                 self._at_end = True
                 self.ended_at = cast("int", message.offset())
-            elif error.fatal() or error.code() in _HOPELESS:
+            elif error.fatal() or error.code() in HOPELESS:
                 raise FixCallError(f"can't read {message.topic()}: {error}")
             else:
                 log.info("reading: %s", error)

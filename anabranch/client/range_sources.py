@@ -1,0 +1,133 @@
+"""Where ranges are fetched from: the raw log, or a confluent-kafka consumer with the same result."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol, cast
+
+from confluent_kafka import Consumer, KafkaError, Message
+from confluent_kafka import TopicPartition as Place
+
+from anabranch.client.commits import CommitHistory
+from anabranch.client.kafka import SystemClock, make
+from anabranch.client.kafka_admin import KafkaAdmin
+from anabranch.client.kafka_consumer import HOPELESS, NO_GROUP, CommittedConsumer
+from anabranch.client.log_consumer import LogConsumer, expired, fetch_committed, raw_log
+from anabranch.client.options import Options
+from anabranch.errors import FixCallError, UnknownStream
+from anabranch.ports import Fetched, RawBatch, TopicPartition
+from anabranch.topics.records import Record, encode_sparse
+
+log = logging.getLogger("anabranch.client")
+
+FETCH_BYTES = 4 << 20
+_MESSAGES = 10_000
+_SLICE_S = 0.5
+_UNKNOWN = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+)
+_OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)  # noqa: SLF001
+_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
+
+
+class Source(Protocol):
+    """Committed batches of any partition, and the histories of streams."""
+
+    def fetch(self, place: TopicPartition, position: int, wait: float) -> Fetched | None:
+        """What is committed from a position on; None if nothing came within ``wait`` seconds, or some of them."""
+
+    def commits(self, stream: str, partition: int) -> CommitHistory:
+        """Reads the history for one partition; the one before is not used any more."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+class RawSource:
+    """Over connections of our own."""
+
+    def __init__(self, options: Options, timeout: float) -> None:
+        """Raises: UnsupportedSetting, if an option can't be honoured there."""
+        self._log = raw_log(options, timeout)
+        self._history = LogConsumer(self._log)
+        self._timeout = timeout
+
+    def fetch(self, place: TopicPartition, position: int, wait: float) -> Fetched | None:
+        """See `Source.fetch`."""
+        return fetch_committed(self._log, place, position, wait=wait, max_bytes=FETCH_BYTES)
+
+    def commits(self, stream: str, partition: int) -> CommitHistory:
+        """See `Source.commits`."""
+        return CommitHistory(self._history, self._history, stream, partition, self._timeout)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._log.close()
+
+
+class KafkaSource:
+    """Over librdkafka. Its messages are put into batches again, so that all that follows is the same."""
+
+    def __init__(self, options: Options, timeout: float) -> None:
+        self._timeout = timeout
+        self._admin = KafkaAdmin(options, SystemClock())
+        self._history = CommittedConsumer(options, group=None, eof=True)
+        config = options.reader(NO_GROUP, "error") | {"enable.partition.eof": True}
+        self._consumer: Consumer = make(Consumer, config, lambda _: None)
+        self._next: tuple[TopicPartition, int] | None = None  # where the consumer stands
+
+    def fetch(self, place: TopicPartition, position: int, wait: float) -> Fetched | None:
+        """See `Source.fetch`."""
+        if self._next != (place, position):
+            self._consumer.assign([Place(place.topic, place.partition, position)])
+            self._next = place, position
+        after = position
+        records: list[Record] = []
+        first = self._consumer.poll(max(0.0, min(wait, _SLICE_S)))
+        if first is not None:
+            for message in [first, *self._consumer.consume(_MESSAGES, 0)]:
+                after = max(after, self._take(message, position, records))
+        if after == position:
+            return None
+        self._next = place, after
+        batches = []
+        if records:
+            base, end = records[0].offset, records[-1].offset + 1
+            data = encode_sparse(records, base_offset=base, next_offset=end)
+            batches.append(RawBatch(base, end, memoryview(data)))
+        return Fetched(batches, after, -1, -1, -1)
+
+    def _take(self, message: Message, position: int, records: list[Record]) -> int:
+        """Where to read on behind a message; it is added to the records if it is one."""
+        error = message.error()
+        offset = message.offset()
+        if error is None and offset is not None:
+            if offset < position:
+                return position
+            _, milliseconds = message.timestamp()
+            headers = cast("tuple[tuple[str, bytes | None], ...]", tuple(message.headers() or ()))
+            records.append(Record(offset, milliseconds, message.key(), message.value(), headers))
+            return offset + 1
+        code = error.code() if error is not None else None
+        if code == _EOF:
+            return offset or 0
+        what = f"{message.topic()}[{message.partition()}]: {error}"
+        if code in _OUT_OF_RANGE:
+            raise expired(what)
+        if code in _UNKNOWN:
+            raise UnknownStream(f"{what}: create the stream first")
+        if code in HOPELESS:
+            raise FixCallError(f"can't read {what}")
+        log.info("reading: %s", what)
+        return position
+
+    def commits(self, stream: str, partition: int) -> CommitHistory:
+        """See `Source.commits`."""
+        return CommitHistory(self._history, self._admin, stream, partition, self._timeout)
+
+    def close(self) -> None:
+        """Leave no handle behind."""
+        self._consumer.close()
+        self._history.close()
