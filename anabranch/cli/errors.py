@@ -76,6 +76,10 @@ class ChildFailed(AnabranchError):
     """A process that this one started ended in a way it should not."""
 
 
+class NotInstalled(AnabranchError):
+    """A package that only some commands need is not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An error as the command line shows it."""
@@ -136,11 +140,14 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def _is_environment(error: BaseException) -> bool:
-    if isinstance(error, OSError | ChildFailed):
+    if isinstance(error, OSError | ChildFailed | NotInstalled):
         return True
-    # Not imported for its own sake: where it was never loaded, nothing can have raised its errors.
+    # Not imported for their own sake: where they were never loaded, nothing can have raised their errors.
     infra = sys.modules.get("anabranch.infra.errors")
-    return infra is not None and isinstance(error, infra.InfraError)
+    java = sys.modules.get("anabranch.spark.java")
+    return (infra is not None and isinstance(error, infra.InfraError)) or (
+        java is not None and isinstance(error, java.NoJdk)
+    )
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -1,0 +1,120 @@
+"""`anabranch spark`: pipelines on Spark. Whatever needs PySpark is imported inside the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
+from anabranch.topics.names import DEFAULT_PREFIX
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from anabranch.spark.options import Connection
+
+app = typer.Typer(no_args_is_help=True, help="Pipelines on Spark.")
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        help="Where Spark runs, as it spells it (default: what it is configured for, else local[*]).",
+        show_default=False,
+    ),
+]
+JobTimeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0.1,
+        help="Of each request to the cluster, not of the job.",
+    ),
+]
+JOB_TIMEOUT_S = 60.0
+
+
+@app.command("audit")
+def audit(
+    stream: Annotated[
+        list[str],
+        typer.Option(
+            "--stream",
+            "-s",
+            metavar="SCOPE/STREAM",
+            help="What to audit, of one scope; a scope alone: all its streams. May be repeated.",
+        ),
+    ],
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="As of this commit timestamp, or time in ISO 8601 (default: now).",
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write the report there too, as JSON."),
+    ] = None,
+    master: Master = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: JobTimeout = JOB_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Prove from the log that streams hold what was committed, once, in order, and nothing else."""
+    from anabranch.cli.errors import CheckFailed
+    from anabranch.cli.output import count_of
+
+    spark = session("anabranch audit", master)
+    from anabranch.spark.pipelines.audit import audit as run
+    from anabranch.spark.pipelines.audit_report import moment_of, show
+
+    found = run(spark, connection(bootstrap, prefix, kafka, timeout), stream, moment_of(at))
+    if report is not None:
+        report.write_text(found.to_json() + "\n", encoding="utf-8")
+    show(found, as_json=json)
+    if found.breaches:
+        raise CheckFailed(f"the audit found {count_of(found.breaches, 'breach')}")
+
+
+# -- what the commands of this group share ---------------------------------------------------------------
+
+
+def session(app_name: str, master: str | None) -> SparkSession:
+    """A quiet session of Spark.
+
+    Raises:
+        NotInstalled: PySpark is not there.
+        NoJdk: there is no JDK for it.
+    """
+    from anabranch.cli.errors import NotInstalled
+
+    try:
+        from anabranch.spark import spark_session
+    except ModuleNotFoundError as error:
+        raise NotInstalled(
+            f"{error.name} is not installed; this gets it: pip install 'anabranch[spark]'"
+        ) from error
+    spark = spark_session(app_name, master, {"spark.ui.enabled": "false"})
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def connection(
+    bootstrap: str | None, prefix: str, kafka: list[str] | None, timeout: float
+) -> Connection:
+    """The cluster that the shared options describe. `InvalidArgument` if they don't."""
+    from anabranch.cli.session import target_of
+    from anabranch.spark.options import Connection
+
+    target = target_of(bootstrap, prefix, timeout, kafka)
+    return Connection(
+        target.bootstrap, target.prefix, target.timeout, tuple(sorted(target.kafka.items()))
+    )

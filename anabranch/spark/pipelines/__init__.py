@@ -1,0 +1,1 @@
+"""What Spark does with streams: audit, bulk load, export, compaction (`docs/spark.md`)."""

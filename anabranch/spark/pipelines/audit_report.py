@@ -1,0 +1,168 @@
+"""What an audit found: its checks by name, what each looked at, and examples of breaches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from anabranch.core import hybrid_time
+from anabranch.errors import InvalidArgument
+
+MOST_EXAMPLES = 10
+
+# Name: (what is counted, what has to hold). In the order in which they are shown.
+CHECKS: dict[str, tuple[str, str]] = {
+    "history-record": ("records", "the history holds EPOCH and COMMIT records, under their keys"),
+    "history-chain": ("records", "`previous` names the record before"),
+    "history-time": ("records", "timestamps rise"),
+    "epochs": ("epochs", "each tiles all keys and continues the one before; a duplicate is one"),
+    "commit-once": ("commits", "a transaction has one COMMIT record in a stream"),
+    "commit-place": ("ranges", "they lie in open segments of the active epoch"),
+    "commit-ranges": ("ranges", "they follow each other on their partition"),
+    "vectors": ("entries", "they are the ends of the ranges so far"),
+    "event-header": ("events", "one ab.txn header of 28 bytes, or none that begins with ab."),
+    "event-aborted": ("events", "none is of an aborted transaction"),
+    "event-unknown": ("events", "none is of a transaction that no COMMIT record names"),
+    "event-outside": ("events", "none of a committed transaction lies outside its ranges"),
+    "event-plain": ("events", "no plain one lies outside the ranges of plain commits"),
+    "event-transaction": ("events", "each carries the id that the COMMIT record of its range says"),
+    "event-count": ("ranges", "they hold as many events as their COMMIT record says"),
+    "event-key": ("events", "the key lies in the segment's range"),
+    "event-epoch": ("events", "they were placed by the reference epoch that they were merged into"),
+    "status-history": ("transactions", "what is COMMITTED in the status log is in a history"),
+    "status-missing": ("transactions", "what is in a history is known to the status log"),
+    "status-state": ("transactions", "what is in a history is COMMITTED in the status log"),
+    "status-time": ("transactions", "both have the same commit timestamp"),
+    "status-count": ("transactions", "events of all streams together are as many as the row says"),
+    "receipt": ("receipts", "a taken writer's events have its receipt's count and checksums"),
+    "journal-content": ("writers", "the journal's records are the stream's events, each once"),
+    "journal-order": ("writers", "the events of a key are in the order of the journal"),
+    "plain-content": ("records", "plain writes that are committed are in the stream"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A breach. ``transaction``: hexadecimal, empty for plain writes and where there is none."""
+
+    stream: str
+    transaction: str
+    partition: int | None
+    offset: int | None
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check. ``unchecked``: things whose evidence is gone, or is not there yet; none of them passed."""
+
+    name: str
+    what: str
+    examined: int
+    unchecked: int
+    breaches: int
+    examples: tuple[Example, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """All of it. ``at``: status and history agree up to this hybrid time."""
+
+    streams: tuple[str, ...]
+    at: int
+    transactions: int
+    events: int
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def breaches(self) -> int:
+        """How many, of all checks."""
+        return sum(check.breaches for check in self.checks)
+
+    def check(self, name: str) -> Check:
+        """One check by its name."""
+        return next(check for check in self.checks if check.name == name)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"at_text": hybrid_time.to_text(self.at), "breaches": self.breaches}
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(self.document(), ensure_ascii=False)
+
+
+def make_checks(
+    examined: Mapping[str, tuple[int, int]],
+    breaches: Mapping[str, int],
+    examples: Mapping[str, list[Example]],
+) -> tuple[Check, ...]:
+    """All checks. ``examined``: name -> (examined, not checkable)."""
+    return tuple(
+        Check(name, what, *examined[name], breaches.get(name, 0), tuple(examples.get(name, ())))
+        for name, (what, _) in CHECKS.items()
+    )
+
+
+def moment_of(text: str | None) -> int | None:
+    """A hybrid time from a number, or from a time in ISO 8601 (without a zone: UTC). None stays None.
+
+    Raises:
+        InvalidArgument: neither.
+    """
+    if text is None:
+        return None
+    if text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidArgument(
+            f"--at {text!r}: a commit timestamp (a number) or a time such as 2026-01-31T12:00:00Z"
+        ) from error
+    return hybrid_time.from_datetime(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def show(report: AuditReport, *, as_json: bool) -> None:
+    """On standard output: a table of the checks, and one of the breaches; or JSON."""
+    from anabranch.cli.output import print_line, print_table
+
+    if as_json:
+        print_line(report.to_json())
+        return
+    title = (
+        f"{', '.join(report.streams)} as of {hybrid_time.to_text(report.at)}: "
+        f"{report.transactions:,} commits, {report.events:,} events"
+    )
+    print_table(
+        title,
+        ("check", "what holds", "examined", "", "not checkable", "breaches"),
+        [
+            (c.name, CHECKS[c.name][1], c.examined, c.what, c.unchecked, c.breaches)
+            for c in report.checks
+        ],
+    )
+    for note in report.notes:
+        print_line(note)
+    if report.breaches:
+        print_table(
+            f"Breaches, at most {MOST_EXAMPLES} of each kind",
+            ("check", "stream", "transaction", "where", "expected", "found"),
+            [
+                (c.name, e.stream, e.transaction or "-", _where(e), e.expected, e.found)
+                for c in report.checks
+                for e in c.examples
+            ],
+        )
+
+
+def _where(example: Example) -> str:
+    if example.partition is None:
+        return "-"
+    offset = "" if example.offset is None else f"@{example.offset}"
+    return f"{example.partition}{offset}"
