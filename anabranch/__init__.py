@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from anabranch import errors
     from anabranch.client.client import Client
     from anabranch.client.connect import connect
+    from anabranch.client.reservation import Reservation
     from anabranch.client.transaction import Transaction
     from anabranch.client.types import (
         Committed,
@@ -38,6 +39,7 @@ _HOMES = {
     "Counts": "anabranch.client.types",
     "Event": "anabranch.client.types",
     "Receipt": "anabranch.client.types",
+    "Reservation": "anabranch.client.reservation",
     "Result": "anabranch.client.types",
     "StreamDescription": "anabranch.client.types",
     "Transaction": "anabranch.client.transaction",
@@ -52,6 +54,7 @@ __all__ = [
     "Counts",
     "Event",
     "Receipt",
+    "Reservation",
     "Result",
     "StreamDescription",
     "Transaction",

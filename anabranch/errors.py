@@ -9,6 +9,8 @@ any language sorts them the same way: see ``docs/protocol.md``.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class AnabranchError(Exception):
     """Base of all errors raised on purpose. The message says what to do."""
@@ -139,7 +141,14 @@ class IllegalState(FixCallError):
 
 
 class AlreadyCommitted(FixCallError):
-    """The transaction (or its name) is committed: its result stands; nothing can be added."""
+    """The transaction (or its name, or its number) is committed: its result stands; nothing can be added.
+
+    ``result``: that `anabranch.Result`, where it is known here, else None.
+    """
+
+    def __init__(self, message: str, *, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class UnsupportedVersion(FixCallError):

@@ -15,6 +15,14 @@ from anabranch.client.history_search import Start
 from anabranch.client.ports import ClientPorts, Readers
 from anabranch.client.protocol import Session
 from anabranch.client.reader import Reader
+from anabranch.client.reservation import (
+    Reservation,
+    abort_reserved,
+    begin_reserved,
+    id_of,
+    keepalive_ms_of,
+    reserve,
+)
 from anabranch.client.transaction import Transaction
 from anabranch.client.transaction_reader import TransactionReader
 from anabranch.client.types import (
@@ -22,15 +30,15 @@ from anabranch.client.types import (
     Result,
     StreamDescription,
     TransactionInfo,
-    counts_of,
     description_of,
     info_of,
     receipt_records,
+    result_of,
 )
 from anabranch.client.writer import Writer
-from anabranch.core.ids import TXN_ID_SIZE, check_scope, parse_txn_text
-from anabranch.core.tokens import peek
+from anabranch.core.ids import check_number, check_scope
 from anabranch.errors import InvalidArgument, NotForkSafe, UnsupportedSetting
+from anabranch.schemas.records import Outcome
 
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_KEEPALIVE_S = 30.0
@@ -166,68 +174,109 @@ class Client:
         Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, NotReady, DeadlineExceeded.
         """
         self._shared.check()
-        if not 1 <= keepalive < (1 << 31) / 1000:
-            raise InvalidArgument(f"keepalive {keepalive!r}: seconds, at least 1")
-        txn = Transaction(self._shared, check_scope(scope), name, int(keepalive * 1000))
+        keepalive_ms = keepalive_ms_of(keepalive)
+        txn = Transaction(self._shared, check_scope(scope), name, keepalive_ms)
         if name is not None:
             txn.open_named()
         return txn
 
-    def join(self, token: bytes, heartbeat: bool = False) -> Writer:
-        """Write to a transaction begun elsewhere. Nothing is sent before the first write.
+    def reserve(
+        self,
+        scope: str,
+        name: str | None = None,
+        keepalive: float = DEFAULT_KEEPALIVE_S,
+        *,
+        timeout: float | None = None,
+    ) -> Reservation:
+        """Agree on a transaction without beginning it: the first write of whoever joins it does.
+
+        The arguments are those of `begin`. Nobody sends heartbeats for it but who joins with ``heartbeat``, so
+        the keepalive has to cover the time between the last write and the commit.
+
+        Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded.
+        """
+        self._shared.check()
+        return reserve(self._session, scope, name, keepalive, self._shared.deadline(timeout))
+
+    def join(self, transaction: bytes | Reservation, heartbeat: bool = False) -> Writer:
+        """Write to a transaction begun elsewhere, given its token, or to a reserved one.
+
+        Nothing is sent before the first write. Of a reservation that one begins the transaction, if nobody has
+        yet; if it is over already, every write raises `TransactionAborted` or `AlreadyCommitted` (whose
+        ``result`` may be that of another one, with the reservation's name).
 
         ``heartbeat``: keep the transaction alive from here too. Raises: InvalidToken.
         """
         self._shared.check()
-        return Writer(self._shared, token, peek(token), heartbeat=heartbeat)
+        return Writer(self._shared, transaction, heartbeat=heartbeat)
 
     def commit(
         self,
-        token: bytes,
+        transaction: bytes | Reservation,
         receipts: Sequence[Receipt | bytes] | None = None,
         name: str | None = None,
+        number: int | None = None,
         *,
         timeout: float | None = None,
     ) -> Result:
-        """Commit a transaction by its token; see `Transaction.commit`. Committed already: the same result.
+        """Commit a transaction by its token or reservation; see `Transaction.commit` for arguments and errors.
 
-        ``receipts``: exactly the writers to take; None: every finished one.
+        ``receipts``: exactly the writers to take; None: every finished one. Committed already: the same result.
+        A reservation that nobody began is begun and committed, empty.
         """
         self._shared.check()
-        records = receipt_records(receipts, peek(token).txn_id)
-        outcome = self._session.commit(token, (), records, name, self._shared.deadline(timeout))
-        return Result(outcome.txn_id, outcome.commit_timestamp, counts_of(outcome), outcome.name)
+        check_number(name, number)
+        records = receipt_records(receipts, id_of(transaction))
+        deadline = self._shared.deadline(timeout)
+        if isinstance(transaction, Reservation):
+            begun = begin_reserved(self._session, transaction, deadline)
+            if isinstance(begun, Outcome):
+                return result_of(begun)
+            transaction = begun.token
+        return result_of(self._session.commit(transaction, (), records, name, deadline, number))
 
     def abort(
         self,
-        token: bytes,
+        transaction: bytes | Reservation,
         reason: str = "aborted by a client",
         *,
         timeout: float | None = None,
     ) -> None:
-        """Abort a transaction by its token; aborted already is fine.
+        """Abort a transaction by its token or reservation; aborted already is fine.
+
+        A reservation that nobody began can't be begun after this.
 
         Raises: AlreadyCommitted, InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded.
         """
         self._shared.check()
-        self._session.abort(token, reason, self._shared.deadline(timeout))
+        deadline = self._shared.deadline(timeout)
+        if isinstance(transaction, Reservation):
+            abort_reserved(self._session, transaction, reason, deadline)
+        else:
+            self._session.abort(transaction, reason, deadline)
 
-    def state(self, transaction: bytes | str, *, timeout: float | None = None) -> TransactionInfo:
-        """What is known of a transaction, given its token or id (16 bytes or 32 digits). Changes nothing.
+    def state(
+        self, transaction: bytes | str | Reservation, *, timeout: float | None = None
+    ) -> TransactionInfo:
+        """What is known of a transaction, given its token, id (16 bytes or 32 digits) or reservation.
+
+        Changes nothing.
 
         Raises: UnknownTransaction (nothing is known of it *so far*: a command may be on its way; `resolve`
         makes it final), Expired, InvalidToken, NotReady, DeadlineExceeded.
         """
         self._shared.check()
-        return info_of(self._session.state(_id_of(transaction), self._shared.deadline(timeout)))
+        return info_of(self._session.state(id_of(transaction), self._shared.deadline(timeout)))
 
-    def resolve(self, transaction: bytes | str, *, timeout: float | None = None) -> TransactionInfo:
+    def resolve(
+        self, transaction: bytes | str | Reservation, *, timeout: float | None = None
+    ) -> TransactionInfo:
         """`state`, made final: a transaction of which nothing is known is aborted, for ever.
 
         Raises: Expired, InvalidToken, NotReady, DeadlineExceeded (again is safe).
         """
         self._shared.check()
-        return info_of(self._session.resolve(_id_of(transaction), self._shared.deadline(timeout)))
+        return info_of(self._session.resolve(id_of(transaction), self._shared.deadline(timeout)))
 
     def transactions(
         self,
@@ -328,13 +377,6 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _id_of(transaction: bytes | str) -> bytes:
-    """The transaction id of a token, an id or its text."""
-    if isinstance(transaction, str):
-        return parse_txn_text(transaction)
-    return transaction if len(transaction) == TXN_ID_SIZE else peek(transaction).txn_id
 
 
 def _setting(value: Any) -> str:

@@ -230,8 +230,12 @@ class Session:
         receipts: Sequence[r.Receipt] | None,
         name: str | None,
         deadline: float,
+        number: int | None = None,
     ) -> r.Outcome:
-        """Commit, and know it: COMMITTED. `OutcomeUnknown` at the deadline; refusals leave it open."""
+        """Commit, and know it: COMMITTED. `OutcomeUnknown` at the deadline; refusals leave it open.
+
+        ``number``: of the series ``name``; `AlreadyCommitted` where the series is beyond it.
+        """
         wait_s = min(
             deadline - self.now() - _MARGIN_S, (deadline - self.now()) * (1 - RESOLVE_SHARE)
         )
@@ -241,6 +245,7 @@ class Session:
             receipts=None if receipts is None else tuple(receipts),
             name=name,
             wait_ms=max(0, min(int(wait_s * 1000), _MAX_WAIT_MS)),
+            number=number,
         )
         return self._settle(peek(token).txn_id, command, token, deadline)
 
@@ -273,6 +278,9 @@ class Session:
                 raise MalformedRecord(
                     f"the controller answered {type(outcome).__name__} to a commit"
                 )
+            if outcome is not None and outcome.state == "ABORTED" and command.name is not None:
+                # Perhaps it gave way to an earlier commit. Only the command itself is told which one.
+                outcome = self.try_ask(partition, command, deadline) or outcome
             if outcome is not None and outcome.state in FINISHED:
                 return committed(outcome)
             if outcome is None or self.now() + pause >= deadline:

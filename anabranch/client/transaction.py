@@ -9,9 +9,9 @@ from typing import Self
 
 from anabranch.client.handle import QUIET_S, Handle, Shared
 from anabranch.client.ports import RecordHeaders
-from anabranch.client.types import Receipt, Result, counts_of, receipt_records
+from anabranch.client.types import Receipt, Result, receipt_records, result_of
 from anabranch.client.writing import WriterAccount, headers_size
-from anabranch.core.ids import txn_text
+from anabranch.core.ids import check_number, txn_text
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -182,15 +182,19 @@ class Transaction(Handle):
         receipts: Sequence[Receipt | bytes] | None = None,
         *,
         name: str | None = None,
+        number: int | None = None,
         timeout: float | None = None,
     ) -> Result:
         """Commit: everything becomes visible at once. Returns the same result ever after.
 
         ``receipts``: exactly the writers to take besides this handle's own writes; None: every finished one.
         ``name``: claim this name; if it is committed already, its outcome is the result and nothing of this
-        transaction becomes visible. ``timeout`` in seconds.
+        transaction becomes visible. ``number``, 0 or more: claim this number of the series ``name`` instead; it
+        must be above all committed in that series, ever. ``timeout`` in seconds.
 
         Raises:
+            AlreadyCommitted: the series is beyond this number, or the outcome of the number is not kept any more;
+                this transaction is aborted.
             WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument: the
                 transaction is open and unchanged; mend it and commit again, or abort.
             TransactionAborted: it is over without effect; begin a new one.
@@ -202,8 +206,9 @@ class Transaction(Handle):
                 return self._result
             self._shared.check()
             self._check_not_over()
+            check_number(name, number)
             deadline = self._shared.deadline(timeout)
-            if self._token is None and not receipts:
+            if self._token is None and not receipts and number is None:
                 return self._commit_one_shot(name, deadline)
             if self._token is None and receipts:
                 raise InvalidArgument(
@@ -211,7 +216,7 @@ class Transaction(Handle):
                 )
             self._open(deadline)
             if self._result is None:
-                self._commit_open(receipts, name, deadline)
+                self._commit_open(receipts, name, deadline, number)
             return self._done()
 
     def _commit_one_shot(self, name: str | None, deadline: float) -> Result:
@@ -230,7 +235,11 @@ class Transaction(Handle):
         return self._done()
 
     def _commit_open(
-        self, receipts: Sequence[Receipt | bytes] | None, name: str | None, deadline: float
+        self,
+        receipts: Sequence[Receipt | bytes] | None,
+        name: str | None,
+        deadline: float,
+        number: int | None = None,
     ) -> None:
         others = receipt_records(receipts, self._txn_id)
         self._flush(deadline)
@@ -240,8 +249,8 @@ class Transaction(Handle):
             self._own = self._account.receipt(finished=True)
         own = (self._own,) if self._own.extents else ()
         try:
-            outcome = self._session.commit(self._token, own, others, name, deadline)
-        except (OutcomeUnknown, TransactionAborted) as error:
+            outcome = self._session.commit(self._token, own, others, name, deadline, number)
+        except (OutcomeUnknown, TransactionAborted, AlreadyCommitted) as error:
             self._failed_to_commit(error)
             raise
         self._check_taken(outcome, own)
@@ -259,7 +268,9 @@ class Transaction(Handle):
             self._discard()
             raise error
 
-    def _failed_to_commit(self, error: OutcomeUnknown | TransactionAborted) -> None:
+    def _failed_to_commit(
+        self, error: OutcomeUnknown | TransactionAborted | AlreadyCommitted
+    ) -> None:
         if isinstance(error, OutcomeUnknown):
             self._in_doubt = True
             self.beating = False
@@ -272,9 +283,7 @@ class Transaction(Handle):
         if outcome.state != "COMMITTED":
             self._end(TransactionAborted(f"the transaction is aborted ({outcome.reason})"))
             self._check_not_over()
-        self._result = Result(
-            outcome.txn_id, outcome.commit_timestamp, counts_of(outcome), outcome.name
-        )
+        self._result = result_of(outcome)
         self._in_doubt = False
         self._buffer.clear()
         self._release()

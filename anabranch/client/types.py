@@ -201,6 +201,11 @@ def description_of(info: r.StreamInfo) -> StreamDescription:
     )
 
 
+def result_of(outcome: r.Outcome) -> Result:
+    """The result in a COMMITTED `Outcome` record."""
+    return Result(outcome.txn_id, outcome.commit_timestamp, counts_of(outcome), outcome.name)
+
+
 def receipt_records(
     receipts: Sequence[Receipt | bytes] | None, txn_id: bytes | None
 ) -> tuple[r.Receipt, ...] | None:

@@ -1,4 +1,4 @@
-"""The handle of who joins a transaction by its token."""
+"""The handle of who joins a transaction, by its token or before anybody began it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Self
 
 from anabranch.client.handle import Handle, Shared
 from anabranch.client.ports import RecordHeaders
+from anabranch.client.reservation import Reservation, token_to_write
 from anabranch.client.types import Receipt
 from anabranch.client.writing import WriterAccount
 from anabranch.core.ids import txn_text
-from anabranch.core.tokens import Token
-from anabranch.errors import IllegalState
+from anabranch.core.tokens import peek
+from anabranch.errors import AlreadyCommitted, Expired, IllegalState, TransactionAborted
 from anabranch.schemas import records as r
 
 
@@ -21,16 +22,36 @@ class Writer(Handle):
     Made by `Client.join`. Any thread may use it; each join is a writer of its own.
     """
 
-    def __init__(self, shared: Shared, token: bytes, claims: Token, *, heartbeat: bool) -> None:
+    def __init__(
+        self, shared: Shared, transaction: bytes | Reservation, *, heartbeat: bool
+    ) -> None:
+        claims = transaction if isinstance(transaction, Reservation) else peek(transaction)
         super().__init__(shared, claims.scope, claims.keepalive_ms)
-        self._token = token
+        self._heartbeat = heartbeat
         self._account = WriterAccount(
             claims.txn_id, self._session.random64(), shared.journals.writer()
         )
         self._finished: Receipt | None = None
-        if heartbeat:
+        self._reserved: Reservation | None = None
+        if isinstance(transaction, Reservation):
+            self._reserved = transaction
+        else:
+            self._opened(transaction)
+
+    def _opened(self, token: bytes) -> None:
+        self._token = token
+        if self._heartbeat:
             self.beating = True
-            shared.heart(self)
+            self._shared.heart(self)
+
+    def _open(self, deadline: float) -> None:
+        """Begin what is only reserved so far, unless somebody has."""
+        if self._token is None and self._reserved is not None:
+            try:
+                self._opened(token_to_write(self._session, self._reserved, deadline))
+            except (TransactionAborted, AlreadyCommitted, Expired) as error:
+                self._end(error)
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -67,12 +88,16 @@ class Writer(Handle):
         timestamp: int | None,
     ) -> None:
         self._check_writable()
-        lane = self._touch(stream, self._shared.deadline(None))
+        deadline = self._shared.deadline(None)
+        self._open(deadline)
+        lane = self._touch(stream, deadline)
         lane.write(key, value, headers, timestamp)
         self._hot[stream] = lane.write
 
     def flush(self, timeout: float | None = None) -> Receipt:
         """Wait until everything written is acknowledged, and register the receipt; the writer goes on.
+
+        One that joined a reservation and wrote nothing has an empty receipt, of which nobody is told.
 
         Raises: WriteFailed (for ever: join again and rewrite), DeadlineExceeded (again is safe),
         TransactionAborted, AlreadyCommitted, IllegalState.
@@ -100,10 +125,11 @@ class Writer(Handle):
     def _register(self, timeout: float | None, *, finished: bool) -> Receipt:
         deadline = self._shared.deadline(timeout)
         self._flush(deadline)
-        if self._account is None or self._token is None:
-            raise IllegalState("the writer is not open")
+        if self._account is None:
+            raise IllegalState("the writer has no account")
         record: r.Receipt = self._account.receipt(finished=finished)
-        self._session.register(self._token, record, deadline)
+        if self._token is not None:  # else nothing was written, and nothing begun
+            self._session.register(self._token, record, deadline)
         return Receipt(record)
 
     def _check_writable(self) -> None:

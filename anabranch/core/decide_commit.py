@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from anabranch.core import claims
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import active_stream, check_served
 from anabranch.core.decide_merge import merge_decided
@@ -17,7 +18,6 @@ from anabranch.core.decide_txn import (
     abort_txn,
     check_id_partition,
     check_in_scope,
-    check_name,
     check_receipts,
     earlier_outcome,
     end_pending,
@@ -25,12 +25,14 @@ from anabranch.core.decide_txn import (
     put_receipt,
     supersede,
 )
+from anabranch.core.ids import check_name, check_number
 from anabranch.core.journal_index import JournalIndex, Weighed
 from anabranch.core.plan import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import judge
-from anabranch.core.turn import Hearing, Turn
+from anabranch.core.turn import Hearing, Turn, refuse
 from anabranch.errors import (
+    AlreadyCommitted,
     AnabranchError,
     InvalidArgument,
     NotReady,
@@ -44,11 +46,13 @@ from anabranch.schemas.records import (
     Event,
     JournalOp,
     OneShot,
+    Outcome,
     PendingCommitRow,
     Receipt,
     SegmentRange,
     TxnRow,
     TxnState,
+    YieldedRow,
 )
 
 MAX_WAIT_MS = 600_000
@@ -62,10 +66,10 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         turn.reply(to, turn.outcome(row))
         return
     if row.state == "ABORTED":
-        # Perhaps because the name was committed before: then the answer is the same again.
-        earlier = earlier_outcome(turn, row.scope, command.name)
+        # Perhaps because it gave way to an earlier commit: then the answer is the same again.
+        earlier = _earlier_answer(turn, row, command)
         if earlier is not None:
-            turn.reply(to, turn.outcome(earlier))
+            turn.reply(to, earlier)
             return
     moves = judge(row.state, "begin_commit", row.reason) is not None
     turn.hear(token.txn_id)
@@ -74,7 +78,9 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         turn.put(k.pending_key(row.txn_id), _join_waiting(txn.pending, to))
         return
     check_name(command.name)
-    if command.name is not None and row.name not in (None, command.name):
+    check_number(command.name, command.number)
+    claims_name = command.name is not None and command.number is None
+    if claims_name and row.name not in (None, command.name):
         raise InvalidArgument(f"the transaction began as {row.name!r}: it can't claim another name")
     if not 0 <= command.wait_ms <= MAX_WAIT_MS:
         raise InvalidArgument(f"wait_ms {command.wait_ms} is not within 0 and {MAX_WAIT_MS}")
@@ -91,15 +97,29 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             waiting,
             writers=writers,
             name=command.name,
+            number=command.number,
             deadline_ms=turn.wall_ms + command.wait_ms,
         ),
     )
 
 
+def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
+    """What an aborted transaction's commit is told again; None: that it is aborted."""
+    yielded = turn.state.yielded(row.txn_id)
+    if yielded is not None and (yielded.name, yielded.number) == (command.name, command.number):
+        earlier = claims.answer(turn, yielded)
+        if earlier is not None:
+            return earlier
+    if command.number is not None:
+        return None
+    named = earlier_outcome(turn, row.scope, command.name)
+    return None if named is None else turn.outcome(named)
+
+
 def _join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> PendingCommitRow:
     """One more who waits for the answer; a repeated command does not wait twice."""
     if pending is None:
-        pending = PendingCommitRow((), (), False, (), None, 0)
+        pending = PendingCommitRow((), (), False, (), None, None, 0)
     if to is None or to.correlation_id in pending.correlation_ids:
         return pending
     return replace(
@@ -195,9 +215,7 @@ def _why_not(
     if weighed.wrong:
         return ReceiptMismatch(weighed.wrong)
     try:
-        row = turn.open(txn_id).row
-        if pending.name is not None and pending.name != row.name:
-            earlier_outcome(turn, row.scope, pending.name)
+        _earlier(turn, turn.open(txn_id).row, pending)
     except NotReady as error:
         return error
     return None
@@ -208,11 +226,13 @@ def _decide(
 ) -> None:
     """Log that the transaction commits, with exactly these writers."""
     row = txn.row
-    if pending.name is not None and pending.name != row.name:
-        earlier = earlier_outcome(turn, row.scope, pending.name)
-        if earlier is not None:
-            _yield_to(turn, txn_id, earlier, pending.name)
-            return
+    earlier = _earlier(turn, row, pending)
+    if earlier is not None:
+        _yield_to(turn, txn_id, earlier)
+        return
+    if pending.name is not None and pending.number is not None:
+        claims.take_number(turn, row.scope, pending.name, pending.number, txn_id)
+    elif pending.name is not None and pending.name != row.name:
         supersede(turn, row.scope, pending.name, txn_id)
         row = row._replace(name=pending.name)
     moved = turn.move(row, "begin_commit", committed=weighed.committed, left_out=weighed.left_out)
@@ -222,11 +242,28 @@ def _decide(
         journal_op(turn, stream, JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
 
-def _yield_to(turn: Turn, txn_id: bytes, earlier: TxnRow, name: str) -> None:
-    """The name is committed already: its outcome is the answer, and this transaction is aborted."""
+def _earlier(turn: Turn, row: TxnRow, pending: PendingCommitRow) -> YieldedRow | None:
+    """What this commit has to give way to. `NotReady` while that is being committed itself."""
+    if pending.name is None:
+        return None
+    if pending.number is not None:
+        return claims.overtaken(turn, row.scope, pending.name, pending.number)
+    if pending.name == row.name:
+        return None
+    earlier = earlier_outcome(turn, row.scope, pending.name)
+    return None if earlier is None else YieldedRow(pending.name, None, -1, earlier.txn_id)
+
+
+def _yield_to(turn: Turn, txn_id: bytes, earlier: YieldedRow) -> None:
+    """What is claimed is committed already: that is the answer, and this transaction is aborted."""
+    try:
+        answer: object = claims.answer(turn, earlier)
+    except AlreadyCommitted as error:
+        answer = refuse(error)
     for to in end_pending(turn, txn_id, None):
-        turn.reply(to, turn.outcome(earlier))
-    abort_txn(turn, txn_id, f"the name {name!r} was committed before by {earlier.txn_id.hex()}")
+        turn.reply(to, answer)
+    turn.put(k.yielded_key(txn_id), earlier)
+    abort_txn(turn, txn_id, claims.reason(earlier))
 
 
 # -- one-shots ----------------------------------------------------------------------------------------

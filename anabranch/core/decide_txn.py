@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from anabranch.core import claims
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import active_stream, check_served
-from anabranch.core.ids import control_partition_of, split_stream
+from anabranch.core.ids import check_name, control_partition_of, split_stream
 from anabranch.core.journal_index import segment_on
 from anabranch.core.plan import ReplyTo
 from anabranch.core.states import Op, judge
@@ -33,6 +34,7 @@ from anabranch.schemas.records import (
     JournalOp,
     ListTransactions,
     NameRow,
+    Outcome,
     ParticipantRow,
     Receipt,
     Register,
@@ -46,7 +48,6 @@ from anabranch.schemas.records import (
 )
 
 MIN_KEEPALIVE_MS = 1000
-MAX_NAME = 256
 MAX_LISTED = 10_000
 
 
@@ -62,8 +63,14 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         )
     row = turn.state.txn_row(command.txn_id)
     if row is not None:
+        instead = _gave_way_to(turn, row)
+        if instead is not None:
+            turn.reply(to, instead)
+            return
         judge(row.state, "begin", row.reason)
-        if (row.scope, row.name, row.keepalive_ms) != (
+        # Where it began without a name, its commit may have claimed one.
+        name = row.name if row.state == "OPEN" or command.name is not None else None
+        if (row.scope, name, row.keepalive_ms) != (
             command.scope,
             command.name,
             command.keepalive_ms,
@@ -107,6 +114,12 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     turn.reply(to, _begun(turn, row))
 
 
+def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:
+    """What this transaction's commit was told, if it gave way to an earlier one."""
+    yielded = turn.state.yielded(row.txn_id) if row.state == "ABORTED" else None
+    return None if yielded is None else claims.answer(turn, yielded)
+
+
 def _replaces_open(turn: Turn, command: Begin) -> bool:
     return (
         command.name is not None
@@ -136,12 +149,6 @@ def check_id_partition(turn: Turn, txn_id: bytes) -> None:
             f"the transaction id names control partition {control_partition_of(txn_id)}; "
             f"this is {turn.settings.control_partition}"
         )
-
-
-def check_name(name: str | None) -> None:
-    """A name has 1 to 256 characters."""
-    if name is not None and not 1 <= len(name) <= MAX_NAME:
-        raise InvalidArgument(f"a transaction's name has 1 to {MAX_NAME} characters")
 
 
 def earlier_outcome(turn: Turn, scope: str, name: str | None) -> TxnRow | None:
@@ -279,6 +286,7 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
     row = turn.move(row, "finalize_abort", rejected=rejected, committed=0, left_out=0)
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, JournalOp("ABORT_TXN", txn_id, epoch, 0))
+    claims.give_back(turn, row.scope, txn.pending)
     end_pending(turn, txn_id, TransactionAborted(f"the transaction is aborted ({reason})"))
     finish(turn, row)
 

@@ -14,6 +14,7 @@ from anabranch.errors import InvalidArgument, MalformedRecord
 
 TXN_ID_SIZE = 16
 NO_TXN = bytes(TXN_ID_SIZE)
+MAX_NAME = 256
 MAX_CONTROL_PARTITION = (1 << 16) - 1
 _MAX_MS = (1 << 48) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -103,6 +104,22 @@ def check_scope(scope: str) -> str:
             f"{scope!r} is not a scope: letters, digits, _ and -, at most 100, none of _ or - in front"
         )
     return scope
+
+
+def check_name(name: str | None) -> None:
+    """A name, of a transaction or of a series, has 1 to 256 characters."""
+    if name is not None and not 1 <= len(name) <= MAX_NAME:
+        raise InvalidArgument(f"a transaction's name has 1 to {MAX_NAME} characters")
+
+
+def check_number(name: str | None, number: int | None) -> None:
+    """A commit's number is 0 or more, of a series that has a name."""
+    if number is None:
+        return
+    if name is None:
+        raise InvalidArgument("a number is one of a series: give the series' name too")
+    if not 0 <= number < 1 << 63:
+        raise InvalidArgument(f"number {number} of series {name!r}: numbers are 0 to 2^63 - 1")
 
 
 def split_stream(stream: str) -> tuple[str, str]:

@@ -24,12 +24,14 @@ class Entry(IntEnum):
     EPOCH = 6
     LOW_WATER = 7
     PLAIN = 8
+    SERIES = 9
     TXN = 16
     PARTICIPANT = 17
     WRITER = 18
     PENDING_COMMIT = 19
     CARRY = 20
     MOVED = 21
+    YIELDED = 22
 
 
 _ENTRIES = {int(entry): entry for entry in Entry}  # quicker than Entry(…)
@@ -94,6 +96,10 @@ def name_key(scope: str, name: str) -> bytes:
     return NO_TXN + bytes((Entry.NAME,)) + scope.encode() + b"/" + name.encode()
 
 
+def series_key(scope: str, series: str) -> bytes:
+    return NO_TXN + bytes((Entry.SERIES,)) + scope.encode() + b"/" + series.encode()
+
+
 def txn_key(txn_id: bytes) -> bytes:
     return txn_id + _TXN
 
@@ -108,6 +114,10 @@ def writer_key(txn_id: bytes, writer: int) -> bytes:
 
 def pending_key(txn_id: bytes) -> bytes:
     return txn_id + bytes((Entry.PENDING_COMMIT,))
+
+
+def yielded_key(txn_id: bytes) -> bytes:
+    return txn_id + bytes((Entry.YIELDED,))
 
 
 def split_key(key: bytes) -> tuple[bytes, Entry, bytes]:

@@ -29,10 +29,12 @@ from anabranch.schemas.records import (
     Receipt,
     RoundRow,
     SegmentRange,
+    SeriesRow,
     StreamRow,
     TermRow,
     TxnRow,
     WriterRow,
+    YieldedRow,
 )
 
 K = TypeVar("K")
@@ -234,6 +236,16 @@ class State:
         """The transaction that holds a name."""
         row = self.get(k.name_key(scope, name))
         return row.txn_id if isinstance(row, NameRow) else None
+
+    def series(self, scope: str, series: str) -> SeriesRow | None:
+        """Where a series stands; None if nothing was ever committed in it."""
+        row = self.get(k.series_key(scope, series))
+        return row if isinstance(row, SeriesRow) else None
+
+    def yielded(self, txn_id: bytes) -> YieldedRow | None:
+        """What an aborted transaction's commit gave way to, if it was aborted for that."""
+        row = self.get(k.yielded_key(txn_id))
+        return row if isinstance(row, YieldedRow) else None
 
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
         """Transactions that ended before a time, the longest ended first."""

@@ -58,6 +58,8 @@ TYPES: dict[int, type] = {
     75: r.LowWaterRow,
     76: r.PlainRow,
     77: r.MovedRow,
+    78: r.SeriesRow,
+    79: r.YieldedRow,
     96: r.JournalOp,
     97: r.EpochRecord,
     98: r.CommitRecord,

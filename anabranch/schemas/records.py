@@ -155,6 +155,7 @@ class Commit:
     receipts: tuple[Receipt, ...] | None
     name: str | None
     wait_ms: int
+    number: int | None = None
 
 
 class OneShot(NamedTuple):
@@ -469,6 +470,16 @@ class NameRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SeriesRow:
+    """Status row: the highest number of a series and the transaction that has it."""
+
+    number: int
+    txn_id: bytes
+    earlier_number: int
+    earlier_txn_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PendingCommitRow:
     """Status row: a commit that waits for the journal, or that is decided and not yet merged."""
 
@@ -477,7 +488,18 @@ class PendingCommitRow:
     decided: bool
     writers: tuple[Receipt, ...]
     name: str | None
+    number: int | None
     deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class YieldedRow:
+    """Status row: what an aborted transaction's commit gave way to."""
+
+    name: str
+    number: int | None
+    highest: int
+    txn_id: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -474,10 +474,11 @@ class World:
         own: Sequence[r.Receipt] = (),
         receipts: Sequence[r.Receipt] | None = None,
         name: str | None = None,
+        number: int | None = None,
         wait_ms: int = 10_000,
     ) -> r.Commit:
         others = None if receipts is None else tuple(receipts)
-        return r.Commit(self.token(label), tuple(own), others, name, wait_ms)
+        return r.Commit(self.token(label), tuple(own), others, name, wait_ms, number)
 
     def commit(self, label: str, *, asker: str | None = None, **given: Any) -> str:
         return self.ask(asker or f"commit {label}", self.committing(label, **given))
@@ -570,6 +571,11 @@ class World:
         """Who holds a name, or nobody."""
         held = self.state.holder(scope, name)
         return "nobody" if held is None else self.label(held)
+
+    def series(self, name: str, scope: str = "nyc") -> str:
+        """Where a series stands: ``17 by A``, or nowhere."""
+        row = self.state.series(scope, name)
+        return "nowhere" if row is None else f"{row.number} by {self.label(row.txn_id)}"
 
 
 def nyc(*streams: str, **changes: Any) -> World:

@@ -44,6 +44,7 @@ class Pending:
     asked: list[str]
     writers: list[r.Receipt]
     name: str | None
+    number: int | None
     deadline_ms: int
 
     def takes(self, batch: Batch) -> bool:
@@ -73,6 +74,7 @@ class Txn:
     rejected: int = 0
     reason: str = ""
     finished_ms: int = 0
+    yielded: tuple[str, int | None, int | None, str] | None = None  # claimed, highest, by whom
 
     @property
     def ended(self) -> bool:
@@ -86,6 +88,7 @@ class Model:
         self.world = world
         self.txns: dict[str, Txn] = {}
         self.names: dict[str, str] = {}
+        self.series: dict[str, tuple[int, str]] = {}  # what is committed: number, label
         self.read: dict[Place, int] = {}
         self.heard: dict[str, int] = {}
         self.since_ms = world.now_ms
@@ -169,8 +172,12 @@ class Model:
         txn = self.txns.get(label)
         if txn is not None:
             if txn.state == ABORTED:
-                raise Refused("TransactionAborted")
-            if (txn.name, txn.keepalive_ms) != (c.name, c.keepalive_ms):
+                told = self._told(txn)
+                if told is None:
+                    raise Refused("TransactionAborted")
+                return told
+            name = txn.name if txn.state == OPEN or c.name else None
+            if (name, txn.keepalive_ms) != (c.name, c.keepalive_ms):
                 raise Refused("InvalidArgument")
             if txn.state == COMMITTED:
                 return self._text(txn)
@@ -211,6 +218,12 @@ class Model:
         if txn.state == COMMITTED:
             return self._text(txn)
         if txn.state == ABORTED:
+            if txn.yielded and txn.yielded[:2] == (c.name, c.number):
+                told = self._told(txn)
+                if told is not None:
+                    return told
+            if c.number is not None:
+                raise Refused("TransactionAborted")
             # Of one that was only resolved not even the scope is known.
             earlier = None if txn.reason.startswith("it was resolved") else self._earlier(c.name)
             if earlier is None:
@@ -218,14 +231,17 @@ class Model:
             return self._text(earlier)
         self.heard[txn.label] = self.world.now_ms
         if txn.state == OPEN:
-            if c.name and txn.name and c.name != txn.name:
+            if c.number is None and c.name and txn.name and c.name != txn.name:
+                raise Refused("InvalidArgument")
+            if c.number is not None and not c.name:
                 raise Refused("InvalidArgument")
             self._check_receipts(txn, [*c.own, *(c.receipts or ())])
             writers = self._choose(txn, c)
             for receipt in c.own:
                 self._learn(txn, receipt)
             asked = txn.pending.asked if txn.pending else []
-            txn.pending = Pending(asked, writers, c.name, self.world.wall_ms + c.wait_ms)
+            deadline_ms = self.world.wall_ms + c.wait_ms
+            txn.pending = Pending(asked, writers, c.name, c.number, deadline_ms)
         assert txn.pending is not None
         txn.pending.asked.append(name)
         return ""
@@ -342,7 +358,7 @@ class Model:
             return
         for receipt in pending.writers:
             for e in receipt.extents:
-                alone = Pending([], [r.Receipt(b"", receipt.writer, 0, True, (e,))], None, 0)
+                alone = Pending([], [r.Receipt(b"", receipt.writer, 0, True, (e,))], None, None, 0)
                 batches = [b for b in txn.batches if alone.takes(b)]
                 count, crc_sum = (
                     sum(b.end - b.first for b in batches),
@@ -351,19 +367,22 @@ class Model:
                 if (count, crc_sum % (1 << 63)) != (e.count, e.crc_sum):
                     self._refuse(txn, "ReceiptMismatch")
                     return
-        if pending.name and pending.name != txn.name:
+        try:
+            txn.yielded = self._too_late(txn, pending)
+        except Refused as refused:
+            if late:
+                self._refuse(txn, str(refused))
+            return
+        if txn.yielded is not None:
             try:
-                earlier = self._earlier(pending.name)
+                told = self._told(txn)
             except Refused as refused:
-                if late:
-                    self._refuse(txn, str(refused))
-                return
-            if earlier is not None:
-                self.said += [(name, self._text(earlier)) for name in pending.asked]
-                txn.pending = None
-                by = self.world.id(earlier.label).hex()
-                self._end_aborted(txn, f"the name {pending.name!r} was committed before by {by}")
-                return
+                told = str(refused)
+            self.said += [(name, told or "") for name in pending.asked]
+            txn.pending = None
+            self._end_aborted(txn, self._why_yielded(*txn.yielded))
+            return
+        if pending.name and pending.number is None and pending.name != txn.name:
             self._take_name(pending.name, txn.label)
             txn.name = pending.name
         taken = sum(b.end - b.first for b in txn.batches if pending.takes(b))
@@ -383,6 +402,8 @@ class Model:
         if where:
             self.merged.append((txn.label, where))
         txn.state, txn.rejected, txn.finished_ms = COMMITTED, txn.late, self.world.wall_ms
+        if pending.name and pending.number is not None:
+            self.series[pending.name] = pending.number, txn.label
         txn.pending = None
         self.said += [(name, self._text(txn)) for name in pending.asked]
         return sum(b.size for b in batches)
@@ -420,6 +441,43 @@ class Model:
         if holder.state == DECIDED:
             raise Refused("NotReady")
         return holder
+
+    def _too_late(
+        self, txn: Txn, pending: Pending
+    ) -> tuple[str, int | None, int | None, str] | None:
+        """What this commit has to give way to: what it claims, where a series is, and by whom."""
+        name, number = pending.name, pending.number
+        if name and number is not None:
+            for other in self.txns.values():
+                claim = other.pending if other.state == DECIDED else None
+                if claim and claim.number is not None and claim.name == name:
+                    raise Refused("NotReady")
+            highest, label = self.series.get(name, (-1, ""))
+            return (name, number, highest, label) if number <= highest else None
+        earlier = self._earlier(name) if name != txn.name else None
+        return (name, None, None, earlier.label) if name and earlier else None
+
+    def _told(self, txn: Txn) -> str | None:
+        """What an aborted one's commit gave way to; None: it is just aborted."""
+        if txn.yielded is None:
+            return None
+        _, number, highest, label = txn.yielded
+        if number == highest and label in self.txns:
+            return self._text(self.txns[label])
+        if number is None:
+            return None
+        raise Refused("AlreadyCommitted")
+
+    def _why_yielded(self, name: str, number: int | None, highest: int | None, label: str) -> str:
+        by = self.world.id(label).hex()
+        if number is None:
+            return f"the name {name!r} was committed before by {by}"
+        if number == highest:
+            return f"number {number} of the series {name!r} was committed before by {by}"
+        return (
+            f"the series {name!r} was at number {highest} before, committed by {by}: "
+            f"{number} comes too late"
+        )
 
     def _take_name(self, name: str | None, label: str) -> None:
         if name is None:

@@ -60,6 +60,7 @@ class Commit:
     name: str | None
     wait_ms: int
     bend: str
+    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ commits = st.builds(
     st.sampled_from(NAMES),
     st.sampled_from((0, 1_000, 600_000)),
     bends,
+    st.sampled_from((None, None, None, 0, 1, 2)),
 )
 one_shots = st.builds(
     OneShot,
@@ -185,7 +187,9 @@ def _whole(draw: st.DrawFn) -> list[Any]:
         Write(label, writer, stream, draw(st.integers(0, 1)), draw(st.integers(1, 3)), 0),
         draw(st.sampled_from((Register(label, writer, True, ""), Wait(0)))),
         Commit(label, (writer,), None, draw(st.sampled_from(NAMES)), 1_000, ""),
+        Commit(label, (writer,), None, "s", 1_000, "", draw(st.integers(0, 3))),
     ]
+    del moves[draw(st.integers(4, 5))]  # it claims a name, or a number
     return moves[: draw(st.integers(2, 5))]
 
 
@@ -218,7 +222,9 @@ def command_of(world: World, move: Any) -> Any:
         receipts = None
         if move.receipts is not None:
             receipts = tuple(bent(world, move.label, w, True, "") for w in move.receipts)
-        return r.Commit(world.token(move.label), own, receipts, move.name, move.wait_ms)
+        return r.Commit(
+            world.token(move.label), own, receipts, move.name, move.wait_ms, move.number
+        )
     if isinstance(move, OneShot):
         events = tuple(
             event(stream, key, f"{move.label}{i}".encode(), segment_id=segment)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from anabranch.core import rows as k
 from anabranch.core.plan import Part
 from anabranch.schemas import records as r
+from anabranch.schemas.codec import decode
 from tests.core.harness import World
 from tests.core.model import Merged, Model
 from tests.core.moves import (
@@ -77,8 +78,11 @@ class Watch:
         self.merged: Counter[tuple[str, str, int, int]] = Counter()
         self.times: dict[bytes, int] = {}
         self.last_time = 0
+        self.numbers: dict[bytes, tuple[str, int]] = {}  # claimed by decided commits
+        self.highest: dict[str, int] = {}
 
     def look(self) -> None:
+        self._look_at_series()
         fresh = {c.txn_id for c in self.world.round.commits} - self.times.keys()
         for commit in self.world.round.commits:
             assert commit.txn_id in fresh, "merged in one round only"
@@ -108,6 +112,23 @@ class Watch:
                 assert key[-32:-16] in unfinished, "runs of an ended one are forgotten"
             elif key[:1] == k.REJECTED:
                 assert key[1:17] in unfinished
+
+    def _look_at_series(self) -> None:
+        """Each series is committed in the order of its numbers, and each number once."""
+        ended: list[r.TxnRow] = []
+        for value in self.world.round.rows.values():
+            row = decode(value) if value is not None else None
+            if isinstance(row, r.TxnRow) and row.state == "COMMITTED":
+                ended.append(row)
+        for row in sorted(ended, key=lambda row: row.commit_timestamp):
+            series, number = self.numbers.pop(row.txn_id, ("", -1))
+            if series:
+                assert number > self.highest.get(series, -1), "rising numbers"
+                self.highest[series] = number
+        for txn_id, txn in self.world.state.open.items():
+            claim = txn.pending
+            if claim and claim.decided and claim.name and claim.number is not None:
+                self.numbers[txn_id] = claim.name, claim.number
 
     def _records(self, txn_id: bytes) -> int:
         """How many records all rounds merged of a transaction."""

@@ -114,6 +114,7 @@ EXAMPLES: dict[str, Any] = {
     "Register": r.Register(TOKEN, RECEIPT),
     "Reply: Registered": _reply(5, r.Registered(1)),
     "Commit": r.Commit(TOKEN, (RECEIPT,), None, None, 30_000),
+    "Commit as number 17": r.Commit(TOKEN, (), (RECEIPT,), "spark/9d1c/sink", 30_000, 17),
     "Reply: Refusal": _reply(
         6, r.Refusal("ReceiptMismatch", "a receipt and the journal disagree in count")
     ),
@@ -321,6 +322,7 @@ def rows_block() -> str:
         Entry.EPOCH: (r.EpochRow, "scope/stream/ and the epoch, 4 bytes"),
         Entry.LOW_WATER: (r.LowWaterRow, "scope/stream/ and the partition, 4 bytes"),
         Entry.PLAIN: (r.PlainRow, "scope/stream/ and the partition, 4 bytes"),
+        Entry.SERIES: (r.SeriesRow, "scope/series"),
         Entry.TXN: (r.TxnRow, "empty"),
         Entry.PARTICIPANT: (r.ParticipantRow, "scope/stream"),
         Entry.WRITER: (r.WriterRow, "writer, 8 bytes"),
@@ -330,6 +332,7 @@ def rows_block() -> str:
             r.MovedRow,
             "scope/stream/, the partition, 4 bytes, and the new offset, 8 bytes",
         ),
+        Entry.YIELDED: (r.YieldedRow, "empty"),
     }
     rows = []
     for entry in Entry:
@@ -348,7 +351,7 @@ def limits_block() -> str:
             "keepalive, ms",
             f"{decide_txn.MIN_KEEPALIVE_MS:,} to {longest_ms:,}",
         ],
-        ["name, characters", f"1 to {decide_txn.MAX_NAME}"],
+        ["name, characters", f"1 to {ids.MAX_NAME}"],
         ["`wait_ms`", f"0 to {decide_commit.MAX_WAIT_MS:,}"],
         ["`ListTransactions.limit`", f"1 to {decide_txn.MAX_LISTED:,}"],
         ["open transactions of a control partition", f"{default['max_open']:,} (default)"],
