@@ -274,13 +274,17 @@ class Session:
                 # Where the commit never arrived, a one-shot is aborted by this and an open transaction
                 # stays open: then the commit is sent again.
                 outcome = self.try_ask(partition, r.Resolve(txn_id), deadline)
+            if (
+                isinstance(outcome, r.Outcome)
+                and outcome.state == "ABORTED"
+                and command.name is not None
+            ):
+                # Perhaps it gave way to an earlier commit: only the command itself is told which.
+                outcome = self.try_ask(partition, command, deadline) or outcome
             if outcome is not None and not isinstance(outcome, r.Outcome):
                 raise MalformedRecord(
                     f"the controller answered {type(outcome).__name__} to a commit"
                 )
-            if outcome is not None and outcome.state == "ABORTED" and command.name is not None:
-                # Perhaps it gave way to an earlier commit. Only the command itself is told which one.
-                outcome = self.try_ask(partition, command, deadline) or outcome
             if outcome is not None and outcome.state in FINISHED:
                 return committed(outcome)
             if outcome is None or self.now() + pause >= deadline:

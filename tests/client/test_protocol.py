@@ -235,6 +235,32 @@ def test_a_name_committed_before_gives_that_outcome() -> None:
     assert session.commit(token_of(), (), None, "n", clock.now + 30) == other
 
 
+@pytest.mark.parametrize("number", [None, 17], ids=["name", "number"])
+def test_what_a_commit_gave_way_to_is_known_though_its_answer_was_lost(number: int | None) -> None:
+    """RESOLVE knows that the transaction is aborted, not what it gave way to: the commit itself is told."""
+    other = outcome(b"\0" * 15 + b"\1")
+    for answer in (other, refusal("AlreadyCommitted"), refusal("TransactionAborted"), None):
+        resolved: list[bool] = []
+
+        def script(command: Any, answer: Any = answer, resolved: list[bool] = resolved) -> Any:
+            if isinstance(command, r.Resolve):
+                resolved.append(True)
+                return _aborted
+            return answer if resolved else None
+
+        session, _, clock = session_of(script)
+
+        def run(session: Session = session, deadline: float = clock.now + 30) -> r.Outcome:
+            return session.commit(token_of(), (), None, "n", deadline, number)
+
+        if answer is other:
+            assert run() == other
+        else:
+            code = answer.code if isinstance(answer, r.Refusal) else "TransactionAborted"
+            with pytest.raises(type(errors.error_of(code, ""))):
+                run()
+
+
 # -- heartbeats -----------------------------------------------------------------------------------------
 
 

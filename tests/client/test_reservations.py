@@ -8,6 +8,7 @@ import pytest
 
 from anabranch import errors
 from anabranch.client.reservation import Reservation
+from anabranch.client.types import Result
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from tests.client.answers import STREAM
@@ -26,7 +27,7 @@ def states(world: World) -> list[str]:
     return [info.state for info in world.client.transactions(finished=True)]
 
 
-def values(world: World) -> list[bytes | None]:
+def values(world: World) -> list[bytes]:
     return sorted(event.value or b"" for event in world.events(STREAM))
 
 
@@ -219,7 +220,7 @@ def batch(world: World, number: int, *values: bytes) -> tuple[Reservation, list[
 
 
 def test_a_numbered_batch_is_committed_once(world: World) -> None:
-    def commit(reservation: Reservation, receipts: list[bytes], number: int):  # noqa: ANN202
+    def commit(reservation: Reservation, receipts: list[bytes], number: int) -> Result:
         return world.client.commit(reservation, receipts, name="q/sink", number=number)
 
     first, again, third = (batch(world, 7, value) for value in (b"a", b"b", b"c"))
@@ -266,16 +267,3 @@ def test_numbers_that_are_none(world: World, name: str | None, number: int) -> N
     assert states(world) == [], "not even begun"
     with world.client.begin("nyc") as txn, pytest.raises(errors.InvalidArgument):
         txn.commit(name=name, number=number)
-
-
-@pytest.mark.parametrize(
-    "claim", [{"name": "s", "number": 3}, {"name": "s"}], ids=["number", "name"]
-)
-def test_a_lost_answer_is_asked_for_by_the_command(world: World, claim: dict) -> None:  # type: ignore[type-arg]
-    """RESOLVE says ABORTED, but not what the commit gave way to."""
-    done = world.client.commit(world.client.reserve("nyc"), **claim)
-    reservation, receipts = batch(world, 3, b"late")
-    world.client.commit(reservation, receipts, **claim)  # what is lost is the answer to this
-    token_of_open = world.client.reserve("nyc")
-    assert world.client.commit(reservation, receipts, **claim) == done
-    assert world.client.commit(token_of_open).txn_id == token_of_open.txn_id

@@ -1,0 +1,401 @@
+"""Numbered commits: what each is told, what becomes of its transaction, and where its series stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from anabranch.core import rows as k
+from anabranch.schemas import records as r
+from tests.core.harness import DAY, MINUTE, World, fold, nyc, rows_of, table_of
+from tests.core.test_model import Watch
+
+
+@pytest.fixture
+def world() -> World:
+    return nyc()
+
+
+def commit(world: World, label: str, number: int, series: str = "s", **given: Any) -> str:
+    """Begin it if it is not, and commit it; what the commit is told, at once or a turn later."""
+    if world.state.txn_row(world.id(label)) is None:
+        world.begin(label)
+    said = world.commit(label, asker=label, name=series, number=number, **given)
+    return said or world.turn().removeprefix(f"[{label}] ")
+
+
+# -- one after another --------------------------------------------------------------------------
+
+# (numbers in the order in which they come; what the last is told; where the series is; its transaction)
+ORDERS: list[tuple[str, str, str, str]] = [
+    ("0", "A COMMITTED 0", "0 by A", "A COMMITTED 0"),
+    ("7", "A COMMITTED 0", "7 by A", "A COMMITTED 0"),
+    ("0 1", "B COMMITTED 0", "1 by B", "B COMMITTED 0"),
+    ("0 5", "B COMMITTED 0", "5 by B", "B COMMITTED 0"),
+    ("5 5", "A COMMITTED 0", "5 by A", "number 5 of the series 's' was committed before by <A>"),
+    ("5 4", "AlreadyCommitted", "5 by A", "at number 5 before, committed by <A>: 4 comes too late"),
+    ("5 0", "AlreadyCommitted", "5 by A", "at number 5 before, committed by <A>: 0 comes too late"),
+    ("5 4 4", "AlreadyCommitted", "5 by A", "4 comes too late"),
+    ("5 4 6", "C COMMITTED 0", "6 by C", "C COMMITTED 0"),
+    (
+        "5 6 5",
+        "AlreadyCommitted",
+        "6 by B",
+        "at number 6 before, committed by <B>: 5 comes too late",
+    ),
+    ("5 5 6", "C COMMITTED 0", "6 by C", "C COMMITTED 0"),
+    (f"{(1 << 63) - 1} 0", "AlreadyCommitted", f"{(1 << 63) - 1} by A", "0 comes too late"),
+]
+
+
+@pytest.mark.parametrize("take_over", [False, True], ids=["one leader", "always a new leader"])
+@pytest.mark.parametrize(("numbers", "told", "stands", "state"), ORDERS, ids=[o[0] for o in ORDERS])
+def test_in_this_order(numbers: str, told: str, stands: str, state: str, take_over: bool) -> None:
+    world = nyc()
+    last = ""
+    for label, number in zip("ABC", numbers.split(), strict=False):
+        last = commit(world, label, int(number))
+        if take_over:
+            world.lead(keep_table=False)
+    assert last == told
+    assert world.series("s") == stands
+    assert (told == "AlreadyCommitted") == ("AlreadyCommitted" in last)
+    got = world.get(label)
+    for known in "ABC":
+        got = got.replace(world.id(known).hex(), f"<{known}>")
+    assert state in got
+    again = commit(world, label, int(number))
+    assert again == told, "the same command, the same answer"
+
+
+def test_the_answer_stays_the_same_wherever_the_series_goes(world: World) -> None:
+    commit(world, "A", 5)
+    assert commit(world, "B", 5) == "A COMMITTED 0"
+    assert commit(world, "C", 4) == "AlreadyCommitted"
+    said = world.message
+    assert "at number 5" in said
+    commit(world, "D", 9)
+    for _ in range(2):
+        assert commit(world, "B", 5) == "A COMMITTED 0"
+        assert (commit(world, "C", 4), world.message) == ("AlreadyCommitted", said)
+        world.lead(keep_table=False)
+    assert commit(world, "B", 6) == "TransactionAborted", "another command"
+    assert world.commit("B") == "TransactionAborted"
+
+
+def test_a_begin_of_one_that_gave_way_is_told_the_same(world: World) -> None:
+    """Who has not the token, but what it takes to begin, asks again by beginning."""
+    commit(world, "A", 5)
+    commit(world, "B", 5)
+    commit(world, "C", 4)
+    assert world.begin("B") == "A COMMITTED 0"
+    assert world.begin("C") == "AlreadyCommitted"
+    world.begin("D")
+    world.abort("D")
+    assert world.begin("D") == "TransactionAborted"
+
+
+# -- for ever -----------------------------------------------------------------------------------
+
+
+def test_a_series_is_never_forgotten(world: World) -> None:
+    commit(world, "A", 5)
+    world.wait(4 * DAY)
+    commit(world, "B", 5)
+    assert world.wait(4 * DAY) == ""
+    assert world.get("A") == "Expired"
+    assert commit(world, "B", 5) == "AlreadyCommitted", "whose outcome it was is not known any more"
+    assert (
+        f"number 5 of the series 's' was committed before by {world.id('A').hex()}" in world.message
+    )
+    world.lead(keep_table=False)
+    assert world.series("s") == "5 by A"
+    assert commit(world, "C", 5) == "AlreadyCommitted"
+    assert world.get("C").startswith("C ABORTED (number 5 of the series 's'")
+    assert commit(world, "D", 6) == "D COMMITTED 0"
+    world.wait(8 * DAY)
+    left = [k.split_key(key[1:])[1].name for key in world.table.rows if key[:1] == k.STATUS]
+    assert sorted(set(left)) == ["EPOCH", "ROUND", "SCOPE", "SERIES", "STREAM", "TERM"]
+
+
+def test_a_log_and_its_compacted_form_give_the_same(world: World) -> None:
+    for label, number in zip("ABCDE", (3, 3, 5, 4, 6), strict=True):
+        commit(world, label, number)
+    world.begin("F")
+    world.commit("F", name="s", number=8)  # decided, not merged
+    last: dict[bytes, tuple[int, bytes | None]] = {}
+    for i, rows in enumerate(world.log):
+        for key, value in rows:
+            last[key] = (i, value)
+    compacted = [
+        [(key, value) for key, value in rows if last[key] == (i, value)]
+        for i, rows in enumerate(world.log)
+    ]
+    expected = rows_of(table_of(world.state))
+    for log in (world.log, compacted):
+        state = fold(log)
+        assert rows_of(table_of(state)) == expected
+        row = state.series("nyc", "s")
+        assert row is not None
+        assert (row.number, world.label(row.txn_id), row.earlier_number) == (8, "F", 6)
+
+
+# -- at the same time ---------------------------------------------------------------------------
+
+
+def test_two_race_for_one_number(world: World) -> None:
+    world.begin("A")
+    world.begin("B")
+    asked = [(label, world.committing(label, name="s", number=3)) for label in "AB"]
+    assert world.turn(*asked) == ""
+    assert world.series("s") == "3 by A"
+    assert world.turn() == "[A] A COMMITTED 0; [B] A COMMITTED 0"
+    assert world.get("B").startswith("B ABORTED (number 3 of the series")
+
+
+def test_a_series_is_merged_one_by_one_in_its_order(world: World) -> None:
+    world.begin("A")
+    world.begin("B")
+    asked = [(x, world.committing(x, name="s", number=n)) for x, n in (("A", 4), ("B", 3))]
+    world.turn(*asked)
+    assert world.series("s") == "4 by A"
+    assert world.turn() == "[A] A COMMITTED 0; [B] AlreadyCommitted"
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+@pytest.mark.parametrize("patient", [False, True])
+def test_while_one_of_the_series_is_being_merged(patient: bool, number: int) -> None:
+    """Its merge must wait for a bigger one before it, and whatever is claimed waits for it."""
+    world = nyc(round_bytes=10)
+    for label in "ABC":
+        world.begin(label)
+        world.touch(label)
+        world.write(label, f"w{label}")
+    own = {label: [world.receipt(label, f"w{label}")] for label in "ABC"}
+    world.turn(
+        ("A", world.committing("A", own=own["A"])),
+        ("B", world.committing("B", own=own["B"], name="s", number=3)),
+    )
+    wait_ms = 10_000 if patient else 0
+    said = world.commit("C", asker="C", name="s", number=number, own=own["C"], wait_ms=wait_ms)
+    assert said == "[A] A COMMITTED 1" + ("" if patient else "; NotReady")
+    after = world.turn()
+    if not patient:
+        assert after == "[B] B COMMITTED 1"
+        assert world.get("C") == "C OPEN"
+        after += "; [C] " + commit(world, "C", number, own=own["C"])
+    elif number == 4:
+        after += "; " + world.turn()
+    told = {2: "AlreadyCommitted", 3: "B COMMITTED 1", 4: "C COMMITTED 1"}[number]
+    assert after == f"[B] B COMMITTED 1; [C] {told}"
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["first", "after another"])
+@pytest.mark.parametrize("take_over", [False, True], ids=["one leader", "a new leader"])
+def test_a_number_whose_commit_is_aborted_is_free_again(
+    world: World, before: bool, take_over: bool
+) -> None:
+    if before:
+        commit(world, "A", 2)
+    world.begin("B")
+    world.commit("B", name="s", number=5)
+    assert (world.series("s"), world.row("B").state) == ("5 by B", "COMMIT_IN_PROGRESS")
+    if take_over:
+        world.lead(keep_table=False)
+        world.held = True
+    turn = world.new_turn()
+    world._decide(turn, r.Abort(world.token("B"), ""), world.asker("abort"))
+    world.close(turn)
+    assert world.get("B") == "B ABORTED (aborted by a client)"
+    assert world.series("s") == ("2 by A" if before else "nowhere")
+    assert commit(world, "B", 5) == "TransactionAborted"
+    assert commit(world, "C", 3) == "C COMMITTED 0"
+    assert commit(world, "D", 5) == "D COMMITTED 0"
+
+
+def test_it_is_claimed_by_the_decision_not_before(world: World) -> None:
+    world.begin("A")
+    world.touch("A")
+    world.held = True
+    world.write("A", "w1")
+    own = [world.receipt("A", "w1")]
+    assert world.commit("A", own=own, name="s", number=3) == ""
+    assert world.series("s") == "nowhere"
+    assert world.wait(10_000) == "[commit A] ReceiptsNotCovered"
+    assert world.get("A") == "A OPEN"
+    assert commit(world, "B", 3) == "B COMMITTED 0"
+    world.held = False
+    assert commit(world, "A", 3, own=own) == "B COMMITTED 0"
+    assert world.ops() == "ABORT_TXN A nyc/a:0"
+
+
+# -- names, scopes, arguments -------------------------------------------------------------------
+
+
+def test_a_series_and_a_name_are_two_things(world: World) -> None:
+    assert commit(world, "A", 3) == "A COMMITTED 0"
+    assert (world.holder("s"), world.row("A").name) == ("nobody", None)
+    world.begin("B", name="s")
+    assert commit(world, "C", 3) == "A COMMITTED 0"
+    assert world.get("B") == "B OPEN"
+    world.commit("B", name="s")
+    assert world.turn() == "[commit B] B COMMITTED 0"
+    assert (world.series("s"), world.holder("s")) == ("3 by A", "B")
+    assert commit(world, "D", 4) == "D COMMITTED 0"
+    world.begin("E")
+    assert world.commit("E", name="s") == "B COMMITTED 0"
+
+
+def test_one_that_began_under_a_name_has_both(world: World) -> None:
+    world.begin("A", name="daily")
+    assert commit(world, "A", 3) == "A COMMITTED 0"
+    assert (world.series("s"), world.holder("daily")) == ("3 by A", "A")
+
+
+def test_series_are_of_a_scope_and_have_a_name(world: World) -> None:
+    commit(world, "A", 3)
+    assert commit(world, "B", 2, "other") == "B COMMITTED 0"
+    world.find_scope("sfo")
+    world.begin("C", scope="sfo")
+    command = r.Commit(world.token("C", scope="sfo"), (), (), "s", 1000, 3)
+    world.ask("C", command)
+    assert world.turn() == "[C] C COMMITTED 0"
+    assert (world.series("s"), world.series("s", "sfo")) == ("3 by A", "3 by C")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "message"),
+    [
+        (None, 0, "the series' name"),
+        ("s", -1, "0 to 2"),
+        ("", 0, "1 to 256"),
+        ("s" * 257, 0, "1 to 256"),
+    ],
+)
+def test_numbers_that_are_none(world: World, name: str | None, number: int, message: str) -> None:
+    world.begin("A")
+    assert world.commit("A", name=name, number=number) == "InvalidArgument"
+    assert message in world.message
+    assert world.get("A") == "A OPEN"
+
+
+def test_whoever_asks_again_before_the_merge_waits_too(world: World) -> None:
+    world.begin("A")
+    world.commit("A", asker="1", name="s", number=3)
+    assert world.commit("A", asker="2", name="s", number=3) == "[1] A COMMITTED 0; A COMMITTED 0"
+
+
+def test_a_begin_again_after_the_commit_claimed_a_name(world: World) -> None:
+    """Who joins late by beginning is told the outcome, not that the arguments differ."""
+    world.begin("A")
+    world.commit("A", name="daily")
+    assert world.row("A").name == "daily"
+    assert world.begin("A") == "begun A; [commit A] A COMMITTED 0"
+    assert world.begin("A") == "A COMMITTED 0"
+    assert world.begin("A", name="weekly") == "InvalidArgument"
+    world.begin("B")
+    world.commit("B", name="daily")
+    assert world.begin("B") == "A COMMITTED 0", "as its commit was told"
+
+
+# -- whatever happens ---------------------------------------------------------------------------
+
+AGAIN = ("NotReady", "ReceiptsNotCovered", "UnknownTransaction", "Expired", "TooManyTransactions")
+# What each commit claims: a few numbers twice, one in another series.
+NUMBERS = {
+    "A": ("s", 1),
+    "B": ("s", 1),
+    "C": ("s", 2),
+    "D": ("s", 2),
+    "E": ("s", 3),
+    "F": ("s", 5),
+    "G": ("s", 4),
+    "H": ("t", 1),
+}
+
+labels = st.sampled_from(sorted(NUMBERS))
+moves = st.lists(
+    st.one_of(
+        st.tuples(
+            st.sampled_from(("write", "commit", "commit", "commit", "commit", "abort")), labels
+        ),
+        st.tuples(st.just("together"), st.lists(labels, min_size=2, max_size=4)),
+        st.tuples(st.just("wait"), st.sampled_from((0, 1, 300, 300, MINUTE, 4 * DAY, 8 * DAY))),
+        st.tuples(st.sampled_from(("lead", "hold")), st.booleans()),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+class Answers:
+    """The same command gets the same answer, for as long as its outcome is known."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.first: dict[str, Any] = {}
+
+    def hear(self) -> None:
+        for to, result in self.world.said:
+            label = self.world.asked[to.correlation_id].split(" ")[0]
+            if label not in NUMBERS:
+                continue
+            if isinstance(result, r.Refusal) and result.code in AGAIN:
+                continue
+            if isinstance(result, r.Refusal) and result.code == "TransactionAborted":
+                result = result.code  # its wording depends on who says it
+            first = self.first.setdefault(label, result)
+            if result == first:
+                continue
+            assert isinstance(first, r.Outcome), f"{label}: {first}, then {result}"
+            assert first.txn_id != self.world.id(label), f"{label}: {first}, then {result}"
+            assert self.world.state.txn_row(first.txn_id) is None, "it is still known"
+            assert result.code == "AlreadyCommitted"
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(moves)
+def test_whatever_happens(life: list[tuple[str, Any]]) -> None:
+    """No number twice, none after a higher one; and who asks again is told what it was told."""
+    world = nyc(purge_per_round=3, round_bytes=250)
+    watch, answers = Watch(world), Answers(world)
+    sent: dict[str, r.Commit] = {}
+    for i, (kind, what) in enumerate(life):
+        match kind:
+            case "write":
+                touch = r.Touch(world.token(what), "nyc/a")
+                world.turn((f"begin {i}", world.beginning(what)), (f"touch {i}", touch))
+                world.write(what, f"w{what}")
+            case "commit" | "together":
+                commands: list[tuple[str, Any]] = []
+                for j, label in enumerate(what if kind == "together" else [what]):
+                    series, number = NUMBERS[label]
+                    if label not in sent:
+                        own = [world.receipt(label, f"w{label}")] if label in world.ids else []
+                        sent[label] = world.committing(label, own=own, name=series, number=number)
+                    commands.append((f"begin {i} {j}", world.beginning(label)))
+                    commands.append((f"{label} {i} {j}", sent[label]))
+                world.turn(*commands)
+            case "abort":
+                world.ask(f"abort {i}", r.Abort(world.token(what), ""))
+            case "wait":
+                world.wait(what)
+            case "lead":
+                world.lead(keep_table=what)
+            case "hold":
+                world.held = what
+        if kind not in ("lead", "hold"):
+            watch.look()
+            answers.hear()
+    for series, number in watch.highest.items():
+        row = world.state.series("nyc", series)
+        assert row is not None
+        assert number in (row.number, row.earlier_number)
