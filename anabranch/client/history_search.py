@@ -143,15 +143,20 @@ class HistorySearch:
         )
 
     def epoch(self, commit: Found) -> EpochRecord | None:
-        """The EPOCH record of a commit's stream epoch; None if the history is cut after it.
+        """The EPOCH record of a commit's stream epoch; None if the history is cut after it."""
+        return self.epoch_record(commit.record.stream_epoch, commit.offset)
 
-        It is the first record of that epoch, and epochs never fall along the history.
+    def epoch_record(self, wanted: int, near: int | None = None) -> EpochRecord | None:
+        """The EPOCH record of a stream epoch; None: there is none, so far or any more.
+
+        It is the first record of that epoch, and epochs never fall along the history. ``near``: an offset of
+        the history at or after it, if one is known.
         """
-        wanted = commit.record.stream_epoch
         self._look()
         low = self._low
         if wanted > 0:
-            low = self._before(commit.offset, lambda record: record.stream_epoch >= wanted)
+            high = self._high if near is None else near
+            low = self._before(high, lambda record: record.stream_epoch >= wanted)
         for _, record in self._records(low):
             if record.stream_epoch >= wanted:
                 if isinstance(record, EpochRecord) and record.stream_epoch == wanted:

@@ -91,10 +91,11 @@ class KafkaAdmin:
         return {topic: self._limits[topic] for topic in topics}
 
     def end_offsets(
-        self, partitions: Iterable[tuple[str, int]], deadline: float
+        self, partitions: Iterable[tuple[str, int]], deadline: float, *, committed: bool = False
     ) -> dict[tuple[str, int], int]:
-        """The high watermarks."""
-        return self._offsets(partitions, OffsetSpec.latest(), deadline)  # type: ignore[no-untyped-call]
+        """The high watermarks; ``committed``: the last stable offsets, up to which all is decided."""
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        return self._offsets(partitions, OffsetSpec.latest(), deadline, level)  # type: ignore[no-untyped-call]
 
     def start_offsets(
         self, partitions: Iterable[tuple[str, int]], deadline: float
@@ -103,14 +104,16 @@ class KafkaAdmin:
         return self._offsets(partitions, OffsetSpec.earliest(), deadline)  # type: ignore[no-untyped-call]
 
     def _offsets(
-        self, partitions: Iterable[tuple[str, int]], spec: OffsetSpec, deadline: float
+        self,
+        partitions: Iterable[tuple[str, int]],
+        spec: OffsetSpec,
+        deadline: float,
+        level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> dict[tuple[str, int], int]:
         request = {TopicPartition(t, p): spec for t, p in partitions}
 
         def ask(client: AdminClient, seconds: float) -> dict[tuple[str, int], int]:
-            futures = client.list_offsets(
-                request, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=seconds
-            )
+            futures = client.list_offsets(request, isolation_level=level, request_timeout=seconds)
             return {
                 (place.topic, place.partition): future.result(seconds + _GRACE_S).offset
                 for place, future in futures.items()

@@ -13,20 +13,34 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from anabranch.errors import InvalidArgument
+
 HEADERS_TYPE = ArrayType(
-    StructType([StructField("key", StringType(), False), StructField("value", BinaryType())]), False
+    StructType([StructField("key", StringType(), False), StructField("value", BinaryType())])
 )
+# Just like `anabranch.client.event_columns.SCHEMA`, so that Spark takes its batches as they are.
 EVENT_SCHEMA = StructType(
     [
         StructField("key", BinaryType()),
         StructField("value", BinaryType()),
-        StructField("headers", HEADERS_TYPE, False),
-        StructField("timestamp", TimestampType(), False),
-        StructField("stream", StringType(), False),
-        StructField("segment", LongType(), False),
-        StructField("partition", IntegerType(), False),
-        StructField("offset", LongType(), False),
+        StructField("headers", HEADERS_TYPE),
+        StructField("timestamp", TimestampType()),
+        StructField("stream", StringType()),
+        StructField("segment", LongType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
         StructField("txn_id", BinaryType()),
-        StructField("commit_timestamp", LongType(), False),
+        StructField("commit_timestamp", LongType()),
     ]
 )
+
+
+def check_schema(schema: StructType) -> None:
+    """`InvalidArgument` for other columns than ours: a user may give a schema, but not choose it."""
+    given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+    ours = [(field.name, field.dataType.simpleString()) for field in EVENT_SCHEMA.fields]
+    if given != ours:
+        raise InvalidArgument(
+            f"schema({schema.simpleString()}): the columns are {EVENT_SCHEMA.simpleString()}; "
+            "leave schema() out, and select() what you want"
+        )

@@ -1,0 +1,185 @@
+"""What the next micro-batch takes: a piece of the streams' histories, merged by commit timestamp. Pure.
+
+Between two positions that are record vectors lie whole commits only: on every partition the commits stand in
+the order of the history, and a vector never points into one (what is carried aside for a big merge lies above
+all vectors until its COMMIT). So offset ranges between two positions are all that tasks need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from anabranch.client.history_search import Found
+from anabranch.core.ids import NO_TXN, split_stream
+from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentCommit
+from anabranch.spark.positions import Position
+
+
+class NotYet(Exception):
+    """A history can't be read far enough now."""
+
+
+class Front(Protocol):
+    """The records of a history that were not taken yet."""
+
+    @property
+    def bound(self) -> int:
+        """Records at this offset or above may not be taken now; they tell that there is nothing before them."""
+
+    def peek(self) -> Found | None:
+        """The next record, None: there is none now. `NotYet`: whether there is one can't be seen."""
+
+    def pop(self) -> None:
+        """The next record is taken."""
+
+
+class Limits(NamedTuple):
+    """``events``: at most so many, None: any number. ``whole``: but never a part of a transaction. ``by_epoch``:
+    no key's events from two segments."""
+
+    events: int | None = None
+    whole: bool = False
+    by_epoch: bool = False
+
+
+class Admitted(NamedTuple):
+    """Where the micro-batch ends. ``events``: how many it has, at most. ``all``: nothing more is there now."""
+
+    positions: dict[str, Position]
+    events: int
+    all: bool
+
+
+def admit(start: Mapping[str, Position], fronts: Mapping[str, Front], limits: Limits) -> Admitted:
+    """Take records in the order of their timestamps, as long as they fit.
+
+    The commits that one transaction has in several streams are taken together. Without an event nothing moves.
+    """
+    batch = _Batch(dict(start), limits)
+    open_ = dict(fronts)
+    complete = True
+    while True:
+        heads: dict[str, Found] = {}
+        for stream, front in list(open_.items()):
+            try:
+                head = front.peek()
+            except NotYet:
+                _leave_scope(open_, heads, stream)
+                complete = False
+                continue
+            if head is not None and stream in open_:
+                heads[stream] = head
+        if not heads:
+            break
+        first = min(heads, key=lambda stream: (heads[stream].record.timestamp, stream))
+        if heads[first].offset >= open_[first].bound:
+            _leave_scope(open_, heads, first)
+            continue
+        group = [s for s in heads if s == first or _siblings(heads[first], heads[s])]
+        taken = batch.take({stream: heads[stream] for stream in group})
+        for stream in taken:
+            open_[stream].pop()
+        if len(taken) < len(group):
+            complete = False
+            break
+    if not batch.events:
+        return Admitted(dict(start), 0, complete)
+    return Admitted(batch.positions, batch.events, complete)
+
+
+def _leave_scope(open_: dict[str, Front], heads: dict[str, Found], stream: str) -> None:
+    """Take no more of a scope: what is not seen of one stream may belong before what is seen of another."""
+    scope = split_stream(stream)[0]
+    for other in [s for s in open_ if split_stream(s)[0] == scope]:
+        del open_[other]
+        heads.pop(other, None)
+
+
+def _siblings(one: Found, other: Found) -> bool:
+    """Whether these are commits of one transaction."""
+    a, b = one.record, other.record
+    return (
+        isinstance(a, CommitRecord)
+        and isinstance(b, CommitRecord)
+        and a.txn_id == b.txn_id != NO_TXN
+        and a.timestamp == b.timestamp
+    )
+
+
+class _Batch:
+    def __init__(self, positions: dict[str, Position], limits: Limits) -> None:
+        self.positions = positions
+        self.events = 0
+        self._limits = limits
+        self._written: set[tuple[str, int]] = set()  # (stream, segment) with events in here
+
+    def take(self, group: Mapping[str, Found]) -> list[str]:
+        """Take one record, or a transaction's commits. Returns the streams in which it is taken to its end."""
+        if any(self._must_wait(stream, found) for stream, found in group.items()):
+            return []
+        left = {stream: self._left(stream, found) for stream, found in group.items()}
+        size = sum(count for parts in left.values() for _, _, count in parts)
+        room = None if self._limits.events is None else self._limits.events - self.events
+        if room is not None and size > room:
+            if self.events:
+                return []
+            if not self._limits.whole:
+                return self._take_part(group, left, size, room)
+        for stream in group:
+            self._written |= {(stream, part.segment_id) for part, _, count in left[stream] if count}
+        self.events += size
+        return self._pass(group)
+
+    def _must_wait(self, stream: str, found: Found) -> bool:
+        """Whether an epoch seals a segment with events in here: those of its successors have to wait."""
+        return (
+            self._limits.by_epoch
+            and isinstance(found.record, EpochRecord)
+            and any((stream, sealed.segment_id) in self._written for sealed in found.record.sealed)
+        )
+
+    def _pass(self, group: Mapping[str, Found]) -> list[str]:
+        for stream, found in group.items():
+            position = self.positions[stream]
+            self.positions[stream] = position.moved(found.offset, found.record.vector)
+        return list(group)
+
+    def _left(self, stream: str, found: Found) -> list[tuple[SegmentCommit, int, int]]:
+        """(part, first offset, events at most) of what is not read yet of a commit."""
+        vector = self.positions[stream].vector
+        record = found.record
+        parts = record.segments if isinstance(record, CommitRecord) else ()
+        out = []
+        for part in parts:
+            first = max(part.first, vector.get(part.partition, 0))
+            if first < part.end:
+                # Markers may lie between its events: then there are fewer than offsets.
+                out.append((part, first, min(part.count, part.end - first)))
+        return out
+
+    def _take_part(
+        self,
+        group: Mapping[str, Found],
+        left: Mapping[str, list[tuple[SegmentCommit, int, int]]],
+        size: int,
+        room: int,
+    ) -> list[str]:
+        """Of each part in the proportion of its size, so that many tasks have something to do."""
+        before = given = 0
+        done = []
+        for stream, found in group.items():
+            position = self.positions[stream]
+            reached = {}
+            for part, first, count in left[stream]:
+                before += count
+                share = room * before // size - given
+                given += share
+                reached[part.partition] = min(first + share, part.end)
+            vector = position.vector | {p: offset for p, offset in reached.items() if offset}
+            self.positions[stream] = Position(position.after, dict(sorted(vector.items())))
+            if all(reached[part.partition] == part.end for part, _, _ in left[stream]):
+                self.positions[stream] = position.moved(found.offset, found.record.vector)
+                done.append(stream)
+        self.events += given
+        return done

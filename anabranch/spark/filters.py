@@ -1,0 +1,123 @@
+"""Filters that Spark pushes down: which streams, partitions, offsets and commits they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
+
+_COMPARE: dict[type[Filter], Callable[[Any, Any], bool]] = {
+    EqualTo: lambda value, wanted: value == wanted,
+    EqualNullSafe: lambda value, wanted: value == wanted,
+    GreaterThan: lambda value, wanted: value > wanted,
+    GreaterThanOrEqual: lambda value, wanted: value >= wanted,
+    LessThan: lambda value, wanted: value < wanted,
+    LessThanOrEqual: lambda value, wanted: value <= wanted,
+    In: lambda value, wanted: value in wanted,
+}
+
+
+@dataclass
+class Interval:
+    """From ``low`` to ``high``, both included; None: no limit."""
+
+    low: int | None = None
+    high: int | None = None
+
+    def narrow(self, low: int | None, high: int | None) -> None:
+        """Only what is also in here."""
+        if low is not None:
+            self.low = low if self.low is None else max(self.low, low)
+        if high is not None:
+            self.high = high if self.high is None else min(self.high, high)
+
+
+@dataclass
+class Selection:
+    """What filters leave: all of them hold. Plain data: it travels to the tasks."""
+
+    offsets: Interval = field(default_factory=Interval)
+    commits: Interval = field(default_factory=Interval)
+    segments: frozenset[int] | None = None
+    _discrete: list[Filter] = field(default_factory=list)  # of stream and partition
+
+    def take(self, given: Filter) -> bool:
+        """Heed a filter, at least in part. Whether it is heeded exactly, so that Spark need not look again.
+
+        Of these columns, segment and commit_timestamp may be null (the history is cut there); a comparison
+        with null is never true, here as in Spark.
+        """
+        inner = given.child if isinstance(given, Not) else given
+        if type(inner) not in _COMPARE:
+            return False
+        column = inner.attribute[0] if len(inner.attribute) == 1 else None  # type: ignore[attr-defined]
+        wanted = inner.value  # type: ignore[attr-defined]
+        values = list(wanted) if isinstance(inner, In) else [wanted]
+        kind = str if column == "stream" else int
+        if not values or not all(type(value) is kind for value in values):
+            return False
+        if column in ("stream", "partition"):
+            self._discrete.append(given)
+            return True
+        if inner is not given:
+            return False
+        if column == "segment":
+            return self._take_segments(inner, values)
+        if column in ("offset", "commit_timestamp"):
+            interval = self.offsets if column == "offset" else self.commits
+            interval.narrow(*_interval(inner, values))
+            return not isinstance(inner, In)
+        return False
+
+    def _take_segments(self, given: Filter, values: list[int]) -> bool:
+        if not isinstance(given, EqualTo | EqualNullSafe | In):
+            return False
+        wanted = frozenset(values)
+        self.segments = wanted if self.segments is None else self.segments & wanted
+        return True
+
+    @property
+    def prunes(self) -> bool:
+        """Whether commits or segments are chosen: the histories tell where those are."""
+        return self.commits != Interval() or self.segments is not None
+
+    def has(self, stream: str, partition: int | None = None) -> bool:
+        """Whether events of a stream, or of one partition of it, may be wanted."""
+        values: dict[str, Any] = {"stream": stream, "partition": partition}
+        return all(
+            values[column] is None or holds != isinstance(given, Not)
+            for given in self._discrete
+            for column, holds in [_judge(given, values)]
+        )
+
+
+def _judge(given: Filter, values: dict[str, Any]) -> tuple[str, bool]:
+    inner: Any = given.child if isinstance(given, Not) else given
+    column = inner.attribute[0]
+    value = values[column]
+    return column, value is not None and _COMPARE[type(inner)](value, inner.value)
+
+
+def _interval(given: Filter, values: list[int]) -> tuple[int | None, int | None]:
+    """The least interval with all that a filter leaves."""
+    if isinstance(given, GreaterThan):
+        return values[0] + 1, None
+    if isinstance(given, GreaterThanOrEqual):
+        return values[0], None
+    if isinstance(given, LessThan):
+        return None, values[0] - 1
+    if isinstance(given, LessThanOrEqual):
+        return None, values[0]
+    return min(values), max(values)

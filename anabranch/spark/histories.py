@@ -1,0 +1,133 @@
+"""The histories of the streams that a source reads: where they begin and end, and records in them.
+
+It lives in the planner's process, on connections of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+from anabranch.client.history_search import Found, HistorySearch
+from anabranch.client.kafka import SystemClock
+from anabranch.client.kafka_admin import KafkaAdmin
+from anabranch.client.kafka_consumer import CommittedConsumer, partitions_of
+from anabranch.client.options import Options, named_options
+from anabranch.core.ids import split_stream
+from anabranch.spark.options import Connection
+from anabranch.spark.positions import BEGIN, Position, raised
+from anabranch.spark.tail import HistoryTail
+from anabranch.topics.names import history_topic, stream_topic
+
+
+class Histories:
+    """Close it. One thread."""
+
+    def __init__(self, connection: Connection, streams: Collection[str]) -> None:
+        """Raises: UnknownStream, NotReady, DeadlineExceeded, UnsupportedSetting."""
+        self.streams = tuple(streams)
+        self._timeout = connection.timeout
+        self._options = Options(
+            connection.bootstrap, named_options(dict(connection.librdkafka), {})
+        )
+        self._admin = KafkaAdmin(self._options, SystemClock())
+        self._searching: dict[str, tuple[CommittedConsumer, HistorySearch]] = {}
+        self._tails: dict[str, HistoryTail] = {}
+        partitions_of(self._admin, list(self.streams), self._deadline())
+
+    def close(self) -> None:
+        """Free everything."""
+        for consumer, _ in self._searching.values():
+            consumer.close()
+        for tail in self._tails.values():
+            tail.close()
+        self._searching.clear()
+        self._tails.clear()
+
+    def search(self, stream: str) -> HistorySearch:
+        """Finds records in a stream's history."""
+        found = self._searching.get(stream)
+        if found is None:
+            consumer = CommittedConsumer(self._options, group=None, eof=True)
+            search = HistorySearch(consumer, self._admin, stream, self._timeout)
+            found = self._searching[stream] = (consumer, search)
+        return found[1]
+
+    def tail(self, stream: str) -> HistoryTail:
+        """Reads a stream's history on."""
+        if stream not in self._tails:
+            self._tails[stream] = HistoryTail(self._options, stream)
+        return self._tails[stream]
+
+    # -- places ---------------------------------------------------------------------------------------
+
+    def begin(self, start: str | int) -> dict[str, Position]:
+        """Where a query begins: 'begin', 'end', or behind what was committed up to a hybrid time.
+
+        What retention has removed counts as read.
+        """
+        if start == "begin":
+            return {stream: self._begin(stream) for stream in self.streams}
+        if start == "end":
+            found = self.heads()
+        else:
+            found = {stream: self.search(stream).as_of(start) for stream in self.streams}
+        positions = {}
+        for stream, at in found.items():
+            if at is None:
+                positions[stream] = self._begin(stream)
+            else:
+                removed = self.removed(stream)
+                positions[stream] = Position(at.offset, raised(at.vector(), removed))
+        return positions
+
+    def _begin(self, stream: str) -> Position:
+        removed = self.removed(stream)
+        if not removed:
+            return BEGIN
+        found = self.search(stream).not_beyond(removed)
+        return Position(found.offset - 1 if found is not None else -1, removed)
+
+    def removed(self, stream: str) -> dict[int, int]:
+        """Partition -> the first offset that is still there, of those of which retention removed some."""
+        topic = stream_topic(stream)
+        count = partitions_of(self._admin, [stream], self._deadline())[topic]
+        firsts = self.first_offsets((stream, partition) for partition in range(count))
+        return {partition: first for (_, partition), first in firsts.items() if first}
+
+    def first_offsets(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """(stream, partition) -> the first offset that is still there."""
+        topics = {(stream_topic(stream), p): (stream, p) for stream, p in places}
+        found = self._admin.start_offsets(topics, self._deadline())
+        return {topics[place]: offset for place, offset in found.items()}
+
+    def heads(self) -> dict[str, Found | None]:
+        """The last record of each history: a cut that has all or nothing of every transaction."""
+        found = {stream: self.search(stream).as_of("end") for stream in self.streams}
+        for streams in self._by_scope().values():
+            last = max((at.record.timestamp for s in streams if (at := found[s])), default=-1)
+            for stream in streams:
+                at = found[stream]
+                if last >= 0 and (at is None or at.record.timestamp != last):
+                    # Looked at too early, perhaps: before the others of its round were there.
+                    found[stream] = self.search(stream).as_of(last)
+        return found
+
+    def ends(self) -> dict[str, tuple[int, int]]:
+        """(committed end, end) of each history. What is below a committed end is decided in all streams of the
+        scope, and stands below these ends there."""
+        topics = {(history_topic(stream), 0): stream for stream in self.streams}
+        committed = self._admin.end_offsets(topics, self._deadline(), committed=True)
+        alone = len(self._by_scope()) == len(self.streams)
+        ends = committed if alone else self._admin.end_offsets(topics, self._deadline())
+        return {stream: (committed[place], ends[place]) for place, stream in topics.items()}
+
+    def _by_scope(self) -> Mapping[str, list[str]]:
+        scopes: dict[str, list[str]] = defaultdict(list)
+        for stream in self.streams:
+            scopes[split_stream(stream)[0]].append(stream)
+        return scopes
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout

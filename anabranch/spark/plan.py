@@ -1,0 +1,125 @@
+"""Offset ranges for Spark's tasks, and what a task does with one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from anabranch.core.hybrid_time import MAX
+from anabranch.core.ids import split_stream
+from anabranch.errors import InvalidArgument
+from anabranch.spark.options import Connection, Options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DEFAULT_ROWS = 1_000_000  # 1 to 2 s of a task's time, which takes a tenth to start
+
+
+@dataclass(frozen=True)
+class EventRange(InputPartition):
+    """Offsets [first, end) of a partition of a stream: one task.
+
+    ``history``: the part of the history that has its commits, (offset, end or None); None: to be searched.
+    ``low``, ``high``: commit timestamps, both included; ``segments``: ids; None: all.
+    """
+
+    stream: str
+    partition: int
+    first: int
+    end: int
+    history: tuple[int, int | None] | None = None
+    low: int | None = None
+    high: int | None = None
+    segments: frozenset[int] | None = None
+
+
+def streams_of(options: Options) -> tuple[str, ...]:
+    """Option ``stream``, or ``streams`` with commas."""
+    one, many = options.text("stream"), options.words("streams")
+    if (one is None) == (not many):
+        raise InvalidArgument("give option stream=scope/name, or streams=scope/one,scope/two")
+    streams = tuple(dict.fromkeys(many)) if one is None else (one.strip(),)
+    for stream in streams:
+        split_stream(stream)
+    return streams
+
+
+def moment(name: str, text: str) -> int | datetime:
+    """A hybrid time, or an ISO datetime with its time zone."""
+    if text.isdecimal() and int(text) <= MAX:
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    if at is None or at.utcoffset() is None:
+        raise InvalidArgument(
+            f"option {name}={text!r}: a commit timestamp, or a time with its zone, as 2026-03-01T12:00:00+00:00"
+        )
+    return at
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How ranges are cut: into pieces of at most ``rows`` offsets, and ``least`` pieces in all if there are as
+    many offsets."""
+
+    rows: int
+    least: int
+
+    @staticmethod
+    def of(options: Options) -> Cutting:
+        """Options ``rowsPerPartition`` and ``minPartitions``."""
+        rows = options.number("rowsperpartition", DEFAULT_ROWS)
+        least = options.number("minpartitions", 1)
+        return Cutting(rows or DEFAULT_ROWS, least or 1)
+
+    def cut(self, ranges: Sequence[EventRange]) -> list[InputPartition]:
+        """The pieces, in order."""
+        total = sum(found.end - found.first for found in ranges)
+        size = max(1, min(self.rows, total // self.least))
+        return [piece for found in ranges for piece in _pieces(found, size)]
+
+
+def _pieces(whole: EventRange, size: int) -> Iterator[EventRange]:
+    length = whole.end - whole.first
+    count = -(-length // size)
+    for i in range(count):
+        first = whole.first + length * i // count
+        end = whole.first + length * (i + 1) // count
+        yield replace(whole, first=first, end=end)
+
+
+def read_range(
+    connection: Connection, schema: StructType, found: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    """A task's work: the events of its range, as Arrow batches."""
+    if not isinstance(found, EventRange):  # Spark's own, where no range was planned
+        return
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from anabranch.client.event_columns import SCHEMA
+    from anabranch.client.options import Options as ClientOptions
+    from anabranch.client.options import named_options
+    from anabranch.client.ranges import RangeReader
+
+    wanted = to_arrow_schema(schema, timezone="UTC")
+    options = ClientOptions(connection.bootstrap, named_options(dict(connection.librdkafka), {}))
+    with RangeReader(options, connection.timeout) as reader:
+        for batch in reader.read(
+            found.stream,
+            found.partition,
+            found.first,
+            found.end,
+            history=found.history,
+            low=found.low,
+            high=found.high,
+            segments=found.segments,
+        ):
+            yield batch if wanted.equals(SCHEMA) else batch.cast(wanted)

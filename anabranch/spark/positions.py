@@ -1,0 +1,76 @@
+"""Where a streaming query stands: what Spark keeps in its checkpoint, as JSON.
+
+For each stream a place in its history and a vector of offsets. Spark compares positions as texts, so that
+nothing in them may change without reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from anabranch.errors import MalformedRecord
+from anabranch.schemas.records import Position as Place
+
+_NEW = "new"
+
+
+class Position(NamedTuple):
+    """Behind the record ``after`` of the history (-1: before all), and at these offsets (0, if not there).
+
+    The vector is the record's, or goes beyond it: inside of the transaction that comes next, if that is read in
+    parts; or over what retention had removed when the query began.
+    """
+
+    after: int
+    vector: dict[int, int]
+
+    def moved(self, after: int, vector: Iterable[Place]) -> Position:
+        """Behind a later record with this vector."""
+        return Position(after, raised(self.vector, {p.partition: p.offset for p in vector}))
+
+
+BEGIN = Position(-1, {})
+
+
+def raised(ours: Mapping[int, int], theirs: Mapping[int, int]) -> dict[int, int]:
+    """The higher offset of each partition, by partition; zeros are left out."""
+    return {
+        partition: offset
+        for partition in sorted({*ours, *theirs})
+        if (offset := max(ours.get(partition, 0), theirs.get(partition, 0)))
+    }
+
+
+def to_json(positions: Mapping[str, Position], *, new: bool = False) -> dict[str, Any]:
+    """What Spark keeps. ``new``: nothing was read yet, nor kept."""
+    streams = {
+        stream: {
+            "after": position.after,
+            "vector": {str(p): offset for p, offset in sorted(position.vector.items())},
+        }
+        for stream, position in sorted(positions.items())
+    }
+    return {_NEW: True, **streams} if new else streams
+
+
+def is_new(offset: Mapping[str, Any]) -> bool:
+    """Whether these are positions that Spark has not kept yet."""
+    return bool(offset.get(_NEW))
+
+
+def from_json(offset: Mapping[str, Any]) -> dict[str, Position]:
+    """`MalformedRecord` if it is none of ours."""
+    try:
+        return {
+            stream: Position(
+                int(found["after"]), {int(p): int(o) for p, o in found["vector"].items()}
+            )
+            for stream, found in offset.items()
+            if stream != _NEW
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise MalformedRecord(
+            f"the checkpoint holds {str(offset)[:200]}, which is no position of this source: is it another "
+            "query's? Give a new checkpointLocation"
+        ) from error

@@ -1,0 +1,205 @@
+"""Streaming source: what is committed, micro-batch by micro-batch, in commit order.
+
+The planner's process lives as long as the query and follows the histories; tasks get offset ranges.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from anabranch.client.history_search import Found
+from anabranch.core.hybrid_time import from_datetime
+from anabranch.errors import RetryError, SnapshotExpired
+from anabranch.spark.admission import Limits, admit
+from anabranch.spark.columns import check_schema
+from anabranch.spark.histories import Histories
+from anabranch.spark.options import Options
+from anabranch.spark.plan import Cutting, EventRange, moment, read_range, streams_of
+from anabranch.spark.positions import BEGIN, Position, from_json, is_new, raised, to_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger("anabranch.spark")
+
+_FAR = 20_000  # so many offsets of histories are read over rather than jumped
+_NEAR = (
+    2_000  # commits of so many offsets of the history are read by each task rather than searched
+)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Spark makes one that lives in the planner, and copies of another that read in the tasks."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        check_schema(schema)
+        self._schema = schema
+        self._connection = options.connection()
+        self._streams = streams_of(options)
+        start = options.text("start", "begin") or "begin"
+        self._start = start if start in ("begin", "end") else _hybrid(moment("start", start))
+        self._most = options.number("maxeventspertrigger", None)
+        self._whole = options.choice("transactions", ("split", "whole"), "split") == "whole"
+        self._by_epoch = options.choice("order", ("none", "epoch"), "none") == "epoch"
+        self._strict = options.choice("failondataloss", ("true", "false"), "true") == "true"
+        self._cutting = Cutting.of(options)
+        options.check_all_used()
+        self._found: Histories | None = None
+        self._target: dict[str, Found | None] | None = None  # of trigger availableNow
+        self._latest: tuple[dict[str, tuple[int, int]], dict[str, Any]] | None = None
+
+    @property
+    def _histories(self) -> Histories:
+        if self._found is None:
+            self._found = Histories(self._connection, self._streams)
+        return self._found
+
+    # -- what Spark asks ------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query begins."""
+        # An end is another one a minute later: so it is marked, and `latestOffset` has it kept at once.
+        return to_json(self._histories.begin(self._start), new=self._start != "begin")
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Option ``maxEventsPerTrigger``."""
+        return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What there is now is what will be read."""
+        self._target = self._histories.heads()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the next micro-batch ends; ``start`` itself if there is nothing to read."""
+        before = from_json(start)
+        positions = {stream: before.get(stream, BEGIN) for stream in self._streams}
+        end = self._admitted(positions, limit)
+        if end == positions and not is_new(start):
+            return start
+        return to_json(before | end)  # a stream that is left out keeps its place
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Where the streams end now, for the query's progress."""
+        try:
+            ends = self._histories.ends()
+            if self._latest is None or self._latest[0] != ends:
+                heads = {s: found for s, found in self._histories.heads().items() if found}
+                found = {s: Position(at.offset, at.vector()) for s, at in heads.items()}
+                self._latest = ends, to_json(found)
+        except RetryError as error:
+            log.info("where the streams end is not known: %s", error)
+            return None
+        return self._latest[1]
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The offset ranges between two positions, for the tasks."""
+        befores, afters = from_json(start), from_json(end)
+        ranges = [
+            found
+            for stream, after in afters.items()
+            for found in _between(stream, befores.get(stream, BEGIN), after)
+        ]
+        ranges = self._still_there(ranges, befores)
+        if self._by_epoch:
+            return list(ranges)
+        return self._cutting.cut(ranges)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The events of a range, in order."""
+        return read_range(self._connection, self._schema, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: positions are in Spark's checkpoint, and streams keep what others may read."""
+
+    def stop(self) -> None:
+        """Free the planner's connections."""
+        if self._found is not None:
+            self._found.close()
+            self._found = None
+
+    # -- how ------------------------------------------------------------------------------------------
+
+    def _admitted(self, positions: dict[str, Position], limit: ReadLimit) -> dict[str, Position]:
+        histories = self._histories
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if self._target is None:
+            ends = histories.ends()
+        else:
+            ends = {s: (at.offset + 1,) * 2 if at else (0, 0) for s, at in self._target.items()}
+        if all(ends[stream][0] <= at.after + 1 for stream, at in positions.items()):
+            return positions
+        if most is None and not self._by_epoch:
+            far = sum(ends[stream][0] - at.after for stream, at in positions.items())
+            if far > _FAR or self._target is not None:
+                return _jumped(positions, self._target or histories.heads())
+        fronts = {}
+        for stream, at in positions.items():
+            fronts[stream] = histories.tail(stream)
+            fronts[stream].begin(at.after, *ends[stream])
+        admitted = admit(positions, fronts, Limits(most, self._whole, self._by_epoch))
+        if admitted.all and self._target is None:
+            self._latest = ends, to_json(admitted.positions)
+        return admitted.positions
+
+    def _still_there(
+        self, ranges: list[EventRange], befores: Mapping[str, Position]
+    ) -> list[EventRange]:
+        """The ranges, without what retention removed meanwhile, if that is allowed."""
+        places = [(found.stream, found.partition) for found in ranges]
+        firsts = self._histories.first_offsets(places) if places else {}
+        left = []
+        for found in ranges:
+            first = firsts[found.stream, found.partition]
+            if found.first < first:
+                lost = (
+                    f"{found.stream}, partition {found.partition}: retention removed offsets {found.first} to "
+                    f"{min(first, found.end) - 1} before they were read"
+                )
+                if self._strict and found.stream in befores:
+                    raise SnapshotExpired(
+                        f"{lost}; set option failOnDataLoss=false to go on without them, and keep the stream "
+                        "for longer"
+                    )
+                log.warning("%s", lost)
+            if first < found.end:
+                left.append(found if found.first >= first else replace(found, first=first))
+        return left
+
+
+def _hybrid(at: int | datetime) -> int:
+    return at if isinstance(at, int) else from_datetime(at)
+
+
+def _jumped(
+    positions: Mapping[str, Position], heads: Mapping[str, Found | None]
+) -> dict[str, Position]:
+    """All that is there, without a look at each record. Where no event is new, nothing moves."""
+    moved = {
+        stream: at if head is None else at.moved(head.offset, head.record.vector)
+        for stream, at in positions.items()
+        for head in [heads[stream]]
+    }
+    same = all(moved[stream].vector == raised(at.vector, {}) for stream, at in positions.items())
+    return dict(positions) if same else moved
+
+
+def _between(stream: str, before: Position, after: Position) -> Iterator[EventRange]:
+    """What lies between two positions: whole commits, but for those that are read in parts."""
+    history = (before.after + 1, None) if after.after - before.after <= _NEAR else None
+    for partition, end in sorted(after.vector.items()):
+        first = before.vector.get(partition, 0)
+        if first < end:
+            yield EventRange(stream, partition, first, end, history)

@@ -1,0 +1,72 @@
+"""A stream's history, read on as a streaming query goes on."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from anabranch.client.history_search import Found, history_record
+from anabranch.client.kafka_consumer import CommittedConsumer
+from anabranch.client.options import Options
+from anabranch.schemas.records import CommitRecord
+from anabranch.spark.admission import NotYet
+from anabranch.topics.names import history_topic
+
+_PATIENCE_S = 2.0  # for what is committed, and is to be seen at once: a leader may be moving
+
+
+class HistoryTail:
+    """The records behind a position, one after the other. One consumer, kept where it is. One thread."""
+
+    def __init__(self, options: Options, stream: str) -> None:
+        self._topic = history_topic(stream)
+        self._consumer = CommittedConsumer(options, group=None, eof=True)
+        self._base = -2  # all records between it and `_read` that are not taken are kept here
+        self._read = -1
+        self._passed: list[
+            Found
+        ] = []  # epochs that were taken: they may come again, with no event after
+        self._ahead: deque[Found] = deque()
+        self._until = 0
+        self.bound = 0
+
+    def begin(self, after: int, bound: int, until: int) -> None:
+        """Stand behind the record ``after``. See as far as ``until``; take what is below ``bound``."""
+        self.bound, self._until = bound, until
+        if self._base <= after < self._read:
+            self._ahead.extendleft(reversed(self._passed))
+            while self._ahead and self._ahead[0].offset <= after:
+                self._ahead.popleft()
+        else:
+            self._ahead.clear()
+            self._read = after + 1
+            self._consumer.assign({(self._topic, 0): after + 1})
+        self._passed.clear()
+        self._base = after
+
+    def peek(self) -> Found | None:
+        """The next record, None: there is none. `NotYet`: the history can't be read as far."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self._ahead and self._read < self._until:
+            batch = self._consumer.next_batch(deadline)
+            self._ahead.extend(Found(m.offset(), history_record(m)) for m in batch)
+            if batch:
+                self._read = batch[-1].offset() + 1
+            elif self._consumer.ended_at > self._read:
+                self._read = self._consumer.ended_at
+            elif time.monotonic() >= deadline:
+                raise NotYet(f"{self._topic} can't be read up to {self._until}")
+        return self._ahead[0] if self._ahead and self._ahead[0].offset < self._until else None
+
+    def pop(self) -> None:
+        """The next record is taken."""
+        found = self._ahead.popleft()
+        if isinstance(found.record, CommitRecord):
+            self._passed.clear()
+            self._base = found.offset
+        else:
+            self._passed.append(found)
+
+    def close(self) -> None:
+        """Free everything."""
+        self._consumer.close()
