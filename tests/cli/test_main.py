@@ -190,7 +190,9 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 WAITING = (
-    "import sys, time\n"
+    "import signal, sys, time\n"
+    # A shell's background jobs ignore Ctrl-C, and so would their children.
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "from anabranch.cli import stream, main\n"
     "def wait(*a, **k):\n"
     "    try:\n"

@@ -27,7 +27,7 @@ from tests.crash.raw import Raw, quick_producer
 from tests.crash.scenario import SPEED, Scenario
 from tests.crash.zygote import Child, Zygote
 
-CASE_DEADLINE_S = 100.0
+CASE_DEADLINE_S = 60.0
 AFTER_DECISION = Point("after-decision", "*", 1, "after")
 LAST_DECISION = AFTER_DECISION._replace(n=2)
 

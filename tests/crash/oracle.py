@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,11 +45,16 @@ class StreamLog:
 
 
 def read_all(
-    log: Log, partitions: Iterable[TopicPartition], *, committed: bool = True
+    log: Log,
+    partitions: Iterable[TopicPartition],
+    *,
+    committed: bool = True,
+    idle: Callable[[], None] = lambda: None,
 ) -> dict[TopicPartition, list[RawBatch]]:
     """All batches of some partitions up to their high watermarks as of now.
 
-    Committed ones are waited for: a native transaction becomes visible partition by partition.
+    Committed ones are waited for: a native transaction becomes visible partition by partition. ``idle`` is
+    called meanwhile: that of a dead leader ends when the next one leads, or else after a minute.
     """
     wanted = list(partitions)
     starts = log.start_offsets(wanted)
@@ -57,6 +62,7 @@ def read_all(
     out: dict[TopicPartition, list[RawBatch]] = {tp: [] for tp in wanted}
     at = {tp: starts[tp] for tp in wanted if starts[tp] < ends[tp]}
     while at:
+        idle()
         for tp, got in log.fetch(
             at, max_wait=0.5, max_bytes=_FETCH_BYTES, committed=committed
         ).items():
@@ -83,13 +89,13 @@ def partitions_of(log: Log, topics: Iterable[str]) -> list[TopicPartition]:
     return [TopicPartition(t, p) for t, info in found.items() for p in range(info.partitions)]
 
 
-def read_stream(log: Log, stream: str) -> StreamLog:
-    """A stream with its history: all that the history tells, and whatever came since."""
+def read_stream(log: Log, stream: str, idle: Callable[[], None] = lambda: None) -> StreamLog:
+    """A stream with its history: all that the history tells, and whatever came since. ``idle``: of `read_all`."""
     topic = stream.replace("/", ".")
     history = TopicPartition(f"{topic}.history", 0)
-    batches = read_all(log, [history])
+    batches = read_all(log, [history], idle=idle)
     data = partitions_of(log, [topic])
-    batches |= read_all(log, data)
+    batches |= read_all(log, data, idle=idle)
     events = [
         Seen(tp.partition, r.offset, r.key, r.value or b"", txn_of(r))
         for tp in data

@@ -258,7 +258,7 @@ class Scenario:
         if not self.created:
             return {}
         before = self.states(auditor)
-        streams = {name: read_stream(log, name) for name in self.streams}
+        streams = {name: read_stream(log, name, auditor.idle) for name in self.streams}
         after = self.states(auditor)
         under_way = {
             txn_id
