@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -13,7 +14,11 @@ from anabranch.client.kafka_admin import DEFAULT_MAX_MESSAGE_BYTES, KafkaAdmin
 from anabranch.client.options import Options
 from anabranch.client.ports import JournalRecord, Opened, RecordHeaders
 from anabranch.errors import AnabranchError, DeadlineExceeded, NotReady, WriteFailed
-from anabranch.ports import Clock, TopicPartition
+from anabranch.ports import Clock, LogError, TopicPartition
+
+if TYPE_CHECKING:
+    from anabranch.client.kafka_columns import ColumnJournal, ColumnJournals
+    from anabranch.topics.columns_write import Counted, EventColumns, Placing
 
 log = logging.getLogger("anabranch.client")
 
@@ -38,6 +43,7 @@ class KafkaJournals:
         self._used: set[_Channel] = set()
         self._likely_bytes = DEFAULT_MAX_MESSAGE_BYTES
         self._closed = False
+        self._columns: ColumnJournals | None = None
 
     def writer(self) -> KafkaJournal:
         """A writer; it takes its producers when it knows the topics.
@@ -49,6 +55,17 @@ class KafkaJournals:
             if not self._spare and not self._closed:
                 self._spare.append(_Channel(self._options, self._likely_bytes))
         return KafkaJournal(self, self._admin, self._clock, self._timeout)
+
+    def columns(self) -> ColumnJournal:
+        """A writer's way for columns."""
+        from anabranch.client.kafka_columns import ColumnJournal, ColumnJournals  # loads numpy
+
+        with self._lock:
+            if self._columns is None:
+                self._columns = ColumnJournals(self._options, self._clock)
+                if self._closed:
+                    self._columns.close()
+            return ColumnJournal(self._columns)
 
     def take(self, max_bytes: int) -> _Channel:
         """A producer for topics of this size limit."""
@@ -94,9 +111,13 @@ class KafkaJournals:
         for channel in channels:
             channel.fail("the client was closed")
             channel.close()
+        if self._columns is not None:
+            self._columns.close()
 
     def after_fork(self) -> None:
         """See `Journals`."""
+        if self._columns is not None:
+            self._columns.after_fork()
         for channel in [*self._spare, *self._used]:
             leak(channel.producer)
 
@@ -177,6 +198,7 @@ class KafkaJournal:
         self._produce: dict[str, Callable[..., None]] = {}  # looked up once, not for each event
         self._countdown = _POLL_EVERY
         self._failure: str | None = None
+        self._columns: ColumnJournal | None = None
 
     def open(self, topic: str, partitions: Sequence[int], deadline: float) -> Opened:
         """See `JournalWriter`."""
@@ -208,8 +230,9 @@ class KafkaJournal:
                 self._by_topic[topic], topic, partition, key, value, headers, timestamp_ms
             )
         except KeyError:
-            self._check()  # discarded or released
-            raise
+            self._back_to_events(topic)
+            self.write(topic, partition, key, value, headers, timestamp_ms)
+            return
         except (KafkaException, RuntimeError) as error:
             raise self._fail(f"a write to {topic}[{partition}] failed: {error}") from error
         self._countdown -= 1
@@ -220,11 +243,9 @@ class KafkaJournal:
 
     def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
         """See `JournalWriter`."""
-        channel = self._by_topic[topic]
-        produce = self._produce.get(topic)
-        if produce is None:
-            self._check()  # discarded or released
-            raise KeyError(topic)
+        if topic not in self._produce:
+            self._back_to_events(topic)
+        channel, produce = self._by_topic[topic], self._produce[topic]
         for partition, key, value, headers, timestamp_ms in records:
             try:
                 produce(topic, value, key, partition, None, None, timestamp_ms, headers)
@@ -275,6 +296,18 @@ class KafkaJournal:
         self, written: Iterable[TopicPartition], deadline: float
     ) -> dict[TopicPartition, int]:
         """See `JournalWriter`."""
+        self._flush_events(deadline)
+        self._flush_columns(deadline)
+        places = list(written)
+        try:
+            ends = self._admin.end_offsets(places, deadline)
+        except AnabranchError as error:
+            raise DeadlineExceeded(
+                f"flushed, but the journal's ends are not known: {error}"
+            ) from error
+        return {place: ends[place] for place in places}
+
+    def _flush_events(self, deadline: float) -> None:
         for channel in self._channels.values():
             while len(channel.producer):
                 left = deadline - self._clock.monotonic()
@@ -285,14 +318,40 @@ class KafkaJournal:
                 self._check()
             channel.poll(0)
         self._check()
-        places = list(written)
+
+    def _flush_columns(self, deadline: float) -> None:
+        if self._columns is None:
+            return
         try:
-            ends = self._admin.end_offsets(places, deadline)
-        except AnabranchError as error:
-            raise DeadlineExceeded(
-                f"flushed, but the journal's ends are not known: {error}"
-            ) from error
-        return {place: ends[place] for place in places}
+            self._columns.flush(deadline)
+        except LogError as error:
+            raise self._fail(f"a write failed: {error}") from error
+
+    def write_columns(
+        self, topic: str, placing: Placing, columns: EventColumns
+    ) -> Sequence[Counted] | None:
+        """See `JournalWriter`. Events written before are flushed first: keys keep their order."""
+        self._check()
+        if self._columns is None:
+            self._columns = self._pool.columns()
+        if not self._columns.takes(columns.rows):
+            return None
+        deadline = self._clock.monotonic() + self._timeout
+        self._flush_events(deadline)
+        self._produce.clear()  # so that the next event comes by `_back_to_events`
+        limit = self._by_topic[topic].max_bytes
+        try:
+            return self._columns.write(topic, limit, placing, columns, deadline)
+        except LogError as error:
+            raise self._fail(f"a write to {topic} failed: {error}") from error
+
+    def _back_to_events(self, topic: str) -> None:
+        """Columns were written, or nothing can be any more."""
+        self._check()
+        if topic not in self._by_topic:
+            raise KeyError(topic)
+        self._flush_columns(self._clock.monotonic() + self._timeout)
+        self._produce = {name: one.producer.produce for name, one in self._by_topic.items()}
 
     def _check(self) -> None:
         if self._failure is None:
@@ -317,6 +376,8 @@ class KafkaJournal:
                 self._pool.drop(channel)
             else:
                 self._pool.give_back(channel)
+        if self._columns is not None:
+            self._columns.end()
 
     def release(self) -> None:
         """See `JournalWriter`."""
@@ -325,3 +386,5 @@ class KafkaJournal:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             self._pool.give_back(channel)
+        if self._columns is not None:
+            self._columns.end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
 from anabranch.client.ports import ClientPorts, Entropy, JournalRecord, Opened, RecordHeaders
@@ -17,6 +18,9 @@ from anabranch.ports import Clock, LogError, TopicPartition
 from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import DEFAULT_PREFIX, commands_topic, replies_topic
 from anabranch.topics.records import Record, decode_records
+
+if TYPE_CHECKING:
+    from anabranch.topics.columns_write import EventColumns, Placing
 
 _SLICE_S = 0.25
 _PAUSE_S = 0.01
@@ -225,6 +229,9 @@ class MemoryJournal:
         """See `JournalWriter`."""
         for record in records:
             self.write(topic, *record)
+
+    def write_columns(self, topic: str, placing: Placing, columns: EventColumns) -> None:
+        """See `JournalWriter`."""
 
     def flush(
         self, written: Iterable[TopicPartition], deadline: float

@@ -170,6 +170,10 @@ class Options:
         chosen["batch.size"] = min(int(chosen["batch.size"]), limit)
         return self._base() | chosen | _BULK | {"message.max.bytes": limit}
 
+    def raw(self) -> dict[str, Any]:
+        """For a writer's connections without librdkafka: what was given, not what is chosen here."""
+        return self._common | self._producer
+
     def reader(self, group: str, start: str) -> dict[str, Any]:
         """For a reader's consumer."""
         own = {"group.id": group, "auto.offset.reset": start}

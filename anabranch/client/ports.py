@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from anabranch.client.history_search import Start
     from anabranch.client.reader import Reader
     from anabranch.client.transaction_reader import TransactionReader
+    from anabranch.topics.columns_write import Counted, EventColumns, Placing
 
 Entropy: TypeAlias = Callable[[int], bytes]
 RecordHeaders: TypeAlias = Sequence[tuple[str, bytes | None]]
@@ -89,6 +90,14 @@ class JournalWriter(Protocol):
         """Queue records, one by one as they are asked for: the next one only after the last one is queued.
 
         `WriteFailed` if this writer has failed; what was queued before an error stays queued.
+        """
+
+    def write_columns(
+        self, topic: str, placing: Placing, columns: EventColumns
+    ) -> Sequence[Counted] | None:
+        """Queue the rows of columns; what went to each partition. None: nothing is done, write them as events.
+
+        A topic always comes with the same ``placing``. Rows without a timestamp are of now. `WriteFailed`.
         """
 
     def flush(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from anabranch.client.handle import QUIET_S, Handle, Shared
 from anabranch.client.ports import RecordHeaders
 from anabranch.client.types import Receipt, Result, receipt_records, result_of
-from anabranch.client.writing import WriterAccount, headers_size
+from anabranch.client.writing import StreamLane, WriterAccount, headers_size
 from anabranch.core.ids import check_number, txn_text
 from anabranch.errors import (
     AlreadyCommitted,
@@ -22,6 +22,9 @@ from anabranch.errors import (
     TransactionAborted,
 )
 from anabranch.schemas import records as r
+
+if TYPE_CHECKING:
+    from anabranch.topics.columns_write import EventColumns
 
 log = logging.getLogger("anabranch.client")
 
@@ -160,6 +163,18 @@ class Transaction(Handle):
         lane = self._touch(stream, self._shared.deadline(None))
         lane.write(key, value, headers, timestamp)
         self._hot[stream] = lane.write
+
+    def _lane(self, stream: str, pieces: Sequence[EventColumns]) -> StreamLane | None:
+        self._check_usable()
+        if self._token is None:
+            overhead = len(stream) + _EVENT_OVERHEAD
+            size = sum(int(piece.sizes().sum()) + piece.rows * overhead for piece in pieces)
+            if self._buffered_bytes + size <= self._shared.one_shot_bytes:
+                return None
+        deadline = self._shared.deadline(None)
+        if self._token is None or self._buffer:
+            self._open(deadline)
+        return self._touch(stream, deadline)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything written is acknowledged and its receipt registered. Opens the transaction.

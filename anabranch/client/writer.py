@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from anabranch.client.handle import Handle, Shared
 from anabranch.client.ports import RecordHeaders
 from anabranch.client.reservation import Reservation, token_to_write
 from anabranch.client.types import Receipt
-from anabranch.client.writing import WriterAccount
+from anabranch.client.writing import StreamLane, WriterAccount
 from anabranch.core.ids import txn_text
 from anabranch.core.tokens import peek
 from anabranch.errors import AlreadyCommitted, Expired, IllegalState, TransactionAborted
 from anabranch.schemas import records as r
+
+if TYPE_CHECKING:
+    from anabranch.topics.columns_write import EventColumns
 
 
 class Writer(Handle):
@@ -52,6 +56,16 @@ class Writer(Handle):
             except (TransactionAborted, AlreadyCommitted, Expired) as error:
                 self._end(error)
                 raise
+
+    def open(self, timeout: float | None = None) -> None:
+        """Begin what is only reserved, unless somebody has, and send heartbeats if it was joined with them.
+
+        The first write does it by itself; this is for a writer that has to wait for its first event. Raises: as
+        `write`.
+        """
+        with self._lock:
+            self._check_writable()
+            self._open(self._shared.deadline(timeout))
 
     def __enter__(self) -> Self:
         return self
@@ -93,6 +107,12 @@ class Writer(Handle):
         lane = self._touch(stream, deadline)
         lane.write(key, value, headers, timestamp)
         self._hot[stream] = lane.write
+
+    def _lane(self, stream: str, pieces: Sequence[EventColumns]) -> StreamLane:
+        self._check_writable()
+        deadline = self._shared.deadline(None)
+        self._open(deadline)
+        return self._touch(stream, deadline)
 
     def flush(self, timeout: float | None = None) -> Receipt:
         """Wait until everything written is acknowledged, and register the receipt; the writer goes on.

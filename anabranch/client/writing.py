@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 from anabranch.client.ports import JournalRecord, JournalWriter, RecordHeaders
@@ -20,6 +21,9 @@ from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.ports import TopicPartition
 from anabranch.schemas.records import Extent, Receipt, SegmentRange, Touched
 from anabranch.topics.names import journal_topic
+
+if TYPE_CHECKING:
+    from anabranch.topics.columns_write import EventColumns, Placing
 
 STICKY_BYTES = 32 << 10  # events without a key go to one segment for so long, then to the next
 RECORD_OVERHEAD = 128  # more than framing and the ab.txn header take of a batch's size
@@ -71,16 +75,49 @@ class StreamLane:
         self._header = (TXN_HEADER, pack_txn_header(txn_id, writer, touched.stream_epoch))
         self.write, self._records = self._make_write(touched.segments, journal, writer)
         self._journal = journal
+        self._segments = touched.segments
+        self._writer = writer
 
     def write_many(self, events: Iterable[EventFields]) -> None:
         """Write events. Those before one that is refused are written. `TypeError` as of `check_fields`."""
         self._journal.write_many(self.topic, self._records(events))
 
+    def check_columns(self, columns: EventColumns) -> None:
+        """`EventTooLarge` if the broker would not take one of the rows."""
+        self._check_bytes(int(columns.sizes().max(initial=0)))
+
+    def write_columns(self, columns: EventColumns) -> None:
+        """Write rows, which were checked before. After an error some of them are written."""
+        counted = self._journal.write_columns(self.topic, self._placing, columns)
+        if counted is None:
+            self.write_many(columns.events())
+            return
+        for partition, rows, crc_sum in counted:
+            self.accounts[partition].count += rows
+            self.accounts[partition].crc_sum += crc_sum
+
+    @cached_property
+    def _placing(self) -> Placing:
+        """What `_make_write` goes by, for columns."""
+        from anabranch.topics.columns_write import Placing
+
+        ordered = sorted(self._segments, key=lambda segment: segment.low)
+        return Placing(
+            [segment.low for segment in ordered],
+            [segment.partition for segment in ordered],
+            self._header[1],
+            self._writer % len(ordered),
+            STICKY_BYTES,
+            RECORD_OVERHEAD,
+        )
+
     def check_size(
         self, key: bytes | None, value: bytes | None, headers: RecordHeaders | None
     ) -> None:
         """`EventTooLarge` if the broker would not take the event."""
-        size = len(key or b"") + len(value or b"") + headers_size(headers)
+        self._check_bytes(len(key or b"") + len(value or b"") + headers_size(headers))
+
+    def _check_bytes(self, size: int) -> None:
         if size > self._room:
             raise EventTooLarge(
                 f"an event of {size} bytes; {self.topic} takes up to {self._room} of key, value and headers "

@@ -254,6 +254,35 @@ def frame(
     return _UNCOVERED.pack(base_offset, length, NO_LEADER_EPOCH, MAGIC, crc) + covered
 
 
+class Packed(NamedTuple):
+    """All of a batch but its header: ``rows`` records, compressed; timestamps in Unix milliseconds."""
+
+    records: bytes
+    codec: int
+    rows: int
+    base_timestamp: int
+    max_timestamp: int
+
+    def frame(
+        self,
+        producer_id: int = NO_PRODUCER_ID,
+        producer_epoch: int = NO_PRODUCER_EPOCH,
+        base_sequence: int = NO_SEQUENCE,
+    ) -> bytes:
+        """The batch, of a producer outside of transactions, or of none."""
+        return frame(
+            self.records,
+            compression=self.codec,
+            last_offset_delta=self.rows - 1,
+            count=self.rows,
+            base_timestamp=self.base_timestamp,
+            max_timestamp=self.max_timestamp,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+        )
+
+
 def with_base_offset(data: Buffer, base_offset: int) -> bytes:
     """The same batch at another offset (the CRC does not cover it)."""
     return _OFFSET.pack(base_offset) + bytes(memoryview(data)[8:])

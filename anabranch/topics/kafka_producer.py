@@ -34,6 +34,7 @@ from anabranch.topics.wire.coordinator import (
     PRODUCE_ADDS_FROM,
     Coordinator,
 )
+from anabranch.topics.wire.produce import read_produced, send_produce
 
 # More requests under way on one connection don't help: the broker takes them one at a time.
 MAX_IN_FLIGHT = 5
@@ -298,35 +299,31 @@ class KafkaProducer:
         link.in_flight.append(wave)
 
     def _write(self, link: _Link, wave: _Wave) -> None:
-        settings = self._cluster.settings
-        parts = data.produce_request(
-            link.version,
-            self._id,
-            round(settings.request_timeout * 1000),
-            {partition: piece.parts for partition, piece in wave.pieces.items()},
-            self._cluster.topic_ids,
-        )
+        batches = {partition: piece.parts for partition, piece in wave.pieces.items()}
         try:
-            wave.correlation = link.connection.send(
-                PRODUCE.key,
+            wave.correlation = send_produce(
+                self._cluster,
+                link.connection,
                 link.version,
-                parts,
-                flexible=link.version >= PRODUCE.flexible_from,
-                deadline=self._cluster.deadline(),
+                self._id,
+                batches,
+                self._cluster.deadline(),
             )
         except ConnectionBroken as error:
             raise LogUncertain(f"{self._id}: append: {error}") from error
 
     def _read(self, link: _Link, wave: _Wave) -> dict[TopicPartition, data.Produced]:
         try:
-            body = link.connection.receive(wave.correlation, self._cluster.deadline())
-            answers = data.produce_answer(link.version, body, self._cluster.topic_names)
+            return read_produced(
+                self._cluster,
+                link.connection,
+                link.version,
+                wave.correlation,
+                wave.pieces.keys(),
+                self._cluster.deadline(),
+            )
         except (ConnectionBroken, data.MalformedAnswer) as error:
             raise LogUncertain(f"{self._id}: append: {error}") from error
-        missing = wave.pieces.keys() - answers.keys()
-        if missing:
-            raise LogUncertain(f"{self._id}: append: no answer about {sorted(missing)[0]}")
-        return answers
 
     def _settle(self, link: _Link, offsets: list[int]) -> None:
         """Read the oldest answer under way; any error in it ends the append."""

@@ -20,6 +20,7 @@ from anabranch.errors import EventTooLarge, NotReady, WriteFailed
 from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
+from anabranch.topics.columns_write import EventColumns, Placing
 
 START_S = 1_700_000_000.0
 HYBRID_TIME = 7
@@ -166,6 +167,9 @@ class ListJournal:
     def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
         for record in records:
             self.write(topic, *record)
+
+    def write_columns(self, topic: str, placing: Placing, columns: EventColumns) -> None:
+        """Takes none."""
 
     def flush(
         self, written: Iterable[TopicPartition], deadline: float

@@ -155,6 +155,11 @@ class Cluster:
                         connection.close()
                 pool.clear()
 
+    def after_fork(self) -> None:
+        """In a forked child: close its copies of the idle connections; the parent's stay as they are."""
+        self._lock = threading.Lock()
+        self.close()
+
     # -- calls that may be repeated --------------------------------------------------------------
 
     def deadline(self, seconds: float | None = None) -> float:

@@ -16,6 +16,7 @@ OFFSET_OUT_OF_RANGE = 1
 CORRUPT_MESSAGE = 2
 UNKNOWN_TOPIC_OR_PARTITION = 3
 OUT_OF_ORDER_SEQUENCE = 45
+DUPLICATE_SEQUENCE = 46
 CONCURRENT_TRANSACTIONS = 51
 TOPIC_ALREADY_EXISTS = 36
 UNSUPPORTED_VERSION = 35
@@ -105,6 +106,22 @@ PRODUCE_CODES = {
     74: Meaning("FENCED_LEADER_EPOCH", _U, "the leader moved"),
     100: Meaning("UNKNOWN_TOPIC_ID", _U, "the topic was made anew"),
     120: Meaning("TRANSACTION_ABORTABLE", _U, "the broker asks for an abort (KIP-890)"),
+}
+
+# Outside of transactions brokers tell a batch that they have by its sequence (KIP-98), so that the very same
+# one may be sent again, stored or not.
+IDEMPOTENT_CODES = {
+    **PRODUCE_CODES,
+    3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _F, "not known to this broker (yet)"),
+    5: Meaning("LEADER_NOT_AVAILABLE", _F, "an election is under way"),
+    6: Meaning("NOT_LEADER_OR_FOLLOWER", _F, "the leader moved"),
+    7: Meaning("REQUEST_TIMED_OUT", _R, "not replicated in time"),
+    13: Meaning("NETWORK_EXCEPTION", _F, "the broker went away"),
+    19: Meaning("NOT_ENOUGH_REPLICAS", _R, "too few are in sync"),
+    20: Meaning("NOT_ENOUGH_REPLICAS_AFTER_APPEND", _R, "too few are in sync"),
+    56: Meaning("KAFKA_STORAGE_ERROR", _F, "the leader's disk failed: another leads soon"),
+    74: Meaning("FENCED_LEADER_EPOCH", _F, "the leader moved"),
+    100: Meaning("UNKNOWN_TOPIC_ID", _F, "the topic is new here, or was made anew"),
 }
 
 ADD_PARTITIONS_CODES = {

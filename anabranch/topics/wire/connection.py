@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import ssl
@@ -204,6 +205,11 @@ class Connection:
         """Close the socket; whatever was in flight stays unknown."""
         self.broken = True
         self._socket.close()
+
+    def interrupt(self) -> None:
+        """Break it from another thread: whoever waits for the broker stops waiting."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _write(self, buffers: list[Buffer], size: int, deadline: float) -> None:
         sent = False
