@@ -20,6 +20,9 @@ from anabranch.spark.positions import BEGIN, Position, raised
 from anabranch.spark.tail import HistoryTail
 from anabranch.topics.names import history_topic, stream_topic
 
+# That nothing follows shows only when a fetch was waited for. Who has nothing to do rests, and does not fetch.
+_QUICK = {"fetch.wait.max.ms": "20"}
+
 
 class Histories:
     """Close it. One thread."""
@@ -28,9 +31,8 @@ class Histories:
         """Raises: UnknownStream, NotReady, DeadlineExceeded, UnsupportedSetting."""
         self.streams = tuple(streams)
         self._timeout = connection.timeout
-        self._options = Options(
-            connection.bootstrap, named_options(dict(connection.librdkafka), {})
-        )
+        given = _QUICK | dict(connection.librdkafka)
+        self._options = Options(connection.bootstrap, named_options(given, {}))
         self._admin = KafkaAdmin(self._options, SystemClock())
         self._searching: dict[str, tuple[CommittedConsumer, HistorySearch]] = {}
         self._tails: dict[str, HistoryTail] = {}
@@ -59,6 +61,13 @@ class Histories:
         if stream not in self._tails:
             self._tails[stream] = HistoryTail(self._options, stream)
         return self._tails[stream]
+
+    def rest(self) -> None:
+        """Nothing is asked for a while: fetch nothing."""
+        for consumer, _ in self._searching.values():
+            consumer.unassign()
+        for tail in self._tails.values():
+            tail.rest()
 
     # -- places ---------------------------------------------------------------------------------------
 

@@ -40,11 +40,11 @@ class EventRange(InputPartition):
 
 
 def streams_of(options: Options) -> tuple[str, ...]:
-    """Option ``stream``, or ``streams`` with commas."""
-    one, many = options.text("stream"), options.words("streams")
-    if (one is None) == (not many):
+    """Option ``stream`` or ``streams``: one, or several with commas."""
+    one, many = options.words("stream"), options.words("streams")
+    if bool(one) == bool(many):
         raise InvalidArgument("give option stream=scope/name, or streams=scope/one,scope/two")
-    streams = tuple(dict.fromkeys(many)) if one is None else (one.strip(),)
+    streams = tuple(dict.fromkeys(one or many))
     for stream in streams:
         split_stream(stream)
     return streams

@@ -72,7 +72,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins."""
         # An end is another one a minute later: so it is marked, and `latestOffset` has it kept at once.
-        return to_json(self._histories.begin(self._start), new=self._start != "begin")
+        positions = self._histories.begin(self._start)
+        self._histories.rest()
+        return to_json(positions, new=self._start != "begin")
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Option ``maxEventsPerTrigger``."""
@@ -81,6 +83,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """What there is now is what will be read."""
         self._target = self._histories.heads()
+        self._histories.rest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends; ``start`` itself if there is nothing to read."""
@@ -96,8 +99,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             ends = self._histories.ends()
             if self._latest is None or self._latest[0] != ends:
-                heads = {s: found for s, found in self._histories.heads().items() if found}
-                found = {s: Position(at.offset, at.vector()) for s, at in heads.items()}
+                heads = self._histories.heads()
+                self._histories.rest()
+                found = {
+                    s: Position(at.offset, raised(at.vector(), {})) for s, at in heads.items() if at
+                }
                 self._latest = ends, to_json(found)
         except RetryError as error:
             log.info("where the streams end is not known: %s", error)
@@ -144,12 +150,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if most is None and not self._by_epoch:
             far = sum(ends[stream][0] - at.after for stream, at in positions.items())
             if far > _FAR or self._target is not None:
-                return _jumped(positions, self._target or histories.heads())
+                heads = self._target or histories.heads()
+                histories.rest()
+                return _jumped(positions, heads)
         fronts = {}
         for stream, at in positions.items():
             fronts[stream] = histories.tail(stream)
             fronts[stream].begin(at.after, *ends[stream])
         admitted = admit(positions, fronts, Limits(most, self._whole, self._by_epoch))
+        histories.rest()
         if admitted.all and self._target is None:
             self._latest = ends, to_json(admitted.positions)
         return admitted.positions

@@ -28,6 +28,7 @@ class HistoryTail:
         ] = []  # epochs that were taken: they may come again, with no event after
         self._ahead: deque[Found] = deque()
         self._until = 0
+        self._rests = False
         self.bound = 0
 
     def begin(self, after: int, bound: int, until: int) -> None:
@@ -41,6 +42,7 @@ class HistoryTail:
             self._ahead.clear()
             self._read = after + 1
             self._consumer.assign({(self._topic, 0): after + 1})
+            self._rests = False
         self._passed.clear()
         self._base = after
 
@@ -48,6 +50,9 @@ class HistoryTail:
         """The next record, None: there is none. `NotYet`: the history can't be read as far."""
         deadline = time.monotonic() + _PATIENCE_S
         while not self._ahead and self._read < self._until:
+            if self._rests:
+                self._rests = False
+                self._consumer.assign({(self._topic, 0): self._read})
             batch = self._consumer.next_batch(deadline)
             self._ahead.extend(Found(m.offset(), history_record(m)) for m in batch)
             if batch:
@@ -66,6 +71,12 @@ class HistoryTail:
             self._base = found.offset
         else:
             self._passed.append(found)
+
+    def rest(self) -> None:
+        """Fetch nothing until there is something new; what is known to be there goes on coming."""
+        if not self._rests and self._read >= self._until:
+            self._rests = True
+            self._consumer.unassign()  # quicker to begin again than a pause
 
     def close(self) -> None:
         """Free everything."""
