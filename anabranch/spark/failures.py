@@ -1,0 +1,93 @@
+"""What went wrong in a job, as one of our named errors.
+
+Spark wraps whatever a task, a planner or a commit raises into its own exceptions, as text. Here the name is read
+out of that text again, so that a command's one line says `UnknownStream`, and not a stack.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JError
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    ParseException,
+    PySparkException,
+)
+
+from anabranch import errors
+from anabranch.errors import AnabranchError, FixCallError, InvalidArgument, RetryError
+
+# "anabranch.errors.UnknownStream: there is no stream nyc/x", as a traceback ends.
+_OURS = re.compile(r"\banabranch(?:\.\w+)+\.([A-Z]\w+): ([^\n]*)")
+# "[PATH_NOT_FOUND] Path does not exist: …", as Spark's own errors begin.
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] ([^\n]*)")
+# Conditions that wrap another one, which says more.
+_WRAPPERS = ("FAILED_READ_FILE", "TASK_WRITE_FAILED", "STREAM_FAILED", "WRITING_JOB_ABORTED")
+# What running again can't mend, although it showed in a task.
+_DATA = (
+    "ARITHMETIC_OVERFLOW",
+    "CANNOT_PARSE",
+    "CAST_",
+    "FIELD_NOT_FOUND",
+    "INVALID_",
+    "MALFORMED_",
+    "NUMERIC_VALUE_OUT_OF_RANGE",
+    "PATH_NOT_FOUND",
+    "UNRESOLVED_",
+    "UNSUPPORTED_",
+)
+
+
+class JobFailed(RetryError):
+    """Spark gave a job up; no output of it counts. Running it again is safe."""
+
+
+@contextmanager
+def named_failures() -> Iterator[None]:
+    """Spark's exceptions inside become ours; the original is their cause.
+
+    Raises:
+        AnabranchError: the class that a task, planner or commit raised.
+        InvalidArgument: Spark refuses the call or the data.
+        JobFailed: anything else.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise failure_of(error) from error
+
+
+def failure_of(error: BaseException) -> AnabranchError:
+    """Our error for one of Spark's."""
+    text = str(error)
+    ours = [(kind, said) for kind, said in map(_known, _OURS.finditer(text)) if kind is not None]
+    if ours:
+        kind, said = ours[-1]  # the innermost stands last
+        return kind(said.strip())
+    found = [(name, said) for name, said in _CONDITION.findall(text)]
+    name, said = next(
+        ((name, said) for name, said in found if not name.startswith(_WRAPPERS)),
+        found[0] if found else ("", _first_line(text)),
+    )
+    message = f"Spark: {said.strip()}" + (f" [{name}]" if name else "")
+    refused = isinstance(error, AnalysisException | IllegalArgumentException | ParseException)
+    if refused or name.startswith(_DATA):
+        return InvalidArgument(message)
+    return JobFailed(message)
+
+
+def _known(match: re.Match[str]) -> tuple[type[AnabranchError] | None, str]:
+    kind = getattr(errors, match[1], None)
+    if isinstance(kind, type) and issubclass(kind, AnabranchError):
+        return kind, match[2]
+    if match[1].endswith("Mismatch") or match[1].startswith("Unsupported"):
+        return FixCallError, f"{match[1]}: {match[2]}"
+    return None, match[2]
+
+
+def _first_line(text: str) -> str:
+    return next((line for line in text.splitlines() if line.strip()), "no message")

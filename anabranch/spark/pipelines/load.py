@@ -1,0 +1,169 @@
+"""Files into a stream, in one transaction: whatever Spark reads, all of it at once, or nothing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import NumericType
+
+from anabranch.core.ids import split_stream
+from anabranch.errors import InvalidArgument
+from anabranch.spark.failures import named_failures
+from anabranch.spark.pipelines.place import client_for, committed_under, options_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from anabranch import Result
+    from anabranch.spark.options import Connection
+
+FORMATS = ("csv", "json", "parquet", "orc", "text")
+# A row that is not whole must not become an event with holes: it ends the job.
+_STRICT: dict[str, dict[str, str]] = {
+    "csv": {"header": "true", "mode": "FAILFAST", "escape": '"', "enforceSchema": "false"},
+    "json": {"mode": "FAILFAST"},
+}
+# Numbers from here on are milliseconds since 1970, lower ones seconds (until the year 5138).
+_LEAST_MS = 100_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is read: Spark's format, schema (DDL; None: from the files) and further options of its reader."""
+
+    form: str = "csv"
+    schema: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What becomes of a row.
+
+    ``encoding``: as of the sink: ``json`` and ``avro`` make a value of the whole row, ``raw`` takes columns
+    key, value, … as they are. ``key``: columns of the key. ``timestamp``: a column with the events' time; texts
+    and numbers (seconds or milliseconds since 1970) become timestamps. ``order_by``: the rows of each key are
+    written in the order of these columns; without them, in no order that could be promised.
+    """
+
+    encoding: str = "json"
+    key: Sequence[str] = ()
+    timestamp: str | None = None
+    order_by: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What is in the stream. ``txn_id`` and ``commit_timestamp`` are None if there was no row.
+
+    ``rows``: events of the transaction.
+    """
+
+    stream: str
+    name: str | None
+    already_committed: bool
+    rows: int
+    txn_id: bytes | None
+    commit_timestamp: int | None
+
+
+def load(
+    spark: SparkSession,
+    connection: Connection,
+    files: Sequence[str],
+    stream: str,
+    *,
+    reading: Reading | None = None,
+    events: Events | None = None,
+    name: str | None = None,
+    segments: int | None = None,
+) -> Loaded:
+    """Load files (paths or patterns, as Spark takes them) into a stream, in one transaction.
+
+    ``name``: unique in the stream's scope; what is loaded under it once is never loaded again. ``segments``:
+    create the stream first, with so many.
+
+    Raises:
+        InvalidArgument: the files, their data or the columns are not what they should be; nothing is written.
+        UnknownStream, UnknownScope: create it first, or give ``segments``.
+        JobFailed: again is safe with a name.
+    """
+    reading, events = reading or Reading(), events or Events()
+    scope, _ = split_stream(stream)
+    given = name if name is not None else f"load-{uuid.uuid4().hex}"
+    with client_for(connection) as client:
+        if segments is not None:
+            client.create_stream(stream, segments=segments)
+        else:
+            client.describe(stream)
+        before = committed_under(client, scope, name) if name is not None else None
+        if before is not None:
+            return _loaded(stream, name, before, already=True)
+        options = options_of(
+            connection,
+            stream=stream,
+            name=given,
+            encoding=events.encoding,
+            key=",".join(events.key) or None,
+            timestampcolumn=events.timestamp,
+        )
+        with named_failures():
+            rows = _prepared(_read(spark, files, reading), events)
+            rows.write.format("anabranch").options(**options).mode("append").save()
+        result = committed_under(client, scope, given)
+    if result is None:  # no row: nothing to commit, and the name is free
+        return Loaded(stream, name, False, 0, None, None)
+    return _loaded(stream, name, result, already=False)
+
+
+def _loaded(stream: str, name: str | None, result: Result, *, already: bool) -> Loaded:
+    rows = result.counts.committed
+    return Loaded(stream, name, already, rows, result.txn_id, result.commit_timestamp)
+
+
+def _read(spark: SparkSession, files: Sequence[str], reading: Reading) -> DataFrame:
+    if reading.form not in FORMATS:
+        raise InvalidArgument(f"format {reading.form!r}: one of {', '.join(FORMATS)}")
+    if not files:
+        raise InvalidArgument("no files given")
+    reader = spark.read.format(reading.form)
+    reader = reader.options(**(_STRICT.get(reading.form, {}) | dict(reading.options)))
+    if reading.schema is not None:
+        reader = reader.schema(reading.schema)
+    return reader.load(list(files))
+
+
+def _prepared(rows: DataFrame, events: Events) -> DataFrame:
+    """Rows in their order, and with a timestamp where one is asked for."""
+    wanted = [*events.key, *events.order_by, *([events.timestamp] if events.timestamp else [])]
+    missing = sorted({name for name in wanted if name not in rows.columns})
+    if missing:
+        raise InvalidArgument(
+            f"no column {', '.join(missing)}; there are {', '.join(rows.columns)}"
+        )
+    if events.timestamp is not None:
+        rows = rows.withColumn(events.timestamp, _time_of(rows, events.timestamp))
+    if events.order_by:
+        # One task writes all rows of a key: that is what keeps their order.
+        key = [_column(name) for name in events.key]
+        rows = rows.repartition(*key) if key else rows.repartition(1)
+        rows = rows.sortWithinPartitions(*(_column(name) for name in events.order_by))
+    return rows
+
+
+def _column(name: str) -> Column:
+    """A top-level column, whatever dots its name has."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _time_of(rows: DataFrame, name: str) -> Column:
+    column = _column(name)
+    if isinstance(rows.schema[name].dataType, NumericType):
+        number = column.cast("double")
+        seconds = F.when(F.abs(number) >= _LEAST_MS, number / 1000).otherwise(number)
+        return seconds.cast("timestamp")
+    return column.cast("timestamp")

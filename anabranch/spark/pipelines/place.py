@@ -1,0 +1,33 @@
+"""What the pipelines share: options of the format, and streams that have to be there."""
+
+from __future__ import annotations
+
+import anabranch
+from anabranch.spark.options import Connection
+
+
+def options_of(connection: Connection, **more: str | int | None) -> dict[str, str]:
+    """Options of ``format("anabranch")`` for a cluster; ``more`` without those that are None."""
+    options = {
+        "bootstrap": connection.bootstrap,
+        "prefix": connection.prefix,
+        "timeout": str(connection.timeout),
+    }
+    options |= {f"kafka.{name}": value for name, value in connection.librdkafka}
+    return options | {name: str(value) for name, value in more.items() if value is not None}
+
+
+def client_for(connection: Connection) -> anabranch.Client:
+    """A client for the driver; close it."""
+    return anabranch.connect(
+        connection.bootstrap,
+        prefix=connection.prefix,
+        timeout=connection.timeout,
+        config=dict(connection.librdkafka),
+    )
+
+
+def committed_under(client: anabranch.Client, scope: str, name: str) -> anabranch.Result | None:
+    """What was committed under a name, if anything. An open transaction of that name is aborted."""
+    with client.begin(scope, name=name) as txn:
+        return txn.result
