@@ -1,0 +1,309 @@
+"""Audit: a proof from the log that streams hold what was committed, once, in order, complete, and nothing else.
+
+Status, history, journals and streams are read raw, as any consumer could, and held against each other
+(`docs/spark.md`). The driver asks for the ends of topics and walks the EPOCH records; everything else is done by
+tasks, in parallel by offset ranges.
+
+The order in which the ends are taken is what lets a running system be audited: first the status log's hybrid time,
+then the ends of the streams, of their histories, of the journals, and of the status log. So whatever stands in a
+stream has its record in what is read of the history, and whatever was committed up to that hybrid time is in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from anabranch.core.ids import split_stream
+from anabranch.core.rows import Entry
+from anabranch.errors import InvalidArgument, UnknownStream
+from anabranch.ports import TopicPartition
+from anabranch.spark.options import Connection
+from anabranch.spark.pipelines import audit_events as events_of
+from anabranch.spark.pipelines import audit_history as history_of
+from anabranch.spark.pipelines import audit_journal as journal_of
+from anabranch.spark.pipelines import audit_status as status_of
+from anabranch.spark.pipelines.audit_findings import Findings
+from anabranch.spark.pipelines.audit_history import Extent
+from anabranch.spark.pipelines.audit_log import Span, open_log, read_records
+from anabranch.spark.pipelines.audit_report import AuditReport
+from anabranch.spark.pipelines.audit_tables import (
+    FOREIGN,
+    find_scope,
+    read_history,
+    read_status,
+)
+from anabranch.topics.kafka_log import KafkaLog
+from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
+
+__all__ = ["audit"]
+
+
+def audit(
+    spark: SparkSession,
+    connection: Connection,
+    names: Sequence[str],
+    at: int | None = None,
+) -> AuditReport:
+    """Audit streams of one scope; a name without a stream stands for all streams of that scope.
+
+    ``at``: as of this hybrid time; None: up to now, with all that stands in the streams.
+
+    Raises:
+        InvalidArgument: no stream, or of several scopes.
+        UnknownScope, UnknownStream: there is no such.
+        DeadlineExceeded: a partition gives nothing for as long as the connection's timeout.
+    """
+    if not names:
+        raise InvalidArgument("no stream to audit")
+    findings = Findings()
+    log = open_log(connection)
+    try:
+        return _Audit(spark, connection, log, findings).run(names, at)
+    finally:
+        log.close()
+
+
+class _Ends(NamedTuple):
+    """Where reading stops. ``status_before``: the status log's end when the first of the others was taken."""
+
+    streams: Mapping[TopicPartition, int]
+    histories: Mapping[TopicPartition, int]
+    journals: Mapping[TopicPartition, int]
+    status_before: int
+    status: int
+
+
+class _Audit:
+    """One audit, step by step."""
+
+    def __init__(
+        self, spark: SparkSession, connection: Connection, log: KafkaLog, findings: Findings
+    ) -> None:
+        self._spark = spark
+        self._connection = connection
+        self._log = log
+        self._findings = findings
+
+    def run(self, names: Sequence[str], at: int | None) -> AuditReport:
+        findings = self._findings
+        name = _scope_of(names)
+        scope = find_scope(self._spark, self._connection, self._log, name)
+        streams = _chosen(names, name, scope.streams)
+        ends = self._ends(streams, scope.control_partition)
+        moment = scope.hybrid_time if at is None else min(at, scope.hybrid_time)
+
+        history = self._history(streams, ends, at)
+        extents = history_of.extents(history)
+        sound = history_of.check_records(history, self._history_starts(streams), findings)
+        layouts = findings.keep(history_of.layouts_of(sound))
+        ranges = findings.keep(history_of.ranges_of(sound, layouts))
+        history_of.check_ranges(sound, ranges, findings)
+        history_of.check_epochs(sound, findings)
+
+        status = findings.keep(
+            read_status(
+                self._spark,
+                self._connection,
+                scope.control_partition,
+                ends.status,
+                ends.status_before,
+            )
+        )
+        places, placed = self._events(streams, ends, extents, ranges, at)
+        ranges = findings.keep(_with_fate(ranges, places))
+        matched = findings.keep(
+            status_of.match(
+                status,
+                status_of.commits_of(ranges),
+                name,
+                streams,
+                moment,
+                all_streams=set(streams) == set(scope.streams),
+            )
+        )
+        status_of.check_status(matched, _expired_ms(status), findings)
+        named = sound.where("txn_id is not null").select(
+            "stream", "txn_id", F.max("timestamp").over(Window.partitionBy("stream")).alias("until")
+        )
+        events_of.check_events(placed, matched, named.distinct(), findings)
+        events_of.check_counts(placed, ranges, findings)
+        self._journals(placed, streams, ends, status, matched, layouts, places, plain=at is None)
+        return AuditReport(
+            streams,
+            moment,
+            ranges.select("stream", "record").distinct().count(),
+            placed.count(),
+            findings.checks(),
+        )
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def _ends(self, streams: Sequence[str], control_partition: int) -> _Ends:
+        status = TopicPartition(status_topic(self._connection.prefix), control_partition)
+
+        def ends(topic: Callable[[str], str], *, committed: bool) -> Mapping[TopicPartition, int]:
+            return self._log.end_offsets(self._places(streams, topic), committed=committed)
+
+        before = self._log.end_offsets([status], committed=True)[status]
+        return _Ends(
+            ends(stream_topic, committed=True),
+            # What is decided may not be visible yet: it is waited for.
+            ends(history_topic, committed=False),
+            ends(journal_topic, committed=False),
+            before,
+            self._log.end_offsets([status], committed=False)[status],
+        )
+
+    def _places(self, streams: Sequence[str], topic: Callable[[str], str]) -> list[TopicPartition]:
+        found = self._log.describe_topics([topic(stream) for stream in streams])
+        for stream in streams:
+            if topic(stream) not in found:
+                raise UnknownStream(f"the topic {topic(stream)} of {stream} is gone")
+        return [TopicPartition(name, p) for name, i in found.items() for p in range(i.partitions)]
+
+    def _history(self, streams: Sequence[str], ends: _Ends, at: int | None) -> DataFrame:
+        spans = self._spans(streams, history_topic, ends.histories, committed=True)
+        history = self._findings.keep(read_history(self._spark, self._connection, spans))
+        if at is not None:
+            history = history.where((F.col("timestamp") <= at) | (F.col("kind") == FOREIGN))
+        return history
+
+    def _history_starts(self, streams: Sequence[str]) -> dict[str, int]:
+        wanted = {stream: TopicPartition(history_topic(stream), 0) for stream in streams}
+        starts = self._log.start_offsets(wanted.values())
+        return {stream: starts[tp] for stream, tp in wanted.items()}
+
+    def _spans(
+        self,
+        streams: Sequence[str],
+        topic: Callable[[str], str],
+        ends: Mapping[TopicPartition, int],
+        *,
+        committed: bool,
+    ) -> list[Span]:
+        starts = self._log.start_offsets(ends)
+        of = {topic(stream): stream for stream in streams}
+        return [
+            Span(of[tp.topic], tp.topic, tp.partition, starts[tp], end, committed)
+            for tp, end in ends.items()
+            if starts[tp] < end
+        ]
+
+    def _events(
+        self,
+        streams: Sequence[str],
+        ends: _Ends,
+        extents: Mapping[str, Extent],
+        ranges: DataFrame,
+        at: int | None,
+    ) -> tuple[DataFrame, DataFrame]:
+        """(where each partition's events begin and end, the events with their ranges)."""
+        until = dict(ends.streams)
+        of = {stream_topic(stream): stream for stream in streams}
+        if at is not None:
+            for tp in until:
+                vector = extents[of[tp.topic]].vector if of[tp.topic] in extents else {}
+                until[tp] = min(until[tp], vector.get(tp.partition, 0))
+        spans = self._spans(streams, stream_topic, until, committed=True)
+        events = self._findings.keep(
+            events_of.slim(read_records(self._spark, self._connection, spans))
+        )
+        # After the reading: what retention took meanwhile was perhaps not read.
+        starts = self._log.start_offsets(until)
+        rows = []
+        for tp, end in until.items():
+            stream = of[tp.topic]
+            floor = extents[stream].floor.get(tp.partition, 0) if stream in extents else 0
+            rows.append((stream, tp.partition, max(starts[tp], floor), end))
+        places = F.broadcast(
+            self._spark.createDataFrame(
+                rows, "stream string, partition int, floor long, until long"
+            )
+        )
+        left = events.join(places, ["stream", "partition"]).where("offset >= floor")
+        placed = events_of.place(left.drop("floor", "until"), ranges)
+        return places, self._findings.keep(placed)
+
+    # -- journals -------------------------------------------------------------------------------------
+
+    def _journals(
+        self,
+        placed: DataFrame,
+        streams: Sequence[str],
+        ends: _Ends,
+        status: DataFrame,
+        matched: DataFrame,
+        layouts: DataFrame,
+        places: DataFrame,
+        *,
+        plain: bool,
+    ) -> None:
+        spans = self._spans(streams, journal_topic, ends.journals, committed=False)
+        journal = self._findings.keep(
+            events_of.slim(read_records(self._spark, self._connection, spans))
+        )
+        lows = self._lows(streams, ends, status)
+        journal_of.check_writers(placed, journal, status, matched, layouts, lows, self._findings)
+        if plain:
+            done = status.where(F.col("entry") == Entry.PLAIN).select(
+                "stream", F.col("partition").alias("source"), "offset"
+            )
+            whole = places.groupBy("stream").agg(F.max("floor").alias("floor")).where("floor = 0")
+            journal_of.check_plain(
+                placed, journal, done, lows, whole.select("stream"), self._findings
+            )
+
+    def _lows(self, streams: Sequence[str], ends: _Ends, status: DataFrame) -> DataFrame:
+        """From where on each journal partition was read: also after the reading, as cleaning goes on."""
+        of = {journal_topic(stream): stream for stream in streams}
+        starts = self._log.start_offsets(ends.journals)
+        begins = self._spark.createDataFrame(
+            [(of[tp.topic], tp.partition, start) for tp, start in starts.items()],
+            "stream string, source int, start long",
+        )
+        low_waters = status.where(F.col("entry") == Entry.LOW_WATER).select(
+            "stream", F.col("partition").alias("source"), F.col("offset").alias("low_water")
+        )
+        return self._findings.keep(
+            begins.join(low_waters, ["stream", "source"], "left").select(
+                "stream", "source", F.greatest("start", "low_water").alias("low")
+            )
+        )
+
+
+def _scope_of(names: Sequence[str]) -> str:
+    scopes = {name.partition("/")[0] for name in names}
+    if len(scopes) > 1:
+        raise InvalidArgument(f"streams of one scope, not of {', '.join(sorted(scopes))}")
+    return scopes.pop()
+
+
+def _chosen(names: Sequence[str], scope: str, known: Sequence[str]) -> tuple[str, ...]:
+    chosen = set(known) if scope in names else set()
+    for name in names:
+        if name != scope:
+            split_stream(name)
+            if name not in known:
+                raise UnknownStream(f"there is no stream {name}: create it first")
+            chosen.add(name)
+    if not chosen:
+        raise UnknownStream(f"the scope {scope} has no stream yet")
+    return tuple(sorted(chosen))
+
+
+def _with_fate(ranges: DataFrame, places: DataFrame) -> DataFrame:
+    """Ranges that were to be read; ``gone``: retention, or a cut of the history, took some of it."""
+    return (
+        ranges.join(places, ["stream", "partition"], "left")
+        .where(F.col("until").isNull() | (F.col("end") <= F.col("until")))
+        .withColumn("gone", F.coalesce(F.col("first") < F.col("floor"), F.lit(False)))
+    )
+
+
+def _expired_ms(status: DataFrame) -> int:
+    row = status.where(F.col("entry") == Entry.ROUND).agg(F.max("expired_ms").alias("ms")).first()
+    return int(row["ms"] or 0) if row is not None else 0

@@ -1,0 +1,370 @@
+"""The history alone: records, chain, timestamps, epochs, ranges, vectors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from anabranch.core.ids import NO_TXN
+from anabranch.spark.pipelines.audit_findings import Findings, text
+from anabranch.spark.pipelines.audit_report import Example
+from anabranch.spark.pipelines.audit_tables import COMMIT, EPOCH, FOREIGN
+
+NO_PREVIOUS, DIRECTLY_BEFORE = -1, -2
+POSITIONS = 1 << 32
+_NUMBER = (1 << 32) - 1
+
+
+class Extent(NamedTuple):
+    """How much history a stream has. ``floor``: partition -> where the first record that is left begins;
+    empty if it is the very first. ``vector``: of the last record."""
+
+    last: int
+    timestamp: int
+    vector: Mapping[int, int]
+    floor: Mapping[int, int]
+
+
+def extents(history: DataFrame) -> dict[str, Extent]:
+    """Of each stream that has records."""
+    rows = (
+        history.where(F.col("kind") != FOREIGN)
+        .groupBy("stream")
+        .agg(
+            F.max_by(F.struct("offset", "timestamp", "vector"), "offset").alias("last"),
+            F.min_by(F.struct("previous", "vector", "segments"), "offset").alias("first"),
+        )
+        .collect()
+    )
+    found = {}
+    for row in rows:
+        last, first = row["last"], row["first"]
+        floor: dict[int, int] = {}
+        if first["previous"] != NO_PREVIOUS:
+            floor = {p["partition"]: p["offset"] for p in first["vector"]}
+            floor |= {s["partition"]: s["end"] for s in first["segments"] or ()}
+        vector = {p["partition"]: p["offset"] for p in last["vector"]}
+        found[row["stream"]] = Extent(last["offset"], last["timestamp"], vector, floor)
+    return found
+
+
+def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findings) -> DataFrame:
+    """Check the records one after the other. Returns the sound ones, with the epoch active at each.
+
+    ``starts``: where the history topics begin.
+    """
+    findings.count(history, {"history-record": (F.lit(True), None)})
+    findings.judge(
+        history,
+        [
+            (
+                "history-record",
+                F.col("problem").isNotNull(),
+                F.lit("an EPOCH or COMMIT record under its key"),
+                F.col("problem"),
+            )
+        ],
+        txn=F.col("txn_id"),
+        partition=F.lit(0),
+        offset=F.col("offset"),
+    )
+    order = Window.partitionBy("stream").orderBy("offset")
+    is_epoch = F.col("kind") == EPOCH
+    start = F.create_map(*(F.lit(cell) for pair in starts.items() for cell in pair))[
+        F.col("stream")
+    ]
+    sound = findings.keep(
+        history.where(F.col("kind") != FOREIGN)
+        .withColumn("before", F.lag("offset").over(order))
+        .withColumn("time_before", F.lag("timestamp").over(order))
+        .withColumn("size_before", F.lag(F.size("vector")).over(order))
+        .withColumn("active", F.last(F.when(is_epoch, F.col("epoch")), True).over(order))
+        .withColumn("of_active", F.last(F.when(is_epoch, F.col("reference")), True).over(order))
+        .withColumn(
+            "says",
+            F.when(F.col("previous") == DIRECTLY_BEFORE, F.col("offset") - 1).otherwise(
+                F.col("previous")
+            ),
+        )
+        .withColumn(
+            "cut_before",
+            F.col("before").isNull() & (F.col("says") >= 0) & (F.col("says") < start),
+        )
+    )
+    findings.count(
+        sound,
+        {
+            "history-chain": (~F.col("cut_before"), F.col("cut_before")),
+            "history-time": (F.col("before").isNotNull(), F.col("cut_before")),
+        },
+    )
+    findings.judge(
+        sound,
+        [
+            (
+                "history-chain",
+                ~F.col("cut_before")
+                & (F.col("says") != F.coalesce(F.col("before"), F.lit(NO_PREVIOUS))),
+                text("previous ", F.coalesce(F.col("before"), F.lit(NO_PREVIOUS))),
+                F.col("says"),
+            ),
+            (
+                "history-time",
+                F.col("timestamp") <= F.col("time_before"),
+                text("after ", F.col("time_before")),
+                F.col("timestamp"),
+            ),
+            (
+                "vectors",
+                F.size("vector") < F.col("size_before"),
+                text("at least ", F.col("size_before"), " partitions"),
+                F.size("vector"),
+            ),
+        ],
+        txn=F.col("txn_id"),
+        partition=F.lit(0),
+        offset=F.col("offset"),
+    )
+    once = (
+        sound.where((F.col("kind") == COMMIT) & (F.col("txn_id") != F.lit(NO_TXN)))
+        .groupBy("stream", "txn_id")
+        .agg(F.count("*").alias("n"), F.max("offset").alias("offset"))
+    )
+    findings.count(once, {"commit-once": (F.lit(True), None)})
+    findings.judge(
+        once,
+        [("commit-once", F.col("n") > 1, F.lit("1 COMMIT record"), F.col("n"))],
+        txn=F.col("txn_id"),
+        partition=F.lit(0),
+        offset=F.col("offset"),
+    )
+    return sound
+
+
+def layouts_of(sound: DataFrame) -> DataFrame:
+    """The segments of each epoch: stream, epoch, reference, id, low, high, partition, start."""
+    return sound.where(F.col("kind") == EPOCH).select(
+        "stream", "epoch", "reference", F.inline("layout")
+    )
+
+
+def ranges_of(sound: DataFrame, layouts: DataFrame) -> DataFrame:
+    """The COMMIT records' ranges, each with its segment as the record's epoch has it."""
+    ranges = sound.where(F.col("kind") == COMMIT).select(
+        "stream",
+        F.col("offset").alias("record"),
+        "txn_id",
+        "timestamp",
+        "epoch",
+        "active",
+        "of_active",
+        F.inline("segments"),
+    )
+    segments = layouts.select(
+        "stream", "epoch", "id", "low", "high", "reference",
+        F.col("partition").alias("its_partition"), "start",
+    )  # fmt: skip
+    return ranges.join(segments, ["stream", "epoch", "id"], "left")
+
+
+def check_ranges(sound: DataFrame, ranges: DataFrame, findings: Findings) -> None:
+    """Where commits say that their events stand, and what the vectors say of it."""
+    order = Window.partitionBy("stream", "partition").orderBy("record", "first")
+    following = ranges.withColumn("before", F.lag("end").over(order))
+    findings.count(
+        following, {name: (F.lit(True), None) for name in ("commit-place", "commit-ranges")}
+    )
+    place = text(F.col("partition"), "@", F.col("first"), "..", F.col("end"))
+    findings.judge(
+        following,
+        [
+            (
+                "commit-place",
+                F.col("epoch") != F.coalesce(F.col("active"), F.lit(-1)),
+                text("epoch ", F.col("active")),
+                text("epoch ", F.col("epoch")),
+            ),
+            (
+                "commit-place",
+                F.col("start").isNull()
+                | (F.col("its_partition") != F.col("partition"))
+                | (F.col("first") < F.col("start")),
+                text(
+                    "segment ", F.col("id"), " from ", F.col("its_partition"), "@", F.col("start")
+                ),
+                place,
+            ),
+            (
+                "commit-ranges",
+                (F.col("first") < F.coalesce(F.col("before"), F.lit(0)))
+                | (F.col("count") < 1)
+                | (F.col("end") - F.col("first") < F.col("count")),
+                text(F.col("count"), " events from ", F.coalesce(F.col("before"), F.lit(0)), " on"),
+                place,
+            ),
+        ],
+        txn=F.col("txn_id"),
+        partition=F.col("partition"),
+        offset=F.col("first"),
+    )
+    _check_vectors(sound, ranges, findings)
+
+
+def _check_vectors(sound: DataFrame, ranges: DataFrame, findings: Findings) -> None:
+    entries = sound.select(
+        "stream",
+        F.col("offset").alias("record"),
+        "txn_id",
+        F.inline("vector").alias("partition", "position"),
+    )
+    ends = ranges.groupBy("stream", "record", "partition").agg(
+        F.max("end").alias("end"), F.first("txn_id").alias("its")
+    )
+    order = Window.partitionBy("stream", "partition").orderBy("record")
+    both = entries.join(ends, ["stream", "record", "partition"], "full").withColumn(
+        "before", F.lag("position").over(order)
+    )
+    findings.count(both, {"vectors": (F.lit(True), None)})
+    due = F.coalesce(F.col("end"), F.col("before"))
+    findings.judge(
+        both,
+        [
+            (
+                "vectors",
+                F.col("position").isNull() | (F.col("position") != due),
+                text(due, " in the record at ", F.col("record")),
+                F.coalesce(F.col("position").cast("string"), F.lit("nothing")),
+            )
+        ],
+        txn=F.coalesce(F.col("txn_id"), F.col("its")),
+        partition=F.col("partition"),
+        offset=F.col("position"),
+    )
+
+
+# -- epochs ----------------------------------------------------------------------------------------------
+
+
+class _Layout(NamedTuple):
+    id: int
+    low: int
+    high: int
+    partition: int
+    start: int
+
+
+def check_epochs(sound: DataFrame, findings: Findings) -> None:
+    """Walk the EPOCH records, one at a time: they are few."""
+    rows = (
+        sound.where(F.col("kind") == EPOCH)
+        .select("stream", "offset", "epoch", "reference", "layout", "sealed", "vector", "previous")
+        .orderBy("stream", "offset")
+        .toLocalIterator()
+    )
+    for stream, records in itertools.groupby(rows, key=lambda row: row["stream"]):
+        walk = _Epochs(stream, findings)
+        for record in records:
+            walk.take(record)
+        findings.add("epochs", walk.seen, walk.unchecked)
+
+
+class _Epochs:
+    """The rules of docs/epochs.md, E1, E3 and E7, and what EPOCH records say of segments' ends."""
+
+    def __init__(self, stream: str, findings: Findings) -> None:
+        self._stream = stream
+        self._findings = findings
+        self._layouts: dict[int, tuple[_Layout, ...]] = {}
+        self._open: dict[int, _Layout] = {}
+        self._numbers: set[int] = set()
+        self._last: int | None = None
+        self._whole = True
+        self.seen = 0
+        self.unchecked = 0
+
+    def take(self, record: Any) -> None:
+        """The next record."""
+        self.seen += 1
+        segments = {s["id"]: _Layout(*s) for s in record["layout"]}
+        epoch, reference = record["epoch"], record["reference"]
+        ends = {p["partition"]: p["offset"] for p in record["vector"]}
+        self._offset = record["offset"]
+        first = self._last is None
+        self._tiles(segments.values())
+        if first:
+            self._whole = record["previous"] == NO_PREVIOUS
+            self.unchecked += not self._whole
+        else:
+            self._expect(
+                epoch == (self._last or 0) + 1, f"epoch {(self._last or 0) + 1}", f"epoch {epoch}"
+            )
+            sealed = {s["id"]: s["end"] for s in record["sealed"]}
+            gone = self._open.keys() - segments.keys()
+            self._expect(
+                sealed.keys() == gone, f"sealed: {sorted(gone)}", f"sealed: {sorted(sealed)}"
+            )
+            for id_ in gone & sealed.keys():
+                was = self._open[id_]
+                end = max(ends.get(was.partition, 0), was.start)
+                self._expect(
+                    sealed[id_] == end, f"segment {id_} ends at {end}", f"at {sealed[id_]}"
+                )
+        self._opened(segments, epoch, reference, ends)
+        self._like_reference(segments.values(), epoch, reference)
+        self._layouts[epoch] = tuple(segments.values())
+        self._open, self._last = segments, epoch
+
+    def _tiles(self, segments: Collection[_Layout]) -> None:
+        ranges = sorted((s.low, s.high) for s in segments)
+        bounds = [0, *(high for _, high in ranges)]
+        self._expect(
+            [low for low, _ in ranges] == bounds[:-1] and bounds[-1] == POSITIONS,
+            f"ranges that tile 0..{POSITIONS}",
+            str(ranges),
+        )
+        places = [s.partition for s in segments]
+        self._expect(
+            len(set(places)) == len(places), "a partition for each segment", str(sorted(places))
+        )
+
+    def _opened(
+        self, segments: Mapping[int, _Layout], epoch: int, reference: int, ends: Mapping[int, int]
+    ) -> None:
+        for id_, segment in segments.items():
+            number = id_ & _NUMBER
+            was = self._open.get(id_)
+            if was is not None:
+                self._expect(segment == was, f"{was}", f"{segment}")
+            elif self._last is not None or self._whole:
+                self._expect(
+                    id_ >> 32 == epoch, f"new segments are of epoch {epoch}", f"segment {id_}"
+                )
+                if reference == epoch:
+                    self._expect(
+                        number not in self._numbers, "new numbers", f"number {number} again"
+                    )
+                at = ends.get(segment.partition, 0)
+                self._expect(segment.start >= at, f"begins at {at} or later", f"at {segment.start}")
+            self._numbers.add(number)
+
+    def _like_reference(self, segments: Iterable[_Layout], epoch: int, reference: int) -> None:
+        if reference == epoch:
+            return
+        if reference not in self._layouts:
+            if self._whole:
+                self._expect(False, "a reference epoch that there is", f"epoch {reference}")
+            else:
+                self.unchecked += 1
+            return
+        want = {(s.id & _NUMBER, s.low, s.high) for s in self._layouts[reference]}
+        have = {(s.id & _NUMBER, s.low, s.high) for s in segments}
+        self._expect(have == want, f"the segments of epoch {reference}", str(sorted(have)))
+
+    def _expect(self, holds: bool, expected: str, found: str) -> None:
+        if not holds:
+            example = Example(self._stream, "", 0, self._offset, expected, found)
+            self._findings.found("epochs", example)

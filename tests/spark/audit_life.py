@@ -1,0 +1,111 @@
+"""A busy life for a stream: every kind of write there is, and scalings between them."""
+
+from __future__ import annotations
+
+import os
+
+from confluent_kafka import Producer
+
+import anabranch
+from anabranch.core.ids import pack_txn_header
+
+KEYS = [f"key-{n}".encode() for n in range(24)]
+
+
+def live(client: anabranch.Client, bootstrap: str, stream: str, other: str) -> dict[str, int]:
+    """Gives two streams of a scope a history. Returns how many events each has, and how many are taken at all."""
+    scope = stream.partition("/")[0]
+    client.create_stream(stream, segments=2)
+    client.create_stream(other, segments=1)
+    count = {stream: 0, other: 0}
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "acks": "all"})
+
+    def plain(n: int) -> None:
+        for i in range(n):
+            producer.produce(
+                stream.replace("/", ".") + ".journal", f"plain {i % 3}", b"p%d" % (i % 5)
+            )
+        assert producer.flush(30) == 0
+        count[stream] += n
+
+    # Several writers over two streams; one is left out, one writes to a wrong place.
+    txn = client.begin(scope, keepalive=120)
+    token = txn.token()
+    receipts = []
+    for w in range(3):
+        with client.join(token) as writer:
+            for i, key in enumerate(KEYS * 3):
+                writer.write(stream, f"w{w} {i}".encode(), key=key, headers={"n": b"%d" % i})
+            writer.write(other, f"other {w}".encode(), key=b"k")
+            writer.write(other, None, key=None, timestamp=1_700_000_000_000)
+            receipts.append(writer.finish())
+    misplaced = pack_txn_header(client_txn(txn), int.from_bytes(os.urandom(7), "big"), 99)
+    producer.produce(
+        stream.replace("/", ".") + ".journal",
+        b"misplaced",
+        b"k",
+        0,
+        headers=[("ab.txn", misplaced)],
+    )
+    assert producer.flush(30) == 0
+    result = txn.commit(receipts=receipts[:2])
+    assert result.counts.left_out > 0, result
+    assert result.counts.rejected == 1, result
+    count[stream] += 2 * 3 * len(KEYS)
+    count[other] += 2 * 2
+
+    plain(40)
+    for i in range(20):  # one-shots
+        with client.begin(scope) as small:
+            small.write(stream, b"one", key=KEYS[i])
+            if i % 4 == 0:
+                small.write(other, b"one", key=KEYS[i])
+            small.commit()
+    count[stream] += 20
+    count[other] += 5
+
+    # An older receipt counts; what its writer wrote later does not.
+    txn = client.begin(scope)
+    with client.join(txn.token()) as writer:
+        writer.write(stream, b"early", key=b"k")
+        early = writer.flush()
+        writer.write(stream, b"later", key=b"k")
+    assert txn.commit(receipts=[early]).counts.committed == 1
+    count[stream] += 1
+
+    gone = client.begin(scope)
+    gone.token()
+    for key in KEYS:
+        gone.write(stream, b"never seen", key=key)
+    gone.flush()
+    gone.abort()
+
+    # Two that are open over scalings roll; the big one is carried aside.
+    old, big = client.begin(scope, keepalive=120), client.begin(scope, keepalive=120)
+    old.token()
+    big.token()
+    for key in KEYS:
+        old.write(stream, b"old", key=key)
+    old.flush()
+    big.write_many(stream, [(b"big %d" % i * 20, KEYS[i % len(KEYS)]) for i in range(2000)])
+    big.flush()
+    client.scale(stream, segments=3)
+    plain(20)
+    with client.begin(scope) as later:
+        later.token()
+        for key in KEYS:
+            later.write(stream, b"later", key=key)
+        later.commit()
+    client.scale(stream, segments=1)
+    old.commit()
+    big.commit(timeout=60)
+    count[stream] += 2 * len(KEYS) + 2000
+    plain(10)
+    return count
+
+
+def client_txn(txn: anabranch.Transaction) -> bytes:
+    """The id of a transaction that is open."""
+    txn_id = txn.txn_id
+    assert txn_id is not None
+    return txn_id
