@@ -26,6 +26,7 @@ def check_clients(picture: Picture, ledger: Ledger) -> None:
     check_real_time(ledger)
     check_staleness(picture, ledger)
     check_names(picture)
+    check_series(picture, ledger)
     check_plain(picture, ledger)
     for row in picture.rows.values():
         hold(row.reason != FOREIGN_REASON, "a command of an aborted native transaction took effect")
@@ -143,7 +144,7 @@ def _check_attempt(
 ) -> None:
     if attempt.is_false:
         hold(attempt.result is None, f"{deal.label}: a false receipt was taken")
-    elif attempt.result is not None and attempt.result.txn_id != txn_id and deal.name is not None:
+    elif attempt.result is not None and attempt.result.txn_id != txn_id and deal.claims:
         result = attempt.result
         hold(not committed, f"{deal.label}: committed, and answered with another's outcome")
         _check_named(picture, deal, result.txn_id, result.commit_timestamp)
@@ -159,7 +160,8 @@ def _check_attempt(
         hold(not committed, f"{deal.label}: committed, but {attempt.error}")
     elif isinstance(attempt.error, AlreadyCommitted):
         known = committed or (txn_id is not None and picture.is_forgotten(txn_id))
-        hold(known, f"{deal.label}: not committed, but {attempt.error}")
+        # Of a number it says that the series is beyond it: see `check_series`.
+        hold(known or deal.number is not None, f"{deal.label}: not committed, but {attempt.error}")
 
 
 def _check_final(
@@ -235,3 +237,28 @@ def check_names(picture: Picture) -> None:
         if row.state == "COMMITTED" and row.name is not None:
             other = holders.setdefault((row.scope, row.name), txn_id)
             hold(other == txn_id, f"{row.name!r} is committed by {other.hex()} and {txn_id.hex()}")
+
+
+def check_series(picture: Picture, ledger: Ledger) -> None:
+    """A number is committed once, and none after a higher one; who came too late is told so."""
+    numbered = {d.txn_id: d for d in ledger.deals.values() if d.number is not None and d.txn_id}
+    committed: list[tuple[int, int, str]] = []
+    for txn_id, deal in numbered.items():
+        row = picture.rows.get(txn_id)
+        if row is not None and row.state == "COMMITTED":
+            committed.append((row.commit_timestamp, deal.number or 0, deal.label))
+    for (_, one, label), (_, next_one, other) in pairwise(sorted(committed)):
+        hold(one < next_one, f"{label} is committed as number {one}, then {other} as {next_one}")
+    for deal in numbered.values():
+        for attempt in deal.attempts:
+            result = attempt.result
+            if result is not None and result.txn_id != deal.txn_id:
+                other_deal = numbered.get(result.txn_id)
+                hold(
+                    other_deal is not None and other_deal.number == deal.number,
+                    f"{deal.label}: number {deal.number} was answered with {result.txn_id.hex()}",
+                )
+            elif isinstance(attempt.error, AlreadyCommitted) and "series" in str(attempt.error):
+                beyond = [n for _, n, _ in committed if n >= (deal.number or 0)]
+                forgotten = any(map(picture.is_forgotten, numbered))
+                hold(beyond or forgotten, f"{deal.label}: nothing is there, but {attempt.error}")

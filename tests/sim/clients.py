@@ -35,6 +35,7 @@ from tests.sim.writers import (
 
 SCOPE = "s"
 NAMES = ("n0", "n1", "n2")
+SERIES = "n0"  # a series is not disturbed by a name
 TIGHT_BYTES = "450"  # enough for each event of the workload but the large ones
 _RESTART_S = 1.0
 
@@ -297,11 +298,18 @@ class Worker:
         if helpers and end < 0.38:
             self._commit_falsely(client, deal, token, helpers)
         receipts, named = self._choose(helpers)
-        claimed = None
-        if deal.name is None and random.random() < 0.15:
+        claimed = number = None
+        kind = random.random()
+        if deal.name is None and kind < 0.15:
             claimed = deal.name = random.choice(NAMES)
+        elif deal.name is None and kind < 0.65:
+            claimed, number = SERIES, self.ledger.number(deal, random.choice((-1, 0, 0, 0, 1, 1)))
         attempt = deal.attempt(self.world.now, "own", named, name=deal.name)
-        self._commit(deal, lambda t: txn.commit(receipts, name=claimed, timeout=t), attempt)
+        self._commit(
+            deal,
+            lambda t: txn.commit(receipts, name=claimed, number=number, timeout=t),
+            attempt,
+        )
 
     def _help(self, deal: Deal, token: bytes) -> Helper:
         """Start a writer here or elsewhere."""

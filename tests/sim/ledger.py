@@ -77,6 +77,7 @@ class Deal:
     scope: str
     kind: str  # "one-shot", "journal"
     name: str | None = None
+    number: int | None = None  # of the series that all numbered ones are of
     txn_id: bytes | None = None
     keepalive_ms: int = 0
     writers: dict[str, WriterLog] = field(default_factory=dict)
@@ -84,6 +85,11 @@ class Deal:
     aborted_at: float | None = None  # an abort was answered
     named_result: Result | None = None  # the name was committed before it began
     finals: list[tuple[str, int]] = field(default_factory=list)  # (state, timestamp) that were told
+
+    @property
+    def claims(self) -> bool:
+        """Whether another transaction's outcome may be its answer."""
+        return self.name is not None or self.number is not None
 
     def writer(self, label: str) -> WriterLog:
         """A new writer."""
@@ -118,6 +124,7 @@ class Ledger:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.deals: dict[str, Deal] = {}
+        self.highest = 0  # number that a commit has asked for
         self.plain: dict[bytes, PlainTold] = {}  # by value
         self.heard: dict[bytes, list[float]] = defaultdict(list)  # commands that arrived, by id
         self.stale: dict[bytes, list[float]] = defaultdict(list)  # rounds that found it stale
@@ -144,6 +151,12 @@ class Ledger:
         label = f"t{len(self.deals)}"
         self.deals[label] = Deal(label, scope, kind, name, keepalive_ms=int(keepalive * 1000))
         return self.deals[label]
+
+    def number(self, deal: Deal, step: int) -> int:
+        """Note the number that this transaction's commits claim: so far from the highest one asked for."""
+        deal.number = max(0, self.highest + step)
+        self.highest = max(self.highest, deal.number)
+        return deal.number
 
     def hear(self, now: float, records: Iterable[Record]) -> None:
         """Commands have arrived on the log."""

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.core import (
+    claims,
     decide,
     decide_commit,
     decide_merge,
@@ -17,6 +18,7 @@ from anabranch.core import (
     journal_index,
 )
 from anabranch.core import rows as k
+from anabranch.core.ids import NO_TXN
 from anabranch.core.journal_index import JournalIndex, Weighed
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.tokens import key_id
@@ -25,7 +27,7 @@ from anabranch.ports import Producer, TopicPartition
 from anabranch.processors import controller, durability, intake, journals, leadership
 from anabranch.processors.foresight import Foresight
 from anabranch.schemas.codec import encode
-from anabranch.schemas.records import Reply, Resolve, TermRow
+from anabranch.schemas.records import Reply, Resolve, SeriesRow, TermRow, YieldedRow
 from anabranch.topics.memory import MemoryProducer
 from anabranch.topics.names import replies_topic, status_topic, transactional_ids
 from anabranch.topics.records import Record, encode_batch
@@ -302,6 +304,29 @@ def _forget_names() -> AbstractContextManager[object]:
     return patch.object(decide_commit, "earlier_outcome", lambda *_: None)
 
 
+def _forget_series() -> AbstractContextManager[object]:
+    """A number is taken whatever the series has already."""
+
+    def take_number(turn: Turn, scope: str, series: str, number: int, txn_id: bytes) -> None:
+        turn.put(k.series_key(scope, series), SeriesRow(number, txn_id, -1, NO_TXN))
+
+    return patch.multiple(claims, overtaken=lambda *_: None, take_number=take_number)
+
+
+def _low_numbers() -> AbstractContextManager[object]:
+    """A number below the highest is taken, if it is not the highest itself."""
+    real = claims.overtaken
+
+    def overtaken(turn: Turn, scope: str, series: str, number: int) -> YieldedRow | None:
+        found = real(turn, scope, series, number)
+        return found if found is not None and found.highest == number else None
+
+    def take_number(turn: Turn, scope: str, series: str, number: int, txn_id: bytes) -> None:
+        turn.put(k.series_key(scope, series), SeriesRow(number, txn_id, -1, NO_TXN))
+
+    return patch.multiple(claims, overtaken=overtaken, take_number=take_number)
+
+
 MUTANTS = (
     Mutant("answer before the commit", _answer_early, quick=True),
     Mutant("offsets are foreseen and not checked", _unchecked_foresight, quick=True),
@@ -321,5 +346,7 @@ MUTANTS = (
     Mutant("a zombie writes its journal index", _zombie_index),
     Mutant("keepalives do not begin afresh at takeover", _old_hearing, quick=True),
     Mutant("committed names are not looked up", _forget_names, quick=True),
+    Mutant("a series' highest number is not looked up", _forget_series, quick=True),
+    Mutant("numbers below the highest are taken", _low_numbers),
     *(Mutant(name, plant, quick) for name, plant, quick in EPOCH_BUGS),
 )
