@@ -1,148 +1,175 @@
-"""Which commit put an offset there: spans of one partition from its stream's history, as arrays."""
+"""Which commit put an offset there: read from a stream's history as far as it is needed."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable
+from types import ModuleType
+from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anabranch.client.history_search import (
-    HistoryConsumer,
-    HistoryEnds,
-    HistoryRecord,
-    HistorySearch,
-    history_record,
-)
+from anabranch.client.history_search import HistoryRecord, HistorySearch, history_record
+from anabranch.client.kafka_consumer import CommittedConsumer
+from anabranch.client.log_consumer import LogMessage, fetch_committed, named_errors
+from anabranch.client.spans import NO_SPANS, Spans, spans_of
 from anabranch.errors import InvalidArgument, NotReady
-from anabranch.schemas.records import CommitRecord
-from anabranch.topics.columns_read import Longs
+from anabranch.ports import Log, RawBatch, TopicPartition
+from anabranch.topics.columns_read import Columns, ColumnsBuilder
 from anabranch.topics.names import history_topic
+from anabranch.topics.records import decode_records
 
-_EMPTY: Longs = np.zeros(0, dtype=np.int64)
+_FETCH_BYTES = 1 << 20
+_NO_END = (1 << 63) - 1
 
-
-@dataclass(frozen=True, slots=True)
-class CommitFilter:
-    """Which commits are wanted: timestamps from ``low`` to ``high``, both included; segments by id. None: all."""
-
-    low: int | None = None
-    high: int | None = None
-    segments: frozenset[int] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether everything is wanted."""
-        return self.low is None and self.high is None and self.segments is None
+_kernel: ModuleType | None = None
 
 
-class Joined(NamedTuple):
-    """Of each offset asked for, segment and commit timestamp; ``known`` is None if all are."""
+def _load() -> ModuleType:
+    global _kernel
+    if _kernel is None:
+        from anabranch.topics import history_kernel
 
-    segments: Longs
-    timestamps: Longs
-    known: NDArray[np.bool_] | None
+        _kernel = history_kernel
+    return _kernel
 
 
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Commits in order: each put what lies at offsets [first, end) of the partition there, markers apart."""
+class Part(NamedTuple):
+    """What some history records in a row say of a partition.
 
-    firsts: Longs
-    ends: Longs
-    timestamps: Longs
-    segments: Longs
+    ``next_offset``: where to read on. ``reached``: the partition's end as of the last of them that names it, -1 if
+    none does. ``timestamp``: of the last of them, -1 if there is none.
+    """
 
-    def __len__(self) -> int:
-        return len(self.firsts)
+    spans: Spans
+    next_offset: int
+    reached: int
+    timestamp: int
 
-    def join(self, offsets: Longs) -> Joined:
-        """The commits of rising offsets."""
-        if not len(offsets):
-            return Joined(_EMPTY, _EMPTY, None)
-        near = self.overlapping(int(offsets[0]), int(offsets[-1]) + 1)
-        counts = np.searchsorted(offsets, near.ends) - np.searchsorted(offsets, near.firsts)
-        if int(counts.sum()) == len(offsets):
-            return Joined(
-                np.repeat(near.segments, counts), np.repeat(near.timestamps, counts), None
-            )
-        if not len(near):
-            nothing = np.zeros(len(offsets), dtype=np.int64)
-            return Joined(nothing, nothing, np.zeros(len(offsets), dtype=np.bool_))
-        at = np.searchsorted(near.firsts, offsets, side="right") - 1
-        known = (at >= 0) & (offsets < near.ends[at])
-        return Joined(near.segments[at], near.timestamps[at], known)
 
-    def overlapping(self, first: int, end: int) -> Spans:
-        """Those that reach into [first, end)."""
-        low = int(np.searchsorted(self.ends, first, side="right"))
-        return self._cut(low, int(np.searchsorted(self.firsts, end)))
+class HistoryParts(Protocol):
+    """Reads one history in order."""
 
-    def _cut(self, low: int, high: int) -> Spans:
-        cut = slice(low, max(low, high))
-        return Spans(self.firsts[cut], self.ends[cut], self.timestamps[cut], self.segments[cut])
+    def seek(self, topic: str, offset: int) -> None:
+        """Read on from here."""
 
-    def plus(self, others: list[Spans]) -> Spans:
-        """These, and then the others."""
-        return Spans(
-            np.concatenate([self.firsts, *(o.firsts for o in others)]),
-            np.concatenate([self.ends, *(o.ends for o in others)]),
-            np.concatenate([self.timestamps, *(o.timestamps for o in others)]),
-            np.concatenate([self.segments, *(o.segments for o in others)]),
+    def next(self, partition: int, end: int, deadline: float) -> Part | None:
+        """What the next records below ``end`` say; None: nothing new came (deadline: monotonic seconds)."""
+
+
+class LogParts:
+    """Over the raw log, by compiled code."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._place = TopicPartition("", 0)
+        self._offset = 0
+
+    def seek(self, topic: str, offset: int) -> None:
+        """See `HistoryParts.seek`."""
+        self._place, self._offset = TopicPartition(topic, 0), offset
+
+    def next(self, partition: int, end: int, deadline: float) -> Part | None:
+        """See `HistoryParts.next`."""
+        wait = deadline - time.monotonic()
+        found = fetch_committed(
+            self._log, self._place, self._offset, wait=wait, max_bytes=_FETCH_BYTES
         )
+        if found is None:
+            return None
+        wanted = np.array([[self._offset], [end]], dtype=np.int64)
+        builder = ColumnsBuilder()
+        with named_errors():
+            chunks = [builder.add(batch, wanted) for batch in found.batches]
+        chunks.append(builder.finish())
+        parts = [_walk(chunk, partition) for chunk in chunks if chunk is not None]
+        if None in parts:
+            # The codec says what is wrong; or it knows a form that the compiled code does not.
+            part = _part(self._records(found.batches, end), partition, found.next_offset)
+        else:
+            part = _joined([p for p in parts if p is not None], found.next_offset)
+        self._offset = found.next_offset
+        return part
 
-    def wanted(self, choice: CommitFilter, first: int, end: int) -> Longs:
-        """The offsets within [first, end) of the commits that a filter takes: ranges, firsts above ends."""
-        taken = np.ones(len(self), dtype=np.bool_)
-        if choice.low is not None:
-            taken &= self.timestamps >= choice.low
-        if choice.high is not None:
-            taken &= self.timestamps <= choice.high
-        if choice.segments is not None:
-            taken &= np.isin(self.segments, list(choice.segments))
-        # A range begins where the commit before is not taken; what lies between two commits is markers.
-        before = np.concatenate(([False], taken[:-1]))
-        after = np.concatenate((taken[1:], [False]))
-        firsts, ends = self.firsts[taken & ~before], self.ends[taken & ~after]
-        return np.stack((np.maximum(firsts, first), np.minimum(ends, end)))
+    def _records(self, batches: Iterable[RawBatch], end: int) -> list[HistoryRecord]:
+        return [
+            history_record(LogMessage(self._place, record))
+            for batch in batches
+            for record in decode_records(batch.data)
+            if self._offset <= record.offset < end
+        ]
 
 
-NO_SPANS = Spans(_EMPTY, _EMPTY, _EMPTY, _EMPTY)
+class KafkaParts:
+    """Over librdkafka."""
+
+    def __init__(self, consumer: CommittedConsumer) -> None:
+        self._consumer = consumer
+
+    def seek(self, topic: str, offset: int) -> None:
+        """See `HistoryParts.seek`."""
+        self._consumer.assign({(topic, 0): offset})
+
+    def next(self, partition: int, end: int, deadline: float) -> Part | None:
+        """See `HistoryParts.next`."""
+        batch = self._consumer.next_batch(deadline)
+        if not batch:
+            return None
+        records = [history_record(message) for message in batch if message.offset() < end]
+        return _part(records, partition, batch[-1].offset() + 1)
 
 
-def spans_of(records: list[HistoryRecord], partition: int) -> Spans:
-    """The spans on a partition that history records name."""
-    found = [
-        (part.first, part.end, record.timestamp, part.segment_id)
-        for record in records
-        if isinstance(record, CommitRecord)
-        for part in record.segments
-        if part.partition == partition
-    ]
-    table = np.array(found, dtype=np.int64).reshape(-1, 4).T
-    return Spans(table[0], table[1], table[2], table[3])
+def _walk(columns: Columns, partition: int) -> Part | None:
+    """A part of history records in columns; None if some are none, or of a rare form."""
+    kernel = _load()
+    values = columns.values
+    spans = np.empty((4, len(values.data) // kernel.MIN_SPAN_BYTES + 1), dtype=np.int64)
+    state = np.full(kernel.STATE_SIZE, -1, dtype=np.int64)
+    state[kernel.SPANS] = 0
+    if kernel.commits(values.data, values.ends, partition, spans, state) != 0:
+        return None
+    count, reached, timestamp = (int(number) for number in state)
+    rows = (spans[row, :count].copy() for row in range(4))  # the rest is most of it
+    return Part(Spans(*rows), 0, reached, timestamp)
+
+
+def _part(records: list[HistoryRecord], partition: int, next_offset: int) -> Part:
+    """The same of records in hand."""
+    reached = -1
+    for record in records:
+        for position in record.vector:
+            if position.partition == partition:
+                reached = position.offset
+    timestamp = records[-1].timestamp if records else -1
+    return Part(spans_of(records, partition), next_offset, reached, timestamp)
+
+
+def _joined(parts: list[Part], next_offset: int) -> Part:
+    reached = timestamp = -1
+    for part in parts:
+        reached = max(reached, part.reached)
+        timestamp = max(timestamp, part.timestamp)
+    return Part(NO_SPANS.plus([part.spans for part in parts]), next_offset, reached, timestamp)
 
 
 class CommitHistory:
-    """The commits of one partition from an offset on, read from the history as they are needed. One thread."""
+    """The commits of one partition from an offset on, read as they are needed. One thread at a time."""
 
     def __init__(
         self,
-        consumer: HistoryConsumer,
-        ends: HistoryEnds,
+        parts: HistoryParts,
+        search: HistorySearch,
         stream: str,
         partition: int,
         timeout: float,
     ) -> None:
-        """``timeout``: seconds that the history may take to show the next commit."""
-        self._consumer = consumer
-        self._search = HistorySearch(consumer, ends, stream, timeout)
+        """``timeout``: seconds that the history may take to show something new."""
+        self._parts = parts
+        self._search = search
         self._topic = history_topic(stream)
         self._partition = partition
         self._timeout = timeout
-        self._end: int | None = None
+        self._end = _NO_END
         self._read_to = 0
         self.known_to = 0  # the commits of all offsets below are known
         self.last_timestamp = -1  # of the history as far as it was read
@@ -154,14 +181,12 @@ class CommitHistory:
         ``history``: where they stand in the history (first offset, end or None), if that is known; else it is
         searched. `NotReady`.
         """
-        if history is None:
-            self._read_to, self._end = self._search.passing(self._partition, first), None
-        else:
-            self._read_to, self._end = history
+        begin, end = history or (self._search.passing(self._partition, first), None)
+        self._read_to, self._end = begin, _NO_END if end is None else end
         self.spans = NO_SPANS
         self.known_to = first
         self.last_timestamp = -1
-        self._consumer.assign({(self._topic, 0): self._read_to})
+        self._parts.seek(self._topic, begin)
 
     def cover(self, offset: int) -> None:
         """Know the commits of all offsets below this one.
@@ -171,15 +196,17 @@ class CommitHistory:
         deadline = time.monotonic() + self._timeout
         found: list[Spans] = []
         while self.known_to < offset:
-            if self._end is not None and self._read_to >= self._end:
+            if self._read_to >= self._end:
                 raise InvalidArgument(
                     f"the history up to {self._end} does not reach offset {offset} of partition {self._partition}"
                 )
-            batch = self._consumer.next_batch(deadline)
-            if batch:
+            part = self._parts.next(self._partition, self._end, deadline)
+            if part is not None:
                 deadline = time.monotonic() + self._timeout
-                self._read_to = batch[-1].offset() + 1
-                found.append(self._take([history_record(message) for message in batch]))
+                self._read_to = part.next_offset
+                self.known_to = max(self.known_to, part.reached)
+                self.last_timestamp = max(self.last_timestamp, part.timestamp)
+                found.append(part.spans)
             elif time.monotonic() >= deadline:
                 raise NotReady(
                     f"{self._topic} does not show the commits up to offset {offset} of partition "
@@ -188,14 +215,6 @@ class CommitHistory:
         if found:
             self.spans = self.spans.plus(found)
 
-    def _take(self, records: list[HistoryRecord]) -> Spans:
-        last = records[-1]
-        self.last_timestamp = last.timestamp
-        for position in last.vector:
-            if position.partition == self._partition:
-                self.known_to = max(self.known_to, position.offset)
-        return spans_of(records, self._partition)
-
     def drop(self, offset: int) -> None:
         """Nothing below this offset will be asked for."""
-        self.spans = self.spans.overlapping(offset, 1 << 62)
+        self.spans = self.spans.overlapping(offset, _NO_END)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from anabranch.client.commits import Joined
+from anabranch.client.spans import Joined
 from anabranch.topics.columns_read import MAX_BYTES, MAX_ROWS, Binary, Columns, Longs
 
 _HEADER = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
@@ -50,7 +50,8 @@ class EventBatches:
         rows = len(columns)
         whole = self._whole(columns, commits)
         size = sum(len(c.data) for c in (columns.keys, columns.values, columns.header_values))
-        parts = max(-(-rows // MAX_ROWS), size // (2 * MAX_BYTES), 1)
+        # A chunk ends with a whole batch, so it is a little more than full.
+        parts = max(-(-rows * 2 // (3 * MAX_ROWS)), size // (2 * MAX_BYTES), 1)
         step = -(-rows // parts)
         for at in range(0, rows, step):
             yield whole.slice(at, step)

@@ -54,8 +54,6 @@ def named_errors() -> Iterator[None]:
     """Errors of the log, raised again as those that say what to do."""
     try:
         yield
-    except OffsetOutOfRange as error:
-        raise expired(str(error)) from error
     except LogUnavailable as error:
         raise NotReady(f"the brokers can't be read: {error}") from error
     except LogRefused as error:
@@ -73,12 +71,17 @@ def fetch_committed(
 ) -> Fetched | None:
     """What is committed from a position on; None if nothing came. ``wait``: seconds, at most 0.5 at a time."""
     with named_errors():
-        found = log.fetch(
-            {place: position},
-            max_wait=max(0.0, min(wait, _SLICE_S)),
-            max_bytes=max_bytes,
-            committed=True,
-        )
+        try:
+            found = log.fetch(
+                {place: position},
+                max_wait=max(0.0, min(wait, _SLICE_S)),
+                max_bytes=max_bytes,
+                committed=True,
+            )
+        except OffsetOutOfRange as error:
+            if position < log.start_offsets([place])[place]:
+                raise expired(str(error)) from error
+            raise NotReady(f"{error} yet: the range ends too high, or call again") from error
     return found.get(place)
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol, cast
+import time
+from typing import NoReturn, Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as Place
 
-from anabranch.client.commits import CommitHistory
+from anabranch.client.commits import CommitHistory, KafkaParts, LogParts
+from anabranch.client.history_search import HistorySearch
 from anabranch.client.kafka import SystemClock, make
 from anabranch.client.kafka_admin import KafkaAdmin
-from anabranch.client.kafka_consumer import HOPELESS, NO_GROUP, CommittedConsumer
+from anabranch.client.kafka_consumer import HOPELESS, NO_GROUP, CommittedConsumer, partitions_of
 from anabranch.client.log_consumer import LogConsumer, expired, fetch_committed, raw_log
 from anabranch.client.options import Options
-from anabranch.errors import FixCallError, UnknownStream
+from anabranch.errors import FixCallError, NotReady, UnknownStream
 from anabranch.ports import Fetched, RawBatch, TopicPartition
 from anabranch.topics.records import Record, encode_sparse
 
@@ -60,7 +62,8 @@ class RawSource:
 
     def commits(self, stream: str, partition: int) -> CommitHistory:
         """See `Source.commits`."""
-        return CommitHistory(self._history, self._history, stream, partition, self._timeout)
+        search = HistorySearch(self._history, self._history, stream, self._timeout)
+        return CommitHistory(LogParts(self._log), search, stream, partition, self._timeout)
 
     def close(self) -> None:
         """Close the connections."""
@@ -88,7 +91,7 @@ class KafkaSource:
         first = self._consumer.poll(max(0.0, min(wait, _SLICE_S)))
         if first is not None:
             for message in [first, *self._consumer.consume(_MESSAGES, 0)]:
-                after = max(after, self._take(message, position, records))
+                after = max(after, self._take(message, place, position, records))
         if after == position:
             return None
         self._next = place, after
@@ -99,7 +102,9 @@ class KafkaSource:
             batches.append(RawBatch(base, end, memoryview(data)))
         return Fetched(batches, after, -1, -1, -1)
 
-    def _take(self, message: Message, position: int, records: list[Record]) -> int:
+    def _take(
+        self, message: Message, place: TopicPartition, position: int, records: list[Record]
+    ) -> int:
         """Where to read on behind a message; it is added to the records if it is one."""
         error = message.error()
         offset = message.offset()
@@ -115,7 +120,7 @@ class KafkaSource:
             return offset or 0
         what = f"{message.topic()}[{message.partition()}]: {error}"
         if code in _OUT_OF_RANGE:
-            raise expired(what)
+            self._out_of_range(place, position)
         if code in _UNKNOWN:
             raise UnknownStream(f"{what}: create the stream first")
         if code in HOPELESS:
@@ -123,9 +128,20 @@ class KafkaSource:
         log.info("reading: %s", what)
         return position
 
+    def _out_of_range(self, place: TopicPartition, position: int) -> NoReturn:
+        """Too low, or too high."""
+        start = self._admin.start_offsets([place], time.monotonic() + self._timeout)[place]
+        what = f"{place.topic}[{place.partition}] has no offset {position}"
+        self._next = None
+        if position < start:
+            raise expired(what)
+        raise NotReady(f"{what} yet: the range ends too high, or call again")
+
     def commits(self, stream: str, partition: int) -> CommitHistory:
         """See `Source.commits`."""
-        return CommitHistory(self._history, self._admin, stream, partition, self._timeout)
+        partitions_of(self._admin, [stream], time.monotonic() + self._timeout)
+        search = HistorySearch(self._history, self._admin, stream, self._timeout)
+        return CommitHistory(KafkaParts(self._history), search, stream, partition, self._timeout)
 
     def close(self) -> None:
         """Leave no handle behind."""

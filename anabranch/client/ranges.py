@@ -15,10 +15,11 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from anabranch.client.commits import CommitFilter, CommitHistory
+from anabranch.client.commits import CommitHistory
 from anabranch.client.event_columns import EventBatches
 from anabranch.client.options import Options, named_options
 from anabranch.client.range_sources import KafkaSource, RawSource, Source
+from anabranch.client.spans import CommitFilter
 from anabranch.errors import DeadlineExceeded, InvalidArgument, UnsupportedSetting
 from anabranch.ports import Fetched, RawBatch, TopicPartition
 from anabranch.topics.columns_read import ColumnsBuilder, Longs

@@ -341,7 +341,8 @@ def _visible(answer: data.PartitionFetch, committed: bool) -> Iterator[_Seen]:
             at += 1
         header = read_header(raw.data)
         if header.is_control:
-            if is_abort_marker(raw):
+            # Most markers need no look: there is one for every commit.
+            if header.producer_id in aborting and is_abort_marker(raw):
                 aborting.discard(header.producer_id)
             yield _Seen(raw, True)
         else:
