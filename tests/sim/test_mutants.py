@@ -6,7 +6,7 @@ import pytest
 
 from tests.sim.mutants import MUTANTS, Mutant, hunt
 
-MOST_SEEDS = 100
+MOST_SEEDS = 150
 
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.quick], ids=lambda m: m.name)
