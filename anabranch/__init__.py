@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from anabranch.client.client import Client
     from anabranch.client.connect import connect
     from anabranch.client.reservation import Reservation
+    from anabranch.client.snapshot import Snapshot, SnapshotPlan
     from anabranch.client.transaction import Transaction
     from anabranch.client.types import (
         Committed,
@@ -41,6 +42,8 @@ _HOMES = {
     "Receipt": "anabranch.client.types",
     "Reservation": "anabranch.client.reservation",
     "Result": "anabranch.client.types",
+    "Snapshot": "anabranch.client.snapshot",
+    "SnapshotPlan": "anabranch.client.snapshot",
     "StreamDescription": "anabranch.client.types",
     "Transaction": "anabranch.client.transaction",
     "TransactionInfo": "anabranch.client.types",
@@ -56,6 +59,8 @@ __all__ = [
     "Receipt",
     "Reservation",
     "Result",
+    "Snapshot",
+    "SnapshotPlan",
     "StreamDescription",
     "Transaction",
     "TransactionInfo",

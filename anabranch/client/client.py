@@ -11,10 +11,9 @@ from typing import Any, Self
 
 from anabranch.client.handle import Shared
 from anabranch.client.heart import Heart
-from anabranch.client.history_search import Start
-from anabranch.client.ports import ClientPorts, Readers
+from anabranch.client.ports import ClientPorts
 from anabranch.client.protocol import Session
-from anabranch.client.reader import Reader
+from anabranch.client.reading import Reading
 from anabranch.client.reservation import (
     Reservation,
     abort_reserved,
@@ -24,7 +23,6 @@ from anabranch.client.reservation import (
     reserve,
 )
 from anabranch.client.transaction import Transaction
-from anabranch.client.transaction_reader import TransactionReader
 from anabranch.client.types import (
     Receipt,
     Result,
@@ -37,7 +35,7 @@ from anabranch.client.types import (
 )
 from anabranch.client.writer import Writer
 from anabranch.core.ids import check_number, check_scope
-from anabranch.errors import InvalidArgument, NotForkSafe, UnsupportedSetting
+from anabranch.errors import InvalidArgument, NotForkSafe
 from anabranch.schemas.records import Outcome
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -46,7 +44,7 @@ DEFAULT_ONE_SHOT_BYTES = 256 << 10
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
-class Client:
+class Client(Reading):
     """A connection to the controllers of a cluster. Thread-safe; not to be used in a forked child.
 
     Calls without a ``timeout`` of their own end after the client's, in seconds. Made by `anabranch.connect`.
@@ -293,49 +291,6 @@ class Client:
         self._shared.check()
         found = self._session.transactions(scope, finished, limit, self._shared.deadline(timeout))
         return [info_of(outcome) for outcome in found]
-
-    # -- reading --------------------------------------------------------------------------------------
-
-    def read(
-        self,
-        streams: str | Sequence[str],
-        group: str | None = None,
-        timeout: float | None = None,
-        start: Start = "begin",
-    ) -> Reader:
-        """Committed events of one or more streams; iterate over what is returned, and close it.
-
-        Events of one key come in commit order, however the stream is scaled meanwhile.
-
-        ``group``: members of a group share the events, and go on where it stopped: each event comes at least
-        once. None: all events, nothing is kept. ``timeout``: end after so many seconds without an event; None:
-        never. ``start``, where there is no position yet: 'begin', 'end', or what was committed after a commit
-        timestamp: a hybrid time (of a `Result`) or a datetime with its time zone.
-
-        Raises: UnknownStream, InvalidArgument, NotReady, DeadlineExceeded; while iterating NotReady and
-        DeadlineExceeded (going on is safe), FixCallError.
-        """
-        return self._readers().read(streams, group, timeout, start)
-
-    def read_transactions(
-        self,
-        stream: str,
-        group: str | None = None,
-        timeout: float | None = None,
-        start: Start = "begin",
-    ) -> TransactionReader:
-        """Whole transactions of a stream in commit order; iterate over what is returned, and close it.
-
-        A group has one active member; its position is committed after each transaction. The other arguments
-        and errors are those of `read`.
-        """
-        return self._readers().read_transactions(stream, group, timeout, start)
-
-    def _readers(self) -> Readers:
-        self._shared.check()
-        if self._ports.readers is None:
-            raise UnsupportedSetting("this client has no readers")
-        return self._ports.readers
 
     # -- its end --------------------------------------------------------------------------------------
 

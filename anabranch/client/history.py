@@ -43,12 +43,14 @@ class HistoryIndex:
         self._topic = history_topic(stream)
         self._consumer = CommittedConsumer(options, group=None, eof=True)
         self.search = HistorySearch(self._consumer, admin, stream, timeout)
+        self._learnt = False
         self._own: Container[int] = ()
         self._spans: dict[int, deque[Span]] = {}
         self._ahead = 0
         self._vector: dict[int, int] = {}
         self._last_timestamp = 0
         self.order = StreamOrder(())
+        self.until = 1 << 62  # offset in the history; records from there on count as not there
         self.new_partitions: set[int] = set()  # named by epochs read since the caller emptied it
 
     def cover(self, positions: Mapping[int, int], own: Container[int]) -> None:
@@ -56,6 +58,9 @@ class HistoryIndex:
 
         What stands before them counts as read.
         """
+        if not self._learnt:
+            self._learnt = True
+            self._consumer.learn(self._topic)  # else the first fetch may take a second
         order = StreamOrder(own)
         order.moved(positions)
         begin = self.search.not_beyond(positions)
@@ -102,6 +107,8 @@ class HistoryIndex:
             return False
         batch = self._consumer.next_batch(deadline)
         for message in batch:
+            if message.offset() >= self.until:
+                break
             record = history_record(message)
             if isinstance(record, EpochRecord):
                 self.order.add(record)

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from anabranch.core.hybrid_time import MAX, from_datetime, to_ms
+from anabranch.core.plan import NO_PREVIOUS
 from anabranch.errors import InvalidArgument, MalformedRecord, NotReady
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, EpochRecord
@@ -114,6 +115,11 @@ class HistorySearch:
                 return found or self._back_to(at, start)
             found = at
         return found or self._back_to(self._last(), start)
+
+    def is_cut(self) -> bool:
+        """Whether the beginning of the history is deleted, as it was seen by the last search."""
+        oldest = self._first(self._low)
+        return self._low > 0 if oldest is None else oldest.record.previous != NO_PREVIOUS
 
     def not_beyond(self, positions: Mapping[int, int]) -> Found | None:
         """A record before which all is at or below the positions, so that a reader may begin with it.
@@ -235,5 +241,7 @@ class HistorySearch:
             previous = found.record.previous
             if previous == _DIRECTLY_BEFORE:
                 previous = found.offset - 1
-            found = self._first(previous) if previous >= self._low else None
+            earlier = self._first(previous) if previous >= self._low else None
+            # Where retention came in between, the next record is shown instead.
+            found = earlier if earlier is not None and earlier.offset == previous else None
         return found

@@ -61,9 +61,10 @@ class CommittedConsumer:
         *,
         group: str | None,
         eof: bool = False,
+        special: Mapping[str, str | int] | None = None,
     ) -> None:
-        """``eof``: `ended_at` is kept."""
-        config = options.reader(group or NO_GROUP, "earliest")
+        """``eof``: `ended_at` is kept. ``special``: librdkafka's options that differ from a reader's."""
+        config = options.reader(group or NO_GROUP, "earliest") | dict(special or {})
         if eof:
             config["enable.partition.eof"] = True
         if group is not None:

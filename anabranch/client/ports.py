@@ -15,6 +15,7 @@ from anabranch.ports import Clock, TopicPartition
 if TYPE_CHECKING:
     from anabranch.client.history_search import Start
     from anabranch.client.reader import Reader
+    from anabranch.client.snapshot import Snapshot, SnapshotPlan
     from anabranch.client.transaction_reader import TransactionReader
     from anabranch.topics.columns_write import Counted, EventColumns, Placing
 
@@ -142,6 +143,12 @@ class Readers(Protocol):
         self, stream: str, group: str | None, timeout: float | None, start: Start
     ) -> TransactionReader:
         """See `Client.read_transactions`."""
+
+    def plan(self, streams: Sequence[str], timestamp: int, deadline: float) -> SnapshotPlan:
+        """The offsets of streams as of a safe timestamp; see `Client.snapshot`."""
+
+    def snapshot(self, plan: SnapshotPlan) -> Snapshot:
+        """A snapshot that can be read."""
 
     def close(self) -> None:
         """Close all."""

@@ -10,18 +10,20 @@ from anabranch.client.kafka import leak
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.options import Options
 from anabranch.client.reader import Reader
+from anabranch.client.snapshot import Snapshot, SnapshotPlan, take
+from anabranch.client.snapshot_reader import SnapshotReader, StreamCut
 from anabranch.client.transaction_reader import TransactionReader
 from anabranch.errors import InvalidArgument
 
 
 class KafkaReaders:
-    """See `Client.read` and `Client.read_transactions`."""
+    """See `Client.read`, `Client.read_transactions` and `Client.snapshot`."""
 
     def __init__(self, options: Options, admin: KafkaAdmin, timeout: float) -> None:
         self._options = options
         self._admin = admin
         self._timeout = timeout
-        self._made: weakref.WeakSet[Reader | TransactionReader] = weakref.WeakSet()
+        self._made: weakref.WeakSet[Reader | TransactionReader | SnapshotReader] = weakref.WeakSet()
 
     def read(
         self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: Start
@@ -41,6 +43,19 @@ class KafkaReaders:
         reader = TransactionReader(
             self._options, self._admin, stream, group, timeout, start, self._timeout
         )
+        self._made.add(reader)
+        return reader
+
+    def plan(self, streams: Sequence[str], timestamp: int, deadline: float) -> SnapshotPlan:
+        """The offsets of streams as of a safe timestamp."""
+        return take(self._options, self._admin, streams, timestamp, deadline)
+
+    def snapshot(self, plan: SnapshotPlan) -> Snapshot:
+        """A snapshot that can be read."""
+        return Snapshot(plan, self._read_cut)
+
+    def _read_cut(self, stream: str, cut: StreamCut) -> SnapshotReader:
+        reader = SnapshotReader(self._options, self._admin, stream, cut, self._timeout)
         self._made.add(reader)
         return reader
 
