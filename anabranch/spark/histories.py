@@ -21,7 +21,7 @@ from anabranch.spark.tail import HistoryTail
 from anabranch.topics.names import history_topic, stream_topic
 
 # That nothing follows shows only when a fetch was waited for. Who has nothing to do rests, and does not fetch.
-_QUICK = {"fetch.wait.max.ms": "20"}
+_QUICK = {"fetch.wait.max.ms": 20}
 
 
 class Histories:
@@ -31,7 +31,7 @@ class Histories:
         """Raises: UnknownStream, NotReady, DeadlineExceeded, UnsupportedSetting."""
         self.streams = tuple(streams)
         self._timeout = connection.timeout
-        given = _QUICK | dict(connection.librdkafka)
+        given = dict(connection.librdkafka)
         self._options = Options(connection.bootstrap, named_options(given, {}))
         self._admin = KafkaAdmin(self._options, SystemClock())
         self._searching: dict[str, tuple[CommittedConsumer, HistorySearch]] = {}
@@ -51,7 +51,7 @@ class Histories:
         """Finds records in a stream's history."""
         found = self._searching.get(stream)
         if found is None:
-            consumer = CommittedConsumer(self._options, group=None, eof=True)
+            consumer = self._consumer(stream)
             search = HistorySearch(consumer, self._admin, stream, self._timeout)
             found = self._searching[stream] = (consumer, search)
         return found[1]
@@ -59,8 +59,13 @@ class Histories:
     def tail(self, stream: str) -> HistoryTail:
         """Reads a stream's history on."""
         if stream not in self._tails:
-            self._tails[stream] = HistoryTail(self._options, stream)
+            self._tails[stream] = HistoryTail(self._consumer(stream), stream)
         return self._tails[stream]
+
+    def _consumer(self, stream: str) -> CommittedConsumer:
+        consumer = CommittedConsumer(self._options, group=None, eof=True, special=_QUICK)
+        consumer.learn(history_topic(stream))  # else the first fetch may take a second
+        return consumer
 
     def rest(self) -> None:
         """Nothing is asked for a while: fetch nothing."""

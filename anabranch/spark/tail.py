@@ -7,7 +7,6 @@ from collections import deque
 
 from anabranch.client.history_search import Found, history_record
 from anabranch.client.kafka_consumer import CommittedConsumer
-from anabranch.client.options import Options
 from anabranch.schemas.records import CommitRecord
 from anabranch.spark.admission import NotYet
 from anabranch.topics.names import history_topic
@@ -18,9 +17,10 @@ _PATIENCE_S = 2.0  # for what is committed, and is to be seen at once: a leader 
 class HistoryTail:
     """The records behind a position, one after the other. One consumer, kept where it is. One thread."""
 
-    def __init__(self, options: Options, stream: str) -> None:
+    def __init__(self, consumer: CommittedConsumer, stream: str) -> None:
+        """``consumer``: one that keeps its `ended_at`; it is closed here."""
         self._topic = history_topic(stream)
-        self._consumer = CommittedConsumer(options, group=None, eof=True)
+        self._consumer = consumer
         self._base = -2  # all records between it and `_read` that are not taken are kept here
         self._read = -1
         self._passed: list[
