@@ -253,6 +253,9 @@ def test_a_transaction_commits_as_a_number(world: World) -> None:
         for _ in range(2):
             with pytest.raises(errors.AlreadyCommitted, match="at number 5"):
                 txn.commit(name="s", number=4)
+        with pytest.raises(errors.AlreadyCommitted, match="at number 5"):
+            txn.write(STREAM, b"5", key=b"k")
+        assert world.client.heart.step() == float("inf"), "nothing to keep alive"
     assert world.client.begin("nyc", name="s").result is None, "names are not series"
     assert values(world) == [b"1", b"3"]
 

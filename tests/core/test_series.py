@@ -205,11 +205,7 @@ def test_a_number_whose_commit_is_aborted_is_free_again(
     assert (world.series("s"), world.row("B").state) == ("5 by B", "COMMIT_IN_PROGRESS")
     if take_over:
         world.lead(keep_table=False)
-        world.held = True
-    turn = world.new_turn()
-    world._decide(turn, r.Abort(world.token("B"), ""), world.asker("abort"))
-    world.close(turn)
-    assert world.get("B") == "B ABORTED (aborted by a client)"
+    assert world.abort("B").endswith("B ABORTED (aborted by a client)")
     assert world.series("s") == ("2 by A" if before else "nowhere")
     assert commit(world, "B", 5) == "TransactionAborted"
     assert commit(world, "C", 3) == "C COMMITTED 0"
