@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from anabranch.cli.options import Bootstrap, Kafka, Prefix, Verbose
+from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -40,6 +42,15 @@ def command(
         bool, typer.Option("--transactions", "-t", help="Whole transactions, one line each.")
     ] = False,
     start: Annotated[From, typer.Option("--from", help="Where a new group begins.")] = From.BEGIN,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="The stream as of a commit timestamp, an ISO 8601 time with its zone, or `now`; then end.",
+            show_default=False,
+        ),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=1, help="End after so many.")
     ] = None,
@@ -62,6 +73,13 @@ def command(
     from anabranch.cli.output import print_json, print_line
     from anabranch.cli.session import connected, target_of
 
+    moment = None
+    if at is not None:
+        if group is not None or transactions or start is From.END:
+            raise InvalidArgument(
+                "--at reads all events: without --group, --transactions or --from"
+            )
+        moment = moment_of(at)
     with connected(target_of(bootstrap, prefix, _CONNECT_TIMEOUT_S, kafka)) as client:
         if transactions:
             for committed in _take(
@@ -73,13 +91,30 @@ def command(
                 else:
                     print_line(transaction_line(committed))
             return
-        for event in _take(
-            client.read(stream, group=group, timeout=timeout, start=start.value), limit
-        ):
+        events: Iterable[Event]
+        if at is not None:
+            events = client.snapshot(stream, at=moment, timeout=timeout).read(stream)
+        else:
+            events = client.read(stream, group=group, timeout=timeout, start=start.value)
+        for event in _take(events, limit):
             if json:
                 print_json(event_document(event))
             else:
                 print_line(event_line(event))
+
+
+def moment_of(text: str) -> int | datetime | None:
+    """What `--at` says: a hybrid time, a moment, or None for now. `InvalidArgument` if it is none of them."""
+    if text == "now":
+        return None
+    if text.isdecimal():
+        return int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidArgument(
+            f"--at {text!r} is no commit timestamp, no ISO 8601 time, and not `now`"
+        ) from error
 
 
 def _take(items: Iterable[T], limit: int | None) -> Iterator[T]:

@@ -104,6 +104,7 @@ def test_load_and_read(shell: Shell, scope: str, tmp_path: Path) -> None:
     assert rows[0]["note"] == f'line {rows[0]["id"]}\nof "two"'
     (whole,) = shell.lines(stream, "--transactions", "--limit", "1", "--timeout", "30")
     assert (whole["txn_id"], whole["count"]) == (loaded["txn_id"], 500)
+    assert len(shell.lines(stream, "--at", str(whole["commit_timestamp"]))) == 500
 
 
 def test_a_load_that_fails_leaves_nothing(shell: Shell, scope: str, tmp_path: Path) -> None:

@@ -127,6 +127,10 @@ class FakeClient:
         self._call("read", name=name, **arguments)
         return iter(self.events)
 
+    def snapshot(self, name: str, **arguments: Any) -> FakeClient:
+        self._call("snapshot", name=name, **arguments)
+        return self
+
     def read_transactions(self, name: str, **arguments: Any) -> Iterator[Committed]:
         self._call("read_transactions", name=name, **arguments)
         found: Any = list(self.events)

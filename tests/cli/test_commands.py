@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -261,6 +262,42 @@ def test_read_limit_and_start(run: Run, fake: FakeClient) -> None:
     result = run("read", "nyc/flights", "-n", "2", "--from", "end")
     assert len(result.stdout.splitlines()) == 2
     assert fake.calls[-1][1]["start"] == "end"
+
+
+@pytest.mark.parametrize(
+    ("at", "means"),
+    [
+        ("now", None),
+        ("7238556067840028672", 7238556067840028672),
+        ("2026-01-01T01:00:00+01:00", datetime(2026, 1, 1, tzinfo=UTC)),
+        ("2026-01-01T00:00:00Z", datetime(2026, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_read_as_of(run: Run, fake: FakeClient, at: str, means: object) -> None:
+    result = run("read", "nyc/flights", "--at", at, "-n", "2", "--timeout", "5")
+    (asked, (call, read)) = fake.calls
+    assert asked == ("snapshot", {"name": "nyc/flights", "at": means, "timeout": 5.0})
+    assert (call, read) == ("read", {"name": "nyc/flights"})
+    assert len(result.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--at", "yesterday"),
+        ("--at", "-5"),
+        ("--at", "now", "--group", "g"),
+        ("--at", "now", "--transactions"),
+        ("--at", "now", "--from", "end"),
+    ],
+)
+def test_read_as_of_what_is_no_time_or_with_other_ways(
+    run: Run, fake: FakeClient, options: tuple[str, ...]
+) -> None:
+    result = run("read", "nyc/flights", *options)
+    assert result.exit_code == ExitCode.USAGE
+    assert result.stderr.startswith("InvalidArgument: --at")
+    assert fake.calls == []
 
 
 def test_read_transactions(run: Run, fake: FakeClient) -> None:
