@@ -25,6 +25,11 @@ _NO_END = (1 << 63) - 1
 _kernel: ModuleType | None = None
 
 
+def warm() -> None:
+    """Load what is compiled."""
+    _load()
+
+
 def _load() -> ModuleType:
     global _kernel
     if _kernel is None:

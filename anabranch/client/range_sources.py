@@ -22,7 +22,6 @@ from anabranch.topics.records import Record, encode_sparse
 
 log = logging.getLogger("anabranch.client")
 
-FETCH_BYTES = 4 << 20
 _MESSAGES = 10_000
 _SLICE_S = 0.5
 _UNKNOWN = (
@@ -37,8 +36,13 @@ _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
 class Source(Protocol):
     """Committed batches of any partition, and the histories of streams."""
 
-    def fetch(self, place: TopicPartition, position: int, wait: float) -> Fetched | None:
-        """What is committed from a position on; None if nothing came within ``wait`` seconds, or some of them."""
+    def fetch(
+        self, place: TopicPartition, position: int, wait: float, max_bytes: int
+    ) -> Fetched | None:
+        """What is committed from a position on; None if nothing came within ``wait`` seconds, or some of them.
+
+        ``max_bytes``: so many are enough.
+        """
 
     def commits(self, stream: str, partition: int) -> CommitHistory:
         """Reads the history for one partition; the one before is not used any more."""
@@ -56,9 +60,11 @@ class RawSource:
         self._history = LogConsumer(self._log)
         self._timeout = timeout
 
-    def fetch(self, place: TopicPartition, position: int, wait: float) -> Fetched | None:
+    def fetch(
+        self, place: TopicPartition, position: int, wait: float, max_bytes: int
+    ) -> Fetched | None:
         """See `Source.fetch`."""
-        return fetch_committed(self._log, place, position, wait=wait, max_bytes=FETCH_BYTES)
+        return fetch_committed(self._log, place, position, wait=wait, max_bytes=max_bytes)
 
     def commits(self, stream: str, partition: int) -> CommitHistory:
         """See `Source.commits`."""
@@ -81,7 +87,9 @@ class KafkaSource:
         self._consumer: Consumer = make(Consumer, config, lambda _: None)
         self._next: tuple[TopicPartition, int] | None = None  # where the consumer stands
 
-    def fetch(self, place: TopicPartition, position: int, wait: float) -> Fetched | None:
+    def fetch(
+        self, place: TopicPartition, position: int, wait: float, max_bytes: int
+    ) -> Fetched | None:
         """See `Source.fetch`."""
         if self._next != (place, position):
             self._consumer.assign([Place(place.topic, place.partition, position)])

@@ -146,6 +146,11 @@ class ColumnsBuilder:
             return done or self.finish()
         return done
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left for `finish`."""
+        return self._room is None or not self._room.rows
+
     def finish(self) -> Columns | None:
         """The rest; None if there is nothing."""
         room, self._room = self._room, None
@@ -192,8 +197,9 @@ class _Room:
 
     @property
     def bytes(self) -> int:
-        k = self._kernel
-        return int(self._state[[k.KEY_BYTES, k.VALUE_BYTES, k.NAME_BYTES, k.HEADER_BYTES]].sum())
+        k, filled = self._kernel, self._state.tolist()
+        sizes = filled[k.KEY_BYTES], filled[k.VALUE_BYTES], filled[k.NAME_BYTES]
+        return int(sum(sizes)) + int(filled[k.HEADER_BYTES])
 
     def fits(self, count: int, size: int) -> bool:
         """Whether so many records of so many bytes together have room, whatever they are."""

@@ -28,7 +28,7 @@ from tests.topics.strategies import raw
 
 # Here, that no test of hypothesis takes so long.
 columns_read.warm()
-commits._load()
+commits.warm()
 
 ALL = np.array([[0], [1 << 62]], dtype=np.int64)
 _LONG = st.integers(0, 200) | st.integers(-(1 << 63), (1 << 63) - 1)
