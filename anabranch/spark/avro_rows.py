@@ -175,9 +175,9 @@ class _Fit:
 
 def _full(avro: Any) -> str:
     """A type with its logical type, where that changes what it takes."""
-    logical = avro.get("logicalType")
-    known = ("date", "decimal") if logical and "timestamp" not in logical else (logical,)
-    return f"{avro['type']}.{logical}" if logical in known else str(avro["type"])
+    logical = avro.get("logicalType", "")
+    changes = logical in ("date", "decimal") or "timestamp" in logical
+    return f"{avro['type']}.{logical}" if changes else str(avro["type"])
 
 
 class AvroRows:

@@ -65,12 +65,13 @@ def json_rows(columns: Sequence[pa.Array], fields: Sequence[t.StructField], rows
     """Each row as an object; fields that are null are left out. ``rows``: how many there are."""
     parts = []
     for column, field in zip(columns, fields, strict=True):
-        name = pa.scalar(quoted(field.name) + ":", _TEXT)
-        parts.append(_joined(name, json_values(column, field.dataType)))
+        name = pa.scalar(f",{quoted(field.name)}:", _TEXT)
+        parts.append(pc.fill_null(_joined(name, json_values(column, field.dataType)), ""))
     if not parts:
         return pa.repeat(pa.scalar("{}", _TEXT), rows)
-    inner = pc.binary_join_element_wise(*parts, _COMMA, null_handling="skip")
-    return _joined(pa.scalar("{", _TEXT), inner, pa.scalar("}", _TEXT))
+    # Not null_handling="skip": rows of which all is null get lost there (Arrow 26).
+    opened = pc.binary_replace_slice(_joined(*parts), start=0, stop=1, replacement="{")
+    return _joined(opened, pa.scalar("}", _TEXT))
 
 
 def json_arrays(

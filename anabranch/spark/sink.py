@@ -27,6 +27,7 @@ from anabranch.core.ids import check_name, check_scope, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
+    EventTooLarge,
     IllegalState,
     InvalidArgument,
     OutcomeUnknown,
@@ -49,6 +50,8 @@ BATCH_ID = "streaming.sql.batchId"
 _SETTLE_SHARE = 1 / 3
 
 log = logging.getLogger("anabranch.spark")
+# Nobody else can say so in Spark's workers, where the lines go nowhere unless worker logging is on.
+log.setLevel(logging.INFO)
 # Streams that this process has seen: a planner is asked again for every micro-batch.
 _seen: set[tuple[Connection, str]] = set()
 
@@ -198,6 +201,8 @@ class BatchSink(DataSourceArrowWriter):
             return
         except TransactionAborted as error:
             raise TransactionAborted(f"no row is visible, run it again; {error}") from error
+        except EventTooLarge as error:
+            raise EventTooLarge(_too_many(receipts, error)) from error
         _log_commit(result, self._reservation)
 
     def _settle(self, client: anabranch.Client, error: AnabranchError, timeout: float) -> None:
@@ -220,11 +225,18 @@ class BatchSink(DataSourceArrowWriter):
         ) from error
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Leave nothing; of a transaction that nobody began, make sure that nobody can."""
+        """Leave nothing; of a transaction that nobody began, make sure that nobody can.
+
+        Raises: AlreadyCommitted, where what failed was but the news of the commit.
+        """
         try:
             self._target.client.abort(self._reservation, "Spark aborted the job")
-        except AlreadyCommitted:
-            log.warning("transaction %s is committed: nothing to abort", self._reservation)
+        except AlreadyCommitted as error:
+            raise AlreadyCommitted(
+                f"the job failed after its commit: its rows are visible, don't run it again (transaction "
+                f"{self._reservation})",
+                result=error.result,
+            ) from error
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -274,6 +286,8 @@ class StreamSink(DataSourceStreamArrowWriter):
             raise type(error)(
                 f"batch {batchId}: start the query again, it is safe; {error}"
             ) from error
+        except EventTooLarge as error:
+            raise EventTooLarge(_too_many(receipts, error)) from error
         _log_commit(result, first.reservation)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -334,6 +348,10 @@ def _receipts(
         f"messages of one batch are of several transactions, not of {reservation} alone",
     )
     return [message.receipt for message in written]
+
+
+def _too_many(receipts: Sequence[bytes], error: AnabranchError) -> str:
+    return f"the receipts of {len(receipts)} tasks are too much: write by fewer, df.coalesce(…); {error}"
 
 
 def _log_commit(result: Result, reservation: Reservation) -> None:
