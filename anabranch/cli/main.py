@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from anabranch.cli import broker, controller, dev, load, read, spark, stream, txn
+from anabranch.cli import broker, controller, dev, load, read, spark_pipelines, stream, txn
 from anabranch.cli.errors import (
     EXIT_CODES,
     ExitCode,
@@ -158,4 +158,4 @@ app.add_typer(stream.app, name="stream")
 app.add_typer(txn.app, name="txn")
 app.command("read")(read.command)
 app.command("load")(load.command)
-app.add_typer(spark.app, name="spark")
+app.add_typer(spark_pipelines.app, name="spark")

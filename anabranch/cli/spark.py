@@ -25,6 +25,15 @@ Master = Annotated[
         show_default=False,
     ),
 ]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf",
+        metavar="NAME=VALUE",
+        help="A setting of Spark's, such as spark.driver.memory=4g. May be repeated.",
+        show_default=False,
+    ),
+]
 JobTimeout = Annotated[
     float,
     typer.Option(
@@ -87,14 +96,15 @@ def audit(
 # -- what the commands of this group share ---------------------------------------------------------------
 
 
-def session(app_name: str, master: str | None) -> SparkSession:
-    """A quiet session of Spark.
+def session(app_name: str, master: str | None, conf: list[str] | None = None) -> SparkSession:
+    """A quiet session of Spark, with more settings of it, each NAME=VALUE.
 
     Raises:
         NotInstalled: PySpark is not there.
         NoJdk: there is no JDK for it.
     """
     from anabranch.cli.errors import NotInstalled
+    from anabranch.cli.session import parse_kafka
 
     try:
         from anabranch.spark import spark_session
@@ -102,7 +112,8 @@ def session(app_name: str, master: str | None) -> SparkSession:
         raise NotInstalled(
             f"{error.name} is not installed; this gets it: pip install 'anabranch[spark]'"
         ) from error
-    spark = spark_session(app_name, master, {"spark.ui.enabled": "false"})
+    settings = {"spark.ui.enabled": "false"} | parse_kafka(conf, "--conf")
+    spark = spark_session(app_name, master, settings)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 

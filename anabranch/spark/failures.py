@@ -24,9 +24,15 @@ from anabranch.errors import AnabranchError, FixCallError, InvalidArgument, Retr
 # "anabranch.errors.UnknownStream: there is no stream nyc/x", as a traceback ends.
 _OURS = re.compile(r"\banabranch(?:\.\w+)+\.([A-Z]\w+): ([^\n]*)")
 # "[PATH_NOT_FOUND] Path does not exist: …", as Spark's own errors begin.
-_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] ([^\n]*)")
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] (?=([^\n]*))")
 # Conditions that wrap another one, which says more.
-_WRAPPERS = ("FAILED_READ_FILE", "TASK_WRITE_FAILED", "STREAM_FAILED", "WRITING_JOB_ABORTED")
+_WRAPPERS = (
+    "FAILED_READ_FILE",
+    "FOREACH_BATCH_",
+    "TASK_WRITE_FAILED",
+    "STREAM_FAILED",
+    "WRITING_JOB_ABORTED",
+)
 # What running again can't mend, although it showed in a task.
 _DATA = (
     "ARITHMETIC_OVERFLOW",

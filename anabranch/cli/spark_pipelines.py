@@ -1,0 +1,410 @@
+"""`anabranch spark load`, `export` and `compact`: from options to the pipelines, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
+from anabranch.cli.spark import JOB_TIMEOUT_S, Conf, JobTimeout, Master, app, connection, session
+from anabranch.topics.names import DEFAULT_PREFIX
+
+if TYPE_CHECKING:
+    from anabranch.spark.pipelines.compact import Compacted
+    from anabranch.spark.pipelines.export import Batch, Exported
+    from anabranch.spark.pipelines.load import Loaded
+
+__all__ = ["app"]
+
+Stream = Annotated[str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="The stream.")]
+
+
+class FileForm(StrEnum):
+    """What Spark reads itself."""
+
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+    ORC = "orc"
+    TEXT = "text"
+
+
+class ValueForm(StrEnum):
+    """What becomes of a row."""
+
+    JSON = "json"
+    AVRO = "avro"
+    RAW = "raw"
+
+
+class TableForm(StrEnum):
+    """What an export writes."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+
+
+class Whole(StrEnum):
+    """What a micro-batch is made of."""
+
+    WHOLE = "whole"
+    SPLIT = "split"
+
+
+@app.command("load")
+def load(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="Files, folders or patterns, wherever Spark reads."),
+    ],
+    stream: Annotated[
+        str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="Where to.")
+    ],
+    form: Annotated[
+        FileForm,
+        typer.Option("--format", help="Of the files. CSV files have a header row."),
+    ] = FileForm.CSV,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema",
+            metavar="DDL",
+            help="The files' columns, such as 'id BIGINT, name STRING' (default: what they say; "
+            "CSV: texts).",
+        ),
+    ] = None,
+    read_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--read-option",
+            metavar="NAME=VALUE",
+            help="Of Spark's reader, such as sep=; or multiLine=true. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="COLUMNS",
+            help="The events' key: one column, or several with commas (then a JSON array).",
+        ),
+    ] = None,
+    timestamp: Annotated[
+        str | None,
+        typer.Option(
+            "--timestamp",
+            metavar="COLUMN",
+            help="The events' time: a timestamp, ISO 8601, or seconds or milliseconds since 1970.",
+        ),
+    ] = None,
+    order_by: Annotated[
+        str | None,
+        typer.Option(
+            "--order-by",
+            metavar="COLUMNS",
+            help="Write the rows of each key in the order of these columns.",
+        ),
+    ] = None,
+    encoding: Annotated[
+        ValueForm,
+        typer.Option(
+            "--encoding", help="The value: the row as JSON or Avro; raw: columns key and value."
+        ),
+    ] = ValueForm.JSON,
+    segments: Annotated[
+        int | None,
+        typer.Option("--segments", min=1, help="Create the stream first, with so many segments."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="A name that can be loaded only once: repeat it safely."),
+    ] = None,
+    master: Master = None,
+    conf: Conf = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: JobTimeout = JOB_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Load files into a stream with Spark: all of them at once, or nothing."""
+    from anabranch.cli.session import parse_kafka
+
+    place = connection(bootstrap, prefix, kafka, timeout)
+    options = parse_kafka(read_option, "--read-option")
+    spark = session("anabranch load", master, conf)
+    from anabranch.spark.pipelines.load import Events, Reading
+    from anabranch.spark.pipelines.load import load as run
+
+    loaded = run(
+        spark,
+        place,
+        files,
+        stream,
+        reading=Reading(form.value, schema, options),
+        events=Events(encoding.value, _words(key), timestamp, _words(order_by)),
+        name=name,
+        segments=segments,
+    )
+    _show(_loaded(loaded), _load_line(loaded), as_json=json)
+
+
+@app.command("export")
+def export(
+    stream: Annotated[
+        list[str],
+        typer.Option(
+            "--stream", "-s", metavar="SCOPE/STREAM", help="What to export. May be repeated."
+        ),
+    ],
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where the files go.")],
+    form: Annotated[TableForm, typer.Option("--format", help="Of the files.")] = TableForm.PARQUET,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(
+            "--partition-by",
+            metavar="COLUMNS",
+            help="A folder for each value: segment, stream, … or date, the day of the event's time.",
+        ),
+    ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema", metavar="DDL", help="Values are JSON objects: write these fields of them."
+        ),
+    ] = None,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once/--continuous", help="What is there now, then end; or go on until Ctrl-C."
+        ),
+    ] = True,
+    interval: Annotated[
+        float,
+        typer.Option(
+            "--interval", metavar="SECONDS", min=0.0, help="Between micro-batches of --continuous."
+        ),
+    ] = 1.0,
+    transactions: Annotated[
+        Whole, typer.Option("--transactions", help="Whether a big transaction may be split.")
+    ] = Whole.WHOLE,
+    most_events: Annotated[
+        int | None,
+        typer.Option("--max-events", min=1, help="At most so many in a micro-batch."),
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--start",
+            metavar="WHERE",
+            help="The first time: begin, end, a commit timestamp, or a time with its zone.",
+        ),
+    ] = "begin",
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="DIR",
+            help="Where the position is kept (default: DIR/_checkpoint of --to).",
+            show_default=False,
+        ),
+    ] = None,
+    master: Master = None,
+    conf: Conf = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: JobTimeout = JOB_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Export what is committed to files, whole transactions, each once; the next call goes on."""
+    place = connection(bootstrap, prefix, kafka, timeout)
+    spark = session("anabranch export", master, conf)
+    from anabranch.spark.pipelines.export import Pace, Shape
+    from anabranch.spark.pipelines.export import export as run
+
+    exported = run(
+        spark,
+        place,
+        stream,
+        to,
+        shape=Shape(form.value, _words(partition_by), schema),
+        pace=Pace(once, interval, most_events, transactions is Whole.WHOLE, start),
+        checkpoint=checkpoint,
+        progress=_progress(quiet=json),
+    )
+    _show(_exported(exported), _export_line(exported), as_json=json)
+
+
+@app.command("compact")
+def compact(
+    stream: Stream,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="DIR", help="Write a folder of Parquet files.")
+    ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option(
+            "--into", metavar="SCOPE/STREAM", help="Write to another stream, in one transaction."
+        ),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="As of this commit timestamp, or time in ISO 8601 (default: now).",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="With --to: replace a folder that is there.")
+    ] = False,
+    segments: Annotated[
+        int | None,
+        typer.Option("--segments", min=1, help="With --into: create that stream first."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="With --into: a name that is committed only once."),
+    ] = None,
+    master: Master = None,
+    conf: Conf = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: JobTimeout = JOB_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write the latest value of each key, as of a commit timestamp; a null value deletes its key."""
+    place = connection(bootstrap, prefix, kafka, timeout)
+    spark = session("anabranch compact", master, conf)
+    from anabranch.spark.pipelines.audit_report import moment_of
+    from anabranch.spark.pipelines.compact import compact as run
+
+    compacted = run(
+        spark,
+        place,
+        stream,
+        to=to,
+        into=into,
+        at=moment_of(at),
+        overwrite=overwrite,
+        name=name,
+        segments=segments,
+    )
+    _show(_compacted(compacted), _compact_line(compacted), as_json=json)
+
+
+# -- what they say ---------------------------------------------------------------------------------------
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def _show(document: dict[str, Any], line: str, *, as_json: bool) -> None:
+    from anabranch.cli.output import print_json, print_line
+
+    if as_json:
+        print_json(document)
+    else:
+        print_line(line)
+
+
+def _progress(*, quiet: bool) -> Callable[[Batch], None] | None:
+    """A line for each micro-batch, on standard error."""
+    if quiet:
+        return None
+
+    def say(batch: Batch) -> None:
+        typer.echo(f"micro-batch {batch.number}: {batch.rows:,} events", err=True)
+
+    return say
+
+
+def _hex(txn_id: bytes | None) -> str | None:
+    return None if txn_id is None else txn_id.hex()
+
+
+def _loaded(loaded: Loaded) -> dict[str, Any]:
+    return {
+        "stream": loaded.stream,
+        "txn_id": _hex(loaded.txn_id),
+        "name": loaded.name,
+        "already_committed": loaded.already_committed,
+        "commit_timestamp": loaded.commit_timestamp,
+        "rows": loaded.rows,
+    }
+
+
+def _load_line(loaded: Loaded) -> str:
+    from anabranch.cli.output import count_of
+
+    if loaded.already_committed:
+        return (
+            f"{loaded.name} was loaded before: transaction {_hex(loaded.txn_id)}, "
+            f"{loaded.rows:,} events; nothing was written now"
+        )
+    if loaded.txn_id is None:
+        return f"no row: nothing was written to {loaded.stream}"
+    return (
+        f"{count_of(loaded.rows, 'row')} in {loaded.stream}, all at once: "
+        f"transaction {_hex(loaded.txn_id)}"
+    )
+
+
+def _exported(exported: Exported) -> dict[str, Any]:
+    return {
+        "to": exported.to,
+        "checkpoint": exported.checkpoint,
+        "query_id": exported.query_id,
+        "batches": exported.batches,
+        "rows": exported.rows,
+    }
+
+
+def _export_line(exported: Exported) -> str:
+    from anabranch.cli.output import count_of
+
+    if not exported.batches:
+        return f"nothing new for {exported.to}"
+    return (
+        f"{count_of(exported.rows, 'event')} to {exported.to} "
+        f"in {count_of(exported.batches, 'micro-batch')}"
+    )
+
+
+def _compacted(compacted: Compacted) -> dict[str, Any]:
+    return {
+        "stream": compacted.stream,
+        "at": compacted.at,
+        "to": compacted.to,
+        "txn_id": _hex(compacted.txn_id),
+        "already_committed": compacted.already_committed,
+        "events": compacted.events,
+        "keyless": compacted.keyless,
+        "keys": compacted.keys,
+    }
+
+
+def _compact_line(compacted: Compacted) -> str:
+    from anabranch.cli.output import count_of
+    from anabranch.core import hybrid_time
+
+    if compacted.already_committed:
+        return (
+            f"committed before: transaction {_hex(compacted.txn_id)}, "
+            f"{compacted.keys:,} events; nothing was written now"
+        )
+    keyless = f", {compacted.keyless:,} without a key left out" if compacted.keyless else ""
+    return (
+        f"{count_of(compacted.keys, 'key')} of {count_of(compacted.events, 'event')} of "
+        f"{compacted.stream} as of {hybrid_time.to_text(compacted.at)} in {compacted.to}{keyless}"
+    )

@@ -1,0 +1,128 @@
+"""The latest value of each key of a stream, as of a commit timestamp."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as F
+
+from anabranch.core.ids import split_stream
+from anabranch.errors import InvalidArgument
+from anabranch.spark.failures import named_failures
+from anabranch.spark.pipelines.place import client_for, committed_under, options_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from anabranch.spark.options import Connection
+
+# Of a key: commits in their order; in one of them, its segment's order.
+_ORDER = ("commit_timestamp", "segment", "offset")
+_KEPT = ("value", "headers", "timestamp", "segment", "offset", "txn_id", "commit_timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What was written. ``at``: the commit timestamp; ``keys``: how many have a value.
+
+    ``events``: how many there were as of then, ``keyless`` of them without a key, which are left out; both 0 if
+    nothing was done because its name is ``already_committed``.
+    """
+
+    stream: str
+    at: int
+    to: str
+    events: int
+    keyless: int
+    keys: int
+    txn_id: bytes | None = None
+    already_committed: bool = False
+
+
+def latest(events: DataFrame) -> DataFrame:
+    """The last event of each key, without keys whose last value is null; columns as read."""
+    last = F.max_by(F.struct(*_KEPT), F.struct(*_ORDER)).alias("last")
+    found = events.where(F.col("key").isNotNull()).groupBy("key").agg(last)
+    return found.where(F.col("last.value").isNotNull()).select("key", "last.*")
+
+
+def compact(
+    spark: SparkSession,
+    connection: Connection,
+    stream: str,
+    *,
+    to: str | None = None,
+    into: str | None = None,
+    at: int | datetime | None = None,
+    overwrite: bool = False,
+    name: str | None = None,
+    segments: int | None = None,
+) -> Compacted:
+    """Write the latest value of each key to a folder as Parquet, or into another stream in one transaction.
+
+    A null value deletes its key. ``at``: as of this commit timestamp or time (None: now). ``overwrite``: a
+    folder that is there. ``name``: of the transaction (committed once). ``segments``: create the other stream
+    first.
+
+    Raises:
+        InvalidArgument: not one target; the folder is there. UnknownStream. SnapshotExpired: retention has
+        passed ``at``. JobFailed: again is safe.
+    """
+    if (to is None) == (into is None):
+        raise InvalidArgument("give a folder or a stream to write to, one of them")
+    if into == stream:
+        raise InvalidArgument(f"{stream} can't be compacted into itself")
+    with client_for(connection) as client:
+        moment = client.snapshot([stream], at=at).timestamp
+        if into is not None and segments is not None:
+            client.create_stream(into, segments=segments)
+        elif into is not None:
+            client.describe(into)
+        target = split_stream(into)[0] if into is not None else ""
+        given = name if name is not None else f"compact-{uuid.uuid4().hex}"
+        if into is not None and name is not None:
+            before = committed_under(client, target, name)
+            if before is not None:
+                return Compacted(
+                    stream, moment, into, 0, 0, before.counts.committed, before.txn_id, True
+                )
+        with named_failures():
+            found = _write(spark, connection, stream, moment, to, into, overwrite, given)
+        if into is None:
+            return found
+        result = committed_under(client, target, given)
+    return replace(found, txn_id=result.txn_id if result is not None else None)
+
+
+def _write(
+    spark: SparkSession,
+    connection: Connection,
+    stream: str,
+    moment: int,
+    to: str | None,
+    into: str | None,
+    overwrite: bool,
+    name: str,
+) -> Compacted:
+    read, kept = Observation("read"), Observation("kept")
+    source = options_of(connection, stream=stream, at=moment)
+    events = spark.read.format("anabranch").options(**source).load()
+    events = events.observe(
+        read, F.count(F.lit(1)).alias("events"), F.count_if(F.col("key").isNull()).alias("keyless")
+    )
+    rows = latest(events).observe(kept, F.count(F.lit(1)).alias("keys"))
+    if into is not None:
+        sink = options_of(connection, stream=into, name=name)
+        # What Kafka's or our own bookkeeping of the old place says is not true of the new one.
+        rows = rows.select("key", "value", "headers", "timestamp")
+        rows.write.format("anabranch").options(**sink).mode("append").save()
+    else:
+        rows.write.mode("overwrite" if overwrite else "errorifexists").parquet(str(to))
+    counts = read.get
+    return Compacted(
+        stream, moment, str(into or to), counts["events"], counts["keyless"], kept.get["keys"]
+    )
