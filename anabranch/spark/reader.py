@@ -125,12 +125,12 @@ def _segments(search: HistorySearch, wanted: Iterable[int]) -> dict[int, tuple[i
     found: dict[int, tuple[int, int]] = {}
     for segment_id in wanted:
         record = search.epoch_record(segment_epoch(segment_id))
-        if record is None:
+        if record is None and search.is_cut():
             return None
-        for segment in record.segments:
+        for segment in record.segments if record is not None else ():
             if segment.segment_id == segment_id:
                 first, end = found.get(segment.partition, (_OPEN, 0))
-                sealed = _end(search, record.stream_epoch + 1, segment_id)
+                sealed = _end(search, segment_epoch(segment_id) + 1, segment_id)
                 found[segment.partition] = min(first, segment.start_offset), max(end, sealed)
     return found
 

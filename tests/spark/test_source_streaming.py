@@ -1,0 +1,369 @@
+"""Streaming source: what is committed, once and in order, whatever the limits, and across restarts."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.query import StreamingQuery
+
+import anabranch
+from anabranch.errors import SnapshotExpired
+from anabranch.spark.columns import EVENT_SCHEMA
+from anabranch.spark.options import Options
+from anabranch.spark.plan import EventRange
+from anabranch.spark.positions import from_json
+from anabranch.spark.stream_reader import StreamReader
+from anabranch.spark.tail import HistoryTail
+from anabranch.topics.names import stream_topic
+from tests.cluster import Cluster
+from tests.spark.source_world import Seen, World, build, in_key_order, seen_by_spark, seen_in
+
+pytestmark = pytest.mark.broker
+
+SOON_S = 60
+
+
+@pytest.fixture(scope="module")
+def world(cluster: Cluster, client: anabranch.Client) -> World:
+    return build(cluster.bootstrap, client, "sourcestreaming")
+
+
+# -- the planner's side, and what its tasks read, without Spark ---------------------------------------------
+
+
+@pytest.fixture
+def source(world: World) -> Iterator[Callable[..., StreamReader]]:
+    made = []
+
+    def make(**options: str | int) -> StreamReader:
+        given = {name: str(value) for name, value in options.items()}
+        given.setdefault("streams", f"{world.events},{world.other}")
+        reader = StreamReader(Options({"bootstrap": world.bootstrap} | given), EVENT_SCHEMA)
+        made.append(reader)
+        return reader
+
+    yield make
+    for reader in made:
+        reader.stop()
+
+
+def read(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[list[Seen]]:
+    """What each task between two positions gives."""
+    return [
+        [
+            seen_in(row | {"timestamp": row["timestamp"].timestamp() * 1000})
+            for batch in reader.read(task)
+            for row in batch.to_pylist()
+        ]
+        for task in reader.partitions(start, end)
+    ]
+
+
+def micro_batches(reader: StreamReader, start: dict[str, Any] | None = None) -> list[list[Seen]]:
+    """All there is, as Spark would get it."""
+    position = reader.initialOffset() if start is None else start
+    found = []
+    while (end := reader.latestOffset(position, reader.getDefaultReadLimit())) != position:
+        found.append([event for task in read(reader, position, end) for event in task])
+        position = end
+    return found
+
+
+def commits(batch: list[Seen]) -> dict[int | None, int]:
+    """Commit timestamp -> events of it."""
+    found: dict[int | None, int] = {}
+    for event in batch:
+        found[event.commit_timestamp] = found.get(event.commit_timestamp, 0) + 1
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"maxeventspertrigger": 100},
+        {"maxeventspertrigger": 1000},
+        {"maxeventspertrigger": 10, "transactions": "whole"},
+        {"order": "epoch"},
+        {"order": "epoch", "maxeventspertrigger": 10, "transactions": "whole"},
+        {"maxeventspertrigger": 100, "rowsperpartition": 7},
+    ],
+    ids=lambda o: " ".join(f"{k}={v}" for k, v in o.items()) or "no options",
+)
+def test_every_event_once_whole_commits_in_commit_order(
+    world: World, source: Callable[..., StreamReader], options: dict[str, Any]
+) -> None:
+    batches = micro_batches(source(**options))
+    assert sorted(e for b in batches for e in b) == sorted(world.expected)
+    sizes = commits(world.expected)
+    most = options.get("maxeventspertrigger", 1 << 30)
+    whole = options.get("transactions") == "whole"
+    last = 0
+    for batch in batches:
+        found = commits(batch)
+        assert len(batch) <= most or (whole and len(found) == 1)
+        parts = [t for t, count in found.items() if count < sizes[t]]
+        assert parts == [] or (
+            not whole and len(found) <= 2 and all(sizes[t] > most for t in parts)
+        )
+        assert min(t or 0 for t in found) >= last
+        last = max(t or 0 for t in found)
+    if "maxeventspertrigger" not in options and "order" not in options:
+        assert len(batches) == 1
+
+
+def test_epochs_end_micro_batches(world: World, source: Callable[..., StreamReader]) -> None:
+    reader = source(order="epoch", stream=world.events, streams="")
+    batches = micro_batches(reader)
+    # Created, scaled, rolled and back, scaled: what comes one after the other is in the order of all keys.
+    epochs = [{(event.segment or 0) >> 32 for event in batch} for batch in batches]
+    assert epochs == [{0}, {1}, {2}, {3}, {4}]
+    for batch in batches:
+        holders: dict[bytes | None, set[int | None]] = {}
+        for event in batch:
+            if event.key:
+                holders.setdefault(event.key, set()).add(event.segment)
+        assert all(len(segments) == 1 for segments in holders.values())
+    assert in_key_order(event for batch in batches for event in batch)
+    # All of a partition is one task's, in the order of its offsets.
+    position = reader.initialOffset()
+    tasks = reader.partitions(position, reader.latestOffset(position, reader.getDefaultReadLimit()))
+    assert len({t.partition for t in tasks if isinstance(t, EventRange)}) == len(tasks) == 2
+
+
+@pytest.mark.parametrize("number", [0, 4, 11])
+def test_start_behind_a_result(
+    world: World, source: Callable[..., StreamReader], number: int
+) -> None:
+    at = world.results[number].commit_timestamp
+    batches = micro_batches(source(start=at, maxeventspertrigger=50))
+    wanted = [event for event in world.expected if (event.commit_timestamp or 0) > at]
+    assert sorted(e for b in batches for e in b) == sorted(wanted)
+
+
+def test_start_at_the_end_is_kept_at_once(
+    world: World, source: Callable[..., StreamReader]
+) -> None:
+    reader = source(start="end")
+    start = reader.initialOffset()
+    first = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert first != start  # Spark logs it, and a restart does not begin at a later end
+    assert reader.partitions(start, first) == []
+    assert reader.latestOffset(first, reader.getDefaultReadLimit()) == first
+
+
+def test_a_position_of_any_batch_is_gone_on_from(
+    world: World, source: Callable[..., StreamReader]
+) -> None:
+    """As after a restart: another planner, and Spark asks for the last batch's ranges again."""
+    position = source().initialOffset()
+    found: list[Seen] = []
+    for _ in range(12):
+        reader = source(maxeventspertrigger=250)
+        end = reader.latestOffset(position, reader.getDefaultReadLimit())
+        again = source(maxeventspertrigger=250)
+        assert again.partitions(position, end) == reader.partitions(position, end)
+        found += [event for task in read(again, position, end) for event in task]
+        position = end
+        reader.stop()
+        again.stop()
+    found += [event for batch in micro_batches(source(), position) for event in batch]
+    assert sorted(found) == sorted(world.expected)
+
+
+def test_streams_of_several_scopes(
+    world: World, source: Callable[..., StreamReader], client: anabranch.Client, unique: str
+) -> None:
+    far = f"t{unique}/far"
+    client.create_stream(far)
+    for i in range(3):
+        with client.begin(f"t{unique}") as txn:
+            txn.write(far, b"f:%d" % i, key=b"f")
+            txn.commit()
+    batches = micro_batches(source(streams=f"{far},{world.other}", maxeventspertrigger=20))
+    found = [event for batch in batches for event in batch]
+    assert [event.value for event in found if event.stream == far] == [b"f:0", b"f:1", b"f:2"]
+    others = sorted(event for event in found if event.stream != far)
+    assert others == sorted(event for event in world.expected if event.stream == world.other)
+
+
+def test_a_long_history_is_jumped(
+    world: World, source: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked = source().latestOffset(source().initialOffset(), ReadAllAvailable())
+    reader = source()
+    with monkeypatch.context() as patch:
+        patch.setattr("anabranch.spark.stream_reader._FAR", 5)
+        patch.setattr(HistoryTail, "peek", lambda _: pytest.fail("no record is looked at"))
+        end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert end == walked
+    assert reader.latestOffset(end, ReadAllAvailable()) is end
+
+
+def test_what_retention_removed(
+    cluster: Cluster, source: Callable[..., StreamReader], client: anabranch.Client, unique: str
+) -> None:
+    stream = f"s{unique}/short"
+    client.create_stream(stream)
+    for i in range(4):
+        with client.begin(f"s{unique}") as txn:
+            txn.write(stream, b"%d" % i)
+            txn.commit()
+    options = {"streams": stream, "maxeventspertrigger": 1}
+    reader = source(**options)
+    start = reader.initialOffset()
+    first = reader.latestOffset(start, ReadMaxRows(1))
+    end = reader.latestOffset(first, ReadMaxRows(3))
+    third = int(from_json(end)[stream].vector[0]) - 1
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    place = TopicPartition(stream_topic(stream), 0, third)
+    for future in admin.delete_records([place]).values():
+        future.result(SOON_S)
+
+    with pytest.raises(SnapshotExpired, match="failOnDataLoss=false") as raised:
+        reader.partitions(first, end)
+    assert f"{stream}, partition 0: retention removed offsets 1 to {third - 1}" in str(raised.value)
+    lenient = source(**options, failondataloss="false")
+    assert [e.value for task in read(lenient, first, end) for e in task] == [b"3"]
+    assert lenient.partitions(start, first) == []
+    # What was gone before the query began is no loss.
+    assert [[e.value for e in batch] for batch in micro_batches(source(**options))] == [[b"3"]]
+
+
+def test_stop_frees_all_threads(world: World, source: Callable[..., StreamReader]) -> None:
+    def threads() -> int:
+        names = (path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+        return sum(name.startswith("rdk:") for name in names)
+
+    before = threads()
+    reader = source()
+    assert len(micro_batches(reader)) == 1
+    assert threads() > before
+    reader.stop()
+    until = time.monotonic() + SOON_S
+    while threads() > before:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+# -- queries -------------------------------------------------------------------------------------------------
+
+
+class Queries:
+    """Queries of one checkpoint, and what their micro-batches had, by id."""
+
+    def __init__(self, spark: SparkSession, checkpoint: Path) -> None:
+        self._spark = spark
+        self._checkpoint = checkpoint
+        self.batches: dict[int, list[Seen]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def events(self) -> list[Seen]:
+        with self._lock:
+            return [event for _, batch in sorted(self.batches.items()) for event in batch]
+
+    def start(self, trigger: dict[str, Any], **options: Any) -> StreamingQuery:
+        def take(frame: DataFrame, number: int) -> None:
+            found = seen_by_spark(frame)
+            with self._lock:
+                self.batches[number] = found
+
+        frame = self._spark.readStream.format("anabranch").options(**options).load()
+        writer = frame.writeStream.foreachBatch(take)
+        writer = writer.option("checkpointLocation", str(self._checkpoint))
+        return writer.trigger(**trigger).start()
+
+    def run(self, trigger: dict[str, Any], **options: Any) -> StreamingQuery:
+        query = self.start(trigger, **options)
+        assert query.awaitTermination(SOON_S)
+        return query
+
+    def wait_for(self, query: StreamingQuery, holds: Callable[[], bool]) -> None:
+        until = time.monotonic() + SOON_S
+        while not holds():
+            assert query.exception() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+def test_available_now_and_again(
+    spark: SparkSession, tmp_path: Path, client: anabranch.Client, bootstrap: str, unique: str
+) -> None:
+    """Triggers that end by themselves, on one checkpoint: what is there, what is new, and what is not limited."""
+    small = World(bootstrap, client, f"now{unique}")
+    client.create_stream(small.events, segments=2)
+    client.create_stream(small.other)
+    for _ in range(6):
+        small.commit(20, others=5)
+    options = {"bootstrap": bootstrap, "streams": f"{small.events},{small.other}"}
+    queries = Queries(spark, tmp_path)
+    query = queries.run({"availableNow": True}, **options, maxEventsPerTrigger=40)
+    assert sorted(queries.events) == sorted(small.read())
+    assert [len(batch) for _, batch in sorted(queries.batches.items())] == [40, 40, 40]
+    (progress,) = query.recentProgress[-1].sources
+    assert from_json(json.loads(progress.endOffset or "")) == from_json(
+        json.loads(progress.latestOffset or "")
+    )
+
+    client.scale(small.events, segments=5)  # new partitions
+    for _ in range(3):
+        small.commit(20)
+    queries.run({"availableNow": True}, **options, maxEventsPerTrigger=40)
+    assert sorted(queries.events) == sorted(small.read())
+    assert sorted(queries.batches) == [0, 1, 2, 3, 4]
+
+    for _ in range(3):
+        small.commit(20)
+    queries.run({"once": True}, **options, maxEventsPerTrigger=1)
+    assert sorted(queries.events) == sorted(small.read())
+    assert len(queries.batches[5]) == 60
+
+
+def test_each_key_in_order_while_the_stream_is_scaled(
+    spark: SparkSession, tmp_path: Path, client: anabranch.Client, bootstrap: str, unique: str
+) -> None:
+    small = World(bootstrap, client, f"live{unique}")
+    client.create_stream(small.events, segments=2)
+    client.create_stream(small.other)
+    queries = Queries(spark, tmp_path)
+    options = {"bootstrap": bootstrap, "stream": small.events, "order": "epoch"}
+    query = queries.start({"processingTime": "0 seconds"}, **options)
+    try:
+        for segments in (5, 1, 3):
+            old = client.begin(small.scope)
+            old.token()
+            small.write(old, small.events, 30, "r")
+            old.flush()
+            small.commit(20)
+            client.scale(small.events, segments=segments)
+            small.commit(20)
+            old.commit()  # rolls
+            small.commit(20)
+            wanted = len(small.read())
+            queries.wait_for(query, lambda: len(queries.events) >= wanted)  # noqa: B023
+    finally:
+        query.stop()
+    assert sorted(queries.events) == sorted(small.read())
+    assert in_key_order(queries.events)
+    assert len({(event.segment or 0) >> 32 for event in queries.events}) >= 7
+
+
+def test_an_error_of_the_planner_ends_the_query_and_says_what_to_do(
+    spark: SparkSession, tmp_path: Path, bootstrap: str
+) -> None:
+    queries = Queries(spark, tmp_path)
+    query = queries.start({"availableNow": True}, bootstrap=bootstrap, stream="source/missing")
+    with pytest.raises(StreamingQueryException, match="UnknownStream: there is no stream"):
+        query.awaitTermination(SOON_S)
