@@ -117,7 +117,7 @@ def check_counts(encoder: ColumnEncoder, lane: StreamLane) -> None:
     assert encoder.counted() == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     events=EVENTS,
     kinds=kinds(),
