@@ -204,7 +204,7 @@ def test_plain_writes_of_one_moment_belong_to_one_stream_each() -> None:
     a, b = Written("s/a"), Written("s/b")
     a.commit(1, {0: 2})
     b.commit(1, {0: 2})
-    assert sizes([a, b], Limits(2)) == [2, 2]
+    assert sizes([a, b], Limits(3)) == [2, 2]
 
 
 def test_what_may_have_siblings_that_are_not_seen_is_left() -> None:
