@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from anabranch.client.history_search import Found
 from anabranch.core.ids import NO_TXN, split_stream
 from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentCommit
-from anabranch.spark.positions import Position
+from anabranch.spark.positions import Position, raised
 
 
 class NotYet(Exception):
@@ -56,7 +56,7 @@ def admit(start: Mapping[str, Position], fronts: Mapping[str, Front], limits: Li
 
     The commits that one transaction has in several streams are taken together. Without an event nothing moves.
     """
-    batch = _Batch(dict(start), limits)
+    batch = _Batch(start, limits)
     open_ = dict(fronts)
     complete = True
     while True:
@@ -83,9 +83,8 @@ def admit(start: Mapping[str, Position], fronts: Mapping[str, Front], limits: Li
         if len(taken) < len(group):
             complete = False
             break
-    if not batch.events:
-        return Admitted(dict(start), 0, complete)
-    return Admitted(batch.positions, batch.events, complete)
+    moved = batch.positions() if batch.events else dict(start)
+    return Admitted(moved, batch.events, complete)
 
 
 def _leave_scope(open_: dict[str, Front], heads: dict[str, Found], stream: str) -> None:
@@ -108,11 +107,24 @@ def _siblings(one: Found, other: Found) -> bool:
 
 
 class _Batch:
-    def __init__(self, positions: dict[str, Position], limits: Limits) -> None:
-        self.positions = positions
+    def __init__(self, start: Mapping[str, Position], limits: Limits) -> None:
         self.events = 0
+        self._start = start
         self._limits = limits
+        self._last: dict[str, Found] = {}  # the last record that was taken
+        # Partition -> offset inside of the record that comes next, by stream.
+        self._parts: dict[str, dict[int, int]] = {}
         self._written: set[tuple[str, int]] = set()  # (stream, segment) with events in here
+
+    def positions(self) -> dict[str, Position]:
+        """Where it ends."""
+        return {stream: self._position(stream) for stream in self._start}
+
+    def _position(self, stream: str) -> Position:
+        at, last = self._start[stream], self._last.get(stream)
+        if last is not None:
+            at = at.moved(last.offset, last.record.vector)
+        return Position(at.after, raised(at.vector, self._parts.get(stream, {})))
 
     def take(self, group: Mapping[str, Found]) -> list[str]:
         """Take one record, or a transaction's commits. Returns the streams in which it is taken to its end."""
@@ -129,7 +141,8 @@ class _Batch:
         for stream in group:
             self._written |= {(stream, part.segment_id) for part, _, count in left[stream] if count}
         self.events += size
-        return self._pass(group)
+        self._last |= group
+        return list(group)
 
     def _must_wait(self, stream: str, found: Found) -> bool:
         """Whether an epoch seals a segment with events in here: those of its successors have to wait."""
@@ -139,15 +152,9 @@ class _Batch:
             and any((stream, sealed.segment_id) in self._written for sealed in found.record.sealed)
         )
 
-    def _pass(self, group: Mapping[str, Found]) -> list[str]:
-        for stream, found in group.items():
-            position = self.positions[stream]
-            self.positions[stream] = position.moved(found.offset, found.record.vector)
-        return list(group)
-
     def _left(self, stream: str, found: Found) -> list[tuple[SegmentCommit, int, int]]:
         """(part, first offset, events at most) of what is not read yet of a commit."""
-        vector = self.positions[stream].vector
+        vector = self._start[stream].vector  # what was taken since ends below
         record = found.record
         parts = record.segments if isinstance(record, CommitRecord) else ()
         out = []
@@ -169,17 +176,14 @@ class _Batch:
         before = given = 0
         done = []
         for stream, found in group.items():
-            position = self.positions[stream]
-            reached = {}
+            reached = self._parts[stream] = {}
             for part, first, count in left[stream]:
                 before += count
                 share = room * before // size - given
                 given += share
                 reached[part.partition] = min(first + share, part.end)
-            vector = position.vector | {p: offset for p, offset in reached.items() if offset}
-            self.positions[stream] = Position(position.after, dict(sorted(vector.items())))
             if all(reached[part.partition] == part.end for part, _, _ in left[stream]):
-                self.positions[stream] = position.moved(found.offset, found.record.vector)
+                self._last[stream] = found
                 done.append(stream)
         self.events += given
         return done
