@@ -13,8 +13,11 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+import anabranch
 from anabranch.spark import spark_session
 from tests.cluster import Cluster
+from tests.spark.sink_place import Place, place_in
+from tests.spark.source_world import World, build
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +47,15 @@ def spark() -> Iterator[SparkSession]:
 def bootstrap(cluster: Cluster) -> str:
     """The cluster's address."""
     return cluster.bootstrap
+
+
+@pytest.fixture
+def place(cluster: Cluster, client: anabranch.Client, unique: str) -> Place:
+    """A stream of three segments, alone in its scope."""
+    return place_in(cluster.bootstrap, client, f"sink{unique}")
+
+
+@pytest.fixture(scope="session")
+def world(cluster: Cluster, client: anabranch.Client) -> World:
+    """Streams with everything in them that a source has to get right. Tests only read them."""
+    return build(cluster.bootstrap, client, "source")

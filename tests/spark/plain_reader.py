@@ -1,0 +1,68 @@
+"""What a plain Kafka consumer sees of a stream. It knows nothing of the library but the topic's name."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple, cast
+
+from confluent_kafka import Consumer, TopicPartition
+
+DEADLINE_S = 60.0
+
+
+class Seen(NamedTuple):
+    """An event."""
+
+    value: bytes | None
+    key: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp: int
+
+
+def read_all(bootstrap: str, stream: str) -> list[Seen]:
+    """All committed events, by partition and offset; without the library's own headers."""
+    topic = stream.replace("/", ".")
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "plain",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+        }
+    )
+    try:
+        partitions = consumer.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions
+        ends = {}
+        for partition in partitions:
+            low, high = consumer.get_watermark_offsets(
+                TopicPartition(topic, partition), timeout=DEADLINE_S
+            )
+            if high > low:
+                ends[partition] = high
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
+        seen: dict[int, list[Seen]] = {partition: [] for partition in ends}
+        until = time.monotonic() + DEADLINE_S
+        while ends:
+            assert time.monotonic() < until, f"{topic} can't be read to its end: {ends}"
+            for message in consumer.consume(1000, timeout=0.2):
+                assert message.error() is None, message.error()
+                headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+                own = tuple((name, v) for name, v in headers if not name.startswith("ab."))
+                seen[cast("int", message.partition())].append(
+                    Seen(message.value(), message.key(), own, message.timestamp()[1])
+                )
+            for place in consumer.position([TopicPartition(topic, p) for p in ends]):
+                # A position stands behind control records, too.
+                if place.offset >= ends[place.partition]:
+                    del ends[place.partition]
+        return [event for _, events in sorted(seen.items()) for event in events]
+    finally:
+        consumer.close()
+
+
+def values(bootstrap: str, stream: str) -> list[bytes]:
+    """The values, sorted; none may be null."""
+    found = [event.value for event in read_all(bootstrap, stream)]
+    assert None not in found
+    return sorted(value for value in found if value is not None)

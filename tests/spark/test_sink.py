@@ -1,0 +1,317 @@
+"""``df.write`` and ``df.writeStream``: each batch once, whole, or not at all; what is refused, and what is said.
+
+On a real broker; what is visible is asked of a plain read_committed consumer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import anabranch
+from anabranch.errors import (
+    AlreadyCommitted,
+    InvariantViolation,
+    OutcomeUnknown,
+    TransactionAborted,
+)
+from anabranch.spark.options import Options
+from anabranch.spark.sink import BatchSink, NothingWritten, StreamSink, Written
+from tests.cluster import start_cluster
+from tests.conftest import Broker
+from tests.spark.sink_place import (
+    DEADLINE_S,
+    Place,
+    numbers,
+    place_in,
+    put_file,
+    schema_of,
+    stream_files,
+    texts,
+)
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow(40)]
+
+COLUMNS = pa.schema([("key", pa.string()), ("value", pa.string())])
+
+
+# -- a batch --------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_one_transaction(spark: SparkSession, place: Place) -> None:
+    place.save(numbers(spark, 1000, 4))
+    assert place.values() == texts(1000)
+    (info,) = place.transactions()
+    assert (info.state, info.counts.committed) == ("COMMITTED", 1000)
+    assert len(place.client.state(info.txn_id).writers) == 4
+
+
+def test_several_streams_in_one_transaction(spark: SparkSession, place: Place) -> None:
+    other = place_in(place.bootstrap, place.client, place.scope, name="other")
+    rows = numbers(spark, 100).withColumn(
+        "stream", F.when(F.col("value") < "5", place.stream).otherwise(other.stream)
+    )
+    place.save(rows, stream=None, scope=place.scope)
+    place.save(rows.withColumn("key", F.lit(1)), stream=None, scope=place.scope, encoding="json")
+    assert sorted(place.values() + other.values()) == sorted(
+        texts(100) + [b'{"key":1,"value":"%d"}' % i for i in range(100)]
+    )
+    assert all(value < b"5" for value in place.values() if value.isdigit())
+    assert [info.counts.committed for info in place.transactions()] == [100, 100]
+
+
+def test_without_a_row_nothing_is_begun(spark: SparkSession, place: Place) -> None:
+    place.save(numbers(spark, 100).where("value = 'x'"), name="nothing")
+    assert place.transactions() == []
+    place.save(numbers(spark, 3), name="nothing")  # so the name is free
+    assert place.values() == texts(3)
+
+
+def test_a_name_is_committed_once(spark: SparkSession, place: Place) -> None:
+    place.save(numbers(spark, 1000), name="2025-01-01")
+    place.save(numbers(spark, 50_000, start=7), name="2025-01-01")  # other rows, and more
+    place.save(numbers(spark, 10, start=5000), name="2025-01-02")
+    assert place.values() == sorted(texts(1000) + texts(10, 5000))
+    place.nothing_staged()
+
+
+def test_a_failed_job_leaves_nothing(spark: SparkSession, place: Place) -> None:
+    late = F.when(F.col("value") == "4999", F.raise_error(F.lit("no such flight")))
+    rows = numbers(spark, 5000).withColumn("value", late.otherwise(F.col("value")))
+    with pytest.raises(PySparkException, match="no such flight"):
+        place.save(rows)
+    assert place.values() == []
+    place.nothing_staged()
+    assert {(i.state, i.reason) for i in place.transactions()} <= {
+        ("ABORTED", "Spark aborted the job")
+    }
+
+
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+def test_a_task_that_waits_for_rows_keeps_the_transaction(
+    spark: SparkSession, place: Place
+) -> None:
+    """One task ends at once; the other has its first row when the keepalive has passed twice."""
+
+    def slow_half(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if "0" not in batch.column("value").to_pylist():
+                time.sleep(5)
+            yield batch
+
+    rows = numbers(spark, 100)
+    place.save(rows.mapInArrow(slow_half, rows.schema), keepalive=2)
+    assert place.values() == texts(100)
+
+
+# -- micro-batches --------------------------------------------------------------------------------------
+
+
+def test_each_micro_batch_is_a_transaction(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    for i, lines in enumerate((100, 0, 300)):
+        put_file(tmp_path, i, lines, 1000 * i)
+    query = stream_files(spark, place, tmp_path)
+    assert query.exception() is None
+    assert place.values() == sorted(texts(100) + texts(300, 2000))
+    assert [info.counts.committed for info in place.transactions()] == [100, 300]
+    assert [p.sink.numOutputRows for p in query.recentProgress if p.numInputRows] == [100, 300]
+
+    put_file(tmp_path, 3, 5, 9000)
+    again = stream_files(spark, place, tmp_path)
+    assert (again.id, again.exception()) == (query.id, None)
+    assert place.values() == sorted(texts(100) + texts(300, 2000) + texts(5, 9000))
+
+
+def test_a_replayed_micro_batch_has_one_effect(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    """Spark forgets that batches 1 and 2 are done, and finds other rows in their files."""
+    for i in range(3):
+        put_file(tmp_path, i, 100, 1000 * i)
+    stream_files(spark, place, tmp_path)
+    for i in (1, 2):
+        for suffix in (f"{i}", f".{i}.crc"):
+            (tmp_path / "checkpoint" / "commits" / suffix).unlink()
+    for i in (1, 2):
+        put_file(tmp_path, i, 200, 5000 * i)
+    put_file(tmp_path, 3, 7, 9000)
+    query = stream_files(spark, place, tmp_path)
+    assert query.exception() is None
+    expected = texts(100) + texts(100, 1000) + texts(100, 2000) + texts(7, 9000)
+    assert place.values() == sorted(expected)
+    place.nothing_staged()
+
+
+def test_foreach_batch_is_exactly_once_by_name(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    """As docs/spark.md says, with a crash between the write and Spark's own commit."""
+    crash = [True]
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        place.save(batch, name=f"orders/{batch_id}")
+        if batch_id == 1 and crash:
+            crash.clear()
+            raise RuntimeError("crashed after the write")
+
+    for i in range(3):
+        put_file(tmp_path, i, 10, 100 * i)
+    for ended in ("crashed", "done"):
+        source = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1)
+        query = (
+            source.text(str(tmp_path / "in"))
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        if ended == "crashed":
+            with pytest.raises(PySparkException, match="crashed after the write"):
+                query.awaitTermination(int(DEADLINE_S))
+        else:
+            assert query.awaitTermination(int(DEADLINE_S))
+    assert place.values() == sorted(texts(10) + texts(10, 100) + texts(10, 200))
+
+
+# -- the commit -----------------------------------------------------------------------------------------
+
+
+def attempt(place: Place, sink: BatchSink | StreamSink, count: int, start: int = 0) -> Written:
+    """A task attempt of this sink, as Spark runs it: on a copy."""
+    copy = pickle.loads(pickle.dumps(sink))
+    columns = [[str(i) for i in range(start, start + count)]] * 2
+    rows = pa.record_batch([pa.array(column) for column in columns], COLUMNS)
+    written = copy._target.write(copy._reservation, iter([rows]), streaming=False)
+    assert isinstance(written, Written)
+    return written
+
+
+def batch_sink(place: Place, **options: str) -> BatchSink:
+    given = {"bootstrap": place.bootstrap, "stream": place.stream} | options
+    return BatchSink(Options(given), schema_of("key string, value string"), False)
+
+
+def stream_sink(place: Place, **options: str) -> StreamSink:
+    given = {"bootstrap": place.bootstrap, "stream": place.stream} | options
+    return StreamSink(Options(given), schema_of("key string, value string"), False)
+
+
+def test_only_accepted_attempts_count(spark: SparkSession, place: Place) -> None:
+    sink = batch_sink(place)
+    failed, accepted, speculative = (attempt(place, sink, 50, start) for start in (0, 100, 100))
+    assert failed.receipt != accepted.receipt != speculative.receipt
+    sink.commit([None, accepted, NothingWritten()])
+    assert place.values() == texts(50, 100)
+    with pytest.raises(AlreadyCommitted):  # a zombie
+        attempt(place, sink, 50, 200)
+    with pytest.raises(AlreadyCommitted, match="its rows are visible, don't run it again"):
+        sink.abort([])
+    assert place.values() == texts(50, 100)
+
+
+def test_abort_before_any_task_began(spark: SparkSession, place: Place) -> None:
+    sink = batch_sink(place)
+    sink.abort([])
+    with pytest.raises(TransactionAborted):
+        attempt(place, sink, 1)
+    assert place.values() == []
+
+
+def test_numbers_of_a_series(spark: SparkSession, place: Place) -> None:
+    """Commits of query "q" in this order: sink, batch, and whether its rows show."""
+    expected: list[bytes] = []
+    for i, (name, batch, shows) in enumerate(
+        [
+            ("0", 0, True),
+            ("0", 0, False),
+            ("0", 2, True),
+            ("0", 1, False),
+            ("other", 0, True),
+            ("0", 2, False),
+            ("other", 1, True),
+        ]
+    ):
+        sink = stream_sink(place, sink=name)
+        messages = [
+            replace(attempt(place, sink, 3, start), query_id="q", batch_id=str(batch))
+            for start in (100 * i, 100 * i + 50)
+        ]
+        stream_sink(place, sink=name).commit([*messages, None], batch)  # afresh, as Spark does
+        expected += texts(3, 100 * i) + texts(3, 100 * i + 50) if shows else []
+        assert place.values() == sorted(expected), (name, batch)
+    place.nothing_staged()
+
+
+def test_messages_have_to_agree(spark: SparkSession, place: Place) -> None:
+    sink = stream_sink(place)
+    one = replace(attempt(place, sink, 3), query_id="q", batch_id="4")
+    for other in (
+        replace(attempt(place, sink, 3), query_id="q", batch_id="5"),
+        replace(attempt(place, sink, 3), query_id="p", batch_id="4"),
+        replace(attempt(place, stream_sink(place), 3), query_id="q", batch_id="4"),
+    ):
+        with pytest.raises(InvariantViolation, match=r"messages of (one )?batch"):
+            stream_sink(place).commit([one, other], 4)
+    with pytest.raises(InvariantViolation, match="messages of batch 5"):
+        stream_sink(place).commit([one], 5)
+    assert place.values() == []
+    stream_sink(place).abort([one, None], 4)
+    assert place.client.state(one.reservation).state == "ABORTED"
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_commit_without_an_answer(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch, arrived: bool
+) -> None:
+    """It is made known how it ended: an error means that no row is visible."""
+    real = anabranch.Client.commit
+
+    def unanswered(*args: Any, **options: Any) -> None:
+        if arrived:
+            real(*args, **options)
+        raise OutcomeUnknown("no answer")
+
+    sink = batch_sink(place)
+    message = attempt(place, sink, 3)
+    monkeypatch.setattr(anabranch.Client, "commit", unanswered)
+    if arrived:
+        sink.commit([message])
+    else:
+        with pytest.raises(TransactionAborted, match="no row is visible, run it again; no answer"):
+            sink.commit([message])
+    assert place.values() == (texts(3) if arrived else [])
+
+
+def test_a_controller_that_does_not_answer(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    prefix = f"frozen{time.time_ns():x}"
+    cluster = start_cluster(broker.bootstrap, tmp_path, prefix)
+    with anabranch.connect(cluster.bootstrap, prefix=prefix) as client:
+        place = place_in(cluster.bootstrap, client, f"to-{prefix}")
+        sink = batch_sink(place, prefix=prefix, timeout="3")
+        message = attempt(place, sink, 3)
+        cluster.controller.signal(signal.SIGSTOP)
+        with pytest.raises(OutcomeUnknown) as unknown:
+            sink.commit([message])
+        assert f"`anabranch txn describe {sink._reservation}`" in str(unknown.value)
+        cluster.controller.signal(signal.SIGCONT)
+        with contextlib.suppress(AlreadyCommitted):
+            sink.abort([])  # as Spark does
+        state = client.state(sink._reservation).state
+        assert (state, place.values()) in (("ABORTED", []), ("COMMITTED", texts(3)))
+    cluster.controller.stop()

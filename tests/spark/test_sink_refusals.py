@@ -1,0 +1,118 @@
+"""What the sink refuses: by name, on the driver, before any task runs, saying what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import SparkSession
+
+from anabranch.errors import InvalidArgument
+from anabranch.spark.options import Options
+from anabranch.spark.sink import BatchSink, StreamSink, target_of
+from tests.spark.sink_place import Place, numbers, put_file, schema_of, stream_files
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow(10)]
+
+KV = "key string, value string"
+# columns, options, what the error says
+REFUSED = [
+    (KV, {}, "where to? Give option stream=scope/name"),
+    (KV, {"stream": "a/b", "scope": "a"}, "give option stream, or scope and a column 'stream', not both"),
+    (KV, {"stream": "a"}, "'a' is not a stream: scope/stream"),
+    (KV, {"stream": "a/b", "bootstrap": ""}, "no address: give option bootstrap"),
+    (KV, {"stream": "a/b", "straem": "a/c"}, "unknown option straem; there are "),
+    (KV, {"stream": "a/b", "path": "a/b"}, "a path means nothing here: give option stream"),
+    (KV, {"stream": "a/b", "keepalive": "0.5"}, "option keepalive='0.5': seconds above 1"),
+    (KV, {"stream": "a/b", "encoding": "xml"}, "option encoding='xml': one of raw, json, avro"),
+    (KV, {"scope": "a"}, "no column 'stream' (scope/name): add one"),
+    (f"{KV}, stream string", {"stream": "a/b"}, "drop the column, or give option scope instead"),
+    (f"{KV}, carrier string", {"stream": "a/b"}, "not carrier: select those, or give option encoding=json"),
+    ("key string", {"stream": "a/b"}, "and value has to be there"),
+    ("value int", {"stream": "a/b"}, "column value is int, and binary or string is needed: cast it"),
+    ("value string, headers array<string>", {"stream": "a/b"}, "column headers is array<string>"),
+    ("value string, timestamp long", {"stream": "a/b"}, "column timestamp is bigint, and timestamp is needed"),
+    (KV, {"stream": "a/b", "key": "key"}, "options key, keepkey and timestampcolumn are for encoding=json"),
+    (KV, {"stream": "a/b", "avroschema": "{}"}, "option avroschema is for encoding=avro, not raw"),
+    ("a int, A int", {"stream": "a/b", "encoding": "json"}, "columns of the same name: a;"),
+    ("a int", {"stream": "a/b", "encoding": "json", "key": "b"}, "option key: there is no column 'b'"),
+    ("a int", {"stream": "a/b", "encoding": "json", "keepkey": "false"}, "keepkey=false needs option key"),
+    ("a int", {"stream": "a/b", "encoding": "json", "timestampcolumn": "a"}, "column timestamp is int"),
+    ("a interval", {"stream": "a/b", "encoding": "json"}, "column a has type interval, which has no JSON"),
+    ("a struct<b: map<int, int>>", {"stream": "a/b", "encoding": "json"}, "column a.b: a map's keys are int"),
+    ("a interval", {"stream": "a/b", "encoding": "avro"}, "column a has type interval, which has no Avro"),
+    ("`a b` int", {"stream": "a/b", "encoding": "avro"}, "column 'a b': a name in Avro is letters"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "options", "says"), REFUSED)
+def test_refused(
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
+    options: dict[str, str],
+    says: str,
+) -> None:
+    monkeypatch.delenv("ANABRANCH_BOOTSTRAP", raising=False)
+    with pytest.raises(InvalidArgument) as refused:
+        target_of(Options({"bootstrap": "b:1"} | options), schema_of(columns))
+    assert says in str(refused.value)
+
+
+RECORD = '{"type": "record", "name": "R", "fields": [%s]}'
+INT_A = '{"name": "a", "type": "int"}'
+INNER = f'{{"type": "record", "name": "S", "fields": [{INT_A}]}}'
+# columns, Avro schema, what the error says
+UNFIT = [
+    ("a int", "{", "option avroschema is no Avro schema"),
+    ("a int", '"int"', "option avroschema: a record is needed"),
+    ("a int", RECORD % f'{INT_A}, {{"name": "b", "type": "int"}}', "no column for b, which have no default"),
+    ("a int, b int", RECORD % INT_A, "no field for b: drop them or add fields"),
+    ("a string", RECORD % INT_A, 'column a is string, which "int" does not take'),
+    ("a long", RECORD % INT_A, 'column a is bigint, which "int" does not take'),
+    ("a array<string>", RECORD % '{"name": "a", "type": {"type": "array", "items": "int"}}',
+     "column a.element is string"),
+    ("a timestamp", RECORD % '{"name": "a", "type": ["null", "long"]}', "column a is timestamp"),
+    ("a struct<b: int>", RECORD % f'{{"name": "a", "type": {INNER}}}', "no column in a for a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "avro", "says"), UNFIT)
+def test_unfit_avro_schemas(spark: SparkSession, columns: str, avro: str, says: str) -> None:
+    options = {"bootstrap": "b:1", "stream": "a/b", "encoding": "avro", "avroschema": avro}
+    with pytest.raises(InvalidArgument) as refused:
+        target_of(Options(options), schema_of(columns))
+    assert says in str(refused.value)
+
+
+def test_refusals_come_from_the_driver(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """Before any task runs, and by name."""
+    rows = numbers(spark, 10)
+    with pytest.raises(AnalysisException, match="InvalidArgument: unknown option straem"):
+        place.save(rows, straem="x")
+    with pytest.raises(AnalysisException, match=r"UnknownStream: .*nowhere"):
+        place.save(rows, stream=f"{place.scope}/nowhere")
+    with pytest.raises(AnalysisException, match=r"UnsupportedSetting: .*isolation.level"):
+        place.save(rows, **{"kafka.isolation.level": "read_uncommitted"})
+    with pytest.raises(
+        AnalysisException, match=r"InvalidArgument: mode\(.overwrite.\): .* use mode"
+    ):
+        place.save(rows, "overwrite")
+    put_file(tmp_path, 0, 1, 0)
+    with pytest.raises(PySparkException, match="InvalidArgument: unknown option name"):
+        stream_files(spark, place, tmp_path, name="x")
+    assert place.transactions() == []
+
+
+def test_the_page_has_every_option(spark: SparkSession) -> None:
+    known: set[str] = set()
+    for sink in (BatchSink, StreamSink):
+        with pytest.raises(InvalidArgument) as refused:
+            sink(Options({"stream": "a/b", "bootstrap": "b:1", "wrong": "x"}), schema_of(KV), False)
+        _, _, listed = str(refused.value).removesuffix(" and kafka.…").partition("there are ")
+        known |= set(listed.split(", "))
+    page = Path(__file__).parents[2].joinpath("docs/spark.md").read_text("utf-8")
+    table = page.partition("\n## Sink\n")[2].partition("\n### ")[0]
+    documented = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
+    assert documented == known | {"kafka.…"}
