@@ -87,7 +87,7 @@ def live(client: anabranch.Client, bootstrap: str, stream: str, other: str) -> d
     for key in KEYS:
         old.write(stream, b"old", key=key)
     old.flush()
-    big.write_many(stream, [(b"big %d" % i * 20, KEYS[i % len(KEYS)]) for i in range(2000)])
+    big.write_many(stream, [(os.urandom(60), KEYS[i % len(KEYS)]) for i in range(2000)])
     big.flush()
     client.scale(stream, segments=3)
     plain(20)

@@ -41,6 +41,9 @@ from anabranch.topics.names import history_topic, journal_topic, status_topic, s
 
 __all__ = ["audit"]
 
+# How far the journals' plain writes were committed at a moment is told nowhere.
+PLAIN_NOTE = "As of a moment that is given, plain writes are not compared with the journals."
+
 
 def audit(
     spark: SparkSession,
@@ -138,6 +141,7 @@ class _Audit:
             ranges.select("stream", "record").distinct().count(),
             placed.count(),
             findings.checks(),
+            () if at is None else (PLAIN_NOTE,),
         )
 
     # -- reading --------------------------------------------------------------------------------------

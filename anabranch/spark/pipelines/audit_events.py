@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from anabranch.core.ids import NO_TXN
 from anabranch.spark.pipelines.audit_findings import Findings, shown, text
-from anabranch.spark.pipelines.audit_log import BAD, PLAIN, WRITE
+from anabranch.spark.pipelines.audit_log import PLAIN, WRITE
 
 # Events and ranges meet in blocks of so many offsets, which tasks take in parallel.
 _BLOCK_BITS = 16
@@ -137,9 +137,12 @@ def check_events(
         {
             "event-header": (F.lit(True), None),
             "event-transaction": (inside, None),
-            "event-key": (keyed, inside & (F.col("position").isNull() | r["low"].isNull())),
+            "event-key": (keyed, inside & F.col("position").isNotNull() & r["low"].isNull()),
             "event-epoch": (written, None),
             "event-plain": (kind == PLAIN, None),
+            **{
+                f"event-{name}": (kind == WRITE, None) for name in ("aborted", "unknown", "outside")
+            },
         },
     )
     whose = shown(F.col("txn_id"))
@@ -148,7 +151,7 @@ def check_events(
         [
             (
                 "event-header",
-                kind.isin(BAD) | ~kind.isin(WRITE, PLAIN, BAD),
+                ~kind.isin(WRITE, PLAIN),
                 F.lit("one ab.txn header, or none of ab."),
                 F.lit("another one, or a batch that can't be read"),
             ),
@@ -192,7 +195,9 @@ def _check_unnamed(
         placed.where(F.col("r").isNull() & (F.col("kind") == WRITE))
         .join(named.withColumn("is_named", F.lit(True)), ["stream", "txn_id"], "left")
         .join(states.select("txn_id", "state", "timestamp"), "txn_id", "left")
-        .join(named.groupBy("stream").agg(F.max("until").alias("last")), "stream", "left")
+        .join(
+            F.broadcast(named.groupBy("stream").agg(F.max("until").alias("last"))), "stream", "left"
+        )
         .withColumn("is_named", F.coalesce("is_named", F.lit(False)))
         .withColumn("state", F.coalesce("state", F.lit("not known")))
         # Carried aside just now, or committed after the history was read.
@@ -206,10 +211,6 @@ def _check_unnamed(
             ),
         )
     )
-    (row,) = placed.agg(F.count_if(F.col("kind") == WRITE).alias("n")).collect()
-    for name in ("event-aborted", "event-outside"):
-        findings.add(name, row["n"])
-    findings.add("event-unknown", row["n"])
     findings.count(unnamed, {"event-unknown": (F.lit(False), F.col("under_way"))})
     aborted = F.col("state").isin("ABORTED", "ABORT_IN_PROGRESS")
     state = text("its transaction is ", F.col("state"))

@@ -45,6 +45,7 @@ class Findings:
 
     def __init__(self) -> None:
         self._breaches: list[DataFrame] = []
+        self._counts: list[DataFrame] = []
         self._more: list[tuple[str, Example]] = []
         self._examined = {name: [0, 0] for name in CHECKS}
 
@@ -100,15 +101,20 @@ class Findings:
 
     def count(self, rows: DataFrame, of: Mapping[str, tuple[Column, Column | None]]) -> None:
         """Count in one pass how many rows each check examined, and how many it could not check."""
-        columns = []
-        for i, (examined, unchecked) in enumerate(of.values()):
-            columns.append(F.count_if(examined).alias(f"e{i}"))
-            columns.append(
-                F.count_if(unchecked if unchecked is not None else F.lit(False)).alias(f"u{i}")
-            )
-        (row,) = rows.agg(*columns).collect()
-        for i, name in enumerate(of):
-            self.add(name, row[f"e{i}"], row[f"u{i}"])
+        never = F.lit(False)
+        counts = rows.agg(
+            F.array(
+                *(
+                    F.struct(
+                        F.lit(name).alias("check"),
+                        F.count_if(examined).alias("examined"),
+                        F.count_if(never if unchecked is None else unchecked).alias("unchecked"),
+                    )
+                    for name, (examined, unchecked) in of.items()
+                )
+            ).alias("counts")
+        )
+        self._counts.append(counts.select(F.inline("counts")))
 
     def add(self, name: str, examined: int, unchecked: int = 0) -> None:
         """So many more were looked at."""
@@ -116,23 +122,25 @@ class Findings:
         self._examined[name][1] += unchecked
 
     def checks(self) -> tuple[Check, ...]:
-        """All checks; this is when Spark looks for breaches."""
+        """All checks; this is when Spark counts, and looks for breaches."""
+        for row in reduce(DataFrame.unionByName, self._counts).collect():
+            self.add(row["check"], row["examined"], row["unchecked"])
         rows = self.keep(reduce(DataFrame.unionByName, self._breaches))
         by_check = rows.groupBy("check").agg(F.count("*").alias("n"))
         counts = {row["check"]: row["n"] for row in by_check.collect()}
         examples: dict[str, list[Example]] = {}
         if counts:
-            order = Window.partitionBy("check").orderBy("stream", "partition", "offset")
+            order = Window.partitionBy("check", "stream").orderBy("partition", "offset")
             sample = rows.withColumn("n", F.row_number().over(order)).where(
                 F.col("n") <= MOST_EXAMPLES
             )
-            for row in sample.orderBy("check", "n").collect():
+            for row in sample.orderBy("check", "stream", "n").collect():
                 cells = (row[name] for name in _COLUMNS[1:])
                 examples.setdefault(row["check"], []).append(Example(*cells))
         for name, example in self._more:
             counts[name] = counts.get(name, 0) + 1
             known = examples.setdefault(name, [])
-            if len(known) < MOST_EXAMPLES:
+            if sum(one.stream == example.stream for one in known) < MOST_EXAMPLES:
                 known.append(example)
         of = {name: (examined, unchecked) for name, (examined, unchecked) in self._examined.items()}
         return make_checks(of, counts, examples)

@@ -33,14 +33,15 @@ def check_writers(
     ``matched``: the transactions (`audit_status.match`). ``lows``: stream, source, low: what is left of journals.
     """
     whole = matched.where("has_commit and settled and not gone").select("txn_id", "fits")
-    sources = layouts.select(
+    # Writers place by reference epochs: by what scalings made. Those are few.
+    sources = layouts.where("epoch = reference").select(
         "stream",
         big_endian(F.col("epoch"), 4).alias("placed_by"),
         F.col("id").bitwiseAND(F.lit(_NUMBER)).alias("number"),
         F.col("partition").alias("source"),
         F.col("low").alias("from_position"),
         F.col("high").alias("to_position"),
-    ).distinct()
+    )
     taken = findings.keep(_taken(placed, sources, whole))
     groups = findings.keep(_groups(taken, status, whole, lows))
     written = findings.keep(_written(journal, groups, sources, lows))
@@ -65,7 +66,7 @@ def _taken(placed: DataFrame, sources: DataFrame, whole: DataFrame) -> DataFrame
         .withColumn("number", F.col("r.id").bitwiseAND(F.lit(_NUMBER)))
         .join(whole.select("txn_id"), "txn_id", "left_semi")
         .join(
-            sources.select("stream", "placed_by", "number", "source"),
+            F.broadcast(sources.select("stream", "placed_by", "number", "source")),
             ["stream", "placed_by", "number"],
         )
         .withColumn("rank", F.row_number().over(order))
@@ -103,10 +104,10 @@ def _groups(taken: DataFrame, status: DataFrame, whole: DataFrame, lows: DataFra
     here = lows.select("stream").distinct()
     writers = taken.select("txn_id", "writer").distinct().withColumn("is_taken", F.lit(True))
     return (
-        in_stream.join(receipts.join(here, "stream", "left_semi"), KEY, "full")
+        in_stream.join(receipts.join(F.broadcast(here), "stream", "left_semi"), KEY, "full")
         .join(whole, "txn_id")
         .join(writers, ["txn_id", "writer"])
-        .join(lows, ["stream", "source"], "left")
+        .join(F.broadcast(lows), ["stream", "source"], "left")
         .withColumn("n", F.coalesce("n", F.lit(0)))
         .withColumn("crc", F.coalesce("crc", F.lit(0)))
         # Whether the journal still has all that the writer wrote there.
@@ -128,7 +129,7 @@ def _written(
     records = (
         journal.where((F.col("kind") == WRITE) & ~F.col("native"))
         .withColumnRenamed("partition", "source")
-        .join(lows, ["stream", "source"])
+        .join(F.broadcast(lows), ["stream", "source"])
         .where(F.col("offset") >= F.col("low"))
         .drop("low", "kind", "native")
         .join(
@@ -137,7 +138,7 @@ def _written(
             ),
             KEY,
         )
-        .join(sources.drop("number"), ["stream", "placed_by", "source"], "left")
+        .join(F.broadcast(sources.drop("number")), ["stream", "placed_by", "source"], "left")
         .withColumn(
             "rejected",
             (F.col("placed_by") != F.coalesce("right_epoch", "placed_by"))
@@ -314,13 +315,13 @@ def check_plain(
     records = (
         journal.where((F.col("kind") == PLAIN) & ~F.col("native"))
         .withColumnRenamed("partition", "source")
-        .join(lows, ["stream", "source"])
-        .join(done.withColumnRenamed("offset", "done"), ["stream", "source"], "left")
+        .join(F.broadcast(lows), ["stream", "source"])
+        .join(F.broadcast(done.withColumnRenamed("offset", "done")), ["stream", "source"], "left")
         .withColumn(
             "is_due",
             (F.col("offset") >= F.col("low")) & (F.col("offset") < F.coalesce("done", F.lit(0))),
         )
-        .join(whole_streams.withColumn("is_whole", F.lit(True)), "stream", "left")
+        .join(F.broadcast(whole_streams.withColumn("is_whole", F.lit(True))), "stream", "left")
         .withColumn("is_whole", F.coalesce("is_whole", F.lit(False)))
         .where(F.col("offset") >= F.col("low"))
     )
@@ -352,7 +353,7 @@ def check_plain(
     )
     both = (
         written.join(present, ["stream", "digest"], "full")
-        .join(untouched.withColumn("all_here", F.lit(True)), "stream", "left")
+        .join(F.broadcast(untouched.withColumn("all_here", F.lit(True))), "stream", "left")
         .withColumn("n", F.coalesce("n", F.lit(0)))
         .withColumn("due", F.coalesce("due", F.lit(0)))
         .withColumn("most", F.coalesce("most", F.lit(0)))

@@ -7,21 +7,31 @@ apart.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.errors import DeadlineExceeded
 from anabranch.ports import CorruptBatch, OffsetOutOfRange, RawBatch, TopicPartition
 from anabranch.spark.options import Connection
-from anabranch.topics.batch import read_header
+from anabranch.topics.batch import HEADER_SIZE, BatchHeader, read_header
+from anabranch.topics.compression import decompress
 from anabranch.topics.kafka_log import KafkaLog
 from anabranch.topics.records import Record, decode_records
 
 SPAN_OFFSETS = 1 << 20  # of one task
+Longs = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+TASKS_A_CORE = 2  # at least, so that none waits long for the last
+_SMALL = 256  # records of a batch for which compiled code is not worth loading
 _ROWS = 1 << 14  # of one Arrow batch
 _FETCH_BYTES = 8 << 20
 _FETCH_WAIT_S = 0.5
@@ -50,6 +60,9 @@ _ARROW = pa.schema(
 )
 
 
+_OWN = _ARROW.names[2:]  # what is not said by the partition
+
+
 class Span(NamedTuple):
     """What one task reads: offsets of a partition. ``stream``: how its rows are labelled."""
 
@@ -59,6 +72,10 @@ class Span(NamedTuple):
     first: int
     end: int
     committed: bool
+
+
+# Makes Arrow batches of a span's batches.
+Reading = Callable[[Span, Iterable[RawBatch]], Iterator[pa.RecordBatch]]
 
 
 def open_log(connection: Connection) -> KafkaLog:
@@ -72,25 +89,52 @@ def cut(span: Span, size: int = SPAN_OFFSETS) -> Iterator[Span]:
         yield span._replace(first=first, end=min(first + size, span.end))
 
 
+def share(spans: Sequence[Span], least: int) -> tuple[tuple[Span, ...], ...]:
+    """The spans of each task: many small ones together, about `SPAN_OFFSETS` offsets in each.
+
+    ``least``: so many tasks, if there are as many spans.
+    """
+    total = sum(span.end - span.first for span in spans)
+    count = min(len(spans), max(least, -(-total // SPAN_OFFSETS)))
+    tasks: list[list[Span]] = [[] for _ in range(count)]
+    lightest = [(0, number) for number in range(count)]
+    for span in sorted(spans, key=lambda span: span.first - span.end):
+        size, number = heappop(lightest)
+        tasks[number].append(span)
+        heappush(lightest, (size + span.end - span.first, number))
+    return tuple(map(tuple, tasks))
+
+
 def read_spans(
     spark: SparkSession,
     connection: Connection,
     spans: Sequence[Span],
-    rows: Callable[[Span, Iterable[RawBatch]], Iterator[dict[str, Any]]],
+    read: Reading,
     schema: str,
-    arrow: pa.Schema,
 ) -> DataFrame:
-    """A task for each span: its batches through ``rows``, a function of a module."""
+    """The batches of all spans, in tasks, through ``read``, a function of a module."""
     if not spans:
         return spark.createDataFrame([], schema)
-    task = partial(_read_task, connection, tuple(spans), rows, arrow)
-    return spark.range(0, len(spans), 1, len(spans)).mapInArrow(task, schema)
+    shares = share(spans, TASKS_A_CORE * spark.sparkContext.defaultParallelism)
+    task = partial(_read_task, connection, shares, read)
+    return in_arrow(spark.range(0, len(shares), 1, len(shares)), task, schema)
+
+
+def in_arrow(
+    rows: DataFrame,
+    task: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: str,
+) -> DataFrame:
+    """``mapInArrow``, without what PySpark says of pandas: it takes no part in that."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+        return rows.mapInArrow(task, schema)
 
 
 def read_records(spark: SparkSession, connection: Connection, spans: Sequence[Span]) -> DataFrame:
     """Events, or journal records (`RECORDS`)."""
     cuts = [piece for span in spans for piece in cut(span)]
-    return read_spans(spark, connection, cuts, _record_rows, RECORDS, _ARROW)
+    return read_spans(spark, connection, cuts, _record_batches, RECORDS)
 
 
 def batches_of(log: KafkaLog, span: Span, timeout: float) -> Iterator[RawBatch]:
@@ -131,47 +175,122 @@ def records_of(span: Span, batches: Iterable[RawBatch]) -> Iterator[Record]:
 
 def _read_task(
     connection: Connection,
-    spans: tuple[Span, ...],
-    rows: Callable[[Span, Iterable[RawBatch]], Iterator[dict[str, Any]]],
-    schema: pa.Schema,
+    shares: tuple[tuple[Span, ...], ...],
+    read: Reading,
     ids: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     log = open_log(connection)
     try:
         for numbers in ids:
             for number in numbers.column(0).to_pylist():
-                span = spans[number]
-                taken: list[dict[str, Any]] = []
-                for row in rows(span, batches_of(log, span, connection.timeout)):
-                    taken.append(row)
-                    if len(taken) >= _ROWS:
-                        yield pa.RecordBatch.from_pylist(taken, schema)
-                        taken = []
-                yield pa.RecordBatch.from_pylist(taken, schema)
+                for span in shares[number]:
+                    yield from read(span, batches_of(log, span, connection.timeout))
     finally:
         log.close()
 
 
-def _record_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str, Any]]:
-    stream, place = span.stream, span.partition
+def in_batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows as Arrow batches."""
+    taken: list[dict[str, Any]] = []
+    for row in rows:
+        taken.append(row)
+        if len(taken) >= _ROWS:
+            yield pa.RecordBatch.from_pylist(taken, schema)
+            taken = []
+    yield pa.RecordBatch.from_pylist(taken, schema)
+
+
+def _record_batches(span: Span, batches: Iterable[RawBatch]) -> Iterator[pa.RecordBatch]:
+    """Big batches by compiled code, each by itself; of small ones, many together."""
+    small: list[tuple[Any, ...]] = []
     for batch in batches:
-        base = batch.base_offset
-        try:
-            native = read_header(batch.data).is_transactional
-            records = decode_records(batch.data)
-        except CorruptBatch:
-            yield _row(stream, place, base, base, False, BAD, 0, None, None, b"", None)
+        header = read_header(batch.data)
+        if header.record_count > _SMALL:
+            if small:
+                yield _from_rows(span, small)
+                small = []
+            yield _walked(span, batch, header)
             continue
-        for offset, timestamp, key, value, headers in records:
-            if span.first <= offset < span.end:
-                kind, own, txn = _judge(headers)
-                yield _row(
-                    stream, place, offset, base, native, kind, timestamp, key, value, own, txn
-                )
+        small.extend(_rows_of(span, batch, native=header.is_transactional))
+        if len(small) >= _ROWS:
+            yield _from_rows(span, small)
+            small = []
+    if small:
+        yield _from_rows(span, small)
 
 
-def _row(*cells: Any) -> dict[str, Any]:
-    return dict(zip(_ARROW.names, cells, strict=True))
+def _rows_of(span: Span, batch: RawBatch, *, native: bool) -> Iterator[tuple[Any, ...]]:
+    """In the order of `_OWN`."""
+    base = batch.base_offset
+    try:
+        records = decode_records(batch.data)
+    except CorruptBatch:
+        yield base, base, native, BAD, 0, None, None, b"", None
+        return
+    for offset, timestamp, key, value, headers in records:
+        if span.first <= offset < span.end:
+            kind, own, txn = _judge(headers)
+            yield offset, base, native, kind, timestamp, key, value, own, txn
+
+
+def _from_rows(span: Span, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    kinds = [_ARROW.field(name).type for name in _OWN]
+    return _labelled(span, [pa.array(c, kind) for c, kind in zip(columns, kinds, strict=True)])
+
+
+def _labelled(span: Span, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+    count = len(columns[0])
+    labels = [
+        pa.repeat(pa.scalar(span.stream, pa.string()), count),
+        pa.repeat(pa.scalar(span.partition, pa.int32()), count),
+    ]
+    return pa.RecordBatch.from_arrays([*labels, *columns], schema=_ARROW)
+
+
+def _walked(span: Span, batch: RawBatch, header: BatchHeader) -> pa.RecordBatch:
+    from anabranch.spark.pipelines import audit_kernel as kernel
+
+    body = decompress(header.compression, memoryview(batch.data)[HEADER_SIZE:])
+    room = kernel.room(min(header.record_count, len(body)), len(body))
+    count = kernel.walk(
+        np.frombuffer(body, dtype=np.uint8),
+        header.record_count,
+        header.base_offset,
+        header.base_timestamp,
+        span.first,
+        span.end,
+        *room,
+    )
+    if count < 0:
+        rows = _rows_of(span, batch, native=header.is_transactional)
+        return _from_rows(span, list(rows))
+    numbers, ends, flags, *data = room
+    stamps = numbers[kernel.TIMESTAMP, :count]
+    if header.is_log_append_time:
+        stamps[:] = header.max_timestamp
+    return _labelled(
+        span,
+        [
+            pa.array(numbers[kernel.OFFSET, :count]),
+            pa.repeat(pa.scalar(batch.base_offset, pa.int64()), count),
+            pa.repeat(pa.scalar(header.is_transactional, pa.bool_()), count),
+            pa.array(numbers[kernel.KIND, :count].astype(np.int32)),
+            pa.array(stamps),
+            *(
+                _binary(ends[column, : count + 1], flags[column, :count], data[column])
+                for column in range(len(data))
+            ),
+        ],
+    )
+
+
+def _binary(ends: Longs, flags: Bytes, data: Bytes) -> pa.Array:
+    valid = pa.py_buffer(np.packbits(flags, bitorder="little"))
+    offsets = pa.py_buffer(ends.astype(np.int32))
+    return pa.Array.from_buffers(
+        pa.binary(), len(flags), [valid, offsets, pa.py_buffer(data[: ends[-1]])]
+    )
 
 
 def _judge(headers: Sequence[tuple[str, bytes | None]]) -> tuple[int, bytes, bytes | None]:

@@ -11,7 +11,7 @@ from typing import Any
 from anabranch.core import hybrid_time
 from anabranch.errors import InvalidArgument
 
-MOST_EXAMPLES = 10
+MOST_EXAMPLES = 10  # of a check and a stream
 
 # Name: (what is counted, what has to hold). In the order in which they are shown.
 CHECKS: dict[str, tuple[str, str]] = {
@@ -151,7 +151,7 @@ def show(report: AuditReport, *, as_json: bool) -> None:
         print_line(note)
     if report.breaches:
         print_table(
-            f"Breaches, at most {MOST_EXAMPLES} of each kind",
+            f"Breaches, at most {MOST_EXAMPLES} of each kind and stream",
             ("check", "stream", "transaction", "where", "expected", "found"),
             [
                 (c.name, e.stream, e.transaction or "-", _where(e), e.expected, e.found)

@@ -47,7 +47,10 @@ def match(
     touched = (
         status.where(F.col("entry") == Entry.PARTICIPANT)
         .groupBy("txn_id")
-        .agg(F.bool_and(F.col("stream").isin(*streams)).alias("all_here"))
+        .agg(
+            F.bool_and(F.col("stream").isin(*streams)).alias("all_here"),
+            F.min("stream").alias("touches"),
+        )
     )
     return (
         rows.join(commits, "txn_id", "full")
@@ -121,6 +124,6 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
                 F.col("told"),
             ),
         ],
-        stream=F.coalesce(F.col("in_stream"), F.lit("")),
+        stream=F.coalesce("in_stream", "touches", F.lit("")),
         txn=F.col("txn_id"),
     )

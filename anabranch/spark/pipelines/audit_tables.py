@@ -30,6 +30,8 @@ from anabranch.spark.pipelines.audit_log import (
     Span,
     batches_of,
     cut,
+    in_arrow,
+    in_batches,
     open_log,
     read_spans,
     records_of,
@@ -81,7 +83,11 @@ _HISTORY_ARROW = pa.schema(
 def read_history(spark: SparkSession, connection: Connection, spans: list[Span]) -> DataFrame:
     """The history records of some streams (`HISTORY`)."""
     cuts = [piece for span in spans for piece in cut(span)]
-    return read_spans(spark, connection, cuts, _history_rows, HISTORY, _HISTORY_ARROW)
+    return read_spans(spark, connection, cuts, _history_batches, HISTORY)
+
+
+def _history_batches(span: Span, batches: Iterable[RawBatch]) -> Iterator[pa.RecordBatch]:
+    return in_batches(_history_rows(span, batches), _HISTORY_ARROW)
 
 
 def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str, Any]]:
@@ -192,7 +198,7 @@ def read_status(
         log.close()
     newest = F.max_by(F.struct("value"), "offset").alias("newest")
     entry = F.hex(F.substring("key", 17, 1))
-    return (
+    rows = (
         _raw_status(spark, connection, control_partition, first, end)
         .where(entry.isin(*_OF_INTEREST))
         .where((entry != _hex(Entry.PLAIN)) | (F.col("offset") < before))
@@ -200,15 +206,19 @@ def read_status(
         .agg(newest)
         .select("key", "newest.value")
         .where("value is not null")
-        .mapInArrow(_decode_status, STATUS)
     )
+    return in_arrow(rows, _decode_status, STATUS)
 
 
 def _raw_status(
     spark: SparkSession, connection: Connection, partition: int, first: int, end: int
 ) -> DataFrame:
     span = Span("", status_topic(connection.prefix), partition, first, end, committed=True)
-    return read_spans(spark, connection, list(cut(span)), _raw_rows, _RAW, _RAW_ARROW)
+    return read_spans(spark, connection, list(cut(span)), _raw_batches, _RAW)
+
+
+def _raw_batches(span: Span, batches: Iterable[RawBatch]) -> Iterator[pa.RecordBatch]:
+    return in_batches(_raw_rows(span, batches), _RAW_ARROW)
 
 
 def _raw_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str, Any]]:
