@@ -1,8 +1,8 @@
 """Rows as JSON, column by column: what Spark's ``to_json(struct(*))`` gives for plain types.
 
 Arrow joins the texts; no Python object is made per row but for strings with control characters and for binary
-columns. Three differences to ``to_json``, each the same value: timestamps are in UTC whatever the session's
-zone is, 1.0E10 is spelled 10000000000.0, and map keys are strings only.
+columns. Three differences to ``to_json``: timestamps are in UTC whatever the session's zone is, 1.0E10 is spelled
+1e+10, and map keys are strings only.
 """
 
 from __future__ import annotations
@@ -63,10 +63,14 @@ def check_type(name: str, kind: t.DataType) -> None:
 
 def json_rows(columns: Sequence[pa.Array], fields: Sequence[t.StructField], rows: int) -> pa.Array:
     """Each row as an object; fields that are null are left out. ``rows``: how many there are."""
-    parts = []
+    parts: list[pa.Array] = []
     for column, field in zip(columns, fields, strict=True):
         name = pa.scalar(f",{quoted(field.name)}:", _TEXT)
-        parts.append(pc.fill_null(_joined(name, json_values(column, field.dataType)), ""))
+        values = json_values(column, field.dataType)
+        if values.null_count:
+            parts.append(pc.fill_null(_joined(name, values), ""))
+        else:
+            parts += [name, values]
     if not parts:
         return pa.repeat(pa.scalar("{}", _TEXT), rows)
     # Not null_handling="skip": rows of which all is null get lost there (Arrow 26).
@@ -146,13 +150,14 @@ def _escaped(texts: pa.Array) -> pa.Array:
 
 def _floats(column: pa.Array) -> pa.Array:
     """The shortest that reads back as the same number; what is no number in JSON is a string, as in Spark."""
-    values = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False)
-    texts = values.astype("U32").astype(object)
-    texts[np.isnan(values)] = '"NaN"'
-    texts[np.isposinf(values)] = '"Infinity"'
-    texts[np.isneginf(values)] = '"-Infinity"'
-    missing = column.is_null().to_numpy(zero_copy_only=False)
-    return pa.array(texts, _TEXT, mask=missing)
+    texts = column.cast(_TEXT)
+    whole = pc.invert(pc.match_substring_regex(texts, "[.en]"))
+    texts = pc.if_else(whole, _joined(texts, pa.scalar(".0", _TEXT)), texts)
+    if pc.all(pc.is_finite(column)).as_py() is False:
+        infinity = pc.if_else(pc.greater(column, 0), '"Infinity"', '"-Infinity"')
+        special = pc.if_else(pc.is_nan(column), '"NaN"', infinity).cast(_TEXT)
+        texts = pc.if_else(pc.is_finite(column), texts, special)
+    return texts
 
 
 def _times(column: pa.Array) -> pa.Array:
