@@ -94,6 +94,25 @@ def test_a_writer_without_a_write_begins_nothing(world: World) -> None:
     assert world.client.commit(reservation, [writer.finish()]).counts.committed == 0
 
 
+def test_open_begins_it_without_a_write(world: World) -> None:
+    reservation = world.client.reserve("nyc", keepalive=5)
+    with world.client.join(reservation, heartbeat=True) as writer:
+        writer.open()
+        writer.open()
+        for _ in range(8):
+            world.clock.sleep(1.0)
+            world.client.heart.step()
+            world.step()
+        assert states(world) == ["OPEN"]
+    with pytest.raises(errors.IllegalState):
+        writer.open()
+    world.client.abort(reservation)
+    for over in (reservation, world.client.reserve("nyc")):
+        world.client.abort(over)
+        with pytest.raises(errors.TransactionAborted):
+            world.client.join(over).open()
+
+
 def test_a_joined_writer_keeps_it_alive_if_asked(world: World) -> None:
     for heartbeat, state in ((True, "OPEN"), (False, "ABORTED")):
         reservation = world.client.reserve("nyc", keepalive=5)
