@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +21,14 @@ from pyspark.sql.types import StructType
 
 from anabranch.client.history_search import Found
 from anabranch.core.hybrid_time import from_datetime
-from anabranch.errors import RetryError, SnapshotExpired
+from anabranch.errors import RetryError
 from anabranch.spark.admission import Limits, admit
 from anabranch.spark.columns import check_schema
 from anabranch.spark.histories import Histories
 from anabranch.spark.options import Options
 from anabranch.spark.plan import Cutting, EventRange, moment, read_range, streams_of
 from anabranch.spark.positions import BEGIN, Position, from_json, is_new, raised, to_json
+from anabranch.spark.retention import still_there
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,7 +118,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for stream, after in afters.items()
             for found in _between(stream, befores.get(stream, BEGIN), after)
         ]
-        ranges = self._still_there(ranges, befores)
+        ranges = still_there(self._histories, ranges, befores, strict=self._strict)
         if self._by_epoch:
             return list(ranges)
         return self._cutting.cut(ranges)
@@ -162,30 +162,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if admitted.all and self._target is None:
             self._latest = ends, to_json(admitted.positions)
         return admitted.positions
-
-    def _still_there(
-        self, ranges: list[EventRange], befores: Mapping[str, Position]
-    ) -> list[EventRange]:
-        """The ranges, without what retention removed meanwhile, if that is allowed."""
-        places = [(found.stream, found.partition) for found in ranges]
-        firsts = self._histories.first_offsets(places) if places else {}
-        left = []
-        for found in ranges:
-            first = firsts[found.stream, found.partition]
-            if found.first < first:
-                lost = (
-                    f"{found.stream}, partition {found.partition}: retention removed offsets {found.first} to "
-                    f"{min(first, found.end) - 1} before they were read"
-                )
-                if self._strict and found.stream in befores:
-                    raise SnapshotExpired(
-                        f"{lost}; set option failOnDataLoss=false to go on without them, and keep the stream "
-                        "for longer"
-                    )
-                log.warning("%s", lost)
-            if first < found.end:
-                left.append(found if found.first >= first else replace(found, first=first))
-        return left
 
 
 def _hybrid(at: int | datetime) -> int:

@@ -19,18 +19,12 @@ from anabranch.spark.columns import EVENT_SCHEMA
 from anabranch.spark.options import Options
 from anabranch.spark.plan import EventRange
 from anabranch.spark.reader import SnapshotReader
-from tests.cluster import Cluster
 from tests.spark.plain_reader import read_all
-from tests.spark.source_world import Seen, World, build, in_key_order, seen_by_spark
+from tests.spark.source_world import Seen, World, in_key_order, seen_by_spark
 
 pytestmark = pytest.mark.broker
 
 Load = Callable[..., DataFrame]
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Cluster, client: anabranch.Client) -> World:
-    return build(cluster.bootstrap, client, "source")
 
 
 @pytest.fixture

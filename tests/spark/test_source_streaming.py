@@ -27,16 +27,11 @@ from anabranch.spark.stream_reader import StreamReader
 from anabranch.spark.tail import HistoryTail
 from anabranch.topics.names import stream_topic
 from tests.cluster import Cluster
-from tests.spark.source_world import Seen, World, build, in_key_order, seen_by_spark, seen_in
+from tests.spark.source_world import Seen, World, in_key_order, seen_by_spark, seen_in
 
 pytestmark = pytest.mark.broker
 
 SOON_S = 60
-
-
-@pytest.fixture(scope="module")
-def world(cluster: Cluster, client: anabranch.Client) -> World:
-    return build(cluster.bootstrap, client, "sourcestreaming")
 
 
 # -- the planner's side, and what its tasks read, without Spark ---------------------------------------------
@@ -216,27 +211,37 @@ def test_what_retention_removed(
 ) -> None:
     stream = f"s{unique}/short"
     client.create_stream(stream)
+    options = {"streams": stream, "maxeventspertrigger": 1}
+    places = [source(**options).initialOffset()]
     for i in range(4):
         with client.begin(f"s{unique}") as txn:
             txn.write(stream, b"%d" % i)
             txn.commit()
-    options = {"streams": stream, "maxeventspertrigger": 1}
-    reader = source(**options)
-    start = reader.initialOffset()
-    first = reader.latestOffset(start, ReadMaxRows(1))
-    end = reader.latestOffset(first, ReadMaxRows(3))
-    third = int(from_json(end)[stream].vector[0]) - 1
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    place = TopicPartition(stream_topic(stream), 0, third)
-    for future in admin.delete_records([place]).values():
-        future.result(SOON_S)
+        places.append(source(**options).latestOffset(places[-1], ReadMaxRows(1)))
+    ends = [from_json(at)[stream].vector.get(0, 0) for at in places]
 
+    def remove(before: int) -> None:
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        place = TopicPartition(stream_topic(stream), 0, before)
+        for future in admin.delete_records([place]).values():
+            future.result(SOON_S)
+
+    # The marker of the first one is gone too; who has read that one lost nothing.
+    remove(ends[1] + 1)
+    reader = source(**options)
+    assert [e.value for task in read(reader, places[1], places[4]) for e in task] == [
+        b"1",
+        b"2",
+        b"3",
+    ]
+    remove(ends[4] - 1)
     with pytest.raises(SnapshotExpired, match="failOnDataLoss=false") as raised:
-        reader.partitions(first, end)
-    assert f"{stream}, partition 0: retention removed offsets 1 to {third - 1}" in str(raised.value)
+        reader.partitions(places[1], places[4])
+    lost = f"{ends[1] + 1} to {ends[4] - 2} before they were read"
+    assert f"{stream}, partition 0: retention removed offsets {lost}" in str(raised.value)
     lenient = source(**options, failondataloss="false")
-    assert [e.value for task in read(lenient, first, end) for e in task] == [b"3"]
-    assert lenient.partitions(start, first) == []
+    assert [e.value for task in read(lenient, places[1], places[4]) for e in task] == [b"3"]
+    assert lenient.partitions(places[0], places[1]) == []
     # What was gone before the query began is no loss.
     assert [[e.value for e in batch] for batch in micro_batches(source(**options))] == [[b"3"]]
 
@@ -296,6 +301,22 @@ class Queries:
             assert query.exception() is None
             assert time.monotonic() < until
             time.sleep(0.05)
+
+
+def test_the_end_at_which_a_query_began_is_kept(
+    spark: SparkSession, tmp_path: Path, client: anabranch.Client, bootstrap: str, unique: str
+) -> None:
+    small = World(bootstrap, client, f"end{unique}")
+    client.create_stream(small.events, segments=2)
+    client.create_stream(small.other)
+    small.commit(5)
+    queries = Queries(spark, tmp_path)
+    options = {"bootstrap": bootstrap, "stream": small.events, "start": "end"}
+    queries.run({"availableNow": True}, **options)
+    assert queries.events == []
+    after = small.commit(7).commit_timestamp  # while nobody reads
+    queries.run({"availableNow": True}, **options)
+    assert sorted(queries.events) == sorted(e for e in small.read() if e.commit_timestamp == after)
 
 
 def test_available_now_and_again(

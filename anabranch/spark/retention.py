@@ -1,0 +1,77 @@
+"""What retention has removed before a streaming query came to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from anabranch.errors import NotReady, SnapshotExpired
+from anabranch.schemas.records import CommitRecord
+from anabranch.spark.admission import NotYet
+from anabranch.spark.histories import Histories
+from anabranch.spark.plan import EventRange
+from anabranch.spark.positions import Position
+
+log = logging.getLogger("anabranch.spark")
+
+
+def still_there(
+    histories: Histories,
+    ranges: list[EventRange],
+    befores: Mapping[str, Position],
+    *,
+    strict: bool,
+) -> list[EventRange]:
+    """The ranges, which begin at ``befores``, without what is gone.
+
+    Raises: SnapshotExpired (``strict``: events are gone), NotReady, DeadlineExceeded.
+    """
+    places = [(found.stream, found.partition) for found in ranges]
+    firsts = histories.first_offsets(places) if places else {}
+    left = []
+    for found in ranges:
+        first = firsts[found.stream, found.partition]
+        if found.first < first:
+            before = befores.get(
+                found.stream
+            )  # a stream that was added has none: what is gone is gone
+            event = first if before is None else _first_event(histories, found, before)
+            if event < min(first, found.end):
+                lost = (
+                    f"{found.stream}, partition {found.partition}: retention removed offsets {event} to "
+                    f"{min(first, found.end) - 1} before they were read"
+                )
+                if strict:
+                    raise SnapshotExpired(
+                        f"{lost}; set option failOnDataLoss=false to go on without them, and keep the stream "
+                        "for longer"
+                    )
+                log.warning("%s", lost)
+            found = replace(found, first=min(first, found.end))
+        if found.first < found.end:
+            left.append(found)
+    return left
+
+
+def _first_event(histories: Histories, found: EventRange, before: Position) -> int:
+    """Where the range's first event stood: markers before it may be gone, nobody needs them."""
+    tail = histories.tail(found.stream)
+    committed, _ = histories.ends()[found.stream]
+    tail.begin(before.after, committed, committed)
+    try:
+        while (record := tail.peek()) is not None:
+            if isinstance(record.record, CommitRecord):
+                stands = [
+                    max(part.first, found.first)
+                    for part in record.record.segments
+                    if part.partition == found.partition and part.end > found.first
+                ]
+                if stands:
+                    return min(stands)
+            tail.pop()
+    except NotYet as error:
+        raise NotReady(str(error)) from error
+    finally:
+        histories.rest()
+    return found.end
