@@ -1,12 +1,13 @@
 """A 1M-event transaction by 2 writer processes, begin to last event readable, against the same events with no
 transaction.
 
-Ours: begin, two processes join by token, `write_many` (journal, ab.txn header), finish; commit with their
-receipts; the clock stops when a read_committed consumer at the end of the stream has the last event. Plain: two
-processes produce the same events straight into a topic with the same librdkafka settings (idempotent, acks=all,
-lz4); the clock stops when a consumer has the last one. They call `produce` for each event: `produce_batch` takes
-more time (a dict for each). Connections and producers are ready before the clock starts, here and there. Both on
-one broker, in turn, in one run; replication factor 1.
+Ours: begin, two processes join by token, `write_many` or `write_batch` (journal, ab.txn header; Arrow batches of
+10,000 rows, as Spark makes them), finish; commit with their receipts; the clock stops when a read_committed
+consumer at the end of the stream has the last event. Plain: two processes produce the same events straight into
+a topic with the same librdkafka settings (idempotent, acks=all, lz4); the clock stops when a consumer has the
+last one. They call `produce` for each event: `produce_batch` takes more time (a dict for each). Connections and
+producers are ready before the clock starts, here and there. Both on one broker, in turn, in one run; replication
+factor 1.
 
 Not equal: ours writes everything twice (journal, then stream).
 """
@@ -27,6 +28,8 @@ from bench.setting import Place
 WRITERS = 2
 VALUE = b"v" * 100
 KEYS = 10_000
+BATCH_ROWS = 10_000
+CALLS = ("write_many", "write_batch")
 # As anabranch's writers have it.
 TUNING = {
     "linger.ms": 50,
@@ -37,30 +40,37 @@ TUNING = {
 
 
 def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
-    """Seconds of each, medians of interleaved rounds, and the ratio plain / ours (goal at least 0.5)."""
+    """Seconds of each, medians of interleaved rounds, and the ratios plain / ours (goal at least 0.5)."""
     events, rounds = (200_000, 1) if quick else (1_000_000, 3)
-    ours, plain, phases = [], [], []
+    seconds: dict[str, list[float]] = {name: [] for name in (*CALLS, "plain")}
+    phases: dict[str, list[dict[str, float]]] = {name: [] for name in CALLS}
     for _ in range(rounds):
-        seconds, phase = _transaction(place, events)
-        ours.append(seconds)
-        phases.append(phase)
-        plain.append(_plain(place, events))
+        for call in CALLS:
+            whole, phase = _transaction(place, events, call)
+            seconds[call].append(whole)
+            phases[call].append(phase)
+        seconds["plain"].append(_plain(place, events))
+    plain = statistics.median(seconds["plain"])
     result = {
         "events": events,
         "value_bytes": len(VALUE),
         "writers": WRITERS,
         "rounds": rounds,
-        "anabranch_s": statistics.median(ours),
-        "plain_s": statistics.median(plain),
-        "anabranch_all_s": ours,
-        "plain_all_s": plain,
-        "phases_s": phases[ours.index(min(ours))],
+        "plain_s": plain,
+        "plain_all_s": seconds["plain"],
     }
-    result["ratio"] = statistics.median(plain) / statistics.median(ours)
+    for call in CALLS:
+        taken = seconds[call]
+        result[call] = {
+            "anabranch_s": statistics.median(taken),
+            "anabranch_all_s": taken,
+            "phases_s": phases[call][taken.index(min(taken))],
+            "ratio": plain / statistics.median(taken),
+        }
     return result
 
 
-def _transaction(place: Place, events: int) -> tuple[float, dict[str, float]]:
+def _transaction(place: Place, events: int, call: str) -> tuple[float, dict[str, float]]:
     stream = place.new_stream(segments=2)
     scope = stream.partition("/")[0]
     ctx = mp.get_context("spawn")
@@ -74,7 +84,7 @@ def _transaction(place: Place, events: int) -> tuple[float, dict[str, float]]:
         workers = [
             ctx.Process(
                 target=_write_share,
-                args=(place.bootstrap, token, stream, i, share, ready, go, receipts),
+                args=(place.bootstrap, token, stream, call, i, share, ready, go, receipts),
             )
             for i in range(WRITERS)
         ]
@@ -106,6 +116,7 @@ def _write_share(
     bootstrap: str,
     token: bytes,
     stream: str,
+    call: str,
     number: int,
     share: int,
     ready: Any,
@@ -114,12 +125,33 @@ def _write_share(
 ) -> None:
     with anabranch.connect(bootstrap) as client, client.join(token) as writer:
         keys = [b"key-%d" % i for i in range(KEYS)]
-        client.describe(stream)  # connections are not what is measured, here and there
         first = number * share
+        batches = _batches(keys, first, share) if call == "write_batch" else []
+        client.describe(stream)  # connections are not what is measured, here and there
         ready.release()
         go.wait(60)
-        writer.write_many(stream, ((VALUE, keys[i % KEYS]) for i in range(first, first + share)))
+        if call == "write_many":
+            events = ((VALUE, keys[i % KEYS]) for i in range(first, first + share))
+            writer.write_many(stream, events)
+        for batch in batches:
+            writer.write_batch(stream, batch)
         receipts.put(writer.finish().to_bytes())
+
+
+def _batches(keys: list[bytes], first: int, share: int) -> list[Any]:
+    """The same events as Arrow batches; and what is compiled is loaded."""
+    import pyarrow as pa
+
+    from anabranch.topics import columns_write
+
+    columns_write.warm()
+    table = pa.table(
+        {
+            "value": pa.array([VALUE] * share),
+            "key": pa.array([keys[i % KEYS] for i in range(first, first + share)]),
+        }
+    )
+    return list(table.to_batches(max_chunksize=BATCH_ROWS))
 
 
 def _plain(place: Place, events: int) -> float:
@@ -221,13 +253,17 @@ class _Ends:
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows."""
-    head = ["events", "anabranch s", "write / commit / readable s", "plain s", "ratio"]
-    phases = result["phases_s"]
-    row = [
-        f"{result['events']:,}",
-        f"{result['anabranch_s']:.2f}",
-        " / ".join(f"{phases[name]:.2f}" for name in ("write", "commit", "readable")),
-        f"{result['plain_s']:.2f}",
-        f"{result['ratio']:.2f} ×",
-    ]
-    return head, [row]
+    head = ["events, by", "anabranch s", "write / commit / readable s", "plain s", "ratio"]
+    rows = []
+    for call in CALLS:
+        found = result[call]
+        rows.append(
+            [
+                f"{result['events']:,} {call}",
+                f"{found['anabranch_s']:.2f}",
+                " / ".join(f"{found['phases_s'][p]:.2f}" for p in ("write", "commit", "readable")),
+                f"{result['plain_s']:.2f}",
+                f"{found['ratio']:.2f} ×",
+            ]
+        )
+    return head, rows
