@@ -78,12 +78,13 @@ def audit(
     verbose: Verbose = False,
 ) -> None:
     """Prove from the log that streams hold what was committed, once, in order, and nothing else."""
+    from anabranch.cli.audit import show
     from anabranch.cli.errors import CheckFailed
     from anabranch.cli.output import count_of
 
     spark = session("anabranch audit", master)
     from anabranch.spark.pipelines.audit import audit as run
-    from anabranch.spark.pipelines.audit_report import moment_of, show
+    from anabranch.spark.pipelines.audit_report import moment_of
 
     found = run(spark, connection(bootstrap, prefix, kafka, timeout), stream, moment_of(at))
     if report is not None:

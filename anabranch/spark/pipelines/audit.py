@@ -31,6 +31,7 @@ from anabranch.spark.pipelines.audit_history import Extent
 from anabranch.spark.pipelines.audit_log import Span, open_log, read_records
 from anabranch.spark.pipelines.audit_report import AuditReport
 from anabranch.spark.pipelines.audit_tables import (
+    COMMIT,
     FOREIGN,
     find_scope,
     read_history,
@@ -41,6 +42,7 @@ from anabranch.topics.names import history_topic, journal_topic, status_topic, s
 
 __all__ = ["audit"]
 
+EVENTS, COMMITS = "events", "commits"  # counted as if they were checks
 # How far the journals' plain writes were committed at a moment is told nowhere.
 PLAIN_NOTE = "As of a moment that is given, plain writes are not compared with the journals."
 
@@ -80,6 +82,14 @@ class _Ends(NamedTuple):
     status: int
 
 
+class _Known(NamedTuple):
+    """What the status log says of journals: low waters, and how far plain writes are committed."""
+
+    expired_ms: int
+    low: Mapping[tuple[str, int], int]
+    plain: Mapping[tuple[str, int], int]
+
+
 class _Audit:
     """One audit, step by step."""
 
@@ -102,7 +112,7 @@ class _Audit:
         history = self._history(streams, ends, at)
         extents = history_of.extents(history)
         sound = history_of.check_records(history, self._history_starts(streams), findings)
-        layouts = findings.keep(history_of.layouts_of(sound))
+        layouts = history_of.layouts_of(sound)
         ranges = findings.keep(history_of.ranges_of(sound, layouts))
         history_of.check_ranges(sound, ranges, findings)
         history_of.check_epochs(sound, findings)
@@ -117,7 +127,7 @@ class _Audit:
             )
         )
         places, placed = self._events(streams, ends, extents, ranges, at)
-        ranges = findings.keep(_with_fate(ranges, places))
+        ranges = _with_fate(ranges, places)
         matched = findings.keep(
             status_of.match(
                 status,
@@ -128,19 +138,23 @@ class _Audit:
                 all_streams=set(streams) == set(scope.streams),
             )
         )
-        status_of.check_status(matched, _expired_ms(status), findings)
+        known = self._known(status, streams)
+        status_of.check_status(matched, known.expired_ms, findings)
         named = sound.where("txn_id is not null").select(
             "stream", "txn_id", F.max("timestamp").over(Window.partitionBy("stream")).alias("until")
         )
         events_of.check_events(placed, matched, named.distinct(), findings)
         events_of.check_counts(placed, ranges, findings)
-        self._journals(placed, streams, ends, status, matched, layouts, places, plain=at is None)
+        self._journals(placed, streams, ends, status, known, matched, layouts, places, at)
+        findings.count(placed, {EVENTS: (F.lit(True), None)})
+        findings.count(sound, {COMMITS: (F.col("kind") == COMMIT, None)})
+        checks = findings.checks()
         return AuditReport(
             streams,
             moment,
-            ranges.select("stream", "record").distinct().count(),
-            placed.count(),
-            findings.checks(),
+            findings.examined(COMMITS),
+            findings.examined(EVENTS),
+            checks,
             () if at is None else (PLAIN_NOTE,),
         )
 
@@ -234,49 +248,60 @@ class _Audit:
 
     # -- journals -------------------------------------------------------------------------------------
 
+    def _known(self, status: DataFrame, streams: Sequence[str]) -> _Known:
+        """Rows of no transaction: few."""
+        rows = status.where(
+            (F.col("entry") == Entry.ROUND)
+            | F.col("entry").isin(Entry.LOW_WATER, Entry.PLAIN) & F.col("stream").isin(*streams)
+        ).collect()
+
+        def offsets(entry: Entry) -> dict[tuple[str, int], int]:
+            of = [row for row in rows if row["entry"] == entry]
+            return {(row["stream"], row["partition"]): row["offset"] for row in of}
+
+        expired = [row["expired_ms"] for row in rows if row["entry"] == Entry.ROUND]
+        return _Known(max(expired, default=0), offsets(Entry.LOW_WATER), offsets(Entry.PLAIN))
+
     def _journals(
         self,
         placed: DataFrame,
         streams: Sequence[str],
         ends: _Ends,
         status: DataFrame,
+        known: _Known,
         matched: DataFrame,
         layouts: DataFrame,
         places: DataFrame,
-        *,
-        plain: bool,
+        at: int | None,
     ) -> None:
         spans = self._spans(streams, journal_topic, ends.journals, committed=False)
         journal = self._findings.keep(
             events_of.slim(read_records(self._spark, self._connection, spans))
         )
-        lows = self._lows(streams, ends, status)
+        # After the reading, too: controllers go on cutting.
+        of = {journal_topic(stream): stream for stream in streams}
+        starts = self._log.start_offsets(ends.journals)
+        lows = self._spark.createDataFrame(
+            [
+                (
+                    of[tp.topic],
+                    tp.partition,
+                    max(start, known.low.get((of[tp.topic], tp.partition), 0)),
+                )
+                for tp, start in starts.items()
+            ],
+            "stream string, source int, low long",
+        )
         journal_of.check_writers(placed, journal, status, matched, layouts, lows, self._findings)
-        if plain:
-            done = status.where(F.col("entry") == Entry.PLAIN).select(
-                "stream", F.col("partition").alias("source"), "offset"
+        if at is None:
+            done = self._spark.createDataFrame(
+                [(*place, offset) for place, offset in known.plain.items()],
+                "stream string, source int, done long",
             )
             whole = places.groupBy("stream").agg(F.max("floor").alias("floor")).where("floor = 0")
             journal_of.check_plain(
                 placed, journal, done, lows, whole.select("stream"), self._findings
             )
-
-    def _lows(self, streams: Sequence[str], ends: _Ends, status: DataFrame) -> DataFrame:
-        """From where on each journal partition was read: also after the reading, as cleaning goes on."""
-        of = {journal_topic(stream): stream for stream in streams}
-        starts = self._log.start_offsets(ends.journals)
-        begins = self._spark.createDataFrame(
-            [(of[tp.topic], tp.partition, start) for tp, start in starts.items()],
-            "stream string, source int, start long",
-        )
-        low_waters = status.where(F.col("entry") == Entry.LOW_WATER).select(
-            "stream", F.col("partition").alias("source"), F.col("offset").alias("low_water")
-        )
-        return self._findings.keep(
-            begins.join(low_waters, ["stream", "source"], "left").select(
-                "stream", "source", F.greatest("start", "low_water").alias("low")
-            )
-        )
 
 
 def _scope_of(names: Sequence[str]) -> str:
@@ -306,8 +331,3 @@ def _with_fate(ranges: DataFrame, places: DataFrame) -> DataFrame:
         .where(F.col("until").isNull() | (F.col("end") <= F.col("until")))
         .withColumn("gone", F.coalesce(F.col("first") < F.col("floor"), F.lit(False)))
     )
-
-
-def _expired_ms(status: DataFrame) -> int:
-    row = status.where(F.col("entry") == Entry.ROUND).agg(F.max("expired_ms").alias("ms")).first()
-    return int(row["ms"] or 0) if row is not None else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
@@ -47,7 +48,7 @@ class Findings:
         self._breaches: list[DataFrame] = []
         self._counts: list[DataFrame] = []
         self._more: list[tuple[str, Example]] = []
-        self._examined = {name: [0, 0] for name in CHECKS}
+        self._examined: dict[str, list[int]] = defaultdict(lambda: [0, 0])
 
     def keep(self, rows: DataFrame) -> DataFrame:
         """Compute these rows now, once: several checks look at them.
@@ -116,6 +117,10 @@ class Findings:
         )
         self._counts.append(counts.select(F.inline("counts")))
 
+    def examined(self, name: str) -> int:
+        """How many were looked at, once `checks` was called."""
+        return self._examined[name][0]
+
     def add(self, name: str, examined: int, unchecked: int = 0) -> None:
         """So many more were looked at."""
         self._examined[name][0] += examined
@@ -142,5 +147,5 @@ class Findings:
             known = examples.setdefault(name, [])
             if sum(one.stream == example.stream for one in known) < MOST_EXAMPLES:
                 known.append(example)
-        of = {name: (examined, unchecked) for name, (examined, unchecked) in self._examined.items()}
+        of = {name: (self._examined[name][0], self._examined[name][1]) for name in CHECKS}
         return make_checks(of, counts, examples)

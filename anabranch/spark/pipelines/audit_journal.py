@@ -47,7 +47,7 @@ def check_writers(
     written = findings.keep(_written(journal, groups, sources, lows))
     judged = findings.keep(_compared(groups.join(_sums_of_journal(written), KEY, "left")))
     _judge(judged, findings)
-    broken = findings.keep(judged.where("not content_holds or not order_holds"))
+    broken = judged.where("not content_holds or not order_holds")
     if not broken.isEmpty():
         prefix = written.where("rank <= n")
         _differences(taken, prefix, broken.where("not content_holds"), findings)
@@ -309,7 +309,7 @@ def check_plain(
 ) -> None:
     """Plain writes that are committed stand in the stream, as often as in the journal.
 
-    ``done``: stream, source, offset up to which they are committed. ``whole_streams``: the streams of which
+    ``done``: stream, source, and up to which offset they are committed. ``whole_streams``: the streams of which
     retention took nothing.
     """
     records = (

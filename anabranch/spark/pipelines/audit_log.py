@@ -234,7 +234,7 @@ def _rows_of(span: Span, batch: RawBatch, *, native: bool) -> Iterator[tuple[Any
 
 
 def _from_rows(span: Span, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
+    columns = zip(*rows, strict=True) if rows else [()] * len(_OWN)
     kinds = [_ARROW.field(name).type for name in _OWN]
     return _labelled(span, [pa.array(c, kind) for c, kind in zip(columns, kinds, strict=True)])
 
@@ -305,7 +305,7 @@ def _judge(headers: Sequence[tuple[str, bytes | None]]) -> tuple[int, bytes, byt
                 txn = value or b""
             ops += name == "ab.op"
             continue
-        text = name.encode()
+        text = name.encode("utf-8", "surrogateescape")
         own += len(text).to_bytes(4, "big") + text
         own += (len(value) if value is not None else -1).to_bytes(5, "big", signed=True)
         own += value or b""

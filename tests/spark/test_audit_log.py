@@ -1,0 +1,132 @@
+"""How the audit reads: its compiled walk is its plain Python one; tasks get fair shares."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.core import hybrid_time
+from anabranch.errors import InvalidArgument
+from anabranch.ports import RawBatch
+from anabranch.spark.pipelines import audit_kernel as kernel
+from anabranch.spark.pipelines import audit_log as log
+from anabranch.spark.pipelines.audit_log import Span, cut, share
+from anabranch.spark.pipelines.audit_report import moment_of
+from anabranch.topics.batch import HEADER_SIZE, read_header, with_base_offset
+from anabranch.topics.records import Record, encode_batch
+
+TXN = b"t" * 28
+HEADERS: dict[str, tuple[tuple[tuple[str, bytes | None], ...], int]] = {
+    "none": ((), log.PLAIN),
+    "the user's": ((("n", b"1"), ("ü", None), ("n", b"")), log.PLAIN),
+    "ab.txn": ((("a", b"x"), ("ab.txn", TXN), ("b", b"y")), log.WRITE),
+    "ab.txn too short": ((("ab.txn", TXN[1:]),), log.BAD),
+    "ab.txn null": ((("ab.txn", None),), log.BAD),
+    "ab.txn twice": ((("ab.txn", TXN), ("ab.txn", TXN)), log.BAD),
+    "ab.op": ((("ab.op", b""),), log.OP),
+    "ab.op and ab.txn": ((("ab.op", b""), ("ab.txn", TXN)), log.BAD),
+    "another": ((("ab.cid", b"1"),), log.BAD),
+    "almost ours": ((("ab", b"1"), ("abx", b"2"), ("AB.txn", b"3"), ("\udcff", b"")), log.PLAIN),
+}
+SPAN = Span("nyc/a", "nyc.a", 3, 110, 580, committed=True)
+
+
+def batch_of(records: list[Record], **more: str) -> RawBatch:
+    first = records[0].offset
+    data = with_base_offset(encode_batch(records, **more), first)
+    return RawBatch(first, records[-1].offset + 1, memoryview(data))
+
+
+def both_ways(batch: RawBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    header = read_header(batch.data)
+    rows = list(log._rows_of(SPAN, batch, native=header.is_transactional))
+    return log._walked(SPAN, batch, header), log._from_rows(SPAN, rows)
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_headers_are_judged(case: str) -> None:
+    headers, kind = HEADERS[case]
+    walked, plain = both_ways(batch_of([Record(200, 5, b"k", b"v", headers)]))
+    assert walked.column("kind").to_pylist() == [kind]
+    assert walked.equals(plain)
+
+
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd", "gzip", "snappy"])
+def test_big_batches_are_walked_as_small_ones_are_decoded(codec: str | None) -> None:
+    chance = random.Random(7)
+    records = [
+        Record(
+            100 + n,
+            chance.choice((0, 1 << 40, 1_700_000_000_000)),
+            chance.choice((None, b"", b"key", chance.randbytes(300))),
+            chance.choice((None, b"", b"value", chance.randbytes(9000))),
+            chance.choice(list(HEADERS.values()))[0],
+        )
+        for n in range(500)
+    ]
+    walked, plain = both_ways(batch_of(records, compression=codec) if codec else batch_of(records))
+    walked.validate(full=True)
+    assert walked.equals(plain)
+    assert walked.column("offset").to_pylist() == list(range(110, 580))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_no_bytes_lead_it_astray(data: st.DataObject) -> None:
+    """Damage of any kind is called so, or reads as something: nothing outside is touched."""
+    records = [Record(100 + n, n, b"key", b"v" * n, HEADERS["ab.txn"][0]) for n in range(20)]
+    whole = batch_of(records).data
+    body = bytearray(bytes(whole)[HEADER_SIZE:])
+    for at in data.draw(st.lists(st.integers(0, len(body) - 1), max_size=3)):
+        body[at] = data.draw(st.integers(0, 255))
+    body = body[: data.draw(st.integers(0, len(body)))]
+    room = kernel.room(20, len(body))
+    count = kernel.walk(np.frombuffer(bytes(body), dtype=np.uint8), 20, 100, 0, 0, 1 << 40, *room)
+    assert count == kernel.MALFORMED or count == 20
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least", "tasks"),
+    [
+        ([], 4, 0),
+        ([5], 4, 1),
+        ([1] * 100, 4, 4),
+        ([log.SPAN_OFFSETS] * 9, 4, 9),
+        ([3 * log.SPAN_OFFSETS, 1, 1], 2, 4),
+    ],
+)
+def test_many_small_spans_share_a_task(sizes: list[int], least: int, tasks: int) -> None:
+    spans = [
+        piece
+        for n, size in enumerate(sizes)
+        for piece in cut(Span("nyc/a", "nyc.a", n, 10, 10 + size, committed=True))
+    ]
+    shares = share(spans, least)
+    assert len(shares) == tasks
+    assert sorted(span for each in shares for span in each) == sorted(spans)
+    loads = [sum(span.end - span.first for span in each) for each in shares]
+    assert max(loads, default=0) - min(loads, default=0) <= log.SPAN_OFFSETS
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        (None, None),
+        ("7238556053504000000", 7238556053504000000),
+        ("2026-01-01T00:00:00Z", hybrid_time.first_of_ms(1767225600000)),
+        ("2026-01-01T01:00:00+01:00", hybrid_time.first_of_ms(1767225600000)),
+        ("2026-01-01", hybrid_time.first_of_ms(1767225600000)),
+    ],
+)
+def test_moments(text: str | None, moment: int | None) -> None:
+    assert moment_of(text) == moment
+
+
+def test_what_is_no_moment_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="commit timestamp"):
+        moment_of("yesterday")
