@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,6 +71,7 @@ def audit(
         typer.Option("--report", metavar="FILE", help="Write the report there too, as JSON."),
     ] = None,
     master: Master = None,
+    conf: Conf = None,
     bootstrap: Bootstrap = None,
     prefix: Prefix = DEFAULT_PREFIX,
     kafka: Kafka = None,
@@ -82,7 +84,7 @@ def audit(
     from anabranch.cli.errors import CheckFailed
     from anabranch.cli.output import count_of
 
-    spark = session("anabranch audit", master)
+    spark = session("anabranch audit", master, conf, verbose=verbose)
     from anabranch.spark.pipelines.audit import audit as run
     from anabranch.spark.pipelines.audit_report import moment_of
 
@@ -97,8 +99,14 @@ def audit(
 # -- what the commands of this group share ---------------------------------------------------------------
 
 
-def session(app_name: str, master: str | None, conf: list[str] | None = None) -> SparkSession:
-    """A quiet session of Spark, with more settings of it, each NAME=VALUE.
+def session(
+    app_name: str,
+    master: str | None,
+    conf: list[str] | None = None,
+    *,
+    verbose: bool = False,
+) -> SparkSession:
+    """A session of Spark, quiet unless ``verbose``. ``conf``: more settings of it, each NAME=VALUE.
 
     Raises:
         NotInstalled: PySpark is not there.
@@ -113,9 +121,15 @@ def session(app_name: str, master: str | None, conf: list[str] | None = None) ->
         raise NotInstalled(
             f"{error.name} is not installed; this gets it: pip install 'anabranch[spark]'"
         ) from error
-    settings = {"spark.ui.enabled": "false"} | parse_kafka(conf, "--conf")
-    spark = spark_session(app_name, master, settings)
-    spark.sparkContext.setLogLevel("ERROR")
+    level = "WARN" if verbose else "OFF"
+    log4j = Path(__file__).with_name("spark-log4j2.properties")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j} -Danabranch.log={level}",
+    }
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    spark = spark_session(app_name, master, settings | parse_kafka(conf, "--conf"))
+    spark.sparkContext.setLogLevel(level)
     return spark
 
 

@@ -137,7 +137,7 @@ def load(
 
     place = connection(bootstrap, prefix, kafka, timeout)
     options = parse_kafka(read_option, "--read-option")
-    spark = session("anabranch load", master, conf)
+    spark = session("anabranch load", master, conf, verbose=verbose)
     from anabranch.spark.pipelines.load import Events, Reading
     from anabranch.spark.pipelines.load import load as run
 
@@ -225,7 +225,7 @@ def export(
 ) -> None:
     """Export what is committed to files, whole transactions, each once; the next call goes on."""
     place = connection(bootstrap, prefix, kafka, timeout)
-    spark = session("anabranch export", master, conf)
+    spark = session("anabranch export", master, conf, verbose=verbose)
     from anabranch.spark.pipelines.export import Pace, Shape
     from anabranch.spark.pipelines.export import export as run
 
@@ -284,7 +284,7 @@ def compact(
 ) -> None:
     """Write the latest value of each key, as of a commit timestamp; a null value deletes its key."""
     place = connection(bootstrap, prefix, kafka, timeout)
-    spark = session("anabranch compact", master, conf)
+    spark = session("anabranch compact", master, conf, verbose=verbose)
     from anabranch.spark.pipelines.audit_report import moment_of
     from anabranch.spark.pipelines.compact import compact as run
 
