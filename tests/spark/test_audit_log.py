@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +18,7 @@ from anabranch.ports import RawBatch
 from anabranch.spark.pipelines import audit_kernel as kernel
 from anabranch.spark.pipelines import audit_log as log
 from anabranch.spark.pipelines.audit_log import Span, cut, share
-from anabranch.spark.pipelines.audit_report import moment_of
+from anabranch.spark.pipelines.audit_report import CHECKS, moment_of
 from anabranch.topics.batch import HEADER_SIZE, read_header, with_base_offset
 from anabranch.topics.records import Record, encode_batch
 
@@ -125,6 +127,13 @@ def test_many_small_spans_share_a_task(sizes: list[int], least: int, tasks: int)
 )
 def test_moments(text: str | None, moment: int | None) -> None:
     assert moment_of(text) == moment
+
+
+def test_the_docs_name_every_check() -> None:
+    page = Path(__file__).parents[2] / "docs" / "spark.md"
+    section = page.read_text(encoding="utf-8").partition("\n## Audit\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([a-z]+-[a-z]+|epochs|vectors|receipt)`", section))
+    assert named & set(CHECKS) == set(CHECKS)
 
 
 def test_what_is_no_moment_is_refused() -> None:

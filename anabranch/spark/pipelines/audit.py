@@ -11,6 +11,7 @@ stream has its record in what is read of the history, and whatever was committed
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from pyspark.sql import functions as F
 
 from anabranch.core.ids import split_stream
 from anabranch.core.rows import Entry
-from anabranch.errors import InvalidArgument, UnknownStream
+from anabranch.errors import DeadlineExceeded, InvalidArgument, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.spark.options import Connection
 from anabranch.spark.pipelines import audit_events as events_of
@@ -42,6 +43,7 @@ from anabranch.topics.names import history_topic, journal_topic, status_topic, s
 
 __all__ = ["audit"]
 
+_POLL_S = 0.05
 EVENTS, COMMITS = "events", "commits"  # counted as if they were checks
 # How far the journals' plain writes were committed at a moment is told nowhere.
 PLAIN_NOTE = "As of a moment that is given, plain writes are not compared with the journals."
@@ -168,13 +170,32 @@ class _Audit:
 
         before = self._log.end_offsets([status], committed=True)[status]
         return _Ends(
-            ends(stream_topic, committed=True),
-            # What is decided may not be visible yet: it is waited for.
+            self._visible(self._places(streams, stream_topic)),
+            # What is decided may not be visible yet: the tasks wait for it.
             ends(history_topic, committed=False),
             ends(journal_topic, committed=False),
             before,
             self._log.end_offsets([status], committed=False)[status],
         )
+
+    def _visible(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Up to where events are visible: not before all is that was written so far.
+
+        A native transaction becomes visible partition by partition, and its status rows may be the first.
+        """
+        written = self._log.end_offsets(places, committed=False)
+        until = time.monotonic() + self._connection.timeout
+        while True:
+            visible = self._log.end_offsets(places, committed=True)
+            hidden = [tp for tp in places if visible[tp] < written[tp]]
+            if not hidden:
+                return visible
+            if time.monotonic() > until:
+                raise DeadlineExceeded(
+                    f"{hidden[0].topic}[{hidden[0].partition}] shows nothing from {visible[hidden[0]]} on: a "
+                    "native transaction is open there; does a controller lead? Then run it again"
+                )
+            time.sleep(_POLL_S)
 
     def _places(self, streams: Sequence[str], topic: Callable[[str], str]) -> list[TopicPartition]:
         found = self._log.describe_topics([topic(stream) for stream in streams])
