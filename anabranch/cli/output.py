@@ -35,7 +35,7 @@ def print_line(text: str) -> None:
 
 def count_of(count: int, noun: str) -> str:
     """``1 file``, ``2 files``."""
-    plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
+    plural = f"{noun}es" if noun.endswith(("s", "tch", "each")) else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
 
 
