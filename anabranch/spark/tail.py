@@ -21,11 +21,8 @@ class HistoryTail:
         """``consumer``: one that keeps its `ended_at`; it is closed here."""
         self._topic = history_topic(stream)
         self._consumer = consumer
-        self._base = -2  # all records between it and `_read` that are not taken are kept here
+        self._base = -2  # all commits between it and `_read` are in `_ahead`
         self._read = -1
-        self._passed: list[
-            Found
-        ] = []  # epochs that were taken: they may come again, with no event after
         self._ahead: deque[Found] = deque()
         self._until = 0
         self._rests = False
@@ -35,7 +32,6 @@ class HistoryTail:
         """Stand behind the record ``after``. See as far as ``until``; take what is below ``bound``."""
         self.bound, self._until = bound, until
         if self._base <= after < self._read:
-            self._ahead.extendleft(reversed(self._passed))
             while self._ahead and self._ahead[0].offset <= after:
                 self._ahead.popleft()
         else:
@@ -43,7 +39,6 @@ class HistoryTail:
             self._read = after + 1
             self._consumer.assign({(self._topic, 0): after + 1})
             self._rests = False
-        self._passed.clear()
         self._base = after
 
     def peek(self) -> Found | None:
@@ -67,10 +62,9 @@ class HistoryTail:
         """The next record is taken."""
         found = self._ahead.popleft()
         if isinstance(found.record, CommitRecord):
-            self._passed.clear()
-            self._base = found.offset
-        else:
-            self._passed.append(found)
+            self._base = (
+                found.offset
+            )  # an epoch without events behind it may be passed again and again
 
     def rest(self) -> None:
         """Fetch nothing until there is something new; what is known to be there goes on coming."""

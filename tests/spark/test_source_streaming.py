@@ -132,6 +132,7 @@ def test_epochs_end_micro_batches(world: World, source: Callable[..., StreamRead
         assert all(len(segments) == 1 for segments in holders.values())
     assert in_key_order(event for batch in batches for event in batch)
     # All of a partition is one task's, in the order of its offsets.
+    reader = source(order="epoch", stream=world.events, streams="", rowsperpartition=2)
     position = reader.initialOffset()
     tasks = reader.partitions(position, reader.latestOffset(position, reader.getDefaultReadLimit()))
     assert len({t.partition for t in tasks if isinstance(t, EventRange)}) == len(tasks) == 2
