@@ -62,9 +62,7 @@ class HistoryTail:
         """The next record is taken."""
         found = self._ahead.popleft()
         if isinstance(found.record, CommitRecord):
-            self._base = (
-                found.offset
-            )  # an epoch without events behind it may be passed again and again
+            self._base = found.offset  # an epoch with no event behind it may be passed again
 
     def rest(self) -> None:
         """Fetch nothing until there is something new; what is known to be there goes on coming."""
