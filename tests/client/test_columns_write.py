@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from anabranch.client import writing
 from anabranch.client.arrow import columns_of
 from anabranch.client.writing import StreamLane, WriterAccount
-from anabranch.core.keyspace import even_ranges
+from anabranch.core.keyspace import SPACE, even_ranges, position_of
 from anabranch.errors import EventTooLarge
 from anabranch.schemas.records import SegmentRange, Touched
 from anabranch.topics.batch import HEADER_SIZE, Packed
@@ -74,13 +75,18 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def lane_of(
-    segments: int, writer: int, *, limit: int = 1 << 20, backwards: bool = False
+    segments: int | list[tuple[int, int]],
+    writer: int,
+    *,
+    limit: int = 1 << 20,
+    backwards: bool = False,
 ) -> tuple[StreamLane, ListJournal]:
-    """A lane whose journal keeps the records."""
+    """A lane whose journal keeps the records; ``segments``: how many, or which."""
     journal = ListJournal(limit)
+    bounds = even_ranges(segments) if isinstance(segments, int) else segments
     ranges = [
-        SegmentRange(i, low, high, segments - i if backwards else i)
-        for i, (low, high) in enumerate(even_ranges(segments))
+        SegmentRange(i, low, high, len(bounds) - i if backwards else i)
+        for i, (low, high) in enumerate(bounds)
     ]
     lane = WriterAccount(b"t" * 16, writer, journal).add(Touched("s/t", 3, tuple(ranges)), 0)
     return lane, journal
@@ -168,6 +174,19 @@ def test_columns_give_the_events_back(events: list[Event], kinds: dict[str, pa.D
         for v, k, h, _ in events
     ]
     assert columns.sizes().tolist() == sizes
+
+
+def test_bounds_of_ranges_and_of_sticky_runs_are_exact() -> None:
+    keys = [b"a", b"b", b"c", b"d"]
+    bounds = sorted({0, SPACE, *(p + d for p in map(position_of, keys) for d in (-1, 0, 1, 2))})
+    size = 256 - writing.RECORD_OVERHEAD
+    assert writing.STICKY_BYTES % 256 == 0
+    events: list[Event] = [(b"v" * size, None, None, None) for _ in range(500)]
+    events += [(b"v", key, None, None) for key in keys]
+    lane, journal = lane_of(list(pairwise(bounds)), 1)
+    for value, key, _, _ in events:
+        lane.write(key, value, None, None)
+    check_batches(written(lane, events, 250_000), journal)
 
 
 # -- sizes ----------------------------------------------------------------------------------------------
