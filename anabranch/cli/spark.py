@@ -82,18 +82,19 @@ def audit(
     """Prove from the log that streams hold what was committed, once, in order, and nothing else."""
     from anabranch.cli.audit import show
     from anabranch.cli.errors import CheckFailed
-    from anabranch.cli.output import count_of
 
+    place = connection(bootstrap, prefix, kafka, timeout)
     spark = session("anabranch audit", master, conf, verbose=verbose)
     from anabranch.spark.pipelines.audit import audit as run
     from anabranch.spark.pipelines.audit_report import moment_of
 
-    found = run(spark, connection(bootstrap, prefix, kafka, timeout), stream, moment_of(at))
+    found = run(spark, place, stream, moment_of(at))
     if report is not None:
         report.write_text(found.to_json() + "\n", encoding="utf-8")
     show(found, as_json=json)
     if found.breaches:
-        raise CheckFailed(f"the audit found {count_of(found.breaches, 'breach')}")
+        plural = "" if found.breaches == 1 else "es"
+        raise CheckFailed(f"the audit found {found.breaches:,} breach{plural}")
 
 
 # -- what the commands of this group share ---------------------------------------------------------------
