@@ -26,7 +26,7 @@ from anabranch.spark.pipelines.export import Batch, Exported, Pace, Shape, expor
 from anabranch.spark.pipelines.load import Events, Reading, load
 from tests.spark.plain_reader import read_all, values
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.slow(60)]
 
 CSV = 'id,name,at\n1,"an ""apple"", red",2013-01-01T05:00:00Z\n2,,2013-01-01T06:00:00Z\n'
 NOON_MS = 1_357_041_600_000
@@ -292,11 +292,15 @@ class Table:
             (log / f".{entry.name}.crc").unlink(missing_ok=True)
 
 
-@pytest.fixture(params=["parquet", "delta"])
+@pytest.fixture
 def table(
     request: pytest.FixtureRequest, spark: SparkSession, connection: Connection, tmp_path: Path
 ) -> Table:
-    return Table(spark, connection, tmp_path / "out", request.param)
+    """Parquet, where a test does not ask for both."""
+    return Table(spark, connection, tmp_path / "out", getattr(request, "param", "parquet"))
+
+
+both_formats = pytest.mark.parametrize("table", ["parquet", "delta"], indirect=True)
 
 
 def test_export_goes_on_where_it_was(client: anabranch.Client, stream: str, table: Table) -> None:
@@ -314,6 +318,7 @@ def test_export_goes_on_where_it_was(client: anabranch.Client, stream: str, tabl
     assert table.values() == Counter("12345")
 
 
+@both_formats
 def test_export_repeats_a_batch_that_was_cut_off(
     client: anabranch.Client, stream: str, table: Table
 ) -> None:
@@ -340,6 +345,7 @@ def test_a_micro_batch_is_made_of_whole_transactions(
     assert len(table.rows()) == 17
 
 
+@both_formats
 def test_export_partitions_and_takes_values_apart(
     spark: SparkSession, client: anabranch.Client, stream: str, table: Table
 ) -> None:

