@@ -66,6 +66,11 @@ def test_an_old_transaction_holds_no_journal_and_commits_whole(
         old.flush()
         return at
 
+    def young_ones_until_killed(by: anabranch.Client) -> None:
+        until = time.monotonic() + SOON_S
+        while time.monotonic() < until:
+            young(5, by)
+
     def wait_cut(beyond: int) -> None:
         until = time.monotonic() + SOON_S
         while True:
@@ -97,9 +102,7 @@ def test_an_old_transaction_holds_no_journal_and_commits_whole(
             anabranch.connect(own.bootstrap, prefix=own.prefix, timeout=5) as brief,
             pytest.raises(AnabranchError),
         ):
-            until = time.monotonic() + SOON_S
-            while time.monotonic() < until:
-                young(5, brief)
+            young_ones_until_killed(brief)
         assert not own.controller.running, "killed in mid-move"
         # Its successor has no table.
         own.controller.environment = {}
