@@ -83,7 +83,7 @@ class LogParts:
         if found is None:
             return None
         wanted = np.array([[self._offset], [end]], dtype=np.int64)
-        builder = ColumnsBuilder()
+        builder = ColumnsBuilder(size=_FETCH_BYTES)
         with named_errors():
             chunks = [builder.add(batch, wanted) for batch in found.batches]
         chunks.append(builder.finish())

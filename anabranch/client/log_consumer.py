@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from anabranch.ports import (
     LogRefused,
     LogUnavailable,
     OffsetOutOfRange,
+    RawBatch,
     TopicPartition,
 )
 from anabranch.topics.kafka_log import KafkaLog
@@ -30,7 +32,7 @@ from anabranch.topics.records import Record, decode_records
 from anabranch.topics.wire.codes import UNKNOWN_TOPIC_OR_PARTITION
 
 _SLICE_S = 0.5  # an answer without news comes after so long
-_FEW_BYTES = 16 << 10  # to be fetched where few records are asked for
+_FEW_BYTES = 1 << 10  # to be fetched where few records are asked for; one batch comes at least
 _MANY_BYTES = 1 << 20
 _FEW = 16
 
@@ -107,8 +109,9 @@ class LogConsumer:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._place = TopicPartition("", 0)
-        self._position = 0
+        self._position = self._first = 0
         self._high: int | None = None  # of the partition, as last seen
+        self._batches: deque[RawBatch] = deque()
         self._messages: list[LogMessage] = []
         self.ended_at = -1
 
@@ -118,12 +121,16 @@ class LogConsumer:
         self._place = TopicPartition(topic, partition)
         self._position = offset
         self._high = None
+        self._batches.clear()
         self._messages = []
         self.ended_at = -1
 
     def next_batch(self, deadline: float, limit: int = 2000) -> Sequence[LogMessage]:
         """Records, at least one unless the deadline (monotonic seconds) passes or the end is met."""
         while not self._messages:
+            if self._batches:
+                self._messages = self._decoded(self._batches.popleft())
+                continue
             at_end = self._high is not None and self._position >= self._high
             if at_end and self.ended_at != self._position:
                 self.ended_at = self._position
@@ -137,16 +144,17 @@ class LogConsumer:
                 if left <= 0:
                     return []
                 continue
-            with named_errors():
-                self._messages = [
-                    LogMessage(self._place, record)
-                    for batch in found.batches
-                    for record in decode_records(batch.data)
-                    if record.offset >= self._position
-                ]
+            self._first = self._position
+            self._batches.extend(found.batches)
             self._position, self._high = found.next_offset, found.high_watermark
         out, self._messages = self._messages[:limit], self._messages[limit:]
         return out
+
+    def _decoded(self, batch: RawBatch) -> list[LogMessage]:
+        """Its records from the position on that was fetched from."""
+        with named_errors():
+            records = decode_records(batch.data)
+        return [LogMessage(self._place, r) for r in records if r.offset >= self._first]
 
     def offset_for_time(self, topic: str, unix_ms: int, timeout: float) -> int | None:
         """The first offset of partition 0 at or after a millisecond, None if there is none."""

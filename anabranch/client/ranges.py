@@ -21,10 +21,10 @@ from anabranch.client.event_columns import EventBatches
 from anabranch.client.options import Options, named_options
 from anabranch.client.range_sources import KafkaSource, RawSource, Source
 from anabranch.client.spans import CommitFilter
-from anabranch.errors import DeadlineExceeded, InvalidArgument, UnsupportedSetting
-from anabranch.ports import Fetched, RawBatch, TopicPartition
+from anabranch.errors import DeadlineExceeded, InvalidArgument, MalformedRecord, UnsupportedSetting
+from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 from anabranch.topics import columns_read
-from anabranch.topics.columns_read import ColumnsBuilder, Longs
+from anabranch.topics.columns_read import MAX_BYTES, MAX_ROWS, ColumnsBuilder, Longs
 from anabranch.topics.names import stream_topic
 
 log = logging.getLogger("anabranch.client")
@@ -32,6 +32,7 @@ log = logging.getLogger("anabranch.client")
 DEFAULT_TIMEOUT_S = 30.0
 FETCH_BYTES = 4 << 20
 _LEAST_BYTES = 64 << 10
+_LEAST_ROOM = 256 << 10
 _EVENT_BYTES = 1 << 10
 
 
@@ -119,7 +120,9 @@ class RangeReader:
         commits = self._source.commits(stream, partition)
         commits.begin(first, history)
         batches = EventBatches(stream, partition)
-        builder = ColumnsBuilder()
+        # A short range needs little room: what is made anew for each has to be cleared, too.
+        size = min(MAX_BYTES, max(_LEAST_ROOM, (end - first) * _EVENT_BYTES))
+        builder = ColumnsBuilder(min(MAX_ROWS, end - first), size)
         everything = np.array([[first], [end]], dtype=np.int64)
         position = first
         while position < end:
@@ -130,7 +133,11 @@ class RangeReader:
             wanted = everything if choice.is_open else commits.spans.wanted(choice, first, end)
             for batch in part.batches:
                 if batch.base_offset < end and _meet(wanted, batch):
-                    columns = builder.add(batch, wanted)
+                    try:
+                        columns = builder.add(batch, wanted)
+                    except CorruptBatch as error:
+                        what = f"{place.topic}[{partition}]: {error}"
+                        raise MalformedRecord(what) from error
                     if columns is not None:
                         yield from batches.of(columns, commits.spans.join(columns.offsets))
                         commits.drop(int(columns.offsets[-1]) + 1)

@@ -150,6 +150,12 @@ def test_parts_with_markers_at_their_ends(reader: RangeReader, scenario: Scenari
     cuts = [0, gaps[0], gaps[0] + 1, gaps[5], gaps[-1] + 1, end]
     for first, stop in itertools.pairwise(cuts):
         assert events(reader.read(scenario.stream, 0, first, stop)) == scenario.of(0, first, stop)
+    # The last offset of a range may begin a batch.
+    for last in [o for o in sorted(offsets) if o - 1 in gaps][:6]:
+        first = max(0, last - 3)
+        found = events(reader.read(scenario.stream, 0, first, last + 1))
+        assert found == scenario.of(0, first, last + 1)
+        assert found[-1].offset == last
     # Up to the partition's very end, where a marker stands.
     assert events(reader.read(scenario.stream, 0, 0, end + 1)) == scenario.of(0)
 
