@@ -14,7 +14,7 @@ from anabranch.client.log_consumer import LogConsumer
 from anabranch.core.hybrid_time import from_us, to_ms
 from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired
 from anabranch.ports import TopicPartition, TopicSpec
-from anabranch.schemas.codec import encode
+from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import CommitRecord, Position, SegmentCommit
 from anabranch.topics.memory import MemoryCluster, MemoryLog
 from anabranch.topics.names import history_topic
@@ -111,6 +111,21 @@ def test_what_the_history_does_not_show(log: MemoryLog) -> None:
     found.begin(0, (0, 10))
     with pytest.raises(InvalidArgument, match="does not reach"):
         found.cover(COMMITS)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 2000])
+def test_messages_come_once_and_in_order(log: MemoryLog, limit: int) -> None:
+    consumer = LogConsumer(log)
+    consumer.assign({PLACE: 0})
+    values: list[bytes | None] = []
+    while consumer.ended_at < 0:
+        batch = consumer.next_batch(time.monotonic() + 30, limit)
+        assert len(batch) <= limit
+        values += [message.value() for message in batch]
+    assert [decode(value or b"").timestamp for value in values] == [
+        timestamp(number) for number in range(COMMITS)
+    ]
+    assert consumer.ended_at == consumer.end_offsets([PLACE], 0)[PLACE]
 
 
 @pytest.mark.parametrize("number", [0, 5, 1000, COMMITS - 1])
