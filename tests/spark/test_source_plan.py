@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from pyspark.sql.datasource import (
@@ -44,6 +46,8 @@ from anabranch.spark.options import Options
 from anabranch.spark.plan import Cutting, EventRange, moment, streams_of
 from anabranch.spark.positions import BEGIN, from_json, is_new, to_json
 from anabranch.spark.positions import Position as At
+from anabranch.spark.reader import SnapshotReader
+from anabranch.spark.stream_reader import StreamReader
 
 # -- admission ------------------------------------------------------------------------------------------
 
@@ -424,3 +428,18 @@ def test_the_schema_is_that_of_the_columns() -> None:
     check_schema(EVENT_SCHEMA)
     with pytest.raises(InvalidArgument, match=r"leave schema\(\) out"):
         check_schema(StructType(EVENT_SCHEMA.fields[:3]))
+
+
+def test_the_page_has_every_option() -> None:
+    known: set[str] = set()
+    for source in (SnapshotReader, StreamReader):
+        with pytest.raises(InvalidArgument) as refused:
+            source(Options({"stream": "s/a", "bootstrap": "b:1", "wrong": "x"}), EVENT_SCHEMA)
+        _, _, listed = str(refused.value).removesuffix(" and kafka.…").partition("there are ")
+        known |= set(listed.split(", "))
+    page = Path(__file__).parents[2].joinpath("docs/spark.md").read_text("utf-8")
+    table = page.partition("\n## Source\n")[2].partition("| option |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)} == known | {
+        "kafka.…"
+    }
