@@ -5,18 +5,25 @@ from __future__ import annotations
 import random
 import re
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
+from anabranch.cli.errors import ExitCode
+from anabranch.cli.main import app
 from anabranch.core import hybrid_time
 from anabranch.errors import InvalidArgument
 from anabranch.ports import RawBatch
+from anabranch.spark.options import Connection
 from anabranch.spark.pipelines import audit_kernel as kernel
 from anabranch.spark.pipelines import audit_log as log
+from anabranch.spark.pipelines.audit import audit
 from anabranch.spark.pipelines.audit_log import Span, cut, share
 from anabranch.spark.pipelines.audit_report import CHECKS, moment_of
 from anabranch.topics.batch import HEADER_SIZE, read_header, with_base_offset
@@ -139,3 +146,29 @@ def test_the_docs_name_every_check() -> None:
 def test_what_is_no_moment_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="commit timestamp"):
         moment_of("yesterday")
+
+
+@pytest.mark.parametrize(
+    ("home", "said"),
+    [("/nowhere", "does not run"), (None, "there is no java")],
+)
+def test_without_a_jdk_the_command_says_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str | None, said: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if home is None:
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+    else:
+        monkeypatch.setenv("JAVA_HOME", home)
+    result = CliRunner().invoke(app, ["spark", "audit", "--stream", "nyc/a", "-b", "nowhere:1"])
+    assert result.exit_code == ExitCode.ENVIRONMENT
+    assert said in result.stderr
+    assert "openjdk-17-jdk" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("names", [[], ["nyc/a", "sfo/b"], ["nyc", "sfo/b"]])
+def test_the_streams_have_to_be_of_one_scope(names: list[str]) -> None:
+    nowhere = Connection("nowhere:1", "anabranch", 1.0, ())
+    with pytest.raises(InvalidArgument, match="stream"):
+        audit(cast("SparkSession", None), nowhere, names)  # before Spark is asked for anything
