@@ -35,6 +35,8 @@ def spark() -> Iterator[SparkSession]:
             "spark.sql.warehouse.dir": folder,
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
+            # As with the broker: in some minutes a second compiler costs more than it brings.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         },
     )
     session.sparkContext.setLogLevel("ERROR")
