@@ -50,7 +50,6 @@ class HistoryIndex:
         self._vector: dict[int, int] = {}
         self._last_timestamp = 0
         self.order = StreamOrder(())
-        self.until = 1 << 62  # offset in the history; records from there on count as not there
         self.new_partitions: set[int] = set()  # named by epochs read since the caller emptied it
 
     def cover(self, positions: Mapping[int, int], own: Container[int]) -> None:
@@ -107,8 +106,6 @@ class HistoryIndex:
             return False
         batch = self._consumer.next_batch(deadline)
         for message in batch:
-            if message.offset() >= self.until:
-                break
             record = history_record(message)
             if isinstance(record, EpochRecord):
                 self.order.add(record)

@@ -15,7 +15,8 @@ from anabranch.ports import Clock, TopicPartition
 if TYPE_CHECKING:
     from anabranch.client.history_search import Start
     from anabranch.client.reader import Reader
-    from anabranch.client.snapshot import Snapshot, SnapshotPlan
+    from anabranch.client.snapshot import SnapshotPlan
+    from anabranch.client.snapshot_reader import SnapshotReader, StreamCut
     from anabranch.client.transaction_reader import TransactionReader
     from anabranch.topics.columns_write import Counted, EventColumns, Placing
 
@@ -147,8 +148,8 @@ class Readers(Protocol):
     def plan(self, streams: Sequence[str], timestamp: int, deadline: float) -> SnapshotPlan:
         """The offsets of streams as of a safe timestamp; see `Client.snapshot`."""
 
-    def snapshot(self, plan: SnapshotPlan) -> Snapshot:
-        """A snapshot that can be read."""
+    def read_cut(self, stream: str, cut: StreamCut) -> SnapshotReader:
+        """See `Snapshot.read`."""
 
     def close(self) -> None:
         """Close all."""

@@ -10,7 +10,7 @@ from anabranch.client.kafka import leak
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.options import Options
 from anabranch.client.reader import Reader
-from anabranch.client.snapshot import Snapshot, SnapshotPlan, take
+from anabranch.client.snapshot import SnapshotPlan, take
 from anabranch.client.snapshot_reader import SnapshotReader, StreamCut
 from anabranch.client.transaction_reader import TransactionReader
 from anabranch.errors import InvalidArgument
@@ -50,11 +50,8 @@ class KafkaReaders:
         """The offsets of streams as of a safe timestamp."""
         return take(self._options, self._admin, streams, timestamp, deadline)
 
-    def snapshot(self, plan: SnapshotPlan) -> Snapshot:
-        """A snapshot that can be read."""
-        return Snapshot(plan, self._read_cut)
-
-    def _read_cut(self, stream: str, cut: StreamCut) -> SnapshotReader:
+    def read_cut(self, stream: str, cut: StreamCut) -> SnapshotReader:
+        """A reader of a stream as of a snapshot."""
         reader = SnapshotReader(self._options, self._admin, stream, cut, self._timeout)
         self._made.add(reader)
         return reader

@@ -70,7 +70,7 @@ class Reading:
         scope, names = streams_of(streams)
         deadline = self._shared.deadline(timeout)
         timestamp = self._shared.session.safe_time(scope, check_at(at), deadline)
-        return readers.snapshot(readers.plan(names, timestamp, deadline))
+        return self.open_snapshot(readers.plan(names, timestamp, deadline))
 
     def open_snapshot(self, plan: SnapshotPlan) -> Snapshot:
         """The snapshot of a plan, which another process may have made. Nothing is sent."""
@@ -78,7 +78,8 @@ class Reading:
             raise InvalidArgument(
                 f"open_snapshot takes what snapshot.plan() gave, not {plan!r:.100}"
             )
-        return self._readers().snapshot(plan)
+        self._readers()
+        return Snapshot(plan, lambda stream, cut: self._readers().read_cut(stream, cut))
 
     def _readers(self) -> Readers:
         self._shared.check()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -16,7 +16,7 @@ from anabranch.client.options import Options
 from anabranch.client.ordered import OrderedStream
 from anabranch.client.reader import split_headers
 from anabranch.client.types import Event
-from anabranch.errors import DeadlineExceeded, SnapshotExpired
+from anabranch.errors import AnabranchError, DeadlineExceeded, SnapshotExpired
 from anabranch.topics.names import history_topic, stream_topic
 
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
@@ -66,7 +66,6 @@ class SnapshotReader(Iterator[Event]):
         self._consumer = _CutConsumer(options, stream)
         self._ordered = OrderedStream(options, admin, self._consumer, stream, timeout)
         self._closed = False
-        self._ordered.index.until = cut.history
         self._ordered.begin(cut.start_offsets, cut.offsets)
         self._consumer.learn(self._topic)  # else the first fetch may take a second
         self._consumer.assign({(self._topic, p): cut.start_offsets[p] for p in self._unread})
@@ -79,7 +78,11 @@ class SnapshotReader(Iterator[Event]):
     def __next__(self) -> Event:
         if self._events is None:
             self._events = self._run()
-        return next(self._events)
+        try:
+            return next(self._events)
+        except AnabranchError:
+            self._events = None  # the next call goes on: an error is no end
+            raise
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
@@ -164,17 +167,13 @@ class SnapshotReader(Iterator[Event]):
         patience = _HELD_S[0]
         idle = False
         while not self._closed:
-            for partition in [
-                p for p in self._unread if self._consumer.ends.get(p, -1) >= self._ends[p]
-            ]:
+            met = self._consumer.ends
+            for partition in [p for p in self._unread if met.get(p, -1) >= self._ends[p]]:
                 self._stop(partition)
-            told = self._ordered.settle(idle)
-            self._note_read(told)
+            self._forget(self._ordered.settle(idle))
             ready = self._ordered.released()
             if ready:
-                self._stopped -= {
-                    message.partition() for message in ready
-                }  # it may be fetched again
+                self._stopped -= {m.partition() for m in ready}  # they may be fetched again
                 return ready
             if not self._unread and not self._ordered.holds:
                 break
@@ -199,14 +198,11 @@ class SnapshotReader(Iterator[Event]):
             self._stopped.add(partition)
             self._consumer.native.pause([TopicPartition(self._topic, partition)])
 
-    def _note_read(self, held: Mapping[int, int]) -> None:
-        """Tell which partitions are read to their ends: others may wait for that. The history needs no more
-        of them."""
-        index = self._ordered.index
-        done = {p: end for p, end in self._ends.items() if p not in self._unread and p not in held}
-        index.order.moved(done)
-        for partition in done:
-            index.drop(partition, _BEYOND)
+    def _forget(self, held: Collection[int]) -> None:
+        """The history needs to know nothing more of partitions that are read to their ends."""
+        for partition in self._ends:
+            if partition not in self._unread and partition not in held:
+                self._ordered.index.drop(partition, _BEYOND)
 
 
 class _CutConsumer(CommittedConsumer):

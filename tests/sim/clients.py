@@ -20,6 +20,7 @@ from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Ledger
 from tests.sim.noise import Noise
 from tests.sim.ports import SimCluster, client_ports
+from tests.sim.safe_times import ask_safe_time
 from tests.sim.scaling import scale_somehow
 from tests.sim.world import Process, SimClock, Violation, World
 from tests.sim.writers import (
@@ -102,6 +103,8 @@ class Worker:
         self.world.spawn(process, "heart", lambda: self._beat(client, process))
         if self.faults.weather.scale_s:
             self.world.spawn(process, "scaler", lambda: self._scale(client))
+        if self.faults.weather.safe_s:
+            self.world.spawn(process, "watch", lambda: self._ask_safe_times(client))
         while not self.done:
             self.busy = True
             if self.in_doubt and (self.jobs == 0 or self.world.random.random() < 0.5):
@@ -135,6 +138,12 @@ class Worker:
                     client.heart.hear(due)
             except RetryError:
                 clock.sleep(0.3)
+
+    def _ask_safe_times(self, client: Client) -> None:
+        """Beside the jobs, as long as there are any."""
+        while self.jobs:
+            self.world.sleep(self.faults.span(self.faults.weather.safe_s))
+            ask_safe_time(self.world, self.cluster, client, SCOPE, self.ledger.safe_answers)
 
     def _scale(self, client: Client) -> None:
         """Beside the jobs, as long as there are any."""

@@ -54,6 +54,9 @@ class Weather:
     collate_ms: int = 200
     cleaning: bool = False  # journals are cut, and old transactions moved, all the time
     carriers_beside: bool = False  # carriers run beside the leader's loop, not in its steps
+    safe_s: float = (
+        0.0  # mean time between a client's questions for safe times; 0: none. Never drawn
+    )
     tight: bool = False  # streams take small batches only; sometimes an event is too large
 
     @classmethod

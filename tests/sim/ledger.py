@@ -33,6 +33,19 @@ class Told(NamedTuple):
     value: bytes
 
 
+class SafeAnswer(NamedTuple):
+    """A timestamp that was answered.
+
+    ``ends``: stream -> the end of its history when the answer came, of what was to become visible too.
+    ``known``: the highest timestamp that the client knew of before it asked.
+    """
+
+    timestamp: int
+    now: bool
+    ends: dict[str, int]
+    known: int
+
+
 @dataclass
 class WriterLog:
     """One writer: its events in order; whether it said it was finished."""
@@ -131,6 +144,7 @@ class Ledger:
         self.terms: dict[int, list[float]] = defaultdict(list)  # by control partition
         self._undecided: dict[Native, list[tuple[list[float], float]]] = defaultdict(list)
         self.carriers: set[int] = set()  # producer ids that carried merges aside
+        self.safe_answers: list[SafeAnswer] = []
         self.final_answers: list[tuple[bytes, str, int]] = []  # answers about other ids
 
     def hear_plain(self, offset: int, records: Iterable[Record]) -> None:

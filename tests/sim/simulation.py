@@ -30,6 +30,7 @@ from tests.sim.faults import Faults, Weather
 from tests.sim.ledger import Ledger
 from tests.sim.picture import Picture, fold, folded_rows, visible
 from tests.sim.ports import SimCluster
+from tests.sim.safe_times import check_safe_times
 from tests.sim.world import Violation, World
 
 PREFIX = "anabranch"
@@ -188,6 +189,7 @@ class _Run:
             left = [*leader.table.scan(k.INDEX), *leader.table.scan(k.REJECTED)]
             hold(not left, f"all is ended, and the journal index still has {left[:3]}")
         picture = Picture.take(self.cluster, PREFIX, self.partitions, self.ledger.carriers)
+        check_safe_times(picture, self.ledger.safe_answers, self.partitions)
         check_log(picture)
         check_epochs(picture)
         check_readers(picture, self.world.random)
