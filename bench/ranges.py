@@ -81,7 +81,9 @@ def _ends(place: Place, stream: str) -> list[int]:
     config = {"group.id": "bench-ends", "isolation.level": "read_uncommitted"}
     consumer = Consumer({"bootstrap.servers": place.bootstrap, **config})
     try:
-        places = [TopicPartition(topic, partition) for partition in range(SEGMENTS)]
+        # A big transaction may lie on partitions of its own.
+        partitions = consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions
+        places = [TopicPartition(topic, partition) for partition in sorted(partitions)]
         return [consumer.get_watermark_offsets(one, timeout=TIMEOUT_S)[1] for one in places]
     finally:
         consumer.close()
