@@ -116,6 +116,19 @@ def test_a_task_that_waits_for_rows_keeps_the_transaction(
     assert place.values() == texts(100)
 
 
+def test_commits_are_logged(spark: SparkSession, place: Place) -> None:
+    """Where Spark keeps what its Python workers log, if it is told to."""
+    spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
+    try:
+        place.save(numbers(spark, 20))
+        logs = spark.tvf.python_worker_logs().where("logger = 'anabranch.spark'")
+        lines = [row.msg for row in logs.select("msg").collect()]
+    finally:
+        spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")
+    (info,) = place.transactions()
+    assert f"committed 20 events in transaction {info.txn_id.hex()}" in lines
+
+
 # -- micro-batches --------------------------------------------------------------------------------------
 
 

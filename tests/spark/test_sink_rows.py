@@ -15,6 +15,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, StructField, StructType, TimestampType
 
 from anabranch.spark import avro_schema
 from anabranch.spark.encoding import encoding_of
@@ -193,3 +194,31 @@ def test_a_column_may_be_the_timestamp(spark: SparkSession, place: Place) -> Non
     place.save(df, encoding="json", timestampcolumn="at")
     (event,) = place.seen()
     assert (event.value, event.timestamp) == (b'{"n":1,"at":"2025-01-01T12:30:00.123Z"}', AT_MS)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "GMT+8", "+02:00"])
+def test_instants_are_in_utc_whatever_the_session_has(zone: str) -> None:
+    schema = StructType(
+        [
+            StructField("at", TimestampType()),
+            StructField("deep", ArrayType(StructType([StructField("at", TimestampType())]))),
+        ]
+    )
+    kind = pa.timestamp("us", zone)
+    instant = pa.array([int(AT.timestamp() * 1e6)]).cast(kind)
+    inner = pa.StructArray.from_arrays([instant], ["at"])
+    batch = pa.record_batch(
+        [instant, pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), inner)], ["at", "deep"]
+    )
+    values = {}
+    for name in ("json", "avro"):
+        options = Options({"encoding": name, "key": "at"})
+        encoder = encoding_of(options, schema, by_column=False).encoder()
+        ((_, events),) = encoder(batch)
+        assert events.column("key").to_pylist() == ["2025-01-01T12:30:00.123Z"]
+        values[name] = events.column("value")[0].as_py()
+    text = "2025-01-01T12:30:00.123Z"
+    assert json.loads(values["json"]) == {"at": text, "deep": [{"at": text}]}
+    avro = fastavro.parse_schema(json.loads(avro_schema(schema)))
+    read = fastavro.schemaless_reader(io.BytesIO(values["avro"]), avro, None)
+    assert read == {"at": AT, "deep": [{"at": AT}]}
