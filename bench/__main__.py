@@ -1,4 +1,4 @@
-"""``python -m bench [splice|oneshot|bulk|epochs …] [--quick] [--json FILE]``: all of them by default.
+"""``python -m bench [splice|oneshot|bulk|epochs|spark …] [--quick] [--json FILE]``: all of them by default.
 
 ``epochs`` is rolling, scaling, ordered and beside, one after the other; each can be named alone, too.
 
@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import beside, bulk, oneshot, ordered, rolling, scaling, setting, splice
+from bench import beside, bulk, oneshot, ordered, ranges, rolling, scaling, setting, spark, splice
 
 Rows = tuple[list[str], list[list[str]]]
 
@@ -70,10 +70,12 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         _on_cluster(scaling),
     ),
     "ordered": ("reading in stream order against a plain consumer", _on_cluster(ordered)),
+    "ranges": ("offset ranges as Arrow batches against a plain consumer", _on_cluster(ranges)),
     "beside": (
         "small commits while a big one is written, and while it is carried aside",
         _on_cluster(beside),
     ),
+    "spark": ("Spark's sink and source against its own Kafka connector", _on_cluster(spark)),
 }
 GROUPS = {"epochs": ("rolling", "scaling", "ordered", "beside")}
 
