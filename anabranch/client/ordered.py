@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from confluent_kafka import TopicPartition
 
@@ -95,8 +95,8 @@ class OrderedStream:
             self._held_bytes[partition] = size
             held = self._held[partition] = [message]  # whatever goes wrong now, it is not lost
             span = self._turn(partition, offset, _AT_ONCE_S)
-            if span is not None:
-                del self._held[partition]
+            if span is not None and self._held.pop(partition, None) is None:
+                return None  # another thread closed the reader meanwhile: the next member gets it
             return span
         held.append(message)
         self._held_bytes[partition] += size
@@ -108,20 +108,17 @@ class OrderedStream:
         for partition, held in list(self._held.items()):
             place = [TopicPartition(self.topic, partition)]
             if self._turn(partition, held[0].offset(), 0) is not None:
-                out += self._held.pop(partition)
+                out += self._held.pop(partition, [])
                 if partition in self._paused:
                     self._paused.discard(partition)
                     self._consumer.native.resume(place)
-            elif partition not in self._paused and self._is_much(partition):
+            elif partition not in self._paused and self._is_much(partition, held):
                 self._paused.add(partition)
                 self._consumer.native.pause(place)
         return out
 
-    def _is_much(self, partition: int) -> bool:
-        return (
-            len(self._held[partition]) >= _MOST_HELD
-            or self._held_bytes[partition] >= _MOST_HELD_BYTES
-        )
+    def _is_much(self, partition: int, held: Sequence[CommittedMessage]) -> bool:
+        return len(held) >= _MOST_HELD or self._held_bytes[partition] >= _MOST_HELD_BYTES
 
     def _turn(self, partition: int, offset: int, wait: float) -> Span | None:
         self._cover()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
-from anabranch.errors import AskOutcomeError, BeginAgainError, RetryError
+from anabranch.errors import AlreadyCommitted, AskOutcomeError, BeginAgainError, RetryError
 from tests.crash.zygote import Spec, say
 
 STREAMS = ("wide", "narrow")
@@ -231,7 +231,8 @@ def _help_noting(
 ) -> None:
     try:
         _help_with(client, spec, task)
-    except (RetryError, BeginAgainError) as error:
+    except (RetryError, BeginAgainError, AlreadyCommitted) as error:
+        # The last one: the driver waited for so long, and committed without this helper.
         diary.note("trouble", kind=type(error).__name__, why=str(error))
     except Exception as error:
         diary.note("defect", kind=type(error).__name__, why=str(error))

@@ -9,6 +9,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -18,6 +19,16 @@ from anabranch.spark import spark_session
 from tests.cluster import Cluster
 from tests.spark.sink_place import Place, place_in
 from tests.spark.source_world import World, build
+
+FOLDER = Path(__file__).parent
+TIMEOUT_S = 600  # a JVM starts in 5 s, or in a minute beside four others
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of this folder get more time than others, unless they say themselves how much."""
+    for item in items:
+        if FOLDER in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")
