@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.client import history
+from anabranch.client import history, ordered
 from anabranch.client.history import HistoryIndex
 from anabranch.core.hybrid_time import from_us, to_datetime
 from anabranch.core.ids import NO_TXN
@@ -239,10 +239,12 @@ def slow_history(monkeypatch: pytest.MonkeyPatch) -> None:
     read_on = HistoryIndex.read_on
 
     def halting(index: HistoryIndex, deadline: float = 0.0) -> bool:
+        index._consumer._size = 1  # messages at once, or two
         return next(asked) % 3 == 2 and read_on(index, deadline)
 
     monkeypatch.setattr(HistoryIndex, "read_on", halting)
     monkeypatch.setattr(history, "MOST_SPANS", 2)
+    monkeypatch.setattr(ordered, "_STARTS_EVERY_S", 1e9)  # nor is it helped on by other means
 
 
 def as_of(client: anabranch.Client, written: WrittenStream, timestamp: int) -> anabranch.Snapshot:
