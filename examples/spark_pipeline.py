@@ -81,8 +81,8 @@ SETTINGS = {
     # Quick to start, again and again.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
-RUN_DEADLINE_S = 600.0
-PROGRESS_DEADLINE_S = 120.0
+RUN_DEADLINE_S = 1800.0
+PROGRESS_DEADLINE_S = 180.0
 
 
 @dataclass(frozen=True)
