@@ -84,7 +84,7 @@ def test_a_name_is_committed_once(spark: SparkSession, place: Place) -> None:
     place.save(numbers(spark, 50_000, start=7), name="2025-01-01")  # other rows, and more
     place.save(numbers(spark, 10, start=5000), name="2025-01-02")
     assert place.values() == sorted(texts(1000) + texts(10, 5000))
-    place.nothing_staged()
+    assert [info.state for info in place.transactions()] == ["COMMITTED"] * 2  # no third one
 
 
 def test_a_failed_job_leaves_nothing(spark: SparkSession, place: Place) -> None:
