@@ -46,6 +46,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -55,7 +56,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import anabranch
@@ -72,7 +73,6 @@ RESULT = (
     "carrier STRING, hour TIMESTAMP, flights BIGINT, departed BIGINT, "
     "mean_dep_delay DECIMAL(14,4), mean_wind_speed DECIMAL(13,9)"
 )
-COLUMNS = [field.split()[0] for field in RESULT.split(", ")]
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -101,6 +101,11 @@ class Plan:
     def end(self) -> datetime:
         """Rows before this hour are taken."""
         return FIRST_DAY + timedelta(days=self.days)
+
+    @property
+    def connection(self) -> Connection:
+        """For the library's pipelines."""
+        return Connection(self.bootstrap, "anabranch", 60.0, ())
 
     def stream(self, name: str) -> str:
         """Its full name."""
@@ -159,13 +164,18 @@ def _write(plan: Plan, frame: DataFrame, name: str) -> None:
 
 def read_source(plan: Plan) -> dict[str, pd.DataFrame]:
     """Flights and weather before the end, all fields as texts, and ``hour_start``, their hour as a time."""
-    tables = {}
-    for name, file in (("flights", "flights.csv.zip"), ("weather", "weather.csv")):
-        path = find_source().folder / file
-        rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-        rows = rows.assign(hour_start=pd.to_datetime(rows.time_hour, utc=True))
-        tables[name] = rows[rows.hour_start < plan.end]
-    return tables
+    folder = find_source().folder
+    with (
+        zipfile.ZipFile(folder / "flights.csv.zip") as packed,
+        packed.open("flights.csv") as flights,
+    ):
+        tables = {"flights": _read_csv(flights), "weather": _read_csv(folder / "weather.csv")}
+    return {name: rows[rows.hour_start < plan.end] for name, rows in tables.items()}
+
+
+def _read_csv(file: Any) -> pd.DataFrame:
+    rows = pd.read_csv(file, dtype=str, keep_default_na=False)
+    return rows.assign(hour_start=pd.to_datetime(rows.time_hour, utc=True))
 
 
 # -- 2. join, killed -------------------------------------------------------------------------------------
@@ -184,18 +194,17 @@ def join(spark: SparkSession, plan: Plan) -> None:
         (F.col("value.origin") == F.col("at")) & (F.col("hour") == F.col("measured")),
         "leftOuter",
     )
-    delay = F.expr("try_cast(value.dep_delay AS DECIMAL(10,0))")
     carrier_hours = joined.groupBy(F.col("value.carrier").alias("carrier"), "hour").agg(
         F.count(F.lit(1)).alias("flights"),
-        F.count(delay).alias("departed"),
-        F.avg(delay).alias("mean_dep_delay"),
+        F.count(_delay()).alias("departed"),
+        F.avg(_delay()).alias("mean_dep_delay"),
         F.avg(F.expr("try_cast(wind_speed AS DECIMAL(9,5))")).alias("mean_wind_speed"),
     )
     query = (
         carrier_hours.writeStream.format("anabranch")
         .options(**plan.options(stream=plan.stream("carrier_hours"), encoding="json"))
         .options(key="carrier,hour", timestampColumn="hour")
-        .option("checkpointLocation", str(plan.folder / "join-checkpoint"))
+        .option("checkpointLocation", str(checkpoint(plan)))
         .outputMode("append")
         .trigger(availableNow=True)
         .start()
@@ -209,6 +218,15 @@ def _stream(spark: SparkSession, plan: Plan, name: str, fields: str) -> DataFram
     frame = spark.readStream.format("anabranch").options(**options).load()
     value = F.from_json(F.col("value").cast("string"), fields)
     return frame.select(value.alias("value"), F.col("timestamp").alias("hour"))
+
+
+def _delay() -> Column:
+    return F.expr("try_cast(value.dep_delay AS DECIMAL(10,0))")
+
+
+def checkpoint(plan: Plan) -> Path:
+    """Of the join."""
+    return plan.folder / "join-checkpoint"
 
 
 def join_killed(plan: Plan, say: Callable[[str], None]) -> int:
@@ -234,9 +252,10 @@ def join_to_the_end(plan: Plan) -> None:
 
 
 def _ended(plan: Plan, process: subprocess.Popen[bytes]) -> None:
-    code = process.wait(RUN_DEADLINE_S)
-    if code:
-        raise RuntimeError(f"the join ended with {code}; see {plan.folder / 'join.log'}")
+    if process.wait(RUN_DEADLINE_S):
+        raise RuntimeError(
+            f"the join ended with {process.returncode}; see {plan.folder / 'join.log'}"
+        )
 
 
 def _start_join(plan: Plan) -> subprocess.Popen[bytes]:
@@ -244,8 +263,13 @@ def _start_join(plan: Plan) -> subprocess.Popen[bytes]:
     command += ["--bootstrap", plan.bootstrap, "--folder", str(plan.folder)]
     command += ["--slice-days", str(plan.slice_days)]
     with (plan.folder / "join.log").open("ab") as log:
-        # A process group of driver and JVM, to be killed as one.
-        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # a process group of driver and JVM, to be killed as one
+        )
 
 
 def _comes_to(plan: Plan, process: subprocess.Popen[bytes], before: tuple[int, int]) -> bool:
@@ -265,7 +289,7 @@ def _progress(plan: Plan) -> tuple[int, int]:
     """The last micro-batch planned, and the last one done, as the checkpoint has them; -1: none."""
 
     def last(log: str) -> int:
-        folder = plan.folder / "join-checkpoint" / log
+        folder = checkpoint(plan) / log
         names = [path.name for path in folder.iterdir()] if folder.exists() else []
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
@@ -277,10 +301,14 @@ def _progress(plan: Plan) -> tuple[int, int]:
 
 def export_result(spark: SparkSession, plan: Plan) -> Exported:
     """The third stream as Parquet, a folder for each day."""
-    place, to = Connection(plan.bootstrap, "anabranch", 60.0, ()), plan.folder / "carrier_hours"
-    shape = Shape(partition_by=("date",), schema=RESULT)
-    streams = [plan.stream("carrier_hours")]
-    return export(spark, place, streams, str(to), shape=shape, pace=Pace(most_events=1000))
+    return export(
+        spark,
+        plan.connection,
+        [plan.stream("carrier_hours")],
+        str(plan.folder / "carrier_hours"),
+        shape=Shape(partition_by=("date",), schema=RESULT),
+        pace=Pace(most_events=1000),
+    )
 
 
 def exported(spark: SparkSession, plan: Plan) -> pd.DataFrame:
@@ -288,7 +316,7 @@ def exported(spark: SparkSession, plan: Plan) -> pd.DataFrame:
     found = spark.read.parquet(str(plan.folder / "carrier_hours")).select("value.*").collect()
     # Spark gives local times without a zone.
     rows = [row.asDict() | {"hour": row.hour.astimezone(UTC)} for row in found]
-    return _sorted(pd.DataFrame(rows, columns=COLUMNS))
+    return _sorted(pd.DataFrame(rows, columns=_columns()))
 
 
 def expected(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
@@ -297,21 +325,26 @@ def expected(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
     joined = tables["flights"].merge(weather, on=["origin", "hour_start"], how="left")
     joined["delay"] = pd.to_numeric(joined.dep_delay, errors="coerce")
     joined["wind"] = [_hundred_thousandths(text) for text in joined.wind_speed]
-    sums = (
-        joined.groupby(["carrier", "hour_start"])
-        .agg(
-            flights=("carrier", "size"),
-            departed=("delay", "count"),
-            delay=("delay", "sum"),
-            winds=("wind", "count"),
-            wind=("wind", "sum"),
+    groups = joined.groupby(["carrier", "hour_start"])
+    sums = groups.agg(
+        flights=("carrier", "size"),
+        departed=("delay", "count"),
+        delay=("delay", "sum"),
+        winds=("wind", "count"),
+        wind=("wind", "sum"),
+    ).reset_index()
+    return _sorted(
+        pd.DataFrame(
+            {
+                "carrier": sums.carrier,
+                "hour": [hour.to_pydatetime() for hour in sums.hour_start],
+                "flights": sums.flights,
+                "departed": sums.departed,
+                "mean_dep_delay": _means(sums.delay, sums.departed, "0.0001", 0),
+                "mean_wind_speed": _means(sums.wind, sums.winds, "0.000000001", 5),
+            }
         )
-        .reset_index()
     )
-    sums["hour"] = sums.hour_start
-    sums["mean_dep_delay"] = _means(sums.delay, sums.departed, "0.0001", 0)
-    sums["mean_wind_speed"] = _means(sums.wind, sums.winds, "0.000000001", 5)
-    return _sorted(sums)
 
 
 def _hundred_thousandths(text: object) -> float:
@@ -330,8 +363,12 @@ def _means(sums: pd.Series, counts: pd.Series, step: str, scale: int) -> list[De
     ]
 
 
+def _columns() -> list[str]:
+    return [field.split()[0] for field in RESULT.replace("DECIMAL(", "DECIMAL").split(", ")]
+
+
 def _sorted(rows: pd.DataFrame) -> pd.DataFrame:
-    rows = rows[COLUMNS].astype(object)
+    rows = rows[_columns()].astype(object)
     return rows.sort_values(["carrier", "hour"]).reset_index(drop=True)
 
 
@@ -354,7 +391,7 @@ def run(spark: SparkSession, plan: Plan, say: Callable[[str], None]) -> dict[str
     out = export_result(spark, plan)
     say(f"exported {out.rows:,} rows in {out.batches} micro-batches")
     found, wanted = exported(spark, plan), expected(tables)
-    both = wanted.merge(found, how="outer", on=COLUMNS, indicator=True)
+    both = wanted.merge(found, how="outer", on=_columns(), indicator=True)
     differences = both[both["_merge"] != "both"].drop(columns="_merge")
     say(f"{len(found):,} rows, {len(wanted):,} by pandas, {len(differences)} differences")
     return {
@@ -383,15 +420,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--folder", type=Path, help="checkpoints and the export")
     parser.add_argument("--join", action="store_true", help="only the streaming query")
-    given = vars(parser.parse_args())
-    if not given["bootstrap"]:
+    options = parser.parse_args()
+    if not options.bootstrap:
         parser.error("--bootstrap HOST:PORT, or $ANABRANCH_BOOTSTRAP (`anabranch dev` gives one)")
-    only_join = given.pop("join")
-    folder = given["folder"] or Path(tempfile.mkdtemp(prefix="anabranch-pipeline-"))
-    plan = Plan(**given | {"folder": folder.absolute()})
+    plan = Plan(
+        options.bootstrap,
+        (options.folder or Path(tempfile.mkdtemp(prefix="anabranch-pipeline-"))).absolute(),
+        options.scope,
+        options.days,
+        options.slice_days,
+        options.kills,
+        options.seed,
+    )
     spark = spark_session("carrier hours", "local[2]", SETTINGS)
     spark.sparkContext.setLogLevel("ERROR")
-    if only_join:
+    if options.join:
         join(spark, plan)
         return 0
     seen = run(spark, plan, lambda line: print(line, file=sys.stderr, flush=True))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
 from anabranch.cli.spark import JOB_TIMEOUT_S, Conf, JobTimeout, Master, app, connection, session
 from anabranch.topics.names import DEFAULT_PREFIX
+
+if TYPE_CHECKING:
+    from anabranch.spark.pipelines.compact import Compacted
+    from anabranch.spark.pipelines.export import Batch, Exported
+    from anabranch.spark.pipelines.load import Loaded
 
 __all__ = ["app"]
 
@@ -128,7 +134,6 @@ def load(
 ) -> None:
     """Load files into a stream with Spark: all of them at once, or nothing."""
     from anabranch.cli.session import parse_kafka
-    from anabranch.cli.spark_text import show_loaded
 
     place = connection(bootstrap, prefix, kafka, timeout)
     options = parse_kafka(read_option, "--read-option")
@@ -136,7 +141,7 @@ def load(
     from anabranch.spark.pipelines.load import Events, Reading
     from anabranch.spark.pipelines.load import load as run
 
-    found = run(
+    loaded = run(
         spark,
         place,
         files,
@@ -146,7 +151,7 @@ def load(
         name=name,
         segments=segments,
     )
-    show_loaded(found, as_json=json)
+    _show(_loaded(loaded), _load_line(loaded), as_json=json)
 
 
 @app.command("export")
@@ -219,14 +224,12 @@ def export(
     verbose: Verbose = False,
 ) -> None:
     """Export what is committed to files, whole transactions, each once; the next call goes on."""
-    from anabranch.cli.spark_text import batch_lines, show_exported
-
     place = connection(bootstrap, prefix, kafka, timeout)
     spark = session("anabranch export", master, conf, verbose=verbose)
     from anabranch.spark.pipelines.export import Pace, Shape
     from anabranch.spark.pipelines.export import export as run
 
-    found = run(
+    exported = run(
         spark,
         place,
         stream,
@@ -234,9 +237,9 @@ def export(
         shape=Shape(form.value, _words(partition_by), schema),
         pace=Pace(once, interval, most_events, transactions is Whole.WHOLE, start),
         checkpoint=checkpoint,
-        progress=batch_lines(quiet=json),
+        progress=_progress(quiet=json),
     )
-    show_exported(found, as_json=json)
+    _show(_exported(exported), _export_line(exported), as_json=json)
 
 
 @app.command("compact")
@@ -280,14 +283,12 @@ def compact(
     verbose: Verbose = False,
 ) -> None:
     """Write the latest value of each key, as of a commit timestamp; a null value deletes its key."""
-    from anabranch.cli.spark_text import show_compacted
-
     place = connection(bootstrap, prefix, kafka, timeout)
     spark = session("anabranch compact", master, conf, verbose=verbose)
     from anabranch.spark.pipelines.audit_report import moment_of
     from anabranch.spark.pipelines.compact import compact as run
 
-    found = run(
+    compacted = run(
         spark,
         place,
         stream,
@@ -298,8 +299,112 @@ def compact(
         name=name,
         segments=segments,
     )
-    show_compacted(found, as_json=json)
+    _show(_compacted(compacted), _compact_line(compacted), as_json=json)
+
+
+# -- what they say ---------------------------------------------------------------------------------------
 
 
 def _words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def _show(document: dict[str, Any], line: str, *, as_json: bool) -> None:
+    from anabranch.cli.output import print_json, print_line
+
+    if as_json:
+        print_json(document)
+    else:
+        print_line(line)
+
+
+def _progress(*, quiet: bool) -> Callable[[Batch], None] | None:
+    """A line for each micro-batch, on standard error."""
+    if quiet:
+        return None
+
+    def say(batch: Batch) -> None:
+        typer.echo(f"micro-batch {batch.number}: {batch.rows:,} events", err=True)
+
+    return say
+
+
+def _hex(txn_id: bytes | None) -> str | None:
+    return None if txn_id is None else txn_id.hex()
+
+
+def _loaded(loaded: Loaded) -> dict[str, Any]:
+    return {
+        "stream": loaded.stream,
+        "txn_id": _hex(loaded.txn_id),
+        "name": loaded.name,
+        "already_committed": loaded.already_committed,
+        "commit_timestamp": loaded.commit_timestamp,
+        "rows": loaded.rows,
+    }
+
+
+def _load_line(loaded: Loaded) -> str:
+    from anabranch.cli.output import count_of
+
+    if loaded.already_committed:
+        return (
+            f"{loaded.name} was loaded before: transaction {_hex(loaded.txn_id)}, "
+            f"{loaded.rows:,} events; nothing was written now"
+        )
+    if loaded.txn_id is None:
+        return f"no row: nothing was written to {loaded.stream}"
+    return (
+        f"{count_of(loaded.rows, 'row')} in {loaded.stream}, all at once: "
+        f"transaction {_hex(loaded.txn_id)}"
+    )
+
+
+def _exported(exported: Exported) -> dict[str, Any]:
+    return {
+        "to": exported.to,
+        "checkpoint": exported.checkpoint,
+        "query_id": exported.query_id,
+        "batches": exported.batches,
+        "rows": exported.rows,
+    }
+
+
+def _export_line(exported: Exported) -> str:
+    from anabranch.cli.output import count_of
+
+    if not exported.batches:
+        return f"nothing new for {exported.to}"
+    return (
+        f"{count_of(exported.rows, 'event')} to {exported.to} "
+        f"in {count_of(exported.batches, 'micro-batch')}"
+    )
+
+
+def _compacted(compacted: Compacted) -> dict[str, Any]:
+    return {
+        "stream": compacted.stream,
+        "at": compacted.at,
+        "to": compacted.to,
+        "txn_id": _hex(compacted.txn_id),
+        "already_committed": compacted.already_committed,
+        "events": compacted.events,
+        "keyless": compacted.keyless,
+        "keys": compacted.keys,
+    }
+
+
+def _compact_line(compacted: Compacted) -> str:
+    from anabranch.cli.output import count_of
+    from anabranch.core import hybrid_time
+
+    if compacted.already_committed:
+        return (
+            f"committed before: transaction {_hex(compacted.txn_id)}, "
+            f"{compacted.keys:,} events; nothing was written now"
+        )
+    keyless = f", {compacted.keyless:,} without a key left out" if compacted.keyless else ""
+    return (
+        f"{count_of(compacted.keys, 'key')} of {count_of(compacted.events, 'event')} of "
+        f"{compacted.stream} as of {hybrid_time.to_text(compacted.at)} in {compacted.to}{keyless}"
+    )
