@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -54,6 +54,22 @@ class Journals:
         journal = self.pool.writer()
         journal.open(topic, [0, 1], time.monotonic() + 30)
         return journal
+
+    def wait_until_refused(self, topic: str, size: int) -> None:
+        """Until values of so many bytes are too large for partition 1."""
+        refused: list[KafkaError] = []
+        producer = Producer({"bootstrap.servers": self.bootstrap})
+        deadline = time.monotonic() + 30
+        while not refused:
+            assert time.monotonic() < deadline
+            producer.produce(
+                topic,
+                os.urandom(size),
+                partition=1,
+                on_delivery=lambda error, _: refused.append(error) if error else None,
+            )
+            assert producer.flush(30) == 0
+        assert refused[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
 
     def stored(self, topic: str) -> list[bytes]:
         """All values, partition by partition."""
@@ -157,6 +173,9 @@ def test_a_batch_that_the_broker_refuses_is_a_failure(journals: Journals, unique
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(30)
+    journals.wait_until_refused(
+        topic, 10_000
+    )  # brokers act on a setting a little after it is taken
     journal.write(topic, 0, None, b"small", HEADERS, 0)
     journal.write(topic, 1, None, os.urandom(10_000), HEADERS, 0)
     for _ in range(2):  # for ever

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,29 @@ ROOT = Path(__file__).parents[2]
 SOON_S = 90.0
 
 Row = tuple[str, int, int, str]
+
+
+def command(process: psutil.Process) -> list[str]:
+    """Its command; empty if it has ended, as Spark's idle workers do at any moment."""
+    try:
+        return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def children(process: psutil.Process) -> list[psutil.Process]:
+    """Its processes; none if it has ended."""
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill_all(processes: list[psutil.Process]) -> None:
+    """SIGKILL of those that are still there."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 @dataclass
@@ -90,11 +114,10 @@ class Query:
     def workers(self) -> tuple[psutil.Process, list[psutil.Process]]:
         """The planner, which lives as long as the query, and the tasks' workers."""
         _, jvm = self.pids()
-        alive = [p for p in psutil.Process(jvm).children() if p.status() != psutil.STATUS_ZOMBIE]
-        commands = [(p, p.cmdline()[-2:]) for p in alive]
-        (planner,) = (p for p, command in commands if command[-1].endswith("source_runner"))
-        daemons = [p for p, command in commands if command == ["pyspark.daemon", "pyspark.worker"]]
-        return planner, [worker for daemon in daemons for worker in daemon.children()]
+        commands = [(p, command(p)[-2:]) for p in psutil.Process(jvm).children()]
+        (planner,) = (p for p, said in commands if said and said[-1].endswith("source_runner"))
+        daemons = [p for p, said in commands if said == ["pyspark.daemon", "pyspark.worker"]]
+        return planner, [worker for daemon in daemons for worker in children(daemon)]
 
     def kill(self) -> None:
         """SIGKILL of all, the JVM first."""
@@ -102,11 +125,9 @@ class Query:
             return
         if (self.folder / "pids").exists():
             _, jvm = json.loads((self.folder / "pids").read_text())
-            children = (
-                psutil.Process(jvm).children(recursive=True) if psutil.pid_exists(jvm) else []
-            )
-            for process in [psutil.Process(jvm), *children] if children else []:
-                process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(jvm)
+                kill_all([process, *process.children(recursive=True)])
         self.process.kill()
         self.process.wait(SOON_S)
         self.process = None
@@ -156,7 +177,7 @@ def test_kills(writing: Writing, tmp_path: Path, bootstrap: str) -> None:
         planner, workers = query.workers()
         assert workers
         for worker in workers:  # another attempt is made of its task, if it has one
-            worker.kill()
+            kill_all([worker])
             query.went_on()
         assert planner.is_running()
         planner.kill()  # with it the query fails
