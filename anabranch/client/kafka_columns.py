@@ -61,8 +61,8 @@ class ColumnJournals:
 
     def encoder(self, placing: Placing, max_bytes: int) -> ColumnEncoder:
         """One for a topic of this size limit."""
-        limit = int(self._options.journal(max_bytes)["batch.size"])
-        return ColumnEncoder(placing, batch_bytes=limit, codec=self._codec)
+        size = self._options.column_batch_bytes(max_bytes)
+        return ColumnEncoder(placing, batch_bytes=size, codec=self._codec)
 
     def take(self, deadline: float) -> JournalProducer:
         """A producer. Raises `LogError`."""

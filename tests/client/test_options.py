@@ -86,6 +86,24 @@ def test_a_batch_is_never_larger_than_its_topic_takes() -> None:
     assert Options("b:1", {}).journal(1 << 30)["batch.size"] == 250_000
     small = Options("b:1", {"message.max.bytes": 2000})
     assert small.journal(50_000)["message.max.bytes"] == 2000
+    sizes = [Options("b:1", {}).column_batch_bytes(limit) for limit in (50_000, 1 << 30)]
+    assert sizes == [50_000, 1_000_000]
+    assert small.column_batch_bytes(50_000) == 2000
+    assert Options("b:1", {"batch.size": 9000}).column_batch_bytes(1 << 30) == 9000
+
+
+def test_raw_connections_get_what_was_given() -> None:
+    given = {
+        "client.id": "me",
+        "request.timeout.ms": 7000,
+        "fetch.min.bytes": 5,
+        "sasl.username": "u",
+    }
+    assert Options("b:1", given).raw() == {
+        "client.id": "me",
+        "request.timeout.ms": 7000,
+        "sasl.username": "u",
+    }
 
 
 def test_the_same_option_twice_is_refused() -> None:
