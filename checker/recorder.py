@@ -37,7 +37,7 @@ class Recorder:
             raise ValueError(f"{path}: the name of a history ends in {SUFFIX}")
         self._clock = clock
         # Ids have to differ from those of an earlier life of the same name.
-        self._ids = itertools.count(path.stat().st_size if path.exists() else 0)
+        self._ids = itertools.count(_whole_lines(path) if path.exists() else 0)
         self._lock = threading.Lock()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
@@ -82,3 +82,11 @@ class Recorder:
     def _put(self, entry: dict[str, Any]) -> None:
         # One write, so that a line is there whole or, at the very end of a killed process, cut.
         os.write(self._file, json.dumps({"at": self._clock(), **entry}).encode() + b"\n")
+
+
+def _whole_lines(path: Path) -> int:
+    """Bytes of a file that was left, after what a kill has cut of its last line is taken off."""
+    with path.open("r+b") as file:
+        size = file.read().rfind(b"\n") + 1
+        file.truncate(size)
+    return size
