@@ -334,8 +334,10 @@ def audits(cluster: Cluster, spark: SparkSession) -> Audits:
                 last.write(OTHER_STREAM, b"last", key=b"k")
                 moment = last.commit().commit_timestamp
             events[OTHER_STREAM] += 1
-            after = live(client, cluster.bootstrap, MAIN, OTHER_STREAM)
-            wait_for_events(log, MAIN, events[MAIN] + after[MAIN])
+            with client.begin(SCOPE) as later:
+                later.write(MAIN, b"later", key=b"k")
+                later.write(OTHER_STREAM, b"later", key=b"k")
+                later.commit()
             create_streams(client)
         connection = Connection(cluster.bootstrap, PREFIX, SOON_S, ())
         clean = audit(spark, connection, [MAIN, OTHER_STREAM], moment)
@@ -348,7 +350,7 @@ def audits(cluster: Cluster, spark: SparkSession) -> Audits:
 
 def create_streams(client: anabranch.Client) -> None:
     """One for each plant."""
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(12) as pool:
         for created in [
             pool.submit(client.create_stream, name_of(n), 2 if "segment" in plant else 1)
             for n, plant in enumerate(PLANTS)

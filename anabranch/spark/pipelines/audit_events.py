@@ -198,8 +198,12 @@ def _check_unnamed(
         .join(
             F.broadcast(named.groupBy("stream").agg(F.max("until").alias("last"))), "stream", "left"
         )
-        .withColumn("is_named", F.coalesce("is_named", F.lit(False)))
-        .withColumn("state", F.coalesce("state", F.lit("not known")))
+        .withColumns(
+            {
+                "is_named": F.coalesce("is_named", F.lit(False)),
+                "state": F.coalesce("state", F.lit("not known")),
+            }
+        )
         # Carried aside just now, or committed after the history was read.
         .withColumn(
             "under_way",

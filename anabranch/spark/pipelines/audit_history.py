@@ -79,16 +79,16 @@ def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findi
     ]
     sound = findings.keep(
         history.where(F.col("kind") != FOREIGN)
-        .withColumn("before", F.lag("offset").over(order))
-        .withColumn("time_before", F.lag("timestamp").over(order))
-        .withColumn("size_before", F.lag(F.size("vector")).over(order))
-        .withColumn("active", F.last(F.when(is_epoch, F.col("epoch")), True).over(order))
-        .withColumn("of_active", F.last(F.when(is_epoch, F.col("reference")), True).over(order))
-        .withColumn(
-            "says",
-            F.when(F.col("previous") == DIRECTLY_BEFORE, F.col("offset") - 1).otherwise(
-                F.col("previous")
-            ),
+        .withColumns(
+            {
+                "before": F.lag("offset").over(order),
+                "time_before": F.lag("timestamp").over(order),
+                "size_before": F.lag(F.size("vector")).over(order),
+                "active": F.last(F.when(is_epoch, F.col("epoch")), True).over(order),
+                "says": F.when(F.col("previous") == DIRECTLY_BEFORE, F.col("offset") - 1).otherwise(
+                    F.col("previous")
+                ),
+            }
         )
         .withColumn(
             "cut_before",
@@ -161,7 +161,6 @@ def ranges_of(sound: DataFrame, layouts: DataFrame) -> DataFrame:
         "timestamp",
         "epoch",
         "active",
-        "of_active",
         F.inline("segments"),
     )
     segments = layouts.select(

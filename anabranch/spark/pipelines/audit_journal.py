@@ -102,18 +102,21 @@ def _groups(taken: DataFrame, status: DataFrame, whole: DataFrame, lows: DataFra
         F.col("crc").alias("due_crc"),
     )
     here = lows.select("stream").distinct()
-    writers = taken.select("txn_id", "writer").distinct().withColumn("is_taken", F.lit(True))
+    writers = taken.select("txn_id", "writer").distinct()
     return (
         in_stream.join(receipts.join(F.broadcast(here), "stream", "left_semi"), KEY, "full")
         .join(whole, "txn_id")
         .join(writers, ["txn_id", "writer"])
         .join(F.broadcast(lows), ["stream", "source"], "left")
-        .withColumn("n", F.coalesce("n", F.lit(0)))
-        .withColumn("crc", F.coalesce("crc", F.lit(0)))
-        # Whether the journal still has all that the writer wrote there.
-        .withColumn(
-            "covered",
-            F.coalesce(F.col("low") <= F.coalesce(F.col("from_offset"), F.lit(0)), F.lit(False)),
+        .withColumns(
+            {
+                "n": F.coalesce("n", F.lit(0)),
+                "crc": F.coalesce("crc", F.lit(0)),
+                # Whether the journal still has all that the writer wrote there.
+                "covered": F.coalesce(
+                    F.col("low") <= F.coalesce(F.col("from_offset"), F.lit(0)), F.lit(False)
+                ),
+            }
         )
     )
 
@@ -354,9 +357,7 @@ def check_plain(
     both = (
         written.join(present, ["stream", "digest"], "full")
         .join(F.broadcast(untouched.withColumn("all_here", F.lit(True))), "stream", "left")
-        .withColumn("n", F.coalesce("n", F.lit(0)))
-        .withColumn("due", F.coalesce("due", F.lit(0)))
-        .withColumn("most", F.coalesce("most", F.lit(0)))
+        .withColumns({name: F.coalesce(name, F.lit(0)) for name in ("n", "due", "most")})
     )
     findings.judge(
         both,

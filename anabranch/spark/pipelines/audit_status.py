@@ -55,13 +55,15 @@ def match(
     return (
         rows.join(commits, "txn_id", "full")
         .join(touched, "txn_id", "left")
-        .withColumn("has_row", F.col("state").isNotNull())
-        .withColumn("has_commit", F.col("told").isNotNull())
-        .withColumn("told", F.coalesce("told", F.lit(0)))
-        # Whether all that it committed stands in the streams that are audited.
-        .withColumn("all_here", F.lit(all_streams) | F.coalesce("all_here", F.lit(False)))
-        .withColumn(
-            "settled", F.coalesce(F.col("committed_by"), F.col("timestamp")) <= F.lit(moment)
+        .withColumns(
+            {
+                "has_row": F.col("state").isNotNull(),
+                "has_commit": F.col("told").isNotNull(),
+                "told": F.coalesce("told", F.lit(0)),
+                # Whether all that it committed stands in the streams that are audited.
+                "all_here": F.lit(all_streams) | F.coalesce("all_here", F.lit(False)),
+                "settled": F.coalesce(F.col("committed_by"), F.col("timestamp")) <= F.lit(moment),
+            }
         )
         .withColumn("fits", F.col("has_row") & (F.col("told") == F.col("committed")))
     )
