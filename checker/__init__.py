@@ -1,4 +1,4 @@
-"""An independent judge of recorded histories: what clients asked and were told, what readers saw, what is in the log.
+"""An independent judge of recorded histories: what clients asked and were told, what readers saw, what the log has.
 
 `docs/checker.md` is its design. It imports nothing of `anabranch`, but for `anabranch.schemas`.
 """

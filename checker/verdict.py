@@ -5,8 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from checker.answers import judge_answers
+from checker.build import build
+from checker.readers import judge_readers
 from checker.reading import Entry, pair, read_folder
 from checker.report import Report
+from checker.seen import judge_seen
+from checker.sending import judge_sending
+from checker.settle import settle
+from checker.snapshots import judge_snapshots
+from checker.times import judge_times
+from checker.writes import judge_writes
+
+_JUDGES = (
+    judge_writes,
+    judge_sending,
+    judge_times,
+    judge_answers,
+    judge_seen,
+    judge_readers,
+    judge_snapshots,
+)
 
 
 def judge(folder: Path) -> Report:
@@ -23,4 +42,9 @@ def judge_entries(entries: Iterable[Entry]) -> Report:
     report = Report()
     operations = pair(entries)
     report.counts["operations"] = len(operations)
+    report.counts["operations without an answer"] = sum(op.told is None for op in operations)
+    history = build(operations)
+    settle(history, report)
+    for judge_one in _JUDGES:
+        judge_one(history, report)
     return report

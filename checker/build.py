@@ -1,0 +1,190 @@
+"""From operations to what they speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from checker.model import Event, History, Part, Reader, Snapshot, Txn
+from checker.reading import FAILED, MODES, STATES, Operation
+
+
+def build(operations: list[Operation]) -> History:
+    """A history of which nothing is judged yet.
+
+    Raises:
+        BrokenHistory: an id is used twice, or an operation speaks of what nobody opened.
+    """
+    history = History(operations)
+    # Files are read one after the other: what is opened in one may be used in another.
+    for first in (True, False):
+        for op in operations:
+            if (op.what in _FIRST) == first:
+                _TAKE[op.what](history, op)
+    return history
+
+
+def txn_of(history: History, op: Operation) -> Txn:
+    """Of the handle of an operation."""
+    txn = history.txns.get(op.asked["txn"])
+    if txn is None:
+        raise op.broken(f"nobody began {op.asked['txn']!r}")
+    return txn
+
+
+def _begin(history: History, op: Operation) -> None:
+    handle = op.asked["txn"]
+    if handle in history.txns:
+        raise op.broken(f"{handle!r} was begun before, {history.txns[handle].begin}")
+    history.txns[handle] = Txn(handle, op.asked["scope"], begin=op)
+
+
+def _write(history: History, op: Operation) -> None:
+    txn = txn_of(history, op)
+    _events(history, op, txn, op.asked["writer"], txn.events)
+
+
+def _plain(history: History, op: Operation) -> None:
+    _events(history, op, None, op.asked.get("producer"), [])
+
+
+def _events(
+    history: History, op: Operation, txn: Txn | None, writer: str | None, into: list[Event]
+) -> None:
+    stream = op.asked["stream"]
+    for index, row in enumerate(op.asked["events"]):
+        if not (
+            isinstance(row, list)
+            and len(row) == 2
+            and isinstance(row[0], str | None)
+            and isinstance(row[1], str)
+        ):
+            raise op.broken(f"event {index} is not [key or null, id]")
+        key, name = row
+        other = history.events.get(name)
+        if other is not None:
+            raise op.broken(f"event {name!r} was written before, {other.op.where}")
+        event = Event(name, stream, key, op, index, txn, writer)
+        history.events[name] = event
+        into.append(event)
+
+
+def _finish(history: History, op: Operation) -> None:
+    if op.outcome != FAILED:
+        txn_of(history, op).finishes.setdefault(op.asked["writer"], op)
+
+
+def _commit(history: History, op: Operation) -> None:
+    if (op.asked.get("series") is None) != (op.asked.get("number") is None):
+        raise op.broken("series and number go together")
+    txn_of(history, op).commits.append(op)
+
+
+def _abort(history: History, op: Operation) -> None:
+    txn_of(history, op).aborts.append(op)
+
+
+def _state(history: History, op: Operation) -> None:
+    if op.ok and op.result["state"] not in STATES:
+        raise op.broken(f"unknown state {op.result['state']!r}")
+    history.states.append(op)
+
+
+def _open(history: History, op: Operation) -> None:
+    name, mode, starts = op.asked["reader"], op.asked["mode"], op.asked["starts"]
+    if name in history.readers:
+        raise op.broken(f"reader {name!r} was opened before, {history.readers[name].op.where}")
+    if mode not in MODES:
+        raise op.broken(f"unknown mode {mode!r}")
+    if isinstance(starts, str) and starts not in ("start", "end", "position"):
+        raise op.broken(f"unknown start {starts!r}")
+    history.readers[name] = Reader(
+        name, mode, tuple(op.asked["streams"]), op.asked["group"], starts, op
+    )
+
+
+def _of_reader(history: History, op: Operation) -> None:
+    reader = history.readers.get(op.asked["reader"])
+    if reader is None:
+        raise op.broken(f"nobody opened {op.asked['reader']!r}")
+    if op.file != reader.op.file:
+        raise op.broken(f"reader {reader.name!r} is another process's")
+    if op.what == "poll":
+        if op.ok:
+            check_rows(op, 7)
+        reader.polls.append(op)
+    elif op.what == "position":
+        reader.positions.append(op)
+    elif op.what == "caught_up":
+        reader.caught_up.append(op)
+    else:
+        reader.closed = op
+
+
+def _snapshot(history: History, op: Operation) -> None:
+    label = op.asked["snapshot"]
+    if label in history.snapshots:
+        raise op.broken(f"snapshot {label!r} was taken before")
+    history.snapshots[label] = Snapshot(label, tuple(op.asked["streams"]), op)
+
+
+def _snapshot_read(history: History, op: Operation) -> None:
+    snapshot = history.snapshots.get(op.asked["snapshot"])
+    if snapshot is None:
+        raise op.broken(f"nobody took {op.asked['snapshot']!r}")
+    if op.ok:
+        check_rows(op, 7)
+        snapshot.reads.append(op)
+
+
+def _log(history: History, op: Operation) -> None:
+    stream, partition = op.asked["stream"], op.asked["partition"]
+    if not op.ok:
+        history.unread.add((stream, partition))
+        return
+    if (stream, partition) in history.parts:
+        raise op.broken(f"{stream}[{partition}] was read before")
+    check_rows(op, 4)
+    history.parts[stream, partition] = Part(
+        stream, partition, op, op.result["start"], op.result["end"]
+    )
+    history.logs.append(op)
+
+
+def _commits(history: History, op: Operation) -> None:
+    if op.ok:
+        if any(other.asked["stream"] == op.asked["stream"] for other in history.histories):
+            raise op.broken("it was read before")
+        history.histories.append(op)
+
+
+def check_rows(op: Operation, fields: int) -> None:
+    """The events of a poll, a snapshot or a log have so many fields."""
+    for index, row in enumerate(op.result["events"]):
+        if not isinstance(row, list) or len(row) != fields:
+            raise op.broken(f"event {index} has not {fields} fields")
+
+
+def _nothing(history: History, op: Operation) -> None:
+    pass
+
+
+_FIRST = ("begin", "open", "snapshot")
+_TAKE: dict[str, Callable[[History, Operation], None]] = {
+    "begin": _begin,
+    "write": _write,
+    "plain": _plain,
+    "finish": _finish,
+    "commit": _commit,
+    "abort": _abort,
+    "state": _state,
+    "scale": _nothing,
+    "open": _open,
+    "poll": _of_reader,
+    "position": _of_reader,
+    "caught_up": _of_reader,
+    "close": _of_reader,
+    "snapshot": _snapshot,
+    "snapshot_read": _snapshot_read,
+    "log": _log,
+    "commits": _commits,
+}

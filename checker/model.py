@@ -1,0 +1,219 @@
+"""What a history speaks of: events, transactions, the log, readers, snapshots. `checker.build` fills it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from checker.reading import FAILED, Operation
+
+PLAIN = "0" * 32  # the transaction id of commits of plain writes
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """One event that was asked to be written.
+
+    ``txn`` is None for a plain one, whose ``writer`` is its producer, if that promises an order. ``part``,
+    ``rank`` and ``offset``: where it stands in the log, ``part`` None if it does not. ``record``: that of the
+    stream's history that names it. ``timestamp``: of its commit, if anything tells.
+    """
+
+    id: str
+    stream: str
+    key: str | None
+    op: Operation
+    index: int
+    txn: Txn | None
+    writer: str | None
+    part: Part | None = None
+    rank: int = -1
+    offset: int = -1
+    record: Record | None = None
+    timestamp: int | None = None
+
+    @property
+    def line(self) -> Part | None:
+        """The sequence in which readers of events are given it."""
+        return self.part
+
+    def asked_after(self, op: Operation) -> bool:
+        """Its commit, whichever took effect, was asked after that operation had ended."""
+        if self.txn is None:
+            return op.ended_before(self.op)
+        return all(op.ended_before(commit) for commit in self.txn.candidates)
+
+    def __str__(self) -> str:
+        return f"{self.id} of {self.stream}"
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A partition of a stream as it was read at the end. ``items``: its events in the order of their offsets."""
+
+    stream: str
+    partition: int
+    op: Operation
+    start: int
+    end: int
+    items: list[Event] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.stream}[{self.partition}]"
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A commit record of a stream's history. ``ids`` is empty for plain writes. ``ranges``: partition, from, to."""
+
+    line: Chronicle
+    rank: int
+    offset: int
+    timestamp: int
+    ids: tuple[str, ...]
+    ranges: list[tuple[int, int, int]]
+    events: list[Event] = field(default_factory=list)
+
+    def asked_after(self, op: Operation) -> bool:
+        """As `Event.asked_after`, of all its events."""
+        return all(event.asked_after(op) for event in self.events)
+
+    def __str__(self) -> str:
+        return f"the commit at {self.timestamp} of {self.line.stream}"
+
+
+@dataclass(slots=True, eq=False)
+class Chronicle:
+    """A stream's history topic. ``is_cut``: its beginning is deleted."""
+
+    stream: str
+    op: Operation
+    is_cut: bool
+    items: list[Record] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.stream
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What somebody was told of a transaction. ``events``: how many are committed, if that was told."""
+
+    op: Operation
+    state: str
+    timestamp: int | None = None
+    events: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Txn:
+    """A transaction. ``handle`` and ``scope`` are empty if only its id was ever heard of.
+
+    ``is_committed``: by anything that was told or is in the
+    log; None if nobody knows. ``timestamp`` likewise. ``records``: of the histories of its streams. ``gave_way``:
+    commits that were answered with what an earlier one of the same name or number had done.
+    """
+
+    handle: str
+    scope: str = ""
+    txn_id: str | None = None
+    begin: Operation | None = None
+    events: list[Event] = field(default_factory=list)
+    commits: list[Operation] = field(default_factory=list)
+    aborts: list[Operation] = field(default_factory=list)
+    finishes: dict[str, Operation] = field(default_factory=dict)
+    answers: list[Answer] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    gave_way: list[Operation] = field(default_factory=list)
+    is_committed: bool | None = None
+    timestamp: int | None = None
+    _candidates: list[Operation] | None = None
+
+    @property
+    def candidates(self) -> list[Operation]:
+        """Commits that may have taken effect."""
+        if self._candidates is None:
+            self._candidates = [op for op in self.commits if op.outcome != FAILED]
+        return self._candidates
+
+    @property
+    def first_asked(self) -> Operation | None:
+        """The first of the candidates by the clock."""
+        return min(self.candidates, key=lambda op: op.at, default=None)
+
+    def answered(self, *states: str) -> list[Answer]:
+        """Answers of these states."""
+        return [answer for answer in self.answers if answer.state in states]
+
+    def __str__(self) -> str:
+        return f"transaction {self.handle or self.txn_id}"
+
+
+@dataclass(slots=True, eq=False)
+class Reader:
+    """A reader and its operations in order; ``end``: the last of them that was told."""
+
+    name: str
+    mode: str
+    streams: tuple[str, ...]
+    group: str | None
+    starts: str | int
+    op: Operation
+    polls: list[Operation] = field(default_factory=list)
+    positions: list[Operation] = field(default_factory=list)
+    caught_up: list[Operation] = field(default_factory=list)
+    closed: Operation | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """A snapshot and its readings."""
+
+    label: str
+    streams: tuple[str, ...]
+    op: Operation
+    reads: list[Operation] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class History:
+    """All of it."""
+
+    operations: list[Operation]
+    events: dict[str, Event] = field(default_factory=dict)
+    txns: dict[str, Txn] = field(default_factory=dict)
+    by_id: dict[str, Txn] = field(default_factory=dict)
+    parts: dict[tuple[str, int], Part] = field(default_factory=dict)
+    unread: set[tuple[str, int]] = field(default_factory=set)  # logs that were asked and not told
+    chronicles: dict[str, Chronicle] = field(default_factory=dict)
+    readers: dict[str, Reader] = field(default_factory=dict)
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    logs: list[Operation] = field(default_factory=list)
+    histories: list[Operation] = field(default_factory=list)
+    states: list[Operation] = field(default_factory=list)
+
+    _logged: set[str] | None = None
+    _starts: dict[str, bool] | None = None
+
+    def is_whole(self, stream: str) -> bool:
+        """The stream was read at the end: what it does not show is not there."""
+        if self._logged is None:
+            left_out = {stream for stream, _ in self.unread - self.parts.keys()}
+            self._logged = {stream for stream, _ in self.parts} - left_out
+        return stream in self._logged
+
+    def is_trimmed(self, stream: str) -> bool:
+        """Something has been deleted from the beginning of some partition of a stream."""
+        if self._starts is None:
+            self._starts = {}
+            for (name, _), part in self.parts.items():
+                self._starts[name] = self._starts.get(name, False) or part.start > 0
+        return self._starts.get(stream, False)
+
+    def was_deleted(self, stream: str, partition: int, offset: int) -> bool:
+        """Retention may have deleted it."""
+        part = self.parts.get((stream, partition))
+        return part is not None and offset < part.start
+
+    def scope_of(self, stream: str) -> str:
+        """Of a stream ``scope/stream``."""
+        return stream.split("/")[0]

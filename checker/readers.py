@@ -1,0 +1,375 @@
+"""Readers and groups of them: are they given everything, once, and in order?
+
+A group is at least once: it may be given again what stands behind its last position, from any of its members. What
+it is given goes by *lines*: a partition's events, or, in mode ``transactions``, the commits of a stream's history.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+from checker.model import Chronicle, Event, History, Part, Reader, Record
+from checker.reading import UNKNOWN, Operation
+from checker.report import Report
+from checker.sweep import Told
+
+Item = Event | Record
+Line = Part | Chronicle
+
+
+@dataclass(slots=True)
+class Giving:
+    """An item that a reader was given. ``order``: how many it had before."""
+
+    item: Item
+    reader: Reader
+    poll: Operation
+    order: int
+
+    def came_before(self, other: Giving) -> bool:
+        """Or may have, if the readers are different ones."""
+        if self.reader is other.reader:
+            return self.order < other.order
+        return not other.poll.ended_before(self.poll)
+
+
+@dataclass
+class Group:
+    """The members of a group, or one reader that has none."""
+
+    members: list[Reader]
+    givings: list[Giving] = field(default_factory=list)
+    by_item: dict[Item, list[Giving]] = field(default_factory=dict)
+    by_reader: dict[Reader, list[Giving]] = field(default_factory=dict)
+    lowest: dict[Line, int] = field(default_factory=dict)
+    highest: dict[Line, int] = field(default_factory=dict)
+    first: Operation | None = None  # that told what an `end` is
+
+    @property
+    def is_group(self) -> bool:
+        """Its members may give again."""
+        return self.members[0].group is not None
+
+    @cached_property
+    def starts(self) -> set[str | int]:
+        """Where its members start if the group has no position yet."""
+        return {reader.starts for reader in self.members} - {"position"}
+
+    @cached_property
+    def unfinished(self) -> list[tuple[Reader, Operation]]:
+        """Polls that may have given anything."""
+        return [(r, poll) for r in self.members for poll in r.polls if poll.outcome == UNKNOWN]
+
+    def must_give(self, item: Item) -> bool:
+        """Wherever its members started, this comes after."""
+        for start in self.starts:
+            if start == "end":
+                if self.first is None or not item.asked_after(self.first):
+                    return False
+            elif isinstance(start, int) and (item.timestamp is None or item.timestamp <= start):
+                return False
+        return bool(self.starts)
+
+    def gave_before(self, item: Item, giving: Giving) -> bool:
+        """An item was given, or may have been, before that."""
+        return any(other.came_before(giving) for other in self.by_item.get(item, ()))
+
+
+def judge_readers(history: History, report: Report) -> None:
+    """``duplicate``, ``int-poll-order``, ``ext-poll-order``, ``poll-skip``, ``unseen-commit`` and torn polls."""
+    groups: dict[tuple[str, str], list[Reader]] = defaultdict(list)
+    for reader in history.readers.values():
+        name = f"group {reader.group}" if reader.group is not None else f"reader {reader.name}"
+        groups[reader.mode, name].append(reader)
+    chains: dict[str, dict[Event, Event]] = {}
+    for (mode, _), members in groups.items():
+        members.sort(key=lambda reader: reader.op.at)
+        group = Group(members)
+        for reader in members:
+            _collect(history, report, group, reader)
+        report.counts[f"readers, {mode}"] += len(members)
+        _find_start(group)
+        if group.is_group:
+            _judge_again(report, group)
+        else:
+            _judge_back(report, group)
+        _judge_before(report, group)
+        if mode == "ordered":
+            for stream in {stream for reader in members for stream in reader.streams}:
+                if stream not in chains:
+                    chains[stream] = _chain(history, stream)
+                _judge_keys(report, group, chains[stream])
+        _judge_gaps(history, report, group)
+
+
+def _collect(history: History, report: Report, group: Group, reader: Reader) -> None:
+    """What a reader was given, in order."""
+    order = 0
+    for poll in reader.polls:
+        if not poll.ok:
+            continue
+        items: Iterator[Item] = _events(history, poll)
+        if reader.mode == "transactions":
+            items = _units(history, report, poll, list(items))
+        for item in items:
+            order += 1
+            giving = Giving(item, reader, poll, order)
+            group.givings.append(giving)
+            group.by_item.setdefault(item, []).append(giving)
+            group.by_reader.setdefault(reader, []).append(giving)
+            line = item.line
+            if line is not None:
+                group.lowest[line] = min(group.lowest.get(line, item.rank), item.rank)
+                group.highest[line] = max(group.highest.get(line, item.rank), item.rank)
+
+
+def _events(history: History, poll: Operation) -> Iterator[Event]:
+    for row in poll.result["events"]:
+        event = history.events.get(row[4])
+        if event is not None and event.part is not None:
+            yield event
+
+
+def _units(history: History, report: Report, poll: Operation, items: list[Item]) -> Iterator[Item]:
+    """The commits of which one poll has events: each has to be there whole, its events in order."""
+    seen: dict[Record, list[Event]] = {}
+    for event in items:
+        if isinstance(event, Event) and event.record is not None:
+            seen.setdefault(event.record, []).append(event)
+    for record, events in seen.items():
+        report.counts["whole transactions read"] += 1
+        missing = set(record.events) - set(events)
+        if missing and not any(
+            history.was_deleted(record.line.stream, p, at) for p, at, _ in record.ranges
+        ):
+            text = f"{record} was read, but not {next(iter(missing))}"
+            report.add("torn-transaction", text, [poll.told_where, record.line.op.told_where])
+        if len(events) > len(set(events)):
+            report.add("duplicate", f"{record} was read with an event twice", [poll.told_where])
+        last: dict[Part, Event] = {}
+        for event in events:
+            if event.part is None:
+                continue
+            before = last.get(event.part)
+            if before is not None and before.rank > event.rank:
+                text = f"{event} was given after {before}"
+                report.add("int-poll-order", text, [poll.told_where, event.part.op.told_where])
+            last[event.part] = event
+    if len({record.line for record in seen}) < len(seen):
+        text = f"one poll gave {' and '.join(map(str, seen))}"
+        report.add("unexplained", text, [poll.told_where])
+    yield from seen
+
+
+def _find_start(group: Group) -> None:
+    """The first poll after which it is settled what a start at the end means."""
+    if group.is_group:
+        polls = [giving.poll for giving in group.givings]
+    else:
+        polls = [poll for poll in group.members[0].polls if poll.ok]
+    group.first = min(polls, key=lambda poll: poll.told_at or 0, default=None)
+
+
+def _judge_back(report: Report, group: Group) -> None:
+    """One reader without a group: never back, nothing twice."""
+    last: dict[Line, Giving] = {}
+    for giving in group.givings:
+        line = giving.item.line
+        if line is None:
+            continue
+        first = group.by_item[giving.item][0]
+        before = last.get(line)
+        if first is not giving:
+            text = f"{giving.reader.name} was given {giving.item} twice"
+            report.add("duplicate", text, [first.poll.told_where, giving.poll.told_where])
+        elif before is not None and before.item.rank > giving.item.rank:
+            _out_of_order(report, before, giving)
+        last[line] = giving
+
+
+def _out_of_order(report: Report, one: Giving, other: Giving) -> None:
+    kind = "int-poll-order" if one.poll is other.poll else "ext-poll-order"
+    text = f"{other.reader.name} was given {one.item} before {other.item}"
+    report.add(kind, text, [one.poll.told_where, other.poll.told_where])
+
+
+def _judge_again(report: Report, group: Group) -> None:
+    """A group: what is below a position is not given again."""
+    covers: dict[Item, Operation] = {}  # given below a position: the first one that says so
+    cuts: dict[tuple[str, int], list[tuple[Operation, int, Operation]]] = defaultdict(list)
+    for reader in group.members:
+        for position in reader.positions:
+            if position.ok:
+                report.counts["positions of groups"] += 1
+                for stream, partition, offset in position.asked.get("positions") or ():
+                    cuts[stream, partition].append((position, offset, position))
+        _cover(report, group, reader, covers)
+    asked: dict[tuple[str, int], list[tuple[Operation, Giving]]] = defaultdict(list)
+    for giving in group.givings:
+        item = giving.item
+        if item in covers and covers[item].ended_before(giving.poll):
+            _given_again(report, group, giving, covers[item])
+        elif isinstance(item, Event) and item.part is not None:
+            asked[item.stream, item.part.partition].append((giving.poll, giving))
+    for place, of_place in cuts.items():
+        for _, giving, offset, position in Told(of_place).before(asked.get(place, [])):
+            if isinstance(giving.item, Event) and giving.item.offset < offset:
+                _given_again(report, group, giving, position)
+
+
+def _given_again(report: Report, group: Group, giving: Giving, position: Operation) -> None:
+    text = f"{giving.reader.name} was given {giving.item}, below a position of its group"
+    first = group.by_item[giving.item][0].poll
+    evidence = [first.told_where, position.told_where, giving.poll.told_where]
+    report.add("duplicate", text, evidence)
+
+
+def _cover(report: Report, group: Group, reader: Reader, covers: dict[Item, Operation]) -> None:
+    """What a member's positions say that name no offsets: only if it was alone at that time."""
+    bare = [op for op in reader.positions if op.ok and "positions" not in op.asked]
+    given = group.by_reader.get(reader, [])
+    at = 0
+    for position in bare:
+        if not _is_alone(group, reader, position):
+            report.counts["positions of groups, passed over"] += 1
+            continue
+        while at < len(given) and given[at].poll.ended_before(position):
+            item = given[at].item
+            known = covers.get(item)
+            if known is None or (known.told_at or 0) > (position.told_at or 0):
+                covers[item] = position
+            at += 1
+
+
+def _is_alone(group: Group, reader: Reader, position: Operation) -> bool:
+    """No other member may have taken a partition away from it without a position."""
+    for other in group.members:
+        if other is reader or position.ended_before(other.op):
+            continue
+        if other.closed is not None and other.closed.ended_before(position):
+            continue
+        if max([other.op.at, *(poll.at for poll in other.polls[-1:])]) >= reader.op.at:
+            return False
+    return True
+
+
+def _judge_before(report: Report, group: Group) -> None:
+    """A group: what stands before on the line was given before."""
+    if not group.is_group:
+        return
+    broken = {reader for reader, _ in group.unfinished}
+    for giving in group.givings:
+        line, rank = giving.item.line, giving.item.rank
+        if line is None or rank == 0:
+            continue
+        before = line.items[rank - 1]
+        if before not in group.by_item or group.gave_before(before, giving):
+            continue  # what is never given is a gap
+        if giving.reader in broken:
+            continue  # one of its polls may have given it, and it went on
+        _out_of_order(report, giving, group.by_item[before][0])
+
+
+def _chain(history: History, stream: str) -> dict[Event, Event]:
+    """Of each keyed event the one of its key that was committed before, if that is on another partition."""
+    keys: dict[str, list[Event]] = defaultdict(list)
+    for (name, _), part in history.parts.items():
+        if name == stream:
+            for event in part.items:
+                if event.key is not None and event.timestamp is not None:
+                    keys[event.key].append(event)
+    chain: dict[Event, Event] = {}
+    for events in keys.values():
+        events.sort(key=lambda event: event.timestamp or 0)
+        for before, event in pairwise(events):
+            if before.part is not event.part and before.timestamp != event.timestamp:
+                chain[event] = before
+    return chain
+
+
+def _judge_keys(report: Report, group: Group, chain: dict[Event, Event]) -> None:
+    """Mode ``ordered``: the events of a key in the order of their commits, also across partitions."""
+    lenient = bool(group.unfinished)
+    for giving in group.givings:
+        before = chain.get(giving.item) if isinstance(giving.item, Event) else None
+        if before is None or group.gave_before(before, giving):
+            continue
+        report.counts["keys followed across partitions"] += 1
+        if before in group.by_item:
+            _out_of_order(report, giving, group.by_item[before][0])
+            continue
+        lowest = group.lowest.get(before.part) if before.part is not None else None
+        is_due = group.must_give(before) or (lowest is not None and before.rank >= lowest)
+        if is_due and not lenient:
+            text = f"{giving.reader.name} was given {giving.item}, and never {before} before it"
+            report.add("poll-skip", text, [giving.poll.told_where, before.op.where])
+
+
+def _judge_gaps(history: History, report: Report, group: Group) -> None:
+    """What was never given: passed over, if something behind it was given; else unseen, at the end."""
+    unfinished = len(group.unfinished)
+    has_caught_up = _has_caught_up(group)
+    for line in _lines(history, group):
+        lowest = group.lowest.get(line)
+        gaps: list[Item] = []
+        in_gap = False
+        for item in line.items:
+            given = item in group.by_item
+            due = not given and (
+                (lowest is not None and item.rank >= lowest) or group.must_give(item)
+            )
+            if due and isinstance(item, Record) and not item.events:
+                continue
+            if due and not in_gap:
+                gaps.append(item)
+            in_gap = due or (in_gap and not given)
+        if not gaps:
+            continue
+        report.counts["gaps excused by unfinished polls"] += min(unfinished, len(gaps))
+        for item in gaps[unfinished:]:
+            _passed_over(report, group, item, line, has_caught_up=has_caught_up)
+
+
+def _passed_over(
+    report: Report, group: Group, item: Item, line: Line, *, has_caught_up: bool
+) -> None:
+    name = group.members[0].name
+    who = f"group {group.members[0].group}" if group.is_group else name
+    if item.rank < group.highest.get(line, -1):
+        behind = next(one for one in line.items[item.rank :] if one in group.by_item)
+        later = group.by_item[behind][0]
+        text = f"{who} was never given {item}, but {later.item} behind it"
+        report.add("poll-skip", text, [later.poll.told_where, line.op.told_where])
+    elif has_caught_up:
+        text = f"{who} has caught up, and was never given {item}"
+        ends = [op.where for reader in group.members for op in reader.caught_up]
+        report.add("unseen-commit", text, [*ends, line.op.told_where])
+
+
+def _lines(history: History, group: Group) -> Iterator[Line]:
+    for stream in {stream for reader in group.members for stream in reader.streams}:
+        if group.members[0].mode == "transactions":
+            if stream in history.chronicles:
+                yield history.chronicles[stream]
+            continue
+        for (name, _), part in history.parts.items():
+            if name == stream:
+                yield part
+
+
+def _has_caught_up(group: Group) -> bool:
+    """Some member says so, and every other one does too, or was not asked any more."""
+    ends = [op for reader in group.members for op in reader.caught_up if op.ok]
+    if not ends:
+        return False
+    first = min(ends, key=lambda op: op.at)
+    for reader in group.members:
+        if any(op.ok for op in reader.caught_up):
+            continue
+        if any(not poll.ended_before(first) and poll.told_at is not None for poll in reader.polls):
+            return False
+    return True

@@ -1,0 +1,95 @@
+"""Of the log: do the events of a key stand in the order in which they were sent?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from checker.model import Event, History
+from checker.reading import Operation
+from checker.report import Report
+
+
+def judge_sending(history: History, report: Report) -> None:
+    """``int-send-order`` and ``ext-send-order``."""
+    keys: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    for part in history.parts.values():
+        for event in part.items:
+            if event.key is not None:
+                keys[event.stream, event.key].append(event)
+    for events in keys.values():
+        if len({event.part for event in events}) == 1 or all(e.record for e in events):
+            # On one partition by offset; across partitions the history tells.
+            if len({event.part for event in events}) > 1:
+                events.sort(key=lambda e: (e.timestamp or 0, e.part.partition if e.part else 0))
+            orders = [events]
+        else:
+            split: dict[object, list[Event]] = defaultdict(list)
+            for event in events:
+                split[event.part].append(event)
+            orders = list(split.values())
+        for order in orders:
+            _within(report, order)
+            _between(report, order)
+    report.counts["keys with an order"] += len(keys)
+
+
+def _within(report: Report, events: Iterable[Event]) -> None:
+    """Each writer's own events."""
+    writers: dict[tuple[object, str], list[Event]] = defaultdict(list)
+    for event in events:
+        if event.writer is not None:
+            writers[event.txn, event.writer].append(event)
+    for order in writers.values():
+        latest: dict[str, Event] = {}  # of each file: the event that was asked to be written last
+        highest: dict[Operation, Event] = {}  # of each operation: its last event so far
+        for event in order:
+            others = {*latest.values(), highest.get(event.op, event)} - {event}
+            for other in others:
+                if _sent_before(event, other):
+                    text = f"{event} was written before {other}, and comes after it"
+                    places = [event.op.where, other.op.where]
+                    report.add("int-send-order", text, [*places, *_shown(event)])
+            known = latest.get(event.op.file)
+            if known is None or known.op.line < event.op.line:
+                latest[event.op.file] = event
+            known = highest.get(event.op)
+            if known is None or known.index < event.index:
+                highest[event.op] = event
+
+
+def _sent_before(one: Event, other: Event) -> bool:
+    if one.op is other.op:
+        return one.index < other.index
+    return one.op.ok and one.op.ended_before(other.op)
+
+
+def _between(report: Report, events: Iterable[Event]) -> None:
+    """One transaction's against those of transactions that were asked for after it was told."""
+    latest: dict[str, tuple[Operation, Event]] = {}  # of each file: the commit asked last
+    for event in events:
+        txn = event.txn
+        if txn is None:
+            continue
+        asked = txn.first_asked
+        if asked is None:
+            continue
+        for answer in txn.answered("committed"):
+            later = [
+                (first, other)
+                for first, other in latest.values()
+                if other.txn is not txn and other.asked_after(answer.op)
+            ]
+            for first, other in later[:1]:
+                text = f"{txn} was committed before {other.txn}: {event} comes after {other}"
+                evidence = [answer.op.told_where, first.where, *_shown(event)]
+                report.add("ext-send-order", text, evidence)
+            if later:
+                break
+        known = latest.get(asked.file)
+        if known is None or known[0].line < asked.line:
+            latest[asked.file] = (asked, event)
+
+
+def _shown(event: Event) -> list[str]:
+    return [event.part.op.told_where] if event.part is not None else []

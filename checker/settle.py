@@ -1,0 +1,276 @@
+"""Lays the log, the histories of streams and the answers side by side: which event stands where, who is who.
+
+What does not fit is found here; what follows from it is for the judges.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from checker.model import PLAIN, Answer, Chronicle, Event, History, Part, Record, Txn
+from checker.reading import Operation
+from checker.report import Report
+
+
+def settle(history: History, report: Report) -> None:
+    """Fill in all that the log tells."""
+    _bind_answers(history, report)
+    for op in history.logs:
+        _place(history, report, history.parts[op.asked["stream"], op.asked["partition"]])
+    _bind_replays(history, report)
+    for op in history.histories:
+        _chronicle(history, report, op)
+    for txn in _all(history):
+        _outcome(history, txn)
+    for event in history.events.values():
+        if event.record is not None:
+            event.timestamp = event.record.timestamp
+        elif event.txn is not None and event.txn.is_committed:
+            event.timestamp = event.txn.timestamp
+
+
+def _all(history: History) -> list[Txn]:
+    """Those with a handle, and those of which only the id is known."""
+    ghosts = [txn for txn in history.by_id.values() if not txn.handle]
+    return [*history.txns.values(), *ghosts]
+
+
+def bind(history: History, txn: Txn, txn_id: str) -> bool:
+    """The transaction has that id. Returns false if one of both is taken."""
+    other = history.by_id.get(txn_id)
+    if other is txn:
+        return True
+    if other is not None and other.handle:
+        return False
+    if txn.txn_id is not None:
+        return False
+    if other is not None:
+        txn.answers += other.answers
+        txn.records += other.records
+    txn.txn_id = txn_id
+    history.by_id[txn_id] = txn
+    return True
+
+
+def by_id(history: History, txn_id: str) -> Txn:
+    """The transaction of an id; a ghost, if nobody began it."""
+    txn = history.by_id.get(txn_id)
+    if txn is None:
+        txn = history.by_id[txn_id] = Txn("", txn_id=txn_id)
+    return txn
+
+
+def _bind_answers(history: History, report: Report) -> None:
+    """Ids that clients were told, and the answers on them."""
+    for txn in history.txns.values():
+        begin = txn.begin
+        if begin is None or not begin.ok or begin.result["txn_id"] is None:
+            continue
+        if begin.result.get("replayed"):
+            txn.gave_way.append(begin)
+        elif not bind(history, txn, begin.result["txn_id"]):
+            _two_of_an_id(history, report, txn, begin)
+    for txn in history.txns.values():
+        for op in txn.commits:
+            if not op.ok:
+                if op.told and "txn_id" in op.told:
+                    bind(history, txn, op.told["txn_id"])
+                continue
+            if op.result.get("replayed") and op.result["txn_id"] != txn.txn_id:
+                txn.gave_way.append(op)
+            elif not bind(history, txn, op.result["txn_id"]):
+                _two_of_an_id(history, report, txn, op)
+            else:
+                _answer(txn, op)
+        for op in txn.aborts:
+            if op.ok:
+                txn.answers.append(Answer(op, "aborted"))
+    for op in history.states:
+        if op.ok:
+            answer = Answer(op, op.result["state"], op.result["timestamp"])
+            by_id(history, op.asked["txn_id"]).answers.append(answer)
+
+
+def _answer(txn: Txn, op: Operation) -> None:
+    told = op.result
+    txn.answers.append(Answer(op, "committed", told["timestamp"], told["committed"]))
+
+
+def _two_of_an_id(history: History, report: Report, txn: Txn, op: Operation) -> None:
+    told = op.result["txn_id"]
+    other = history.by_id.get(told)
+    first = other.begin.told_where if other and other.begin else op.where
+    report.add(
+        "changed-answer",
+        f"{txn}, which is {txn.txn_id or 'another one'}, was told to be {told}",
+        [op.told_where, first],
+    )
+
+
+def _bind_replays(history: History, report: Report) -> None:
+    """What an answer to a repeated number speaks of: this transaction itself, or an earlier one."""
+    for txn in history.txns.values():
+        for op in list(txn.gave_way):
+            told = op.result["txn_id"]
+            if told == txn.txn_id:  # the log has told so meanwhile
+                txn.gave_way.remove(op)
+                if op.what == "commit":
+                    _answer(txn, op)
+            elif op.what == "commit":
+                _answer(by_id(history, told), op)
+            else:
+                by_id(history, told).answers.append(Answer(op, "committed"))
+
+
+def _place(history: History, report: Report, part: Part) -> None:
+    """The events of one partition."""
+    last = -1
+    for row in part.op.result["events"]:
+        offset, key, name, txn_id = row
+        where = f"{part} at {offset}"
+        event = history.events.get(name)
+        evidence = [part.op.told_where, *([event.op.where] if event else [])]
+        if not part.start <= offset < part.end or offset <= last:
+            report.add("unexplained", f"{where}: no rising offset of the log", evidence)
+        last = max(last, offset)
+        if event is None:
+            report.add("unexplained", f"{where}: nobody wrote {name}", evidence)
+            continue
+        if event.part is not None:
+            evidence.append(event.part.op.told_where)
+            there = f"{event.part} at {event.offset}"
+            report.add("duplicate", f"{event} is in the log twice: {there} and {where}", evidence)
+            continue
+        check_written(report, event, part.stream, key, where, evidence)
+        event.part, event.rank, event.offset = part, len(part.items), offset
+        part.items.append(event)
+        _check_id(history, report, event, txn_id, where, evidence)
+    report.counts["events in the log"] += len(part.items)
+
+
+def check_written(
+    report: Report, event: Event, stream: str, key: str | None, where: str, evidence: list[str]
+) -> None:
+    """What is seen is what was written."""
+    if (event.stream, event.key) != (stream, key):
+        written = f"{event.key!r} to {event.stream}"
+        seen = f"{key!r} in {stream}"
+        report.add("unexplained", f"{where}: {event.id}: written as {written}, {seen}", evidence)
+
+
+def _check_id(
+    history: History,
+    report: Report,
+    event: Event,
+    txn_id: str | None,
+    where: str,
+    evidence: list[str],
+) -> None:
+    txn = event.txn
+    if txn is None:
+        right = txn_id is None or txn_id == PLAIN
+    elif txn_id is None:
+        right = False
+    else:
+        right = bind(history, txn, txn_id)
+    if not right:
+        whose = "a plain write" if txn is None else f"of {txn} ({txn.txn_id})"
+        report.add("unexplained", f"{where}: {event.id}, {whose}, is marked {txn_id}", evidence)
+
+
+def _chronicle(history: History, report: Report, op: Operation) -> None:
+    """A stream's history; each event of its log finds its record."""
+    stream = op.asked["stream"]
+    line = Chronicle(stream, op, is_cut=bool(op.result.get("start", 0)))
+    history.chronicles[stream] = line
+    spans: dict[int, list[tuple[int, int, Record]]] = {}
+    last: Record | None = None
+    for row in op.result["records"]:
+        try:
+            offset, timestamp, ids, ranges = row
+            named = tuple(one for one in ids if one != PLAIN)
+            record = Record(
+                line, len(line.items), offset, timestamp, named, [(p, a, b) for p, a, b in ranges]
+            )
+        except (TypeError, ValueError):
+            raise op.broken(f"record {len(line.items)} is not as it should be") from None
+        line.items.append(record)
+        if last is not None and offset <= last.offset:
+            report.add("unexplained", f"{record}: offset {offset} after {last.offset}", [op.where])
+        if last is not None and timestamp <= last.timestamp:
+            text = f"the history of {stream}: {timestamp} at {offset} after {last.timestamp}"
+            report.add("non-monotone-timestamps", text, [op.told_where])
+        last = record
+        for txn_id in named:
+            by_id(history, txn_id).records.append(record)
+        for partition, start, end in record.ranges:
+            if start < end:
+                spans.setdefault(partition, []).append((start, end, record))
+    report.counts["records of histories"] += len(line.items)
+    for partition, of_partition in spans.items():
+        part = history.parts.get((stream, partition))
+        _match(history, report, line, part, of_partition)
+    for (name, partition), part in history.parts.items():
+        if name == stream and partition not in spans:
+            _match(history, report, line, part, [])
+
+
+def _match(
+    history: History,
+    report: Report,
+    line: Chronicle,
+    part: Part | None,
+    spans: list[tuple[int, int, Record]],
+) -> None:
+    """The events of a partition and the ranges that the history names, both in the order of their offsets."""
+    evidence = [line.op.told_where, *([part.op.told_where] if part else [])]
+    for (_, end, one), (start, _, other) in pairwise(spans):
+        if start < end:
+            text = f"{other} begins at {start}, before {one} has ended at {end}"
+            report.add("unexplained", text, evidence)
+    if part is None:
+        if spans and history.is_whole(line.stream):
+            text = f"the history of {line.stream} names a partition that has no log"
+            report.add("lost-write", text, evidence)
+        return
+    at = 0
+    spans.sort(key=lambda span: span[:2])
+    edges: dict[int, Record] = {}
+    for start, end, record in spans:
+        for offset in (start, end - 1):
+            if offset >= part.start:
+                edges[offset] = record
+    for event in part.items:
+        edges.pop(event.offset, None)
+        while at < len(spans) and spans[at][1] <= event.offset:
+            at += 1
+        found = spans[at][2] if at < len(spans) and spans[at][0] <= event.offset else None
+        if found is None:
+            if not line.is_cut:
+                text = f"{event} at {part}, {event.offset}: no record of the history names it"
+                report.add("unexplained", text, evidence)
+            continue
+        own = event.txn.txn_id if event.txn is not None else None
+        if (own not in found.ids) if found.ids else (own is not None):
+            text = f"{event} at {part}, {event.offset}: {found} is of {', '.join(found.ids)}"
+            report.add("unexplained", text, [*evidence, event.op.where])
+            continue
+        event.record = found
+        found.events.append(event)
+    for offset, record in edges.items():
+        text = f"{record} names {part} at {offset}, and no event is there"
+        report.add("lost-write", text, evidence)
+
+
+def _outcome(history: History, txn: Txn) -> None:
+    """Whether and when it was committed, by the answers, the history, and the log, in this order."""
+    told = txn.answered("committed")
+    times = [answer.timestamp for answer in told if answer.timestamp is not None]
+    times += [record.timestamp for record in txn.records]
+    txn.timestamp = times[0] if times else None
+    if told:
+        txn.is_committed = True
+    elif txn.answered("aborted") or txn.gave_way or (txn.handle and not txn.candidates):
+        txn.is_committed = False
+    elif txn.records or any(event.part is not None for event in txn.events):
+        txn.is_committed = True

@@ -1,0 +1,107 @@
+"""Commit timestamps: they rise in real time, and with the numbers of a series."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+
+from checker.model import Event, History, Txn
+from checker.reading import Operation
+from checker.report import Report
+from checker.sweep import Told
+
+# The operation that told it, the timestamp, whose it is.
+Fact = tuple[Operation, int, tuple[object, Operation]]
+# The operation that asked for it, and what it asked for: a transaction, or an event of a plain write.
+Question = tuple[Operation, Txn | Event]
+
+
+def judge_times(history: History, report: Report) -> None:
+    """``non-monotone-timestamps`` between transactions."""
+    asked = questions(history)
+    for scope, known in facts(history).items():
+        for _, later, timestamp, (earlier, told) in Told(known).before(asked.get(scope, [])):
+            report.counts["real-time order of commits"] += 1
+            own = later.timestamp
+            if earlier is later or own is None or own > timestamp or not is_after(later, told):
+                continue
+            text = f"{later} was asked for after {earlier} was told: {own} is not above {timestamp}"
+            evidence = [told.told_where, *asked_at(later)]
+            report.add("non-monotone-timestamps", text, evidence)
+    _judge_series(history, report)
+
+
+def facts(history: History) -> dict[str, list[Fact]]:
+    """Of each scope the commit timestamps that somebody was told, or saw at a reader that goes by the history."""
+    found: dict[str, list[Fact]] = defaultdict(list)
+    for txn in {*history.txns.values(), *history.by_id.values()}:
+        scope = txn.scope or next((history.scope_of(r.line.stream) for r in txn.records), "")
+        for answer in txn.answered("committed") if scope else ():
+            if answer.timestamp is not None:
+                found[scope].append((answer.op, answer.timestamp, (txn, answer.op)))
+    for reader in history.readers.values():
+        for poll in reader.polls if reader.mode != "raw" else ():
+            if not poll.ok:
+                continue
+            best: dict[str, tuple[int, Event]] = {}
+            for row in poll.result["events"]:
+                event = history.events.get(row[4])
+                if event is None or event.timestamp is None:
+                    continue
+                scope = history.scope_of(event.stream)
+                if scope not in best or best[scope][0] < event.timestamp:
+                    best[scope] = (event.timestamp, event)
+            for scope, (timestamp, event) in best.items():
+                found[scope].append((poll, timestamp, (event.txn or event, poll)))
+    return found
+
+
+def questions(history: History) -> dict[str, list[Question]]:
+    """Of each scope the committed transactions and plain writes whose timestamp is known."""
+    found: dict[str, list[Question]] = defaultdict(list)
+    for txn in history.txns.values():
+        if txn.is_committed and txn.timestamp is not None and txn.first_asked is not None:
+            found[txn.scope].append((txn.first_asked, txn))
+    for event in history.events.values():
+        if event.txn is None and event.timestamp is not None:
+            found[history.scope_of(event.stream)].append((event.op, event))
+    return found
+
+
+def is_after(later: Txn | Event, told: Operation) -> bool:
+    """It was asked for after that was told, whichever of its commits took effect."""
+    if isinstance(later, Event):
+        return later.asked_after(told)
+    return all(told.ended_before(commit) for commit in later.candidates)
+
+
+def asked_at(later: Txn | Event) -> Iterator[str]:
+    """Evidence of who asked for it."""
+    for op in later.candidates if isinstance(later, Txn) else [later.op]:
+        yield op.where
+
+
+def _judge_series(history: History, report: Report) -> None:
+    """The numbers of a series are committed in their order."""
+    series: dict[tuple[str, str], dict[tuple[int, int], Txn]] = defaultdict(dict)
+    for txn in history.txns.values():
+        number = number_of(txn)
+        if txn.is_committed and number is not None and txn.timestamp is not None:
+            series[number[:2]][txn.timestamp, number[2]] = txn
+    for (scope, name), found in series.items():
+        for one, other in pairwise(sorted(found)):
+            report.counts["numbers of series in order"] += 1
+            if one[1] >= other[1] and found[one] is not found[other]:
+                text = f"{scope}, series {name}: number {one[1]} at {one[0]}, then {other[1]} at {other[0]}"
+                evidence = [*asked_at(found[one]), *asked_at(found[other])]
+                report.add("non-monotone-timestamps", text, evidence)
+
+
+def number_of(txn: Txn) -> tuple[str, str, int] | None:
+    """Scope, series and number that a transaction has if it is committed; None if that is not sure."""
+    found = {(op.asked.get("series"), op.asked.get("number")) for op in txn.candidates}
+    if len(found) != 1:
+        return None
+    series, number = found.pop()
+    return None if series is None or number is None else (txn.scope, series, number)

@@ -1,0 +1,170 @@
+"""Of the log: is every transaction there whole, and nothing that does not belong there?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from checker.model import Event, History, Txn
+from checker.reading import FAILED, Operation
+from checker.report import Report
+
+
+@dataclass(slots=True)
+class Choice:
+    """What one commit takes. ``must``: these events; ``may``: of these any, because nobody knows."""
+
+    commit: Operation
+    must: set[Event]
+    may: set[Event]
+
+    def misfit(self, present: set[Event]) -> int:
+        """How badly the log contradicts it; 0: not at all."""
+        return len(self.must - present) + len(present - self.must - self.may)
+
+
+def judge_writes(history: History, report: Report) -> None:
+    """``lost-write``, ``aborted-read`` and ``torn-transaction`` of the log, and counts that don't fit."""
+    for txn in history.txns.values():
+        _judge_txn(history, report, txn)
+    for event in history.events.values():
+        if event.txn is None:
+            _judge_plain(history, report, event)
+    whole = history.is_whole
+    if all(whole(stream) for stream in {event.stream for event in history.events.values()}):
+        for txn in history.by_id.values():
+            told = [answer for answer in txn.answered("committed") if answer.events]
+            if not txn.handle and told and not any(history.is_trimmed(s) for s, _ in history.parts):
+                text = f"{txn} was told committed with {told[0].events} events; none is in the log"
+                report.add("lost-write", text, [told[0].op.told_where])
+
+
+def choices(txn: Txn) -> list[Choice]:
+    """What each commit takes that may have been the one; those that take the same writers are one."""
+    found: dict[tuple[str, ...], Choice] = {}
+    done = [answer.op for answer in txn.answered("committed")]
+    for commit in txn.candidates:
+        if any(op is not commit and op.ended_before(commit) for op in done):
+            continue  # it was decided before
+        writers, own = commit.asked["writers"], commit.asked.get("own") or []
+        name = ("", *sorted(own)) if writers is None else tuple(sorted(writers))
+        if name not in found:
+            found[name] = _choice(txn, commit)
+    return list(found.values())
+
+
+def _choice(txn: Txn, commit: Operation) -> Choice:
+    choice = Choice(commit, set(), set())
+    # One look for each writer: whether it is taken, and what ends its events.
+    takes = {writer: _takes(txn, commit, writer) for writer in {e.writer for e in txn.events}}
+    for event in txn.events:
+        taken, end = takes[event.writer]
+        if taken is False or event.op.outcome == FAILED:
+            continue
+        if commit.ok and commit.ended_before(event.op):
+            continue
+        if taken and event.op.ok and event.op.ended_before(end):
+            choice.must.add(event)
+        else:
+            choice.may.add(event)
+    return choice
+
+
+def _takes(txn: Txn, commit: Operation, writer: str | None) -> tuple[bool | None, Operation]:
+    """Whether a commit takes a writer (None: nobody knows), and the operation that ends what it wrote."""
+    finish = txn.finishes.get(writer or "")
+    end = finish if finish is not None and not commit.ended_before(finish) else commit
+    names = commit.asked["writers"]
+    if names is not None:
+        return writer in names, end
+    if writer in (commit.asked.get("own") or ()):
+        return True, end
+    if finish is None or (commit.ok and commit.ended_before(finish)):
+        return False, end
+    return (True if finish.ok and finish.ended_before(commit) else None), end
+
+
+def _judge_txn(history: History, report: Report, txn: Txn) -> None:
+    present = {event for event in txn.events if event.part is not None}
+    shown = [event.part.op.told_where for event in present if event.part is not None][:1]
+    told = [answer.op.told_where for answer in txn.answered("committed", "aborted")]
+    asked = [op.where for op in txn.commits]
+    report.counts[f"transactions {_called(txn)}"] += 1
+    if txn.is_committed is False or not txn.candidates:
+        if present:
+            why = "never committed" if not txn.candidates else "aborted"
+            text = f"{txn} was {why}, and in the log is {_some(present)}"
+            report.add("aborted-read", text, [*told, *asked, *shown])
+        elif txn.records and txn.handle:
+            text = f"{txn} was not committed, and it is in the history of {txn.records[0].line}"
+            report.add("aborted-read", text, [*told, *asked, txn.records[0].line.op.told_where])
+        return
+    if not txn.is_committed:
+        return
+    best = min(choices(txn), key=lambda choice: choice.misfit(present), default=None)
+    if best is None:
+        return
+    missing = {event for event in best.must - present if _is_judged(history, txn, event)}
+    written = [event.op.where for event in sorted(missing, key=_written)][:1]
+    evidence = [best.commit.where, *told, *written, *shown]
+    if missing and (txn.answered("committed") or txn.records):
+        text = f"{txn} is committed, and not in the log is {_some(missing)}"
+        report.add("lost-write", text, evidence)
+    if missing and present:
+        text = f"of {txn} {_some(present)} is in the log, {_some(missing)} is not"
+        report.add("torn-transaction", text, evidence)
+    extra = present - best.must - best.may
+    if extra:
+        text = f"the commit of {txn} did not take {_some(extra)}, and it is in the log"
+        report.add("aborted-read", text, [*evidence, next(iter(extra)).op.where])
+    _check_counts(history, report, txn, present)
+
+
+def _check_counts(history: History, report: Report, txn: Txn, present: set[Event]) -> None:
+    """Clients are told how many events there are."""
+    if not all(_is_judged(history, txn, event) for event in txn.events):
+        return
+    for answer in txn.answered("committed"):
+        if answer.events is not None and answer.events != len(present):
+            text = f"{txn}: told {answer.events} events, in the log are {len(present)}"
+            report.add("unexplained", text, [answer.op.told_where])
+
+
+def _is_judged(history: History, txn: Txn, event: Event) -> bool:
+    """The log would show it: it was read, and retention has deleted nothing of the transaction."""
+    if not history.is_whole(event.stream):
+        return False
+    if event.part is not None or not history.is_trimmed(event.stream):
+        return True
+    for record in txn.records:
+        if record.line.stream == event.stream:
+            return not any(history.was_deleted(event.stream, p, at) for p, at, _ in record.ranges)
+    chronicle = history.chronicles.get(event.stream)
+    return chronicle is not None and not chronicle.is_cut
+
+
+def _judge_plain(history: History, report: Report, event: Event) -> None:
+    report.counts[f"plain writes {event.op.outcome}"] += 1
+    if event.part is not None:
+        if event.op.outcome == FAILED:
+            text = f"{event}, of a plain write that failed, is in the log"
+            report.add("aborted-read", text, [event.op.told_where, event.part.op.told_where])
+    elif event.op.ok and history.is_whole(event.stream) and not history.is_trimmed(event.stream):
+        text = f"{event}, a plain write that was acknowledged, is not in the log"
+        report.add("lost-write", text, [event.op.told_where])
+
+
+def _called(txn: Txn) -> str:
+    if txn.is_committed:
+        return "committed" if txn.answered("committed") else "committed, nobody was told"
+    return "not known to be committed" if txn.is_committed is None else "not committed"
+
+
+def _written(event: Event) -> tuple[str, int, int]:
+    return event.op.file, event.op.line, event.index
+
+
+def _some(events: set[Event]) -> str:
+    """A few by name."""
+    names = [str(event) for event in sorted(events, key=_written)[:3]]
+    more = len(events) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
