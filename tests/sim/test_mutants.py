@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.mutants import MUTANTS, Mutant, hunt
+from tests.mutants.catalogue import Mutant
+from tests.sim.mutants import MUTANTS, hunt
 
 MOST_SEEDS = 150
 

@@ -1,0 +1,147 @@
+"""All planted bugs: each breaks one rule that the design rests on, and the suites must find it.
+
+`docs/mutants.md` says which judges found which, and within how many seeds. ``scripts/simulate --mutants`` and
+``scripts/mutants`` look for all of them; `tests/sim/test_mutants.py` and `test_mutated_broker.py` for some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from tests.mutants import clients, decisions, journals, merges, rounds
+
+Plant = Callable[[], AbstractContextManager[object]]
+CARRYING = {"chunk_bytes": 250, "scale_s": 0.7}
+CLEANING = {"cleaning": True, "linger": 0.8}
+SAFE = {"safe_s": 0.3}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A planted bug.
+
+    ``plant``: a context in which the bug is there, in this process; its docstring says what is broken.
+    ``simulated``: whether it can occur in the simulator. ``quick``: so soon that the test command looks for it.
+    ``weather``: settings of the simulation that bring it out sooner, on top of what each seed draws.
+    ``by_clients``: it is in the library of readers and writers, not in controllers.
+    ``broker``: what brings it out on a real broker, one of `tests.mutants.workload.Trial`'s names; empty where
+    that is not known (`docs/mutants.md` says why).
+    """
+
+    name: str
+    plant: Plant
+    simulated: bool = True
+    quick: bool = False
+    weather: Mapping[str, float] = field(default_factory=dict)
+    by_clients: bool = False
+    broker: str = ""
+
+    @property
+    def breaks(self) -> str:
+        """What it breaks, in words."""
+        return (self.plant.__doc__ or "").split("\n")[0]
+
+
+def _on_broker_only(name: str, plant: Plant) -> Mutant:
+    return Mutant(name, plant, simulated=False, by_clients=True, broker="steady")
+
+
+CATALOGUE: tuple[Mutant, ...] = (
+    # -- durability
+    Mutant("answer before the commit", rounds.answer_early, quick=True, broker="kills"),
+    Mutant("offsets are foreseen and not checked", rounds.unchecked_foresight, quick=True),
+    Mutant("table before the commit", rounds.table_early, quick=True, broker="kills"),
+    Mutant("position ahead of the rows", rounds.position_ahead, quick=True, broker="kills"),
+    Mutant("merged, but logged a round later", rounds.rows_later, quick=True, broker="kills"),
+    # -- leading
+    Mutant("no TERM record", rounds.no_term),
+    Mutant("only A is fenced", rounds.one_fenced),
+    Mutant("B is fenced late", rounds.late_b, broker="zombies"),
+    Mutant("carriers are fenced late", rounds.late_carriers, weather=CARRYING),
+    Mutant("folded before the fences only", rounds.fold_once, quick=True, broker="rivals"),
+    Mutant("acts before TERM", rounds.act_before_term, broker="rivals"),
+    Mutant("silence judged too early", rounds.hasty_staleness),
+    Mutant("keepalives do not begin afresh at takeover", rounds.old_hearing, quick=True),
+    # -- answers
+    Mutant("RESOLVE does not log ABORTED", rounds.resolve_unlogged, quick=True),
+    Mutant("safe times are not logged", rounds.safe_unlogged, weather=SAFE),
+    Mutant("times to come are called safe", rounds.safe_ahead, weather=SAFE),
+    Mutant("stale snapshot", rounds.safe_stale, weather=SAFE, broker="steady"),
+    # -- what a commit takes
+    Mutant("late writes are taken", decisions.late_writes),
+    Mutant("a dead attempt's writes are counted", decisions.zombie_writers, broker="steady"),
+    Mutant("checksums are not compared", decisions.no_checksum),
+    Mutant("counts are not compared", decisions.no_count),
+    Mutant("a run is dropped from a merge", decisions.drop_a_run, quick=True),
+    Mutant("timestamps by the wall clock alone", decisions.wall_clock_only, quick=True),
+    Mutant("committed names are not looked up", decisions.forget_names, quick=True),
+    Mutant("a series' highest number is not looked up", decisions.forget_series, quick=True,
+           broker="steady"),
+    Mutant("numbers below the highest are taken", decisions.low_numbers),
+    # -- merges
+    Mutant("a merge is dropped", merges.drop_a_merge, quick=True, broker="steady"),
+    Mutant("a part of a merge is dropped", merges.drop_a_part, quick=True, broker="steady"),
+    Mutant("a merge is done twice", merges.merge_twice, quick=True, broker="steady"),
+    Mutant("runs are merged in the wrong order", merges.merge_out_of_order, broker="steady"),
+    Mutant("an aborted transaction is shown", merges.show_an_aborted, quick=True,
+           broker="steady"),
+    Mutant("the vector of a commit is one short", merges.cut_short, quick=True,
+           broker="steady"),
+    Mutant("the vector of a commit lacks a partition", merges.cut_lacks_a_partition, quick=True,
+           broker="steady"),
+    # -- epochs
+    Mutant("the active epoch is not duplicated", merges.no_way_back, quick=True, broker="steady"),
+    Mutant("merged by partition, not by number", merges.by_partition, quick=True,
+           broker="steady"),
+    Mutant("one of many collated transactions is merged", merges.one_of_many, quick=True,
+           broker="steady"),
+    Mutant("a sealed end counts the marker", merges.behind_the_marker, quick=True,
+           broker="steady"),
+    Mutant("a segment is sealed before its last event", merges.sealed_too_early, quick=True,
+           broker="steady"),
+    Mutant("a former layout is forgotten too early", merges.forget_layouts, quick=True),
+    Mutant("former layouts are kept", merges.keep_layouts, quick=True),
+    Mutant("a touch is answered with the active layout", merges.answer_active, quick=True),
+    Mutant("a duplicate is pinned as reference epoch", merges.pin_the_epoch, quick=True),
+    Mutant("segment numbers are used again", merges.numbers_again, quick=True),
+    # -- merges that are carried aside
+    Mutant("carried partitions are not reserved", merges.nothing_reserved, weather=CARRYING),
+    Mutant("a chunk is carried again", merges.carry_again, weather=CARRYING, broker="carrying"),
+    Mutant("a run is left out of what is carried", merges.skip_a_run, weather=CARRYING,
+           broker="carrying"),
+    Mutant("a carrier's cursor is logged a chunk late", merges.carry_row_late, weather=CARRYING,
+           broker="carrying"),
+    Mutant("the table's position moves on while carrying", merges.position_moves_on,
+           weather=CARRYING),
+    Mutant("carried on before the journals are read", merges.begin_unread, weather=CARRYING),
+    # -- journals
+    Mutant("a zombie writes its journal index", journals.zombie_index),
+    Mutant("plain writes are lost", journals.plain_lost, quick=True, broker="steady"),
+    Mutant("plain writes are committed twice", journals.plain_twice, quick=True,
+           broker="steady"),
+    Mutant("plain writes are misplaced", journals.plain_misplaced, quick=True, broker="steady"),
+    Mutant("plain writes are committed backwards", journals.plain_backwards, broker="steady"),
+    Mutant("how far plain writes are committed is logged late", journals.plain_position_late,
+           quick=True, broker="kills"),
+    Mutant("the low water is too high", journals.low_water_too_high, weather=CLEANING,
+           broker="steady"),
+    Mutant("journals are deleted above the low water", journals.cut_above, weather=CLEANING,
+           broker="steady"),
+    # -- the library of readers and writers
+    _on_broker_only("a snapshot is cut too early", clients.stale_cut),
+    _on_broker_only("a snapshot's streams are cut at different times", clients.uneven_cut),
+    _on_broker_only("segments are read before their predecessors", clients.no_waiting),
+    _on_broker_only("readers read uncommitted", clients.read_uncommitted),
+)  # fmt: skip
+
+
+def named(name: str) -> Mutant:
+    """The mutant of that name; `KeyError` if there is none."""
+    return {mutant.name: mutant for mutant in CATALOGUE}[name]
+
+
+def planted(name: str) -> AbstractContextManager[object]:
+    """The bug of that name in this process; nothing where the name is empty: for forked children's specs."""
+    return named(name).plant() if name else nullcontext()

@@ -1,0 +1,107 @@
+"""Planted bugs in what is decided: which writers, which runs, which timestamp, which name; see `catalogue`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from anabranch.core import claims, decide_commit, decide_merge, hybrid_time, journal_index
+from anabranch.core import rows as k
+from anabranch.core.ids import NO_TXN
+from anabranch.core.journal_index import JournalIndex, Weighed
+from anabranch.core.journal_runs import StoredRun
+from anabranch.core.state import OpenTxn
+from anabranch.core.turn import Turn
+from anabranch.schemas.records import Commit, Receipt, SeriesRow, YieldedRow
+
+Planted = AbstractContextManager[object]
+
+
+def late_writes() -> Planted:
+    """All of a taken writer's runs are merged, whatever its receipt says."""
+
+    def taken_runs(runs: Any, extents: Mapping[int, object]) -> list[StoredRun]:
+        return sorted((run for run in runs if run.writer in extents), key=lambda run: run.first)
+
+    return patch.object(decide_merge, "taken_runs", taken_runs)
+
+
+def zombie_writers() -> Planted:
+    """A commit takes every writer that ever registered, also the dead attempts that its receipts leave out."""
+
+    def choose(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
+        chosen = dict(txn.writers)
+        for receipt in (*command.own, *(command.receipts or ())):
+            known = chosen.get(receipt.writer)
+            if known is None or known.sequence < receipt.sequence:
+                chosen[receipt.writer] = receipt
+        return tuple(chosen[writer] for writer in sorted(chosen))
+
+    return patch.object(decide_commit, "_choose_writers", choose)
+
+
+def _weighing(change: Callable[[Weighed], Weighed]) -> Planted:
+    real = JournalIndex.weigh
+    return patch.object(JournalIndex, "weigh", lambda *given: change(real(*given)))
+
+
+def no_checksum() -> Planted:
+    """Sums of checksums are not compared."""
+    return _weighing(lambda w: replace(w, wrong="") if "checksum" in w.wrong else w)
+
+
+def no_count() -> Planted:
+    """Counts are not compared."""
+    return _weighing(lambda w: replace(w, wrong="") if "count" in w.wrong else w)
+
+
+def drop_a_run() -> Planted:
+    """Of several runs the last one is forgotten. (The count of what was decided betrays it: it is aborted.)"""
+    real = journal_index.taken_runs
+
+    def taken_runs(runs: Any, extents: Any) -> list[StoredRun]:
+        found = real(runs, extents)
+        return found[:-1] if len(found) > 1 else found
+
+    return patch.object(decide_merge, "taken_runs", taken_runs)
+
+
+def wall_clock_only() -> Planted:
+    """Timestamps follow the wall clock, not the highest one logged."""
+
+    def next_timestamp(turn: Turn) -> int:
+        turn.hybrid_time = hybrid_time.from_us(turn.now_us)
+        return turn.hybrid_time
+
+    return patch.object(Turn, "next_timestamp", next_timestamp)
+
+
+def forget_names() -> Planted:
+    """A committed name is not looked up."""
+    return patch.object(decide_commit, "earlier_outcome", lambda *_: None)
+
+
+def forget_series() -> Planted:
+    """A number is taken whatever the series has already."""
+
+    def take_number(turn: Turn, scope: str, series: str, number: int, txn_id: bytes) -> None:
+        turn.put(k.series_key(scope, series), SeriesRow(number, txn_id, -1, NO_TXN))
+
+    return patch.multiple(claims, overtaken=lambda *_: None, take_number=take_number)
+
+
+def low_numbers() -> Planted:
+    """A number below the highest is taken, if it is not the highest itself."""
+    real = claims.overtaken
+
+    def overtaken(turn: Turn, scope: str, series: str, number: int) -> YieldedRow | None:
+        found = real(turn, scope, series, number)
+        return found if found is not None and found.highest == number else None
+
+    def take_number(turn: Turn, scope: str, series: str, number: int, txn_id: bytes) -> None:
+        turn.put(k.series_key(scope, series), SeriesRow(number, txn_id, -1, NO_TXN))
+
+    return patch.multiple(claims, overtaken=overtaken, take_number=take_number)

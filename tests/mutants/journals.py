@@ -1,0 +1,124 @@
+"""Planted bugs with journals: plain writes, the index, what is deleted; see `catalogue`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from anabranch.core import decide_cleanup, decide_plain
+from anabranch.core import rows as k
+from anabranch.core.plan import PlainWrites, StreamCommit
+from anabranch.core.turn import Turn
+from anabranch.ports import TopicPartition
+from anabranch.processors import cleanup, intake, journals
+from anabranch.schemas.codec import encode
+from anabranch.schemas.records import PlainRow
+from anabranch.topics.names import journal_topic
+
+Planted = AbstractContextManager[object]
+EACH = 3  # runs of plain writes: so many are spared for one that is hit
+
+# -- plain writes -------------------------------------------------------------------------------------
+
+
+def _plainly(change: Callable[[StreamCommit], StreamCommit]) -> Planted:
+    """Commits of plain writes are changed after they were decided."""
+    real = decide_plain._commit
+
+    def commit(turn: Turn, taken: Any) -> None:
+        before = len(turn.round.history)
+        real(turn, taken)
+        for at in range(before, len(turn.round.history)):
+            step = turn.round.history[at]
+            if isinstance(step, StreamCommit):
+                turn.round.history[at] = change(step)
+
+    return patch.object(decide_plain, "_commit", commit)
+
+
+def _with_runs(change: Callable[[Any], tuple[Any, ...]]) -> Planted:
+    def changed(step: StreamCommit) -> StreamCommit:
+        plain = tuple(PlainWrites(writes.source, change(writes.runs)) for writes in step.plain)
+        return step._replace(plain=plain)
+
+    return _plainly(changed)
+
+
+def plain_lost() -> Planted:
+    """Some plain writes are passed over, as if they had been committed."""
+    return _with_runs(lambda runs: tuple(run for run in runs if run.first % EACH))
+
+
+def plain_twice() -> Planted:
+    """Some plain writes are committed twice in one round."""
+    return _with_runs(
+        lambda runs: tuple(
+            run for one in runs for run in ((one,) if one.first % EACH else (one,) * 2)
+        )
+    )
+
+
+def plain_misplaced() -> Planted:
+    """Plain writes go to the segment next to the one that holds their key."""
+    return _plainly(lambda step: step._replace(parts=(*step.parts[1:], *step.parts[:1])))
+
+
+def plain_backwards() -> Planted:
+    """Plain writes of a journal partition are committed in the wrong order."""
+    return _with_runs(lambda runs: tuple(reversed(runs)))
+
+
+def plain_position_late() -> Planted:
+    """How far plain writes are committed is logged with the next round of theirs: a successor does them again."""
+    real = decide_plain._done
+
+    def done(turn: Turn, stream: str, partition: int, runs: Any) -> None:
+        before = turn.state.plain.get((stream, partition), 0)
+        real(turn, stream, partition, runs)
+        key = k.plain_key(stream, partition)
+        if before:
+            turn.round.rows[key] = encode(PlainRow(stream, partition, before))
+        else:
+            turn.round.rows.pop(key)
+
+    return patch.object(decide_plain, "_done", done)
+
+
+# -- the index ----------------------------------------------------------------------------------------
+
+
+def zombie_index() -> Planted:
+    """What is read of the journals is written at once, without proof that nobody else leads."""
+    real = journals.index_fetched
+
+    def index_fetched(changes: Any, *given: Any, **more: Any) -> None:
+        real(changes, *given, **more)
+        changes._rows.write(changes.take())
+
+    return patch.object(intake, "index_fetched", index_fetched)
+
+
+# -- deleting -----------------------------------------------------------------------------------------
+
+
+def low_water_too_high() -> Planted:
+    """The low water that is logged passes over what open transactions and plain writes still need."""
+
+    def low_water(turn: Turn, place: Any, use: object) -> int:
+        return turn.index.positions.get(place, 0)
+
+    return patch.object(decide_cleanup, "low_water", low_water)
+
+
+@contextmanager
+def cut_above() -> Iterator[None]:
+    """Journals are deleted to their ends, above the low water that is logged."""
+
+    def logged(self: cleanup.Cutter, low_waters: Any) -> None:
+        places = [TopicPartition(journal_topic(s), p) for s, p in low_waters]
+        self._due |= self._log.end_offsets(places, committed=False)
+
+    with patch.object(cleanup.Cutter, "logged", logged):
+        yield

@@ -1,0 +1,375 @@
+"""Planted bugs in merges, scaling, rolling commits and merges carried aside; see `catalogue`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from anabranch.core import decide, decide_merge, decide_scale, decide_txn, plan
+from anabranch.core import rows as k
+from anabranch.core import segments as seg
+from anabranch.core.ids import segment_number
+from anabranch.core.plan import NewEpoch, Part, StreamCommit
+from anabranch.core.state import State
+from anabranch.core.turn import Turn
+from anabranch.processors import carrier, controller
+from anabranch.schemas import codec, records
+from anabranch.schemas.records import CarryRow, CommitRecord, EpochRecord, SegmentRange
+
+Planted = AbstractContextManager[object]
+
+EACH = 4  # transactions: so many are spared for one that is hit
+
+
+def _is_hit(txn_id: bytes) -> bool:
+    """The same ones, whoever leads."""
+    return txn_id[-1] % EACH == 0
+
+
+# -- merges -------------------------------------------------------------------------------------------
+
+
+def _merging(change: Callable[[decide_merge.Plan], decide_merge.Plan]) -> Planted:
+    """Merges of transactions that are hit follow a changed plan; the count that is checked stays."""
+    real = decide_merge._merge
+
+    def merge(turn: Turn, layouts: Any, given: decide_merge.Plan) -> bool:
+        hit = _is_hit(given.txn_id) and not given.carried
+        return real(turn, layouts, change(given) if hit else given)
+
+    return patch.object(decide_merge, "_merge", merge)
+
+
+def drop_a_merge() -> Planted:
+    """A merge is left out, and its transaction is called committed."""
+    return _merging(
+        lambda given: replace(given, targets=tuple(t._replace(sources=()) for t in given.targets))
+    )
+
+
+def drop_a_part() -> Planted:
+    """Of a transaction that wrote to several segments one is not merged."""
+
+    def without_last(given: decide_merge.Plan) -> decide_merge.Plan:
+        targets = list(given.targets)
+        if sum(len(target.sources) for target in targets) < 2:
+            return given
+        at = max(i for i, target in enumerate(targets) if target.sources)
+        targets[at] = targets[at]._replace(sources=targets[at].sources[:-1])
+        return replace(given, targets=tuple(targets))
+
+    return _merging(without_last)
+
+
+def merge_twice() -> Planted:
+    """A merge is done twice, in one round."""
+    real = decide_merge._merge
+
+    def merge(turn: Turn, layouts: Any, given: decide_merge.Plan) -> bool:
+        before = len(turn.round.history)
+        done = real(turn, layouts, given)
+        if _is_hit(given.txn_id) and not given.carried:
+            for step in turn.round.history[before:]:
+                if isinstance(step, StreamCommit):
+                    turn.round.history.append(step._replace(timestamp=turn.next_timestamp()))
+        return done
+
+    return patch.object(decide_merge, "_merge", merge)
+
+
+def merge_out_of_order() -> Planted:
+    """The runs of a merge are taken in the wrong order."""
+
+    def backwards(given: decide_merge.Plan) -> decide_merge.Plan:
+        targets = [
+            t._replace(sources=tuple(s._replace(runs=s.runs[::-1]) for s in t.sources))
+            for t in given.targets
+        ]
+        return replace(given, targets=tuple(targets))
+
+    return _merging(backwards)
+
+
+def show_an_aborted() -> Planted:
+    """What an aborted transaction wrote is merged all the same."""
+    real = decide_txn.abort
+
+    def abort(turn: Turn, command: Any, to: Any) -> None:
+        txn_id = turn.token(command.token).txn_id
+        txn = turn.state.open.get(txn_id)
+        if txn is not None and txn.row.state == "OPEN":
+            for stream, epoch in txn.participants.items():
+                _show(turn, txn_id, stream, epoch)
+        real(turn, command, to)
+
+    return _decision("Abort", abort)
+
+
+def _show(turn: Turn, txn_id: bytes, stream: str, epoch: int) -> None:
+    row = turn.state.streams[stream]
+    active = {segment_number(s.segment_id): s for s in row.segments}
+    parts = []
+    for segment in turn.state.layout(stream, epoch):
+        runs = sorted(turn.index.runs(txn_id, stream, segment.partition), key=lambda r: r.first)
+        into = active.get(segment_number(segment.segment_id))
+        if runs and into is not None:
+            source = segment.partition
+            parts.append(Part(into.segment_id, into.partition, tuple(runs), source=source))
+    if parts:
+        step = StreamCommit(txn_id, stream, row.stream_epoch, turn.next_timestamp(), tuple(parts))
+        turn.round.history.append(step)
+
+
+def cut_short() -> Planted:
+    """A COMMIT record's vector ends one event early on a partition that the commit wrote to."""
+    real = plan._commit_record
+
+    def commit_record(*given: Any) -> CommitRecord:
+        made = real(*given)
+        if not made.segments:
+            return made
+        mine = made.segments[-1].partition
+        vector = [
+            at._replace(offset=at.offset - 1) if at.partition == mine else at for at in made.vector
+        ]
+        return made._replace(vector=tuple(vector))
+
+    return patch.object(plan, "_commit_record", commit_record)
+
+
+def cut_lacks_a_partition() -> Planted:
+    """The vector does not follow a commit to all of its partitions: the last one stays where it was."""
+    real = plan._commit_record
+
+    def commit_record(index: int, commit: Any, tail: Any, *rest: Any) -> CommitRecord:
+        before = dict(tail.vector)
+        made = real(index, commit, tail, *rest)
+        if len(made.segments) > 1:
+            last = made.segments[-1].partition
+            tail.vector[last] = before.get(last, 0)
+            made = made._replace(vector=plan._positions(tail.vector))
+        return made
+
+    return patch.object(plan, "_commit_record", commit_record)
+
+
+# -- epochs -------------------------------------------------------------------------------------------
+
+
+def sealed_too_early() -> Planted:
+    """A sealed segment ends before its last event."""
+    real = plan._epoch_record
+
+    def epoch_record(step: NewEpoch, tail: Any, *rest: Any) -> EpochRecord:
+        made = real(step, tail, *rest)
+        ends = tuple(replace(end, end_offset=max(0, end.end_offset - 1)) for end in made.sealed)
+        return replace(made, sealed=ends)
+
+    return patch.object(plan, "_epoch_record", epoch_record)
+
+
+def no_way_back() -> Planted:
+    """The active layout is not duplicated at the end of a round."""
+
+    def close(self: decide_merge._Layouts) -> None:
+        for stream, current in self.rolled.items():
+            row = self.turn.state.streams[stream]
+            self.turn.put(k.stream_key(stream), replace(row, stream_epoch=current.stream_epoch))
+        self.rolled.clear()
+
+    return patch.object(decide_merge._Layouts, "close", close)
+
+
+@contextmanager
+def by_partition() -> Iterator[None]:
+    """No duplicate epochs: a transaction goes to whatever lies on its partitions now."""
+
+    def switches(turn: Turn, layouts: Any, given: decide_merge.Plan) -> list[Any] | None:
+        return real(turn, layouts, given) if given.carried else []
+
+    def part(
+        txn: Any, given: decide_merge.Plan, current: Any, stream: str, source: decide_merge.Source
+    ) -> plan.Part:
+        for into in current.segments:
+            if into.partition == source.partition and (stream, source.number) not in txn.carries:
+                return plan.Part(
+                    into.segment_id, into.partition, runs=source.runs, source=source.partition
+                )
+        return real_part(txn, given, current, stream, source)
+
+    real, real_part = decide_merge._switches, decide_merge._part
+    with (
+        patch.object(decide_merge, "_switches", switches),
+        patch.object(decide_merge, "_part", part),
+    ):
+        yield
+
+
+def one_of_many() -> Planted:
+    """Of the transactions that share a duplicate epoch only the first one is merged."""
+    real = decide_merge._merge
+
+    def merge(turn: Turn, layouts: Any, given: decide_merge.Plan) -> bool:
+        shared = [
+            target
+            for target in given.targets
+            if target.stream in layouts.rolled
+            and layouts.rolled[target.stream].reference_epoch == target.reference_epoch
+        ]
+        if shared and not given.carried:
+            targets = tuple(t._replace(sources=()) for t in given.targets)
+            given = replace(given, targets=targets)
+        return real(turn, layouts, given)
+
+    return patch.object(decide_merge, "_merge", merge)
+
+
+def behind_the_marker() -> Planted:
+    """A sealed segment's end counts the marker behind its data."""
+    real = plan._epoch_record
+
+    def epoch_record(*given: Any) -> EpochRecord:
+        made = real(*given)
+        ends = tuple(replace(end, end_offset=end.end_offset + 1) for end in made.sealed)
+        return replace(made, sealed=ends)
+
+    return patch.object(plan, "_epoch_record", epoch_record)
+
+
+def nothing_reserved() -> Planted:
+    """The partitions to which a merge is being carried count as idle."""
+    return patch.object(State, "reserved", lambda *_: set())
+
+
+def _cursor(change: Callable[[int], int]) -> Planted:
+    """Carriers log another cursor than is true; so only a successor goes wrong."""
+
+    def changed(row: CarryRow, **changes: Any) -> CarryRow:
+        return replace(row, **changes | {"cursor": change(changes["cursor"])})
+
+    return patch.object(carrier, "replace", changed)
+
+
+def carry_again() -> Planted:
+    """The logged cursor stays at the beginning: a successor carries what is there already."""
+    return _cursor(lambda _: 0)
+
+
+def skip_a_run() -> Planted:
+    """The logged cursor is some records ahead: a successor leaves them out."""
+    return _cursor(lambda cursor: cursor + 3)
+
+
+def carry_row_late() -> Planted:
+    """What a chunk logs is where its carrier stood before it: a successor carries that chunk again."""
+    real_chunk = carrier.Lane.chunk
+    former: dict[carrier.Key, CarryRow] = {}
+
+    def chunk(self: carrier.Lane, job: carrier.Job, wall_ms: int) -> CarryRow:
+        former[job.key] = job.row
+        return real_chunk(self, job, wall_ms)
+
+    def encode(row: CarryRow) -> bytes:
+        before = former.get((row.txn_id, row.stream, row.number), row)
+        return codec.encode(row if row.done else before)
+
+    @contextmanager
+    def planted() -> Iterator[None]:
+        with patch.object(carrier.Lane, "chunk", chunk), patch.object(carrier, "encode", encode):
+            yield
+
+    return planted()
+
+
+@contextmanager
+def forget_layouts() -> Iterator[None]:
+    """A former layout is forgotten though transactions are open in it."""
+
+    def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:
+        if epoch != turn.state.streams[stream].reference_epoch:
+            turn.put(k.epoch_key(stream, epoch), None)
+
+    with ExitStack() as stack:
+        for module in (decide_txn, decide_scale):
+            stack.enter_context(patch.object(module, "drop_epoch", drop_epoch))
+        yield
+
+
+def keep_layouts() -> Planted:
+    """Layouts are never forgotten when their last transaction ends."""
+    return patch.object(decide_txn, "drop_epoch", lambda *_: None)
+
+
+def answer_active() -> Planted:
+    """A second touch is answered with the active layout, not with the one that is pinned."""
+    real = decide_txn.touch
+
+    def touch(turn: Turn, command: Any, to: Any) -> None:
+        def active(_: State, stream: str, __: int) -> Sequence[SegmentRange]:
+            return turn.state.streams[stream].segments
+
+        with patch.object(State, "layout", active):
+            real(turn, command, to)
+
+    return _decision("Touch", touch)
+
+
+def pin_the_epoch() -> Planted:
+    """A transaction pins the active epoch, also where that is a duplicate."""
+    real = decide_txn.touch
+
+    def touch(turn: Turn, command: Any, to: Any) -> None:
+        row = turn.state.streams.get(command.stream)
+        if row is not None:
+            turn.state.streams[command.stream] = replace(row, reference_epoch=row.stream_epoch)
+        try:
+            real(turn, command, to)
+        finally:
+            if row is not None:
+                turn.state.streams[command.stream] = row
+
+    return _decision("Touch", touch)
+
+
+def _decision(command: str, decision: Callable[..., None]) -> Planted:
+    return patch.dict(decide._DECISIONS, {getattr(records, command): decision})
+
+
+def position_moves_on() -> Planted:
+    """The table's position moves over rows of carriers that the leader has not heard of."""
+    return patch.object(controller.Controller, "_is_carrying", lambda _: False)
+
+
+def numbers_again() -> Planted:
+    """New segments take the lowest free numbers."""
+    real = seg.scale
+
+    def scale(segments: Any, seal: Any, ranges: Any, **more: Any) -> Any:
+        kept = {segment_number(s.segment_id) for s in segments} - set(seal)
+        more["next_number"] = max(kept, default=-1) + 1
+        return real(segments, seal, ranges, **more)
+
+    return patch.object(seg, "scale", scale)
+
+
+def begin_unread() -> Planted:
+    """A new leader carries on before it has read the journals again."""
+    real = carrier.Carriers.sync
+
+    class _All:
+        def __init__(self, index: Any) -> None:
+            self._index = index
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._index, name)
+
+        def covers(self, _: object) -> bool:
+            return True
+
+    def sync(self: Any, state: Any, index: Any, wall_ms: int) -> None:
+        real(self, state, _All(index), wall_ms)  # type: ignore[arg-type]
+
+    return patch.object(carrier.Carriers, "sync", sync)

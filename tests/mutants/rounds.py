@@ -1,0 +1,357 @@
+"""Planted bugs in the order in which rounds become durable, in leading, and in answering; see `catalogue`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from anabranch.core import decide, decide_time, decide_txn
+from anabranch.core import rows as k
+from anabranch.core.plan import ReplyTo
+from anabranch.core.tokens import key_id
+from anabranch.core.turn import Hearing, Turn
+from anabranch.ports import Producer, TopicPartition
+from anabranch.processors import controller, durability, leadership
+from anabranch.processors.foresight import Foresight
+from anabranch.schemas.codec import encode
+from anabranch.schemas.records import Reply, Resolve, SafeTime, SafeTimeIs, TermRow
+from anabranch.topics.names import carrier_ids, replies_topic, status_topic, transactional_ids
+from anabranch.topics.records import Record, encode_batch
+
+Planted = AbstractContextManager[object]
+
+# -- the order of durability --------------------------------------------------------------------------
+
+
+class _Before:
+    """A producer that does something just before it commits."""
+
+    def __init__(self, producer: Producer, before_commit: Callable[[], None]) -> None:
+        self._producer = producer
+        self._before_commit = before_commit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def commit(self) -> None:
+        self._before_commit()
+        self._producer.commit()
+
+
+def _before_commit(what: Callable[[Any, Any, Any], None]) -> Planted:
+    """``what(to, round, state)`` runs in each round just before its commit."""
+    real = durability.write_round
+
+    def write_round(
+        to: Any, producer: Any, round_: Any, state: Any, *rest: Any, **more: Any
+    ) -> None:
+        early = _Before(producer, lambda: what(to, round_, state))
+        real(to, early, round_, state, *rest, **more)
+
+    return patch.object(controller, "write_round", write_round)
+
+
+def answer_early() -> Planted:
+    """Answers leave before the round is committed."""
+    real = durability.write_round
+
+    def write_round(
+        to: Any, producer: Any, round_: Any, state: Any, *rest: Any, **more: Any
+    ) -> None:
+        for waiting, result in round_.replies:
+            reply = Reply(waiting.correlation_id, state.round.hybrid_time, result)
+            record = Record(0, more["wall_ms"], waiting.correlation_id, encode(reply))
+            _send_by_itself(to, TopicPartition(replies_topic(to.prefix), waiting.partition), record)
+        round_.replies.clear()
+        real(to, producer, round_, state, *rest, **more)
+
+    return patch.object(controller, "write_round", write_round)
+
+
+def _send_by_itself(to: Any, place: TopicPartition, record: Record) -> None:
+    """Append a record outside of the round."""
+    cluster = getattr(to.log, "cluster", None)
+    if cluster is not None:
+        cluster.produce(place, [record])
+        return
+    producer = to.log.producer(f"{to.prefix}.early.{to.control_partition}", timeout=10.0)
+    producer.append([(place, encode_batch([record]))])
+    producer.commit()
+    producer.close()
+
+
+def table_early() -> Planted:
+    """The table is written before the commit, and not set back."""
+    return _before_commit(lambda to, _, state: to.table.write(state.take_changes()))
+
+
+def position_ahead() -> Planted:
+    """The position in the status log is written before the commit, the rows after it."""
+
+    def ahead(to: Any, _: object, __: object) -> None:
+        place = TopicPartition(status_topic(to.prefix), to.control_partition)
+        cluster = getattr(to.log, "cluster", None)
+        if cluster is not None:
+            end = cluster.partition(place).end_offset
+        else:
+            end = to.log.end_offsets([place], committed=False)[place]
+        to.table.write({leadership.STATUS_POSITION: end.to_bytes(8, "big")})
+
+    return _before_commit(ahead)
+
+
+def rows_later() -> Planted:
+    """That a transaction is merged is logged with the next round: a successor merges it again."""
+    real = durability.write_round
+    owed: dict[int, dict[bytes, bytes | None]] = {}
+
+    def write_round(to: Any, producer: Any, round_: Any, *rest: Any, **more: Any) -> None:
+        late = owed.pop(id(producer), {})
+        owed[id(producer)] = {}
+        for key, value in list(round_.rows.items()):
+            if key[-1:] == bytes((k.Entry.PENDING_COMMIT,)) and value is None:
+                owed[id(producer)][key] = round_.rows.pop(key)
+                txn = key[:16] + bytes((k.Entry.TXN,))
+                if txn in round_.rows:
+                    owed[id(producer)][txn] = round_.rows.pop(txn)
+        round_.rows.update(late)
+        real(to, producer, round_, *rest, **more)
+
+    return patch.object(controller, "write_round", write_round)
+
+
+class _NeverWrong(list[int]):
+    """Equal to whatever the broker answers."""
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+def unchecked_foresight() -> Planted:
+    """A history is committed with foreseen offsets though the data landed elsewhere."""
+    real = Foresight.bases
+
+    def bases(self: Foresight, batches: Any) -> list[int] | None:
+        found = real(self, batches)
+        return None if found is None else _NeverWrong(found)
+
+    return patch.object(Foresight, "bases", bases)
+
+
+# -- leading ------------------------------------------------------------------------------------------
+
+
+def _initialise(log: Any, given: Any) -> tuple[list[Producer], list[list[Producer]]]:
+    """A, B, and those of the carriers."""
+    partition, prefix = given["control_partition"], given["prefix"]
+    lanes = [carrier_ids(partition, n, prefix) for n in range(leadership.CARRIER_LANES)]
+    main, *carriers = (
+        [log.producer(id_, timeout=given["native_timeout"]) for id_ in ids]
+        for ids in (transactional_ids(partition, prefix), *lanes)
+    )
+    return main, carriers
+
+
+def no_term() -> Planted:
+    """No TERM record: a leader acts on a fold from before its rival's last rounds."""
+
+    def take_lead(log: Any, table: Any, state: Any, clock: Any, **given: Any) -> leadership.Lease:
+        status = TopicPartition(status_topic(given["prefix"]), given["control_partition"])
+        producers, carriers = _initialise(log, given)
+        leadership.fold_to_end(log, table, state, clock, status)
+        return leadership.Lease(producers, 1, carriers=carriers)
+
+    return patch.object(controller, "take_lead", take_lead)
+
+
+class _Late:
+    """A producer that is initialised when it is first used."""
+
+    def __init__(self, make: Callable[[], Producer]) -> None:
+        self._make = make
+        self._made: Producer | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._made is None:
+            self._made = self._make()
+        return getattr(self._made, name)
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+
+@contextmanager
+def _fenced_late(is_late: Callable[[str], bool]) -> Iterator[None]:
+    """These transactional ids are initialised when they are first needed."""
+    real = leadership.take_lead
+
+    class _Log:
+        def __init__(self, log: Any) -> None:
+            self._log = log
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._log, name)
+
+        def producer(self, id_: str, *, timeout: float) -> Any:
+            make = partial(self._log.producer, id_, timeout=timeout)
+            return _Late(make) if is_late(id_) else make()
+
+    def take_lead(log: Any, *given: Any, **more: Any) -> leadership.Lease:
+        return real(_Log(log), *given, **more)
+
+    with patch.object(controller, "take_lead", take_lead):
+        yield
+
+
+def late_carriers() -> Planted:
+    """The carriers' transactional ids are initialised when they are first needed."""
+    return _fenced_late(lambda id_: ".carrier." in id_)
+
+
+def late_b() -> Planted:
+    """B is initialised when it is first used: a frozen leader's round through it can come in between."""
+    return _fenced_late(lambda id_: id_.endswith(".b") and ".carrier." not in id_)
+
+
+@contextmanager
+def one_fenced() -> Iterator[None]:
+    """Only A is initialised; B goes on with the epoch that the brokers know: nobody is fenced there."""
+    from tests.sim.ports import SimLog, SimProducer
+
+    real = SimLog.producer
+
+    def producer(self: SimLog, transactional_id: str, *, timeout: float) -> Any:
+        known = self.cluster._transactions.get(transactional_id)
+        if known is None or not transactional_id.endswith(".b"):
+            return real(self, transactional_id, timeout=timeout)
+        return SimProducer(self, transactional_id, known.producer_id, known.epoch)
+
+    with patch.object(SimLog, "producer", producer):
+        yield
+
+
+def fold_once() -> Planted:
+    """The log is folded before the fences, and not again behind them."""
+
+    def take_lead(log: Any, table: Any, state: Any, clock: Any, **given: Any) -> leadership.Lease:
+        status = TopicPartition(status_topic(given["prefix"]), given["control_partition"])
+        leadership.fold_to_end(log, table, state, clock, status)
+        producers, carriers = _initialise(log, given)
+        term = state.term.term + 1 if state.term else 1
+        row = TermRow(term, given["leader"], 0, key_id(given["token_key"]))
+        producers[0].append([(status, encode_batch([Record(0, 0, k.TERM_KEY, encode(row))]))])
+        producers[0].commit()
+        state.apply(k.TERM_KEY, row)
+        return leadership.Lease(producers, term, carriers=carriers)
+
+    return patch.object(controller, "take_lead", take_lead)
+
+
+def act_before_term() -> Planted:
+    """The leader acts at once; its TERM record is logged only after its first steps."""
+    real_lead, real_step = leadership.take_lead, controller.Controller.step
+    steps: dict[int, int] = {}
+
+    def take_lead(log: Any, table: Any, state: Any, clock: Any, **given: Any) -> leadership.Lease:
+        status = TopicPartition(status_topic(given["prefix"]), given["control_partition"])
+        leadership.fold_to_end(log, table, state, clock, status)
+        if state.term is None:
+            return real_lead(log, table, state, clock, **given)
+        producers, carriers = _initialise(log, given)
+        return leadership.Lease(producers, state.term.term + 1, carriers=carriers)
+
+    def step(self: controller.Controller, max_wait: float) -> bool:
+        wrote = real_step(self, max_wait)
+        lease = self.lease
+        if wrote and lease is not None and steps.get(id(lease)) is None:
+            steps[id(lease)] = 1
+            key = key_id(self.settings.token_key)
+            row = TermRow(lease.term, self.leader, int(self.clock.wall() * 1000), key)
+            turn = self._turn()
+            turn.put(k.TERM_KEY, row)
+            self._write(turn)
+        return wrote
+
+    @contextmanager
+    def planted() -> Iterator[None]:
+        with (
+            patch.object(controller, "take_lead", take_lead),
+            patch.object(controller.Controller, "step", step),
+        ):
+            yield
+
+    return planted()
+
+
+def old_hearing() -> Planted:
+    """A new leader takes silence from before its time for silence."""
+    return patch.object(controller, "Hearing", lambda _: Hearing(0))
+
+
+def hasty_staleness() -> Planted:
+    """Silence is judged before the commands are read to their end."""
+    real = decide.decide_due
+
+    def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
+        return real(turn, read_to_end=True)
+
+    return patch.object(controller, "decide_due", decide_due)
+
+
+# -- answers ------------------------------------------------------------------------------------------
+
+
+def resolve_unlogged() -> Planted:
+    """RESOLVE says ABORTED of an unknown id without logging it."""
+    real = decide_txn.resolve
+
+    def resolve(turn: Turn, command: Any, to: Any) -> None:
+        key = k.txn_key(command.txn_id)
+        unknown = turn.state.get(key) is None
+        real(turn, command, to)
+        if unknown and turn.round.rows.pop(key, None) is not None:
+            turn.state.apply(key, None)
+
+    return patch.dict(decide._DECISIONS, {Resolve: resolve})
+
+
+def safe_unlogged() -> Planted:
+    """A safe time is answered, and hybrid time is left where it was: later commits may lie below it."""
+    real = decide_time.safe_time
+
+    def forgetful(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
+        before = turn.hybrid_time
+        real(turn, command, to)
+        turn.hybrid_time = before
+
+    return patch.dict(decide._DECISIONS, {SafeTime: forgetful})
+
+
+def safe_ahead() -> Planted:
+    """A time to come is answered at once as safe."""
+
+    def hasty(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
+        turn.reply(to, SafeTimeIs(command.scope, command.at or turn.hybrid_time))
+
+    return patch.dict(decide._DECISIONS, {SafeTime: hasty})
+
+
+def safe_stale() -> Planted:
+    """Now is answered with a time of half a second ago: commits that were told already lie above it."""
+
+    def stale(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
+        if command.at is not None:
+            decide_time.safe_time(turn, command, to)
+            return
+        turn.reply(to, SafeTimeIs(command.scope, turn.hybrid_time - (500_000 << 12)))
+
+    return patch.dict(decide._DECISIONS, {SafeTime: stale})
