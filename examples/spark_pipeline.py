@@ -80,6 +80,8 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     # Quick to start, again and again.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 RUN_DEADLINE_S = 1800.0
 PROGRESS_DEADLINE_S = 180.0

@@ -48,6 +48,9 @@ def spark() -> Iterator[SparkSession]:
             "spark.driver.bindAddress": "127.0.0.1",
             # As with the broker: in some minutes a second compiler costs more than it brings.
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            # Nor does compiling the plan of every small query.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         },
     )
     session.sparkContext.setLogLevel("ERROR")
