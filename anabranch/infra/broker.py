@@ -61,6 +61,7 @@ class EmbeddedBroker:
         quick_start: bool = False,
         java_options: Sequence[str] = (),
         log: Path | str | None = None,
+        proxy: str | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Nothing is started yet.
@@ -76,6 +77,8 @@ class EmbeddedBroker:
             quick_start: start sooner, at the price of throughput.
             java_options: further options of the JVM, after our own.
             log: where the broker's output is appended; ``broker.log`` in the folder by default.
+            proxy: ``host:port`` of a proxy that stands before the broker. The broker listens for it at
+                `proxied_port`, and whoever comes in there is told to come back to the proxy.
             start_timeout_s: seconds until a start is given up.
 
         Raises:
@@ -101,6 +104,8 @@ class EmbeddedBroker:
         self._quick_start = quick_start
         self._java_options = list(java_options)
         self._start_timeout_s = start_timeout_s
+        self._proxy = proxy
+        self._proxied_port = 0
         self._process: SupervisedProcess | None = None
 
     def __enter__(self) -> Self:
@@ -134,6 +139,13 @@ class EmbeddedBroker:
         if self._port == 0:
             raise BrokerNotRunning("the broker was never started: it has no port yet")
         return self._port
+
+    @property
+    def proxied_port(self) -> int:
+        """Where the given proxy connects to. Another one after each start."""
+        if self._proxied_port == 0:
+            raise BrokerNotRunning("the broker was never started, or was given no proxy")
+        return self._proxied_port
 
     @property
     def pid(self) -> int:
@@ -254,8 +266,15 @@ class EmbeddedBroker:
         folder = self.folder
         port = self._port or free_port()
         controller_port = free_port(avoid=frozenset({port}))
+        proxied = None
+        if self._proxy is not None:
+            proxied = (free_port(avoid=frozenset({port, controller_port})), self._proxy)
         properties = server_properties(
-            data=folder / DATA, port=port, controller_port=controller_port, extra=self._extra
+            data=folder / DATA,
+            port=port,
+            controller_port=controller_port,
+            extra=self._extra,
+            proxied=proxied,
         )
         config = folder / "server.properties"
         config.write_text(properties_text(properties), encoding="utf-8")
@@ -290,6 +309,7 @@ class EmbeddedBroker:
                 return False
             raise PortTaken(port)
         self._port = port
+        self._proxied_port = proxied[0] if proxied is not None else 0
         return True
 
     def _await_ready(

@@ -65,8 +65,11 @@ def server_properties(
     port: int,
     controller_port: int,
     extra: Mapping[str, str],
+    proxied: tuple[int, str] | None = None,
 ) -> dict[str, str]:
     """The broker's properties; those in ``extra`` replace the defaults.
+
+    ``proxied``: a port where a proxy comes in, and the proxy's own ``host:port``, which clients are told there.
 
     Raises:
         ValueError: ``extra`` holds one that the broker object decides itself.
@@ -84,6 +87,11 @@ def server_properties(
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "log.dirs": str(data),
     }
+    if proxied is not None:
+        inner_port, address = proxied
+        own["listeners"] += f",PROXIED://{HOST}:{inner_port}"
+        own["advertised.listeners"] += f",PROXIED://{address}"
+        own["listener.security.protocol.map"] += ",PROXIED:PLAINTEXT"
     check_extra(extra)
     return own | _DEFAULTS | dict(extra)
 

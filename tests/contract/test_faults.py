@@ -61,7 +61,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         "anabranch.topics.wire.connection.socket.create_connection", made.create_connection
     )
     yield made
-    made.cut_all()
+    made.close()
 
 
 def test_a_commit_whose_answer_is_lost_is_uncertain_and_happened(

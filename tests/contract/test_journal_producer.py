@@ -99,7 +99,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         "anabranch.topics.wire.connection.socket.create_connection", made.create_connection
     )
     yield made
-    made.cut_all()
+    made.close()
 
 
 def write_some(bench: Bench, partitions: list[TopicPartition], batches: int = 6) -> list[str]:
