@@ -1,0 +1,178 @@
+"""``scripts/mutants``: the planted bugs, hunted in the simulator or on a real broker; a table of what was found.
+
+``simulator``: seeds, until the simulator's own checks and the product's find it, and seeds until the checker does
+by itself. ``broker``: recorded workloads that the checker judges. ``table``: what both wrote with ``--json``, as
+in `docs/mutants.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.mutants.catalogue import CATALOGUE, Mutant
+
+Found = dict[str, Any]
+
+
+def main() -> int:
+    """Run what the arguments say; 1 if a bug survived, or something was found where none is planted."""
+    parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
+    parser.add_argument("where", choices=("simulator", "broker", "table"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help="these only; 'none': no bug")
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--seeds", type=int, default=100, help="of the simulator, at most")
+    parser.add_argument("--judge", choices=("own", "checker"), help="one of them only")
+    parser.add_argument("--runs", type=int, default=3, help="on a broker, at most")
+    parser.add_argument("--keep", type=Path, help="keep the histories of a broker's runs here")
+    parser.add_argument("--json", type=Path, help="add what was found to this file, or read it")
+    given = parser.parse_args()
+    if given.where == "table":
+        print(table(json.loads(given.json.read_text())))
+        return 0
+    book = _Book(given.json)
+    hunt = _broker if given.where == "broker" else _simulator
+    return 0 if hunt(given, book) else 1
+
+
+class _Book:
+    """What was found so far, in a file if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._of: dict[str, dict[str, Found]] = {}
+        if path is not None and path.exists():
+            self._of = json.loads(path.read_text())
+
+    def note(self, name: str, judge: str, found: Found) -> None:
+        """Add one."""
+        self._of.setdefault(name, {})[judge] = found
+        if self._path is not None:
+            self._path.write_text(json.dumps(self._of, indent=1))
+
+
+def _wanted(given: argparse.Namespace, occurs: Callable[[Mutant], bool]) -> list[Mutant]:
+    return [m for m in CATALOGUE if occurs(m) and (not given.names or m.name in given.names)]
+
+
+# -- the simulator ------------------------------------------------------------------------------------
+
+
+def _simulator(given: argparse.Namespace, book: _Book) -> bool:
+    from tests.sim.mutants import hunt
+
+    good = True
+    for mutant in _wanted(given, lambda m: m.simulated):
+        for judge in (given.judge,) if given.judge else ("own", "checker"):
+            began = time.monotonic()
+            report = hunt(mutant, given.seed, given.seeds, judge)
+            seconds = round(time.monotonic() - began, 1)
+            seeds = report.seed - given.seed + 1 if report else given.seeds
+            why = report.violation.strip().splitlines()[-1] if report else ""
+            found = {"found": report is not None, "tries": seeds, "seconds": seconds, "why": why}
+            book.note(mutant.name, judge, found)
+            good = good and (report is not None or judge == "checker")
+            said = "caught  " if report else "survived"
+            print(f"{said} {judge:7} {seeds:3} seeds, {seconds} s: {mutant.name}: {why:.120}")
+            sys.stdout.flush()
+    return good
+
+
+# -- a real broker ------------------------------------------------------------------------------------
+
+
+def _broker(given: argparse.Namespace, book: _Book) -> bool:
+    from anabranch.infra.broker import EmbeddedBroker
+    from tests.crash.zygote import Zygote
+    from tests.mutants.workload import TRIALS
+
+    good = True
+    with Zygote() as zygote, EmbeddedBroker(quick_start=True) as broker:
+        if not given.names or "none" in given.names:
+            for trial in TRIALS:
+                for seed in range(given.seed, given.seed + given.runs):
+                    good = not _run(zygote, broker, given, None, trial, seed)["found"] and good
+        for mutant in _wanted(given, lambda m: bool(m.broker)):
+            found: Found = {}
+            for run in range(given.runs):
+                found = _run(zygote, broker, given, mutant, mutant.broker, given.seed + run)
+                found["tries"] = run + 1
+                if found["found"]:
+                    break
+            book.note(mutant.name, "broker", found)
+            good = found["found"] and good
+        broker.kill()
+    return good
+
+
+def _run(
+    zygote: Any,
+    broker: Any,
+    given: argparse.Namespace,
+    mutant: Mutant | None,
+    trial: str,
+    seed: int,
+) -> Found:
+    from tests.mutants.workload import TRIALS, Workload
+
+    what = mutant.name if mutant else "none"
+    name = f"{what}-{trial}-{seed}".replace(" ", "-")
+    folder = given.keep / name if given.keep else Path(tempfile.mkdtemp(prefix="mutant-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        workload = Workload(zygote, broker.bootstrap, folder, mutant, TRIALS[trial], seed)
+        verdict = workload.run()
+    finally:
+        if given.keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    right = verdict.found is (mutant is not None)
+    print(f"{'right' if right else 'WRONG'} {what} ({trial}, seed {seed}): {verdict}", flush=True)
+    return {
+        "found": verdict.found,
+        "seconds": round(verdict.seconds, 1),
+        "kinds": dict(verdict.report.totals),
+        "stopped": verdict.stopped[:3],
+    }
+
+
+# -- the table ----------------------------------------------------------------------------------------
+
+
+def table(found: dict[str, dict[str, Found]]) -> str:
+    """In Markdown: each mutant, by which judge it was found and in how many tries."""
+    heads = ("mutant", "what it breaks", "simulator's own checks", "checker in the simulator")
+    lines = [
+        f"| {' | '.join((*heads, 'checker on a broker'))} |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for mutant in CATALOGUE:
+        mine = found.get(mutant.name, {})
+        cells = [
+            _cell(mine.get(judge), mutant.simulated if judge != "broker" else bool(mutant.broker))
+            for judge in ("own", "checker", "broker")
+        ]
+        lines.append(f"| {mutant.name} | {mutant.breaks} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(found: Found | None, occurs: bool) -> str:
+    if not occurs:
+        return ""
+    if found is None:
+        return "not run"
+    kinds = ", ".join(found.get("kinds", ()))
+    if not found["found"]:
+        stopped = ", the product's own checks stop it" if found.get("stopped") else ""
+        return f"no, in {found['tries']}{stopped}"
+    return f"{found['tries']}{f': {kinds}' if kinds else ''}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

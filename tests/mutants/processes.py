@@ -1,0 +1,202 @@
+"""Forked processes of the recorded workload that may have a planted bug: controllers, and who writes and reads.
+
+All are forked by `tests.crash.zygote.Zygote`; each client process records its own history file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anabranch
+from anabranch.core.turn import Settings
+from anabranch.errors import NotLeading
+from anabranch.ports import Log, LogError, LogFenced, Table
+from anabranch.processors.checkpoint import open_checkpoint
+from anabranch.processors.controller import Controller
+from anabranch.processors.failpoints import FailingLog, FailingTable
+from anabranch.processors.system_clock import SystemClock
+from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.kafka_log import KafkaLog
+from checker.recorder import Recorder
+from tests.crash.points import Cut, Point
+from tests.crash.zygote import Spec, say
+from tests.mutants.catalogue import planted
+from tests.mutants.reading import Readers
+from tests.mutants.writing import Plainly, Writing
+
+CALL_S = 8.0
+IDLE_WAIT_S = 0.2
+PAUSE_S = 0.05
+TIDY = {"clean_ms": 100, "clean_records": 30, "clean_bytes": 3_000, "move_bytes": 30_000}
+ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+@dataclass(frozen=True)
+class Lead(Spec):
+    """A controller. ``points``: ``kill`` or ``stop``, a space, and where (`tests.crash.points`)."""
+
+    folder: str = ""
+    mutant: str = ""
+    points: tuple[str, ...] = ()
+    chunk_bytes: int = 16 << 20
+
+    run = "tests.mutants.processes:lead"
+
+
+@dataclass(frozen=True)
+class Work(Spec):
+    """A process of writers."""
+
+    streams: tuple[str, ...] = ()
+    folder: str = ""
+    seed: int = 0
+    mutant: str = ""
+
+    run = "tests.mutants.processes:work"
+
+
+@dataclass(frozen=True)
+class Read(Spec):
+    """A process of readers; at SIGTERM they read on to the events that are marked as the last ones."""
+
+    streams: tuple[str, ...] = ()
+    folder: str = ""
+    mutant: str = ""
+    tokens: tuple[str, ...] = ()
+
+    run = "tests.mutants.processes:read"
+
+
+# -- controllers --------------------------------------------------------------------------------------
+
+
+def lead(number: int, told: dict[str, Any]) -> int:
+    """Lead until SIGTERM (0), until fenced (3), or until the product's own checks stop it (1)."""
+    spec = Lead(**told)
+    cuts = []
+    for text in spec.points:
+        action, _, point = text.partition(" ")
+        cuts.append(Cut(Point.parse(point), ACTIONS[action], armed=True, trace=""))
+
+    def hook(name: str, phase: str) -> None:
+        for cut in cuts:
+            cut(name, phase)
+
+    ending: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: ending.append(number))
+    with planted(spec.mutant):
+        return _lead(number, spec, hook, lambda: bool(ending))
+
+
+def _lead(
+    number: int, spec: Lead, hook: Callable[[str, str], None], ends: Callable[[], bool]
+) -> int:
+    clock = SystemClock()
+    source: Log = FailingLog(KafkaLog(spec.bootstrap), hook)
+    create_control_topics(source, spec.prefix, control_partitions=1, reply_partitions=1)
+    place = Path(spec.folder)
+    table: Table = FailingTable(open_checkpoint(place, source, clock, spec.prefix, 0), hook)
+    settings = Settings(
+        control_partition=0,
+        control_partitions=1,
+        prefix=spec.prefix,
+        token_key=bytes(32),
+        chunk_bytes=spec.chunk_bytes,
+        **TIDY,
+    )
+    leader = f"{spec.name}/{os.getpid()}"
+    controller = Controller(source, table, clock, settings, leader=leader)
+    while not ends():
+        try:
+            controller.lead()
+            say(number, "leads")
+            while not ends():
+                controller.step(IDLE_WAIT_S)
+        except (LogFenced, NotLeading) as error:
+            say(number, "lost", why=str(error))
+            return 3
+        except LogError as error:
+            say(number, "lost", why=f"{type(error).__name__}: {error}")
+            time.sleep(PAUSE_S)
+    controller.resign()
+    table.close()
+    source.close()
+    return 0
+
+
+# -- clients ------------------------------------------------------------------------------------------
+
+
+def _until_told() -> threading.Event:
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: ending.set())
+    return ending
+
+
+def _together(number: int, bodies: list[Callable[[], None]]) -> int:
+    """Each in a thread; 1 if one of them failed."""
+    failed: list[str] = []
+
+    def run(body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001 - it is told
+            failed.append(f"{type(error).__name__}: {error}")
+            say(number, "failed", why=failed[-1])
+
+    threads = [threading.Thread(target=run, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    say(number, "works")
+    for thread in threads:
+        while thread.is_alive():  # signals are taken in between
+            thread.join(0.05)
+    return 1 if failed else 0
+
+
+def work(number: int, told: dict[str, Any]) -> int:
+    """Until SIGTERM; then what is under way is finished."""
+    spec = Work(**told)
+    ending = _until_told()
+    recorder = Recorder(Path(spec.folder) / f"{spec.name}.history")
+    with (
+        planted(spec.mutant),
+        anabranch.connect(spec.bootstrap, prefix=spec.prefix, timeout=CALL_S) as client,
+    ):
+
+        def writing(thread: int) -> Callable[[], None]:
+            chance = random.Random(f"{spec.seed}/{thread}")
+            name = f"{spec.name}.{thread}"
+            return lambda: Writing(client, recorder, spec.streams, name, chance).until(ending)
+
+        plainly = Plainly(spec.bootstrap, recorder, spec.streams, spec.name, spec.seed)
+        bodies = [writing(thread) for thread in range(3)]
+        return _together(number, [*bodies, lambda: plainly.until(ending)])
+
+
+def read(number: int, told: dict[str, Any]) -> int:
+    """Until SIGTERM, and then to the last events."""
+    spec = Read(**told)
+    ending = _until_told()
+    recorder = Recorder(Path(spec.folder) / f"{spec.name}.history")
+    with (
+        planted(spec.mutant),
+        anabranch.connect(spec.bootstrap, prefix=spec.prefix, timeout=CALL_S) as client,
+    ):
+        readers = Readers(client, spec.bootstrap, recorder, spec.name, ending)
+        readers.ends_by(Path(spec.folder))
+        bodies: list[Callable[[], None]] = [lambda: readers.snapshots(spec.streams)]
+        for stream, mode in itertools.product(
+            spec.streams, (readers.ordered, readers.whole, readers.raw)
+        ):
+            bodies.append(lambda stream=stream, mode=mode: mode(stream))  # type: ignore[misc]
+        return _together(number, bodies)
