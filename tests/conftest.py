@@ -1,6 +1,7 @@
 """Fixtures for all tests: a broker, started when the first test asks for one.
 
-With ``--bootstrap HOST:PORT`` (or ``$ANABRANCH_BOOTSTRAP``) ``broker`` is that cluster instead.
+With ``--bootstrap HOST:PORT`` (or ``$ANABRANCH_BOOTSTRAP``) ``broker`` is that cluster instead; with
+``ANABRANCH_TEST_BROKER=kafka-container`` or ``redpanda`` it runs in a container (docs/other-brokers.md).
 Tests share it: give topics names of your own (the ``unique`` fixture), and don't stop it. A test
 that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
 
@@ -22,6 +23,7 @@ import pytest
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
 from tests.cluster import Cluster, start_cluster
+from tests.containers import brokers as containers
 
 if TYPE_CHECKING:
     from xdist.remote import Producer as Log
@@ -55,6 +57,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("ANABRANCH_BOOTSTRAP"),
         help="run against this cluster instead of the embedded broker",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A broker that can't be had ends the run at once: nobody shall take skipped tests for passed ones."""
+    if hasattr(config, "workerinput"):
+        return  # its master has looked
+    try:
+        if containers.kind_from_environment() != containers.EMBEDDED:
+            containers.check_engine()
+    except containers.NoContainer as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 # -- several workers ------------------------------------------------------------------------------------
@@ -123,6 +136,11 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     if given:
         yield GivenBroker(given)
         return
+    kind = containers.kind_from_environment()
+    if kind != containers.EMBEDDED:
+        with containers.start_broker(kind) as contained:
+            yield contained
+        return
     with EmbeddedBroker(quick_start=True) as embedded:
         yield embedded
         embedded.kill()  # nobody needs what it has: quicker than a shutdown
@@ -130,7 +148,14 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
 
 @pytest.fixture(scope="session")
 def broker_tv0() -> Iterator[Broker]:
-    """An embedded broker with transaction.version=0: the protocol before KIP-890's second part."""
+    """A broker with transaction.version=0: the protocol before KIP-890's second part.
+
+    In a container if ``broker`` is one of Kafka's: Redpanda has no such feature.
+    """
+    if containers.kind_from_environment() == containers.KAFKA:
+        with containers.start_broker(containers.KAFKA, transaction_version=0) as contained:
+            yield contained
+        return
     with EmbeddedBroker(transaction_version=0, quick_start=True) as embedded:
         yield embedded
         embedded.kill()

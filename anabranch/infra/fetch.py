@@ -71,6 +71,7 @@ def ensure_broker(
     *,
     folder: Path | None = None,
     repository: str | None = None,
+    lock: BrokerLock | None = None,
 ) -> list[Path]:
     """The broker's class path; fetches what the cache lacks or holds damaged.
 
@@ -81,13 +82,14 @@ def ensure_broker(
         folder: where the jars are kept; `broker_cache` by default.
         repository: address of a Maven repository to use instead of Maven Central, for a mirror;
             ``$ANABRANCH_MAVEN_REPOSITORY`` by default.
+        lock: the jars of another version of the broker; give them a folder of their own too.
 
     Raises:
         DownloadFailed: a file could not be fetched, after three attempts.
         HashMismatch: the repository served another file than the lock names.
         CacheBusy: another process fetched for more than ten minutes.
     """
-    lock = broker_lock()
+    lock = lock or broker_lock()
     folder = folder or broker_cache()
     paths = [folder / jar.file for jar in lock.jars]
     if all(_is_good(folder, jar) for jar in lock.jars):

@@ -79,14 +79,18 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def resolve() -> BrokerLock:
-    """Resolves `ROOTS` with jgo and downloads every jar into a temporary folder to hash it."""
+def resolve(roots: tuple[str, ...] = ROOTS) -> BrokerLock:
+    """Resolves them with jgo and downloads every jar into a temporary folder to hash it.
+
+    Args:
+        roots: Maven coordinates, the broker's first.
+    """
     from jgo.maven import Artifact, MavenContext
 
     with tempfile.TemporaryDirectory(prefix="anabranch-lock-") as folder:
         maven = MavenContext(repo_cache=Path(folder), timeout=60)
         found: dict[str, Artifact] = {}
-        for root in ROOTS:
+        for root in roots:
             # Root by root: resolved together, each root's POM would manage the other's versions.
             inputs, transitive = maven.resolver.resolve([maven.create_dependency(root)])
             for dep in [*inputs, *(d for d in transitive if d.scope in ("compile", "runtime"))]:
@@ -97,7 +101,7 @@ def resolve() -> BrokerLock:
             LockedJar(f"{key}:{artifact.version}", path.name, sha256_of(path), path.stat().st_size)
             for (key, artifact), path in zip(found.items(), paths, strict=True)
         )
-    return BrokerLock(KAFKA_VERSION, ROOTS, jars)
+    return BrokerLock(roots[0].rsplit(":", 1)[1], roots, jars)
 
 
 def main() -> None:

@@ -1,0 +1,64 @@
+"""Other versions of Kafka to test with: ``ANABRANCH_TEST_KAFKA`` names one, each has a lock file here.
+
+``python -m tests.containers.versions VERSION...`` resolves their jars anew and writes those files; read
+the difference before you commit it. ``--fetch`` only brings the jars of the version named.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from anabranch.infra.fetch import cache_root, ensure_broker
+from anabranch.infra.lock import KAFKA_VERSION, ROOTS, BrokerLock, resolve
+
+VERSION_VARIABLE = "ANABRANCH_TEST_KAFKA"
+LOCKS = Path(__file__).with_name("locks")
+# Before 4.0 the broker itself calls Log4j 1: this takes the calls on.
+_OLD_LOGGING = "org.apache.logging.log4j:log4j-1.2-api:2.25.4"
+
+
+def lock_file(version: str) -> Path:
+    """Where a version's lock stands."""
+    return LOCKS / f"kafka-{version}.lock.json"
+
+
+def wanted_version() -> str:
+    """The version named in the environment, or the embedded broker's."""
+    return os.environ.get(VERSION_VARIABLE) or KAFKA_VERSION
+
+
+def jars_of(version: str) -> list[Path]:
+    """The class path of a version's broker; fetches what the cache lacks.
+
+    Raises:
+        OSError: the version has no lock file.
+        DownloadFailed, HashMismatch, CacheBusy: see `ensure_broker`.
+    """
+    if version == KAFKA_VERSION:
+        return ensure_broker()
+    lock = BrokerLock.from_json(lock_file(version).read_text("utf-8"))
+    return ensure_broker(lock=lock, folder=cache_root() / f"kafka-{version}")
+
+
+def roots_of(version: str) -> tuple[str, ...]:
+    """What to resolve for a version, as Maven coordinates."""
+    old = (_OLD_LOGGING,) if version.startswith("3.") else ()
+    return (f"org.apache.kafka:kafka_2.13:{version}", *ROOTS[1:], *old)
+
+
+def main() -> None:
+    """Writes the lock files of the versions given; or, with ``--fetch``, fetches."""
+    if sys.argv[1:] == ["--fetch"]:
+        jars_of(wanted_version())
+        return
+    LOCKS.mkdir(exist_ok=True)
+    for version in sys.argv[1:]:
+        lock = resolve(roots_of(version))
+        lock_file(version).write_text(lock.to_json(), "utf-8")
+        sys.stdout.write(f"{version}: {len(lock.jars)} jars, {lock.size / 1e6:.1f} MB\n")
+
+
+if __name__ == "__main__":
+    main()
