@@ -246,11 +246,11 @@ def _cover(report: Report, group: Group, reader: Reader, covers: dict[Item, Oper
 
 
 def _is_alone(group: Group, reader: Reader, position: Operation) -> bool:
-    """No other member may have taken a partition away from it without a position."""
+    """No other member may ever have taken a partition away from it without a position."""
     for other in group.members:
         if other is reader or position.ended_before(other.op):
             continue
-        if other.closed is not None and other.closed.ended_before(position):
+        if other.closed is not None and other.closed.ended_before(reader.op):
             continue
         if max([other.op.at, *(poll.at for poll in other.polls[-1:])]) >= reader.op.at:
             return False

@@ -116,7 +116,8 @@ def _judge_txn(history: History, report: Report, txn: Txn) -> None:
     if extra:
         text = f"the commit of {txn} did not take {_some(extra)}, and it is in the log"
         report.add("aborted-read", text, [*evidence, next(iter(extra)).op.where])
-    _check_counts(history, report, txn, present)
+    if not missing and not extra:
+        _check_counts(history, report, txn, present)
 
 
 def _check_counts(history: History, report: Report, txn: Txn, present: set[Event]) -> None:

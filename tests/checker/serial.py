@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -90,6 +91,7 @@ class World:
         self.series: dict[str, tuple[int, Open]] = {}
         self.later: list[Callable[[], None]] = []  # effects that are still to come
         self.tasks: list[tuple[str, Task]] = []
+        self.groups: list[Any] = []  # of `serial_readers`
         self.lives = 0
         self.steps = steps
 
@@ -136,6 +138,10 @@ class World:
             victim = self.random.choice(self.tasks)[0]
             self.tasks = [(file, task) for file, task in self.tasks if file != victim]
             self.lives += 1
+            for group in self.groups:
+                for member in group.alive:
+                    if member.file == victim:  # its session times out
+                        self.later.append(partial(group.leave, self, member))
 
     def new(self, prefix: str) -> str:
         """A name that nothing else has."""

@@ -1,4 +1,4 @@
-"""Clients of the toy service that write: transactions, one-shots, plain writes, scalings, and who asks for outcomes."""
+"""Clients of the toy service that write, scale or ask: transactions, one-shots, numbered commits, plain writes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,11 @@ def _commit(world: World, file: str, txn: Open, writers: list[str], **more: Any)
     if random.random() < 0.1:
         tape.told(file, op, "unknown")
     elif done:
-        told = {"txn_id": txn.txn_id, "timestamp": txn.timestamp, "committed": txn.committed}
+        told: dict[str, Any] = {
+            "txn_id": txn.txn_id,
+            "timestamp": txn.timestamp,
+            "committed": txn.committed,
+        }
         tape.told(file, op, **told)
     else:
         tape.told(file, op, "failed")
@@ -143,7 +147,7 @@ def numbered(world: World) -> Task:
     if known is not None and number < known[0]:
         tape.told(file, op, "failed")
     elif random.random() < 0.8:
-        told = {"txn_id": holder.txn_id, "timestamp": holder.timestamp}
+        told: dict[str, Any] = {"txn_id": holder.txn_id, "timestamp": holder.timestamp}
         told |= {"committed": holder.committed, "replayed": holder is not txn}
         tape.told(file, op, **told)
     else:
@@ -189,6 +193,6 @@ def ask(world: World) -> Task:
     for txn in random.sample(list(world.txns.values()), min(4, len(world.txns))):
         op = tape.ask(file, "state", txn_id=txn.txn_id)
         yield
-        told = {"state": txn.state, "timestamp": txn.timestamp}
+        told: dict[str, Any] = {"state": txn.state, "timestamp": txn.timestamp}
         yield
         tape.told(file, op, **told)

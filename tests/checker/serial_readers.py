@@ -1,16 +1,27 @@
-"""Readers of the toy service: of each mode, alone and in groups, and snapshots."""
+"""Readers of the toy service: of each mode, alone and in groups of several at a time, and snapshots."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
-from tests.checker.serial import SCOPE, Placed, Row, Stream, Task, World, row_of
+from tests.checker.serial import Placed, Row, Stream, Task, World, row_of
 
-Cursors = dict[int, int]  # partition (-1: the history) -> how many events (commits) were read
+HISTORY = -1  # as a partition: the commits of the stream, in mode transactions
+Cursors = dict[int, int]  # partition -> how many events (commits) were read
 
 
-@dataclass
+@dataclass(eq=False)
+class Member:
+    """A reader."""
+
+    name: str
+    file: str
+    cursors: Cursors = field(default_factory=lambda: defaultdict(int))
+
+
+@dataclass(eq=False)
 class Group:
     """Where a group has come to, and who is in it. One without a name is a reader that is alone."""
 
@@ -18,103 +29,148 @@ class Group:
     mode: str
     stream: Stream
     starts: str | int
-    committed: Cursors
-    members: int = 0
+    committed: Cursors = field(default_factory=lambda: defaultdict(int))
+    alive: list[Member] = field(default_factory=list)
+    owners: dict[int, Member] = field(default_factory=dict)
     is_made: bool = False
-    keys: dict[str, int] = field(default_factory=dict)
+
+    def make(self) -> None:
+        """Settle where it begins."""
+        self.is_made = True
+        stream, starts = self.stream, self.starts
+        if starts == "start":
+            return
+        lines: dict[int, list[int]] = {
+            number: [event.timestamp for event in events]
+            for number, events in stream.partitions.items()
+        }
+        lines[HISTORY] = [timestamp for timestamp, _, _ in stream.records]
+        for number, times in lines.items():
+            past = times if starts == "end" else [t for t in times if t <= int(starts)]
+            self.committed[number] = len(past)
+
+    def lines(self) -> list[int]:
+        """What there is to read."""
+        return [HISTORY] if self.mode == "transactions" else list(self.stream.partitions)
+
+    def owned(self, world: World, member: Member) -> list[int]:
+        """Of a member; what nobody has yet is dealt."""
+        for line in self.lines():
+            if line not in self.owners:
+                self.owners[line] = world.random.choice(self.alive)
+                self.owners[line].cursors[line] = self.committed[line]
+        return [line for line in self.lines() if self.owners[line] is member]
+
+    def deal(self, world: World) -> None:
+        """Members came or went: some lines get another owner, which goes on at what is committed."""
+        for line, owner in list(self.owners.items()):
+            new = world.random.choice(self.alive) if self.alive else None
+            if new is owner:
+                continue
+            if owner in self.alive and world.random.random() < 0.6:
+                self.committed[line] = owner.cursors[line]
+            if new is None:
+                del self.owners[line]
+            else:
+                self.owners[line] = new
+                new.cursors[line] = self.committed[line]
+
+    def leave(self, world: World, member: Member) -> None:
+        """It is gone."""
+        if member in self.alive:
+            self.alive.remove(member)
+            self.deal(world)
+
+    def commit(self, world: World, member: Member, cursors: Cursors) -> list[Row]:
+        """Where a member has come to, as positions of partitions."""
+        positions: list[Row] = []
+        for line in self.owned(world, member):
+            at = self.committed[line] = max(self.committed[line], cursors[line])
+            if line != HISTORY and at:
+                positions.append([self.stream.name, line, self._offset(line, at)])
+        return positions
+
+    def _offset(self, line: int, at: int) -> int:
+        events = self.stream.partitions[line]
+        return events[at].offset if at < len(events) else events[-1].offset + 1
 
 
 def new_reader(world: World) -> Task:
-    """One that is alone, or the next member of a group: there is one at a time."""
+    """One that is alone, or one more member of a group."""
     random = world.random
-    mode = random.choice(["raw", "ordered", "transactions"])
-    groups: list[Group] = world.__dict__.setdefault("groups", [])
-    idle = [group for group in groups if group.members == 0]
-    if idle and random.random() < 0.5:
-        return _read(world, random.choice(idle))
+    groups = _groups(world)
+    named = [group for group in groups if group.name is not None and len(group.alive) < 3]
+    if named and random.random() < 0.6:
+        return _read(world, random.choice(named))
     stream = random.choice(list(world.streams.values()))
-    starts: str | int = random.choice(["start", "start", "end", world.clock - 100])
-    if mode == "raw":
-        starts = "start"
-    name = world.new("g") if random.random() < 0.5 else None
-    group = Group(name, mode, stream, starts, defaultdict(int))
+    mode = random.choice(["raw", "ordered", "transactions"])
+    starts: str | int = random.choice(["start", "start", "end"])
+    if mode != "raw" and random.random() < 0.3:
+        starts = world.clock - 100
+    group = Group(world.new("g") if random.random() < 0.6 else None, mode, stream, starts)
     groups.append(group)
     return _read(world, group)
 
 
-def _make(group: Group) -> None:
-    """Where it begins."""
-    group.is_made = True
-    stream, starts = group.stream, group.starts
-    if starts == "start":
-        return
-    for number, events in stream.partitions.items():
-        count = len(events)
-        if isinstance(starts, int):
-            count = sum(event.timestamp <= starts for event in events)
-        group.committed[number] = count
-    past = len(stream.records)
-    if isinstance(starts, int):
-        past = sum(timestamp <= starts for timestamp, _, _ in stream.records)
-    group.committed[-1] = past
+def _groups(world: World) -> list[Group]:
+    found: list[Group] = world.groups
+    return found
 
 
 def _read(world: World, group: Group) -> Task:
     """A member's life."""
     random, tape, file = world.random, world.tape, world.file
-    group.members += 1
-    name = world.new("r")
-    where = "start" if group.starts == "start" else group.starts
-    again = "position" if group.is_made and random.random() < 0.5 else where
-    group.__dict__["last"] = (name, file)
-    more = {"mode": group.mode, "streams": [group.stream.name], "group": group.name}
-    op = tape.ask(file, "open", reader=name, starts=again, **more)
+    member = Member(world.new("r"), file)
+    starts = "position" if group.is_made and random.random() < 0.5 else group.starts
+    more: dict[str, Any] = {"mode": group.mode, "streams": [group.stream.name]}
+    op = tape.ask(file, "open", reader=member.name, starts=starts, group=group.name, **more)
     yield
     tape.told(file, op)
-    cursors: Cursors | None = None
+    yield
+    if not group.is_made:
+        group.make()
+    group.alive.append(member)
+    group.deal(world)
     for _ in range(random.randint(2, 12)):
-        op = tape.ask(file, "poll", reader=name)
+        op = tape.ask(file, "poll", reader=member.name)
         yield
-        if cursors is None:
-            if not group.is_made:
-                _make(group)
-            cursors = defaultdict(int, group.committed)
-        rows = give(world, group, cursors, random.randint(0, 6))
+        rows = give(world, group, member, random.randint(0, 6))
+        if random.random() < 0.05:
+            tape.told(file, op, "unknown")
+            continue
         yield
         tape.told(file, op, events=rows)
         if group.name is not None and random.random() < 0.5:
-            op = tape.ask(file, "position", reader=name)
-            yield
-            if random.random() < 0.8:
-                group.committed = defaultdict(int, cursors)
-                tape.told(file, op)
-            else:
-                tape.told(file, op, "unknown")
-                if random.random() < 0.5:
-                    group.committed = defaultdict(int, cursors)
+            yield from _position(world, group, member)
         yield
-    if cursors is not None:
-        group.__dict__["cursors"] = cursors
     if random.random() < 0.5:
-        tape.do(file, "close", reader=name)
-    elif random.random() < 0.3 and group.name is not None:
-        # Killed while it is given some, of which a part is committed.
-        tape.ask(file, "poll", reader=name)
-        cursors = defaultdict(int, group.committed if cursors is None else cursors)
-        give(world, group, cursors, random.randint(0, 3))
-        if random.random() < 0.5 and group.is_made:
-            group.committed = cursors
-    group.members -= 1
+        group.leave(world, member)
+        tape.do(file, "close", reader=member.name)
+    elif group.name is not None:
+        world.later.append(lambda: group.leave(world, member))
 
 
-def give(world: World, group: Group, cursors: Cursors, most: int) -> list[Row]:
-    """What comes next, in an order that the mode allows."""
-    stream = group.stream
+def _position(world: World, group: Group, member: Member) -> Task:
+    random, tape, file = world.random, world.tape, member.file
+    # What is committed is settled before it is asked; partitions may go meanwhile.
+    cursors = defaultdict(int, member.cursors)
+    is_bare = random.random() < 0.5
+    positions = group.commit(world, member, cursors)
+    more = {} if is_bare else {"positions": positions}
+    op = tape.ask(file, "position", reader=member.name, **more)
+    yield
+    tape.told(file, op, random.choice(["ok", "ok", "ok", "unknown"]))
+
+
+def give(world: World, group: Group, member: Member, most: int) -> list[Row]:
+    """What comes next, in an order that the mode allows. Of it, something may be committed at once."""
+    stream, cursors = group.stream, member.cursors
+    owned = group.owned(world, member)
     if group.mode == "transactions":
-        if cursors[-1] >= len(stream.records):
+        if HISTORY not in owned or cursors[HISTORY] >= len(stream.records):
             return []
-        events = stream.records[cursors[-1]][2]
-        cursors[-1] += 1
+        events = stream.records[cursors[HISTORY]][2]
+        cursors[HISTORY] += 1
         parts = defaultdict(list)
         for event in events:
             parts[event.partition].append(event)
@@ -123,50 +179,58 @@ def give(world: World, group: Group, cursors: Cursors, most: int) -> list[Row]:
         return [row_of(stream.name, event) for number in numbers for event in parts[number]]
     rows = []
     for _ in range(most):
-        ready = [n for n in stream.partitions if _is_ready(group, cursors, n)]
+        ready = [number for number in owned if _is_ready(group, member, number)]
         if not ready:
             break
+        if group.name is not None and world.random.random() < 0.1:
+            group.commit(world, member, cursors)  # who asks for the next one has processed the last
         number = world.random.choice(ready)
         rows.append(row_of(stream.name, stream.partitions[number][cursors[number]]))
         cursors[number] += 1
     return rows
 
 
-def _is_ready(group: Group, cursors: Cursors, number: int) -> bool:
+def _is_ready(group: Group, member: Member, number: int) -> bool:
+    """Everything of its key that was committed before is read: by it, or by others who have said so."""
     events = group.stream.partitions[number]
-    if cursors[number] >= len(events):
+    at = member.cursors[number]
+    if at >= len(events):
         return False
-    event = events[cursors[number]]
+    event = events[at]
     if group.mode == "raw" or event.key is None:
         return True
-    return not any(
-        other.key == event.key and other.timestamp < event.timestamp
-        for part, others in group.stream.partitions.items()
-        if part != number
-        for other in others[cursors[part] :]
-    )
+    for other, others in group.stream.partitions.items():
+        owner = group.owners.get(other)
+        past = member.cursors[other] if owner is member else group.committed[other]
+        for one in others[past:] if other != number else ():
+            if one.key == event.key and one.timestamp < event.timestamp:
+                return False
+    return True
 
 
 def drain(world: World) -> None:
     """The last member of each group reads to the end, and so does a reader of each mode."""
-    groups: list[Group] = world.__dict__.get("groups", [])
+    groups = _groups(world)
     for stream in world.streams.values():
-        for mode in ("raw", "ordered", "transactions"):
-            groups.append(Group(None, mode, stream, "start", defaultdict(int)))
+        groups += [Group(None, mode, stream, "start") for mode in ("raw", "ordered")]
+        groups.append(Group(None, "transactions", stream, "start"))
     tape = world.tape
     for group in groups:
         if group.name is None and group.is_made:
             continue
+        for member in list(group.alive):
+            group.leave(world, member)
         if not group.is_made:
-            _make(group)
-        name = world.new("r")
-        more = {"mode": group.mode, "streams": [group.stream.name], "group": group.name}
-        tape.do("last", "open", reader=name, starts=group.starts, **more)
-        tape.do("last", "poll", {"events": []}, reader=name)
-        cursors = defaultdict(int, group.committed)
-        while rows := give(world, group, cursors, 5):
-            tape.do("last", "poll", {"events": rows}, reader=name)
-        tape.do("last", "caught_up", reader=name)
+            group.make()
+        last = Member(world.new("r"), "last")
+        more: dict[str, Any] = {"mode": group.mode, "streams": [group.stream.name]}
+        more |= {"group": group.name, "starts": group.starts}
+        tape.do("last", "open", reader=last.name, **more)
+        tape.do("last", "poll", {"events": []}, reader=last.name)
+        group.alive.append(last)
+        while rows := give(world, group, last, 5):
+            tape.do("last", "poll", {"events": rows}, reader=last.name)
+        tape.do("last", "caught_up", reader=last.name)
 
 
 def take_snapshot(world: World) -> Task:
@@ -191,6 +255,3 @@ def take_snapshot(world: World) -> Task:
             if event.timestamp <= timestamp
         ]
         tape.told(file, op, events=[row_of(stream.name, event) for event in found])
-
-
-__all__ = ["SCOPE", "drain", "give", "new_reader", "take_snapshot"]

@@ -86,7 +86,12 @@ class Tape:
         streams: Sequence[str] = ("s/a",),
     ) -> None:
         """A reader."""
-        more = {"mode": mode, "streams": list(streams), "group": group, "starts": starts}
+        more: dict[str, Any] = {
+            "mode": mode,
+            "streams": list(streams),
+            "group": group,
+            "starts": starts,
+        }
         self.do(file, "open", reader=reader, **more)
 
     def poll(self, reader: str, *rows: list[Any], file: str = "r") -> None:

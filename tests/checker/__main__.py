@@ -1,0 +1,99 @@
+"""More than the tests do: ``python -m tests.checker SEEDS`` and ``python -m tests.checker --events N``.
+
+The first judges correct histories and ones with a lie, and prints what was judged wrongly; the second tells how
+long one big history takes, for N and for N / 4 events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import resource
+import time
+from collections import Counter
+from random import Random
+
+from checker import judge_entries
+from tests.checker import corruptions_of_readers  # noqa: F401 (registers its lies)
+from tests.checker.corruptions import LIES, History
+from tests.checker.serial import generate
+from tests.checker.tape import Tape, row
+
+
+def hunt(first: int, count: int) -> None:
+    """Correct histories and lies."""
+    told: Counter[str] = Counter()
+    wrong = 0
+    for seed in range(first, first + count):
+        entries = generate(seed)
+        report = judge_entries(copy.deepcopy(entries))
+        if not report.ok:
+            wrong += 1
+            print(f"seed {seed}: a false alarm: {report.anomalies[0]}")
+        for name, (lie, kinds) in LIES.items():
+            changed = copy.deepcopy(entries)
+            if lie(History(changed, Random(seed))):
+                told[name] += 1
+                report = judge_entries(changed)
+                if not report.kinds & kinds:
+                    wrong += 1
+                    print(f"seed {seed}: {name} was not found, but {report.kinds}")
+    print(f"{count} histories, {sum(told.values())} lies, {wrong} judged wrongly")
+    print(", ".join(f"{name} {number}" for name, number in told.most_common()))
+
+
+def measure(events: int) -> None:
+    """A history of transactions of ten events, each read by three readers and at the end."""
+    for number in (events // 4, events):
+        entries = _big(number).entries
+        begun = time.perf_counter()
+        report = judge_entries(entries)
+        took = time.perf_counter() - begun
+        mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        seen = report.counts["events seen"]
+        print(
+            f"{number:,} events in the log, {seen:,} seen, {len(entries):,} lines: {took:.1f} s, "
+            f"{took / number * 1e6:.1f} us an event, {mib:,.0f} MiB with the lines, ok: {report.ok}"
+        )
+
+
+def _big(events: int) -> Tape:
+    tape = Tape()
+    modes = ("raw", "ordered", "transactions")
+    for mode in modes:
+        tape.open(mode, mode)
+    log: dict[int, list[list[object]]] = {0: [], 1: []}
+    records: list[list[object]] = []
+    for number in range(events // 10):
+        partition, txn, txn_id = number % 2, f"t{number}", f"{number + 1:032x}"
+        file, key = f"p{number % 7}", f"k{number % 1000}"
+        names = [f"{txn}/{i}" for i in range(10)]
+        tape.begin(txn, txn_id, file)
+        tape.write(txn, *names, key=key, file=file)
+        tape.commit(txn, txn_id, number + 1, 10, file)
+        first = len(log[partition])
+        rows = [
+            row(name, first + i, txn_id, number + 1, partition, key) for i, name in enumerate(names)
+        ]
+        log[partition] += [[first + i, key, name, txn_id] for i, name in enumerate(names)]
+        records.append([number, number + 1, [txn_id], [[partition, first, first + 10]]])
+        for mode in modes:
+            tape.poll(mode, *rows)
+    for mode in modes:
+        tape.do("r", "caught_up", reader=mode)
+    for partition, rows_of in log.items():
+        tape.log(partition, *rows_of, end=events)
+    tape.commits(*records)
+    return tape
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seeds", type=int, nargs="?", default=200)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--events", type=int)
+    arguments = parser.parse_args()
+    if arguments.events:
+        measure(arguments.events)
+    else:
+        hunt(arguments.first, arguments.seeds)

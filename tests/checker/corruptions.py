@@ -1,0 +1,357 @@
+"""Lies: each changes a correct history so that nothing explains it any more, and says what has to be found."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from checker.reading import Entry
+
+Ask = dict[str, Any]
+Pairs = list[tuple[str, Ask, Ask]]  # file, ask, what was told; only if it is ok
+
+
+class History:
+    """The operations of a history that were told ok, by what they are."""
+
+    def __init__(self, entries: list[Entry], random: Random) -> None:
+        self.entries, self.random = entries, random
+        self.pairs: defaultdict[str, Pairs] = defaultdict(list)
+        self.asks: defaultdict[str, list[tuple[str, Ask]]] = defaultdict(list)
+        waiting: dict[tuple[str, int], Ask] = {}
+        for file, _, entry in entries:
+            if entry["kind"] == "ask":
+                waiting[file, entry["op"]] = entry
+                self.asks[entry["what"]].append((file, entry))
+            elif entry["outcome"] == "ok":
+                ask = waiting[file, entry["op"]]
+                self.pairs[ask["what"]].append((file, ask, entry))
+        self.writes = {
+            name: (ask, index)
+            for what in ("write", "plain")
+            for _, ask in self.asks[what]
+            for index, (_, name) in enumerate(ask["events"])
+        }
+
+    def rows(self, what: str) -> list[tuple[Ask, Ask, int]]:
+        """Ask, told and index of every event row of these operations."""
+        return [(a, t, i) for _, a, t in self.pairs[what] for i in range(len(t["events"]))]
+
+    def one(self, choices: list[Any]) -> Any:
+        """Any of them."""
+        return self.random.choice(choices) if choices else None
+
+    def alone(self, mode: str) -> set[str]:
+        """Readers of a mode that have no group."""
+        return {
+            ask["reader"]
+            for _, ask in self.asks["open"]
+            if ask["mode"] == mode and ask["group"] is None
+        }
+
+    def done(self) -> set[str]:
+        """Handles of which a commit was told (not that of another one)."""
+        return {a["txn"] for _, a, told in self.pairs["commit"] if not told.get("replayed")}
+
+    def must(self, name: str) -> bool:
+        """An event has to be in the log: its writer was acknowledged, and its commit told."""
+        ask, _ = self.writes[name]
+        is_told = any(ask is one for _, one, _ in self.pairs[ask["what"]])
+        return is_told and (ask["what"] == "plain" or ask["txn"] in self.done())
+
+    def polls(self, mode: str) -> list[tuple[Ask, Ask]]:
+        """Polls of readers without a group."""
+        readers = self.alone(mode)
+        return [(a, t) for _, a, t in self.pairs["poll"] if a["reader"] in readers]
+
+
+Lie = Callable[[History], bool]
+LIES: dict[str, tuple[Lie, set[str]]] = {}
+
+
+def lie(*kinds: str) -> Callable[[Lie], Lie]:
+    """Register one, and the kinds of which one has to be found."""
+
+    def register(function: Lie) -> Lie:
+        LIES[function.__name__] = (function, set(kinds))
+        return function
+
+    return register
+
+
+def _log_rows(h: History) -> list[tuple[Ask, Ask, int]]:
+    return [one for one in h.rows("log") if h.must(one[1]["events"][one[2]][2])]
+
+
+@lie("lost-write")
+def drop_from_log(h: History) -> bool:
+    if (found := h.one(_log_rows(h))) is None:
+        return False
+    _, told, index = found
+    del told["events"][index]
+    return True
+
+
+@lie("lost-write")
+def drop_transaction_everywhere(h: History) -> bool:
+    """The service forgets a transaction wholly: nobody sees it, no record names it."""
+    told = h.one([t for _, a, t in h.pairs["commit"] if t["committed"] and not t.get("replayed")])
+    if told is None:
+        return False
+    for what in ("log", "poll", "snapshot_read"):
+        at = 3 if what == "log" else 5
+        for _, _, seen in h.pairs[what]:
+            seen["events"] = [row for row in seen["events"] if row[at] != told["txn_id"]]
+    for _, _, seen in h.pairs["commits"]:
+        seen["records"] = [row for row in seen["records"] if told["txn_id"] not in row[2]]
+    return True
+
+
+@lie("duplicate")
+def twice_in_log(h: History) -> bool:
+    if (found := h.one(h.rows("log"))) is None:
+        return False
+    _, told, index = found
+    told["events"].append([told["end"], *told["events"][index][1:]])
+    told["end"] += 1
+    return True
+
+
+@lie("int-send-order")
+def swap_in_log(h: History) -> bool:
+    """Two events of one writer and key change places, for everybody who reads them."""
+    places: defaultdict[tuple[Any, ...], list[list[Any]]] = defaultdict(list)
+    for _, ask, told in h.pairs["log"]:
+        for row in told["events"]:
+            write, _ = h.writes[row[2]]
+            if row[1] is not None and write["what"] == "write":
+                key = (ask["stream"], ask["partition"], row[1], write["txn"], write["writer"])
+                places[key].append(row)
+    if (rows := h.one([found for found in places.values() if len(found) > 1])) is None:
+        return False
+    one, other = rows[0], rows[-1]
+    one[2], other[2] = other[2], one[2]
+    return True
+
+
+@lie("aborted-read")
+def reveal_aborted(h: History) -> bool:
+    """A late write of an aborted transaction gets into the log."""
+    aborted = {ask["txn"]: ask for _, ask, _ in h.pairs["abort"]}
+    ids = {ask["txn"]: told["txn_id"] for _, ask, told in h.pairs["begin"]}
+    writes = [ask for _, ask in h.asks["write"] if ask["txn"] in aborted]
+    if (write := h.one(writes)) is None:
+        return False
+    logs = [told for _, ask, told in h.pairs["log"] if ask["stream"] == write["stream"]]
+    told = h.one(logs)
+    key, name = write["events"][0]
+    told["events"].append([told["end"], key, name, ids[write["txn"]]])
+    told["end"] += 1
+    return True
+
+
+@lie("aborted-read", "changed-answer")
+def abort_the_committed(h: History) -> bool:
+    """An abort is answered of one that is committed, and whose commit was not answered."""
+    seen = {row[3] for _, _, told in h.pairs["log"] for row in told["events"]}
+    ids = {told["txn_id"]: ask["txn"] for _, ask, told in h.pairs["begin"]}
+    known = h.done() | {ids.get(a["txn_id"]) for _, a, _ in h.pairs["state"]}
+    txns = [ids[one] for one in seen if one in ids and ids[one] not in known]
+    if (txn := h.one(sorted(txns))) is None:
+        return False
+    at = max(entry["at"] for _, _, entry in h.entries)
+    h.entries.append(("zz", 1, {"at": at, "op": 1, "kind": "ask", "what": "abort", "txn": txn}))
+    h.entries.append(("zz", 2, {"at": at, "op": 1, "kind": "told", "outcome": "ok"}))
+    return True
+
+
+@lie("dirty-read")
+def see_too_early(h: History) -> bool:
+    """A raw reader was given an event before its commit was asked."""
+    asked: dict[str, int] = {}
+    for _, ask in h.asks["commit"]:
+        asked[ask["txn"]] = min(asked.get(ask["txn"], ask["at"]), ask["at"])
+    choices = []
+    for _, told in h.polls("raw"):
+        for index, row in enumerate(told["events"]):
+            write, _ = h.writes[row[4]]
+            if write["what"] == "write":
+                choices.append((told, index, asked[write["txn"]]))
+    if (found := h.one(choices)) is None:
+        return False
+    told, index, at = found
+    row = told["events"].pop(index)
+    poll = {"reader": "early", "op": 2, "at": at - 1}
+    opened = {"reader": "early", "mode": "raw", "streams": [row[0]], "group": None}
+    more = {"what": "open", **opened, "starts": "end", "op": 1, "at": at - 1}
+    lines = [
+        {"kind": "ask", **more},
+        {"kind": "told", "outcome": "ok", "op": 1, "at": at - 1},
+        {"kind": "ask", "what": "poll", **poll},
+        {"kind": "told", "outcome": "ok", "op": 2, "at": at - 1, "events": [row]},
+    ]
+    h.entries += [("early", number, line) for number, line in enumerate(lines, 1)]
+    return True
+
+
+@lie("changed-answer")
+def another_timestamp(h: History) -> bool:
+    """Of two answers about a commit one is wrong (its record counts as one)."""
+    written = {one for _, _, t in h.pairs["commits"] for row in t["records"] for one in row[2]}
+    told = [t for _, _, t in h.pairs["commit"] if t["txn_id"] in written]
+    if (found := h.one(told)) is None:
+        return False
+    found["timestamp"] += h.random.choice([-1, 1])
+    return True
+
+
+@lie("changed-answer", "aborted-read")
+def another_state(h: History) -> bool:
+    ended = [told for _, _, told in h.pairs["state"] if told["state"] == "committed"]
+    if (found := h.one(ended)) is None:
+        return False
+    found |= {"state": "aborted", "timestamp": None}
+    return True
+
+
+@lie("changed-answer")
+def open_again(h: History) -> bool:
+    ends = [told for _, _, told in h.pairs["commit"]]
+    if (found := h.one(ends)) is None:
+        return False
+    at = max(entry["at"] for _, _, entry in h.entries) + 1
+    ask = {"at": at, "op": 1, "kind": "ask", "what": "state", "txn_id": found["txn_id"]}
+    told = {"at": at, "op": 1, "kind": "told", "outcome": "ok", "state": "open", "timestamp": None}
+    h.entries += [("zz", 1, ask), ("zz", 2, told)]
+    return True
+
+
+@lie("unexplained", "changed-answer")
+def another_count(h: History) -> bool:
+    if (found := h.one(h.pairs["commit"])) is None:
+        return False
+    found[2]["committed"] += 1
+    return True
+
+
+@lie("unexplained", "aborted-read", "lost-write")
+def another_id_in_log(h: History) -> bool:
+    rows = [row for _, _, told in h.pairs["log"] for row in told["events"] if row[3] is not None]
+    if (row := h.one(rows)) is None:
+        return False
+    row[3] = "f" * 32
+    return True
+
+
+@lie("unexplained")
+def another_key(h: History) -> bool:
+    what = h.one(["log", "poll", "snapshot_read"])
+    if (found := h.one(h.rows(what))) is None:
+        return False
+    _, told, index = found
+    told["events"][index][1 if what == "log" else 3] = "other"
+    return True
+
+
+@lie("unexplained")
+def nobody_wrote_it(h: History) -> bool:
+    what = h.one(["log", "poll", "snapshot_read"])
+    if (found := h.one(h.rows(what))) is None:
+        return False
+    _, told, index = found
+    told["events"][index][2 if what == "log" else 4] = "nobody"
+    return True
+
+
+@lie("unexplained")
+def moved(h: History) -> bool:
+    """An event is given at another offset than it has."""
+    if (found := h.one(h.rows("poll"))) is None:
+        return False
+    _, told, index = found
+    told["events"][index][2] += 1000
+    return True
+
+
+@lie("torn-transaction", "lost-write")
+def tear_in_log(h: History) -> bool:
+    """Of a transaction nobody was told of, a part is lost; its record has the right edges."""
+    counts: defaultdict[str, list[tuple[Ask, int]]] = defaultdict(list)
+    for _, told, index in h.rows("log"):
+        name = told["events"][index][2]
+        write, _ = h.writes[name]
+        is_whole = any(write is one for _, one, _ in h.pairs["write"])
+        if write["what"] == "write" and is_whole and write["txn"] not in h.done():
+            counts[write["txn"]].append((told, index))
+    if (found := h.one([rows for rows in counts.values() if len(rows) > 1])) is None:
+        return False
+    told, index = h.one(found)
+    del told["events"][index]
+    return True
+
+
+@lie("non-monotone-timestamps", "changed-answer")
+def back_in_history(h: History) -> bool:
+    records = [t["records"] for _, _, t in h.pairs["commits"] if len(t["records"]) > 1]
+    if (found := h.one(records)) is None:
+        return False
+    at = h.random.randrange(1, len(found))
+    found[at][1] = found[at - 1][1] - h.random.choice([0, 1])
+    return True
+
+
+@lie("non-monotone-timestamps")
+def slow_clock(h: History) -> bool:
+    """A whole transaction gets the timestamp of one that was told before it was asked, everywhere."""
+    own = [(a, t) for _, a, t in h.pairs["commit"] if not t.get("replayed")]
+    asked: dict[str, int] = {}
+    for _, ask in h.asks["commit"]:
+        asked[ask["txn"]] = min(asked.get(ask["txn"], ask["at"]), ask["at"])
+    choices = [
+        (early["timestamp"], told["timestamp"])
+        for _, early in own
+        for ask, told in own
+        if early["at"] < asked[ask["txn"]] and early["txn_id"] != told["txn_id"]
+    ]
+    if (found := h.one(choices)) is None:
+        return False
+    right, wrong = found[1], found[0]
+    for _, _, entry in h.entries:
+        if entry.get("timestamp") == right:
+            entry["timestamp"] = wrong
+        for row in entry.get("records", ()):
+            row[1] = wrong if row[1] == right else row[1]
+        for row in entry.get("events", ()):
+            if len(row) == 7 and row[6] == right:
+                row[6] = wrong
+    return True
+
+
+@lie("changed-answer")
+def number_taken_twice(h: History) -> bool:
+    numbered = [(a, t) for _, a, t in h.pairs["commit"] if "number" in a and not t.get("replayed")]
+    if len(numbered) < 2:
+        return False
+    one, other = h.random.sample(numbered, 2)
+    if one[1]["txn_id"] == other[1]["txn_id"]:
+        return False
+    other[0]["series"], other[0]["number"] = one[0]["series"], one[0]["number"]
+    return True
+
+
+@lie("aborted-read", "lost-write")
+def another_writer(h: History) -> bool:
+    """The log has what a writer wrote that the only commit did not take."""
+    commits: defaultdict[str, list[Ask]] = defaultdict(list)
+    for _, ask in h.asks["commit"]:
+        commits[ask["txn"]].append(ask)
+    taken = {row[2] for _, _, told in h.pairs["log"] for row in told["events"]}
+    writes = [h.writes[name][0] for name in sorted(taken)]
+    owners = {str(write["txn"]): write for write in writes if write["what"] == "write"}
+    txns = [txn for txn in owners if len(commits.get(txn, ())) == 1]
+    if (txn := h.one(txns)) is None:
+        return False
+    commits[txn][0]["writers"].remove(owners[txn]["writer"])
+    return True

@@ -1,0 +1,77 @@
+"""A table of tiny histories: what is wrong with each, or that nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.checker.tape import Tape, row
+
+Case = Callable[[Tape], None]
+ONE, TWO = "1" * 32, "2" * 32
+
+
+class Table:
+    """Cases in the order in which they are written down."""
+
+    def __init__(self) -> None:
+        self.wrongs: list[tuple[str, Case]] = []
+        self.rights: list[Case] = []
+
+    def wrong(self, kind: str) -> Callable[[Case], Case]:
+        """The history shows this anomaly, and no other."""
+
+        def register(case: Case) -> Case:
+            self.wrongs.append((kind, case))
+            return case
+
+        return register
+
+    def right(self, case: Case) -> Case:
+        """The history is correct."""
+        self.rights.append(case)
+        return case
+
+    @staticmethod
+    def name_of(one: object) -> str:
+        """For test ids."""
+        return str(getattr(one, "__name__", one))
+
+    @staticmethod
+    def judge_wrong(kind: str, case: Case) -> None:
+        """Found, and nothing else; the evidence are lines of the history."""
+        tape = Tape()
+        case(tape)
+        report = tape.judge()
+        assert report.kinds == {kind}, report.anomalies
+        lines = {f"{file}:{line}" for file, line, _ in tape.entries}
+        assert all(set(one.evidence) <= lines and one.evidence for one in report.anomalies)
+
+    @staticmethod
+    def judge_right(case: Case) -> None:
+        """Nothing is found."""
+        tape = Tape()
+        case(tape)
+        report = tape.judge()
+        assert report.ok, report.anomalies
+
+
+def commit_one(tape: Tape, txn: str, txn_id: str, timestamp: int, *ids: str) -> None:
+    """A transaction."""
+    tape.begin(txn, txn_id)
+    tape.write(txn, *ids)
+    tape.commit(txn, txn_id, timestamp, len(ids))
+
+
+def commit_two(tape: Tape) -> None:
+    """Two transactions, a and b, and c."""
+    commit_one(tape, "t", ONE, 10, "a", "b")
+    commit_one(tape, "u", TWO, 20, "c")
+
+
+def log_two(tape: Tape) -> None:
+    """As `commit_two` has written them."""
+    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE], [3, "k", "c", TWO])
+    tape.commits([1, 10, [ONE], [[0, 0, 2]]], [2, 20, [TWO], [[0, 3, 4]]])
+
+
+A, B, C = row("a", 0, ONE, 10), row("b", 1, ONE, 10), row("c", 3, TWO, 20)

@@ -1,0 +1,51 @@
+"""Random correct histories are found correct; one lie in them is always found."""
+
+from __future__ import annotations
+
+import copy
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checker import judge_entries
+from tests.checker import corruptions_of_readers  # noqa: F401 (registers its lies)
+from tests.checker.corruptions import LIES, History
+from tests.checker.serial import generate
+
+SEEDS = st.integers(0, 1 << 32)
+
+
+@given(SEEDS)
+@settings(max_examples=150, deadline=None, print_blob=True)
+def test_correct_histories_are_found_correct(seed: int) -> None:
+    """Whatever crashes, races or is never answered."""
+    report = judge_entries(generate(seed))
+    assert report.ok, f"seed {seed}: {report.anomalies}"
+
+
+@pytest.mark.parametrize("name", sorted(LIES))
+def test_a_lie_is_found(name: str) -> None:
+    """In each of some histories in which it can be told."""
+    lie, kinds = LIES[name]
+    told = 0
+    for seed in range(60):
+        entries = copy.deepcopy(_history(seed))
+        if not lie(History(entries, Random(seed))):
+            continue
+        told += 1
+        report = judge_entries(entries)
+        assert report.kinds & kinds, f"seed {seed}: {report.kinds}"
+        if told == 8:
+            break
+    assert told >= 4, f"it could be told {told} times only"
+
+
+_made: dict[int, list[tuple[str, int, dict[str, object]]]] = {}
+
+
+def _history(seed: int) -> list[tuple[str, int, dict[str, object]]]:
+    if seed not in _made:
+        _made[seed] = generate(seed)
+    return _made[seed]

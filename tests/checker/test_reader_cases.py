@@ -1,0 +1,351 @@
+"""Tiny histories of readers and groups: each anomaly, and beside it what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from checker.report import KINDS
+from tests.checker import test_answer_cases, test_log_cases
+from tests.checker.table import ONE, TWO, A, B, C, Case, Table, commit_one, commit_two, log_two
+from tests.checker.tape import Tape, row
+
+TABLE = Table()
+wrong, right = TABLE.wrong, TABLE.right
+
+
+@wrong("dirty-read")
+def seen_before_the_commit_was_asked(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a", "b")
+    tape.open("r", "raw")
+    tape.poll("r", A)
+    tape.commit("t", ONE, 10, 2)
+    commit_one(tape, "u", TWO, 20, "c")
+    log_two(tape)
+
+
+@wrong("dirty-read")
+def a_plain_write_seen_before_it_was_written(tape: Tape) -> None:
+    tape.open("r", "raw")
+    tape.poll("r", row("a", 0, None))
+    tape.do("p", "plain", stream="s/a", events=[["k", "a"]])
+    tape.log(0, [0, "k", "a", None])
+
+
+@right
+def seen_before_the_commit_was_told(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a", "b")
+    tape.open("r", "raw")
+    asked = tape.ask("p", "commit", txn="t", writers=["w"])
+    tape.poll("r", A)
+    tape.told("p", asked, txn_id=ONE, timestamp=10, committed=2)
+    commit_one(tape, "u", TWO, 20, "c")
+    log_two(tape)
+
+
+def _poll_all(
+    tape: Tape, mode: str, *polls: list[list[object]], starts: str | int = "start"
+) -> None:
+    """A reader that is alone."""
+    commit_two(tape)
+    tape.open("r", mode, starts=starts)
+    for rows in polls:
+        tape.poll("r", *rows)
+    log_two(tape)
+
+
+@wrong("duplicate")
+def given_twice(tape: Tape) -> None:
+    _poll_all(tape, "ordered", [A, B], [B, C])
+
+
+@wrong("int-poll-order")
+def swapped_in_a_poll(tape: Tape) -> None:
+    _poll_all(tape, "raw", [B, A, C])
+
+
+@wrong("ext-poll-order")
+def back_from_poll_to_poll(tape: Tape) -> None:
+    _poll_all(tape, "raw", [A, C], [B])
+
+
+@wrong("poll-skip")
+def one_is_passed_over(tape: Tape) -> None:
+    _poll_all(tape, "ordered", [A], [C])
+
+
+@wrong("poll-skip")
+def the_first_is_passed_over(tape: Tape) -> None:
+    _poll_all(tape, "raw", [B, C])
+
+
+@right
+def an_unfinished_poll_may_have_given_it(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "raw")
+    tape.poll("r", A)
+    tape.told("r", tape.ask("r", "poll", reader="r"), "unknown")
+    tape.poll("r", C)
+    log_two(tape)
+
+
+@right
+def from_the_end_or_the_middle(tape: Tape) -> None:
+    _poll_all(tape, "raw", [B, C], starts="end")
+    tape.open("q", "ordered", starts=10)
+    tape.poll("q", C)
+    tape.do("r", "caught_up", reader="q")
+
+
+@wrong("torn-transaction")
+def half_of_a_transaction(tape: Tape) -> None:
+    _poll_all(tape, "transactions", [A], [C])
+
+
+@wrong("poll-skip")
+def a_transaction_is_passed_over(tape: Tape) -> None:
+    _poll_all(tape, "transactions", [C])
+
+
+@wrong("ext-poll-order")
+def transactions_in_another_order(tape: Tape) -> None:
+    _poll_all(tape, "transactions", [C], [A, B])
+
+
+@wrong("unexplained")
+def two_transactions_in_one_poll(tape: Tape) -> None:
+    _poll_all(tape, "transactions", [A, B, C])
+
+
+@right
+def each_mode_reads_all(tape: Tape) -> None:
+    commit_two(tape)
+    polls = {"raw": [[A], [B, C]], "ordered": [[], [A, B, C]], "transactions": [[A, B], [C], []]}
+    for mode, rows in polls.items():
+        tape.open(mode, mode)
+        for of_poll in rows:
+            tape.poll(mode, *of_poll)
+        tape.do("r", "caught_up", reader=mode)
+    log_two(tape)
+
+
+@wrong("unseen-commit")
+def caught_up_without_the_last(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "ordered")
+    tape.poll("r", A, B)
+    tape.do("r", "caught_up", reader="r")
+    log_two(tape)
+
+
+@wrong("unseen-commit")
+def committed_after_its_start_at_the_end(tape: Tape) -> None:
+    tape.open("r", "raw", starts="end")
+    tape.poll("r")
+    commit_two(tape)
+    tape.poll("r")
+    tape.do("r", "caught_up", reader="r")
+    log_two(tape)
+
+
+@right
+def committed_before_its_start_at_the_end(tape: Tape) -> None:
+    tape.open("r", "raw", starts="end")
+    commit_two(tape)
+    tape.poll("r")
+    tape.do("r", "caught_up", reader="r")
+    log_two(tape)
+
+
+@wrong("changed-answer")
+def given_with_another_timestamp(tape: Tape) -> None:
+    _poll_all(tape, "ordered", [A, row("b", 1, ONE, 11)])
+
+
+@wrong("unexplained")
+def given_with_another_offset(tape: Tape) -> None:
+    _poll_all(tape, "ordered", [A, row("b", 2, ONE, 10)])
+
+
+@wrong("unexplained")
+def given_as_of_another_transaction(tape: Tape) -> None:
+    _poll_all(tape, "ordered", [A, row("b", 1, TWO, 10)])
+
+
+@right
+def a_raw_reader_does_not_know_transactions(tape: Tape) -> None:
+    _poll_all(tape, "raw", [row("a", 0, None), row("b", 1, None)])
+
+
+# Keys that move from partition 0 to partition 1.
+
+
+def _moved(tape: Tape) -> None:
+    commit_two(tape)
+    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE])
+    tape.log(1, [0, "k", "c", TWO])
+    tape.commits([1, 10, [ONE], [[0, 0, 2]]], [2, 20, [TWO], [[1, 0, 1]]])
+
+
+MOVED = row("c", 0, TWO, 20, partition=1)
+
+
+@wrong("ext-poll-order")
+def an_ordered_reader_takes_the_new_partition_first(tape: Tape) -> None:
+    _moved(tape)
+    tape.open("r", "ordered")
+    tape.poll("r", MOVED)
+    tape.poll("r", A, B)
+
+
+@wrong("int-poll-order")
+def an_ordered_reader_takes_the_new_partition_first_in_a_poll(tape: Tape) -> None:
+    _moved(tape)
+    tape.open("r", "ordered")
+    tape.poll("r", A, MOVED, B)
+
+
+@wrong("poll-skip")
+def an_ordered_reader_never_takes_the_old_partition(tape: Tape) -> None:
+    _moved(tape)
+    tape.open("r", "ordered")
+    tape.poll("r", MOVED)
+
+
+@right
+def a_raw_reader_takes_any_partition_first(tape: Tape) -> None:
+    _moved(tape)
+    tape.open("r", "raw")
+    tape.poll("r", MOVED)
+    tape.poll("r", A, B)
+
+
+@right
+def another_member_had_the_old_partition(tape: Tape) -> None:
+    _moved(tape)
+    tape.open("r", "ordered", "g")
+    tape.open("q", "ordered", "g", file="q")
+    tape.poll("r", A, B)
+    tape.poll("q", MOVED, file="q")
+
+
+@wrong("ext-poll-order")
+def another_member_has_the_old_partition_too_late(tape: Tape) -> None:
+    _moved(tape)
+    tape.open("r", "ordered", "g")
+    tape.open("q", "ordered", "g", file="q")
+    tape.poll("q", MOVED, file="q")
+    tape.poll("r", A, B)
+
+
+# Groups.
+
+
+def _members(tape: Tape, *, closed: bool = True) -> None:
+    """The first one is given a and b, and has committed a."""
+    commit_two(tape)
+    tape.open("r", "ordered", "g")
+    tape.poll("r", A)
+    tape.do("r", "position", reader="r")
+    tape.poll("r", B)
+    if closed:
+        tape.do("r", "close", reader="r")
+    tape.open("q", "ordered", "g", starts="position", file="q")
+
+
+@right
+def again_behind_the_position(tape: Tape) -> None:
+    _members(tape, closed=False)
+    tape.poll("q", B, C, file="q")
+    tape.do("q", "caught_up", reader="q")
+    log_two(tape)
+
+
+@wrong("duplicate")
+def again_below_the_position(tape: Tape) -> None:
+    _members(tape)
+    tape.poll("q", A, B, C, file="q")
+    log_two(tape)
+
+
+@wrong("unseen-commit")
+def the_group_has_caught_up_without(tape: Tape) -> None:
+    _members(tape)
+    tape.poll("q", B, file="q")
+    tape.do("q", "caught_up", reader="q")
+    log_two(tape)
+
+
+@right
+def the_killed_member_may_have_been_given_it(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "ordered", "g")
+    tape.poll("r", A)
+    tape.ask("r", "poll", reader="r")  # b, of which the position is committed on the way
+    tape.open("q", "ordered", "g", starts="position", file="q")
+    tape.poll("q", C, file="q")
+    tape.do("q", "caught_up", reader="q")
+    log_two(tape)
+
+
+@right
+def two_at_a_time_without_offsets(tape: Tape) -> None:
+    _moved(tape)
+    tape.open("r", "ordered", "g")
+    tape.open("q", "ordered", "g", file="q")
+    tape.poll("r", A)
+    tape.do("r", "position", reader="r")  # it may have lost the partition before
+    tape.poll("q", A, B, file="q")
+
+
+@wrong("duplicate")
+def two_at_a_time_with_offsets(tape: Tape) -> None:
+    _moved(tape)
+    tape.open("r", "ordered", "g")
+    tape.open("q", "ordered", "g", file="q")
+    tape.poll("r", A)
+    tape.do("r", "position", reader="r", positions=[["s/a", 0, 1]])
+    tape.poll("q", A, B, file="q")
+
+
+@wrong("poll-skip")
+def a_position_beyond_what_was_given(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "ordered", "g")
+    tape.poll("r", A)
+    tape.do("r", "position", reader="r")
+    tape.do("r", "close", reader="r")
+    tape.open("q", "ordered", "g", starts="position", file="q")
+    tape.poll("q", C, file="q")
+    log_two(tape)
+
+
+@wrong("duplicate")
+def a_transaction_again_below_the_position(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "transactions", "g")
+    tape.poll("r", A, B)
+    tape.do("r", "position", reader="r")
+    tape.do("r", "close", reader="r")
+    tape.open("q", "transactions", "g", starts="position", file="q")
+    tape.poll("q", A, B, file="q")
+    log_two(tape)
+
+
+@pytest.mark.parametrize(("kind", "case"), TABLE.wrongs, ids=Table.name_of)
+def test_an_anomaly(kind: str, case: Case) -> None:
+    """Its kind is named, and where to look."""
+    Table.judge_wrong(kind, case)
+
+
+@pytest.mark.parametrize("case", TABLE.rights, ids=Table.name_of)
+def test_no_anomaly(case: Case) -> None:
+    """It only looks like one."""
+    Table.judge_right(case)
+
+
+def test_every_kind_has_a_case() -> None:
+    """No kind is in the list for show."""
+    tables = (TABLE, test_answer_cases.TABLE, test_log_cases.TABLE)
+    assert {kind for table in tables for kind, _ in table.wrongs} == set(KINDS)
