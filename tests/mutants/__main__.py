@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3, help="on a broker, at most")
     parser.add_argument("--keep", type=Path, help="keep the histories of a broker's runs here")
     parser.add_argument("--json", type=Path, help="add what was found to this file, or read it")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if given.where == "table":
         print(table(json.loads(given.json.read_text())))
         return 0

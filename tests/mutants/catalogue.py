@@ -16,6 +16,10 @@ Plant = Callable[[], AbstractContextManager[object]]
 CARRYING = {"chunk_bytes": 250, "scale_s": 0.7}
 CLEANING = {"cleaning": True, "linger": 0.8}
 SAFE = {"safe_s": 0.3}
+RIVALS = {"slow_lead": 0.3, "director_s": 2.0, "machines": 3, "freeze": 0.003, "freeze_s": 3.0}
+BEHIND = {"small": True, "delay": 0.03, "delay_s": 1.0}  # commands are read late
+BUSY = {"clients": 3, "jobs": 8}
+READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,8 @@ class Mutant:
     """A planted bug.
 
     ``plant``: a context in which the bug is there, in this process; its docstring says what is broken.
-    ``simulated``: whether it can occur in the simulator. ``quick``: so soon that the test command looks for it.
+    ``simulated``: whether it can occur in the simulator. ``quick``: so soon that the test command looks for it,
+    from ``seed`` on, at which it was found when this was written.
     ``weather``: settings of the simulation that bring it out sooner, on top of what each seed draws.
     ``by_clients``: it is in the library of readers and writers, not in controllers.
     ``broker``: what brings it out on a real broker, one of `tests.mutants.workload.Trial`'s names; empty where
@@ -34,6 +39,7 @@ class Mutant:
     plant: Plant
     simulated: bool = True
     quick: bool = False
+    seed: int = 0
     weather: Mapping[str, float] = field(default_factory=dict)
     by_clients: bool = False
     broker: str = ""
@@ -44,28 +50,24 @@ class Mutant:
         return (self.plant.__doc__ or "").split("\n")[0]
 
 
-def _on_broker_only(name: str, plant: Plant) -> Mutant:
-    return Mutant(name, plant, simulated=False, by_clients=True, broker="steady")
-
-
 CATALOGUE: tuple[Mutant, ...] = (
     # -- durability
     Mutant("answer before the commit", rounds.answer_early, quick=True, broker="kills"),
-    Mutant("offsets are foreseen and not checked", rounds.unchecked_foresight, quick=True),
-    Mutant("table before the commit", rounds.table_early, quick=True, broker="kills"),
-    Mutant("position ahead of the rows", rounds.position_ahead, quick=True, broker="kills"),
+    Mutant("offsets are foreseen and not checked", rounds.unchecked_foresight, quick=True, seed=1),
+    Mutant("table before the commit", rounds.table_early, quick=True, broker="tables"),
+    Mutant("position ahead of the rows", rounds.position_ahead, quick=True, seed=2, broker="tables"),
     Mutant("merged, but logged a round later", rounds.rows_later, quick=True, broker="kills"),
     # -- leading
-    Mutant("no TERM record", rounds.no_term),
+    Mutant("no TERM record", rounds.no_term, weather=RIVALS),
     Mutant("only A is fenced", rounds.one_fenced),
     Mutant("B is fenced late", rounds.late_b, broker="zombies"),
     Mutant("carriers are fenced late", rounds.late_carriers, weather=CARRYING),
-    Mutant("folded before the fences only", rounds.fold_once, quick=True, broker="rivals"),
+    Mutant("folded before the fences only", rounds.fold_once, quick=True, seed=8, broker="rivals"),
     Mutant("acts before TERM", rounds.act_before_term, broker="rivals"),
-    Mutant("silence judged too early", rounds.hasty_staleness),
+    Mutant("silence judged too early", rounds.hasty_staleness, weather=BEHIND),
     Mutant("keepalives do not begin afresh at takeover", rounds.old_hearing, quick=True),
     # -- answers
-    Mutant("RESOLVE does not log ABORTED", rounds.resolve_unlogged, quick=True),
+    Mutant("RESOLVE does not log ABORTED", rounds.resolve_unlogged, quick=True, seed=2),
     Mutant("safe times are not logged", rounds.safe_unlogged, weather=SAFE),
     Mutant("times to come are called safe", rounds.safe_ahead, weather=SAFE),
     Mutant("stale snapshot", rounds.safe_stale, weather=SAFE, broker="steady"),
@@ -74,15 +76,15 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a dead attempt's writes are counted", decisions.zombie_writers, broker="steady"),
     Mutant("checksums are not compared", decisions.no_checksum),
     Mutant("counts are not compared", decisions.no_count),
-    Mutant("a run is dropped from a merge", decisions.drop_a_run, quick=True),
+    Mutant("a run is dropped from a merge", decisions.drop_a_run, quick=True, seed=1),
     Mutant("timestamps by the wall clock alone", decisions.wall_clock_only, quick=True),
-    Mutant("committed names are not looked up", decisions.forget_names, quick=True),
-    Mutant("a series' highest number is not looked up", decisions.forget_series, quick=True,
+    Mutant("committed names are not looked up", decisions.forget_names, quick=True, seed=4),
+    Mutant("a series' highest number is not looked up", decisions.forget_series, quick=True, seed=7,
            broker="steady"),
-    Mutant("numbers below the highest are taken", decisions.low_numbers),
+    Mutant("numbers below the highest are taken", decisions.low_numbers, weather=BUSY),
     # -- merges
-    Mutant("a merge is dropped", merges.drop_a_merge, quick=True, broker="steady"),
-    Mutant("a part of a merge is dropped", merges.drop_a_part, quick=True, broker="steady"),
+    Mutant("a merge is dropped", merges.drop_a_merge, quick=True, seed=1, broker="steady"),
+    Mutant("a part of a merge is dropped", merges.drop_a_part, quick=True, seed=1, broker="steady"),
     Mutant("a merge is done twice", merges.merge_twice, quick=True, broker="steady"),
     Mutant("runs are merged in the wrong order", merges.merge_out_of_order, broker="steady"),
     Mutant("an aborted transaction is shown", merges.show_an_aborted, quick=True,
@@ -93,19 +95,19 @@ CATALOGUE: tuple[Mutant, ...] = (
            broker="steady"),
     # -- epochs
     Mutant("the active epoch is not duplicated", merges.no_way_back, quick=True, broker="steady"),
-    Mutant("merged by partition, not by number", merges.by_partition, quick=True,
+    Mutant("merged by partition, not by number", merges.by_partition, quick=True, seed=1,
            broker="steady"),
-    Mutant("one of many collated transactions is merged", merges.one_of_many, quick=True,
+    Mutant("one of many collated transactions is merged", merges.one_of_many, quick=True, seed=1,
            broker="steady"),
     Mutant("a sealed end counts the marker", merges.behind_the_marker, quick=True,
            broker="steady"),
     Mutant("a segment is sealed before its last event", merges.sealed_too_early, quick=True,
            broker="steady"),
-    Mutant("a former layout is forgotten too early", merges.forget_layouts, quick=True),
-    Mutant("former layouts are kept", merges.keep_layouts, quick=True),
-    Mutant("a touch is answered with the active layout", merges.answer_active, quick=True),
+    Mutant("a former layout is forgotten too early", merges.forget_layouts, quick=True, seed=1),
+    Mutant("former layouts are kept", merges.keep_layouts, quick=True, seed=1),
+    Mutant("a touch is answered with the active layout", merges.answer_active, quick=True, seed=6),
     Mutant("a duplicate is pinned as reference epoch", merges.pin_the_epoch, quick=True),
-    Mutant("segment numbers are used again", merges.numbers_again, quick=True),
+    Mutant("segment numbers are used again", merges.numbers_again, quick=True, seed=1),
     # -- merges that are carried aside
     Mutant("carried partitions are not reserved", merges.nothing_reserved, weather=CARRYING),
     Mutant("a chunk is carried again", merges.carry_again, weather=CARRYING, broker="carrying"),
@@ -117,23 +119,28 @@ CATALOGUE: tuple[Mutant, ...] = (
            weather=CARRYING),
     Mutant("carried on before the journals are read", merges.begin_unread, weather=CARRYING),
     # -- journals
-    Mutant("a zombie writes its journal index", journals.zombie_index),
-    Mutant("plain writes are lost", journals.plain_lost, quick=True, broker="steady"),
-    Mutant("plain writes are committed twice", journals.plain_twice, quick=True,
+    Mutant("a zombie writes its journal index", journals.zombie_index, weather=RIVALS),
+    Mutant("plain writes are lost", journals.plain_lost, quick=True, seed=10, broker="steady"),
+    Mutant("plain writes are committed twice", journals.plain_twice, quick=True, seed=10,
            broker="steady"),
-    Mutant("plain writes are misplaced", journals.plain_misplaced, quick=True, broker="steady"),
-    Mutant("plain writes are committed backwards", journals.plain_backwards, broker="steady"),
+    Mutant("plain writes are misplaced", journals.plain_misplaced, quick=True, seed=13, broker="steady"),
+    Mutant("plain writes are committed backwards", journals.plain_backwards, weather=BUSY,
+           broker="steady"),
     Mutant("how far plain writes are committed is logged late", journals.plain_position_late,
-           quick=True, broker="kills"),
+           quick=True, seed=10, broker="kills"),
     Mutant("the low water is too high", journals.low_water_too_high, weather=CLEANING,
            broker="steady"),
     Mutant("journals are deleted above the low water", journals.cut_above, weather=CLEANING,
            broker="steady"),
     # -- the library of readers and writers
-    _on_broker_only("a snapshot is cut too early", clients.stale_cut),
-    _on_broker_only("a snapshot's streams are cut at different times", clients.uneven_cut),
-    _on_broker_only("segments are read before their predecessors", clients.no_waiting),
-    _on_broker_only("readers read uncommitted", clients.read_uncommitted),
+    Mutant("a snapshot is cut too early", clients.stale_cut, weather=READING, by_clients=True,
+           broker="steady"),
+    Mutant("a snapshot's streams are cut at different times", clients.uneven_cut,
+           weather=READING, by_clients=True, broker="steady"),
+    Mutant("segments are read before their predecessors", clients.no_waiting, weather=READING,
+           by_clients=True, broker="steady"),
+    Mutant("readers read uncommitted", clients.read_uncommitted, simulated=False,
+           by_clients=True, broker="kills"),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Planted bugs in the library of readers and writers; see `catalogue`. They need a real broker."""
+"""Planted bugs in the library of readers and writers; see `catalogue`."""
 
 from __future__ import annotations
 

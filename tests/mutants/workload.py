@@ -40,7 +40,8 @@ class Trial:
     """What happens to controllers meanwhile, at points drawn anew for each leader.
 
     ``kill``: where one is killed, and the next one leads. ``stop``: where one is frozen; its successor is frozen
-    at ``meet``, the first one goes on, and then its successor. ``work_s``: how long all this lasts.
+    at ``meet``, the first one goes on, and then its successor. ``work_s``: how long all this lasts. ``machines``:
+    how many have a controller's table; with one, each leader goes on with that of the one before.
     """
 
     kill: tuple[str, ...] = ()
@@ -48,12 +49,16 @@ class Trial:
     meet: str = ""
     work_s: float = 6.0
     chunk_bytes: int = 6 << 10
+    machines: int = 3
 
 
 TRIALS = {
     "steady": Trial(),
     "kills": Trial(
         kill=("end:commit|*|{n}|before", "end:commit|*|{n}|after", "append:*|*|{n}|after")
+    ),
+    "tables": Trial(
+        kill=("end:commit|*_round*|{n}|before", "end:commit|*_round*|{n}|after"), machines=1
     ),
     "carrying": Trial(kill=("end:commit|*chunk*|{few}|after",), chunk_bytes=3 << 10),
     "zombies": Trial(stop="append:*|*_round*|{n}|before", meet="producer:b|*_round*|1|before"),
@@ -122,9 +127,9 @@ class Workload:
         return self.mutant.name if self.mutant and self.mutant.by_clients is by_clients else ""
 
     def _lead(self, points: tuple[str, ...]) -> Child:
-        """One more controller; of three machines, so that tables are old or not there."""
+        """One more controller, on the next machine: its table is old, or not there."""
         self.forked += 1
-        place = self.folder / f"machine-{self.forked % 3}"
+        place = self.folder / f"machine-{self.forked % self.trial.machines}"
         spec = Lead(
             self.bootstrap,
             self.prefix,
