@@ -56,8 +56,8 @@ class Group:
 
     @cached_property
     def starts(self) -> set[str | int]:
-        """Where its members start if the group has no position yet."""
-        return {reader.starts for reader in self.members} - {"position"}
+        """Where its members start if the group has no position yet: at the beginning, if none says otherwise."""
+        return {reader.starts for reader in self.members} - {"position"} or {"start"}
 
     @cached_property
     def unfinished(self) -> list[tuple[Reader, Operation]]:
@@ -72,7 +72,7 @@ class Group:
                     return False
             elif isinstance(start, int) and (item.timestamp is None or item.timestamp <= start):
                 return False
-        return bool(self.starts)
+        return True
 
     def gave_before(self, item: Item, giving: Giving) -> bool:
         """An item was given, or may have been, before that."""
@@ -296,9 +296,11 @@ def _judge_keys(report: Report, group: Group, chain: dict[Event, Event]) -> None
     lenient = bool(group.unfinished)
     for giving in group.givings:
         before = chain.get(giving.item) if isinstance(giving.item, Event) else None
-        if before is None or group.gave_before(before, giving):
+        if before is None:
             continue
         report.counts["keys followed across partitions"] += 1
+        if group.gave_before(before, giving):
+            continue
         if before in group.by_item:
             _out_of_order(report, giving, group.by_item[before][0])
             continue

@@ -277,6 +277,16 @@ def the_group_has_caught_up_without(tape: Tape) -> None:
     log_two(tape)
 
 
+@wrong("unseen-commit")
+def a_new_group_begins_at_the_start(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "raw", "g", starts="position")
+    tape.poll("r", MOVED)
+    tape.do("r", "caught_up", reader="r")
+    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE])
+    tape.log(1, [0, "k", "c", TWO])
+
+
 @right
 def the_killed_member_may_have_been_given_it(tape: Tape) -> None:
     commit_two(tape)
