@@ -1,14 +1,18 @@
-"""``scripts/simulate``: many seeds, one with its trace, or the planted bugs."""
+"""``scripts/simulate``: many seeds; one again, with its trace; a failing one cut down; or the planted bugs."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from tests.sim.check_epochs import Epochs
 from tests.sim.mutants import MUTANTS, hunt
+from tests.sim.shrink import Case, Plant, shrink, story
 from tests.sim.simulation import simulate
+from tests.sim.weather import parse
 
 
 def main() -> int:
@@ -19,13 +23,62 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after so long, 0: never")
     parser.add_argument("--trace", action="store_true", help="print each port call")
     parser.add_argument("--keep-going", action="store_true", help="go on after a violation")
+    parser.add_argument("--history", type=Path, metavar="FOLDER", help="write what was recorded")
+    parser.add_argument(
+        "--weather", type=_weather, default={}, metavar="NAME=VALUE,…", help="not as drawn"
+    )
+    parser.add_argument(
+        "--faults", type=_faults, metavar="NAME,…", help="only these strike; 'none': none does"
+    )
+    parser.add_argument("--mutant", metavar="NAME", help="with this planted bug")
+    parser.add_argument("--shrink", type=int, metavar="SEED", help="cut a failing seed down")
     parser.add_argument(
         "--mutants", nargs="*", metavar="NAME", help="find the planted bugs (all, or these)"
     )
     given = parser.parse_args()
     if given.mutants is not None:
         return _mutants(given.mutants, given.start, given.seeds)
+    if given.mutant is not None and given.mutant not in [mutant.name for mutant in MUTANTS]:
+        parser.error(f"no such mutant; there are {', '.join(mutant.name for mutant in MUTANTS)}")
+    if given.shrink is not None:
+        return _shrink(given)
     return _seeds(given)
+
+
+def _weather(given: str) -> dict[str, float]:
+    try:
+        return parse(given.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _faults(given: str) -> frozenset[str]:
+    return frozenset(given.split(",")) - {"none"}
+
+
+def _planted(given: argparse.Namespace) -> tuple[Plant, dict[str, float]]:
+    """The bug to plant, and what its weather has to be."""
+    for mutant in MUTANTS:
+        if mutant.name == given.mutant:
+            return mutant.plant, dict(mutant.weather)
+    return _nothing, {}
+
+
+def _nothing() -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+def _shrink(given: argparse.Namespace) -> int:
+    plant, weather = _planted(given)
+    case = Case(given.shrink, {**weather, **given.weather}, given.faults)
+    seconds = given.minutes * 60 if given.minutes else float("inf")
+    try:
+        found = shrink(case, plant, seconds=seconds, tell=lambda text: print(text, flush=True))
+    except ValueError as error:
+        print(error)
+        return 0
+    print(story(found, f'--mutant "{given.mutant}"' if given.mutant else ""))
+    return 1
 
 
 def _seeds(given: argparse.Namespace) -> int:
@@ -34,10 +87,18 @@ def _seeds(given: argparse.Namespace) -> int:
     epochs = Epochs()
     virtual_s = 0.0
     failed: list[int] = []
+    plant, weather = _planted(given)
     for seed in range(given.start, given.start + given.seeds):
         if given.minutes and time.monotonic() - began > given.minutes * 60:
             break
-        report = simulate(seed, trace=print if given.trace else None)
+        report = simulate(
+            seed,
+            trace=print if given.trace else None,
+            bug=plant(),
+            only=given.faults,
+            history=given.history / str(seed) if given.history else None,
+            **{**weather, **given.weather},
+        )
         done, commits, steps = done + 1, commits + report.commits, steps + report.steps
         virtual_s += report.virtual_s
         epochs += report.epochs

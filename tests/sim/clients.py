@@ -11,6 +11,7 @@ from anabranch.client.types import Receipt, Result
 from anabranch.errors import (
     AnabranchError,
     BeginAgainError,
+    ClockSkew,
     EventTooLarge,
     OutcomeUnknown,
     RetryError,
@@ -20,6 +21,13 @@ from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Ledger
 from tests.sim.noise import Noise
 from tests.sim.ports import SimCluster, client_ports
+from tests.sim.recorded import (
+    recorded_begin,
+    recorded_commit,
+    recorded_state,
+    state_of,
+    told_commit,
+)
 from tests.sim.safe_times import ask_safe_time
 from tests.sim.scaling import scale_somehow
 from tests.sim.world import Process, SimClock, Violation, World
@@ -29,6 +37,7 @@ from tests.sim.writers import (
     STREAMS,
     Helper,
     new_event,
+    recorded_write,
     some_events,
     start_helper,
     wait_for,
@@ -84,6 +93,7 @@ class Worker:
         )
         process.on_death.append(lambda: self.world.later(self.faults.span(_RESTART_S), self.start))
         self.process = process
+        self.faults.jump_clock(process)
         self.client = None
         self.busy = False
         self.world.spawn(process, "main", lambda: self._run(process))
@@ -119,7 +129,8 @@ class Worker:
 
     def _create_streams(self, client: Client, clock: object) -> None:
         settings = {"max.message.bytes": TIGHT_BYTES} if self.faults.weather.tight else {}
-        for stream, segments in STREAMS.items():
+        for stream in self.ledger.streams:
+            segments = STREAMS[stream]
             while True:
                 try:
                     client.create_stream(stream, segments, settings, timeout=5.0)
@@ -150,12 +161,13 @@ class Worker:
         random = self.world.random
         while self.jobs:
             self.world.sleep(self.faults.span(self.faults.weather.scale_s))
-            stream = random.choice(list(STREAMS))
+            stream = random.choice(self.ledger.streams)
             if random.random() < 0.15:
                 self.noise.send_scaling_twice(stream)
                 continue
             try:
-                scale_somehow(self.world, client, stream)
+                with self.ledger.history.here.asking("scale", stream=stream):
+                    scale_somehow(self.world, client, stream)
             except FINE as error:
                 self.world.note(self.name, f"scale: {type(error).__name__}: {error}")
 
@@ -182,14 +194,21 @@ class Worker:
         random = self.world.random
         name = random.choice(NAMES) if random.random() < 0.25 else None
         deal = self.ledger.open(SCOPE, "one-shot", name)
-        txn = client.begin(SCOPE, keepalive=random.choice((2.0, 6.0)))
+        with recorded_begin(self.ledger, deal):
+            txn = client.begin(SCOPE, keepalive=random.choice((2.0, 6.0)))
         own = deal.writer("own")
         try:
             for _ in range(random.randint(1, 4)):
                 told = new_event(random, deal, own)
-                txn.write(told.stream, told.value, told.key)
+                recorded_write(self.ledger, deal, own, told, txn.write)
             attempt = deal.attempt(self.world.now, "own", None, name=name)
-            self._commit(deal, lambda t: txn.commit(name=name, timeout=t), attempt)
+
+            def commit(seconds: float) -> Result:
+                result = txn.commit(name=name, timeout=seconds)
+                deal.txn_id = txn.txn_id
+                return result
+
+            self._commit(deal, commit, attempt)
         except FINE as error:
             self._give_up(txn, error)
             raise
@@ -224,8 +243,11 @@ class Worker:
         name = random.choice(NAMES) if random.random() < 0.2 else None
         keepalive = random.choice((1.5, 3.0, 8.0))
         deal = self.ledger.open(SCOPE, "journal", name, keepalive)
-        txn = client.begin(SCOPE, name, keepalive)
-        deal.txn_id = txn.txn_id
+        with recorded_begin(self.ledger, deal) as told:
+            txn = client.begin(SCOPE, name, keepalive)
+            deal.txn_id = txn.txn_id
+            if txn.result is None and txn.txn_id is not None:
+                told["txn_id"] = txn.txn_id.hex()
         if txn.result is not None:
             deal.named_result = txn.result
             return
@@ -239,7 +261,7 @@ class Worker:
         """Several transactions at once, in one stream, that commit together later: by then it may be scaled."""
         random = self.world.random
         process = self.world.current
-        stream = random.choice(list(STREAMS))
+        stream = random.choice(self.ledger.streams)
         together = self.world.now + random.uniform(0.5, 4.0)
         left = [random.choice((2, 3, 5))]
 
@@ -259,12 +281,13 @@ class Worker:
     def _one_of_many(self, client: Client, stream: str, together: float) -> None:
         random = self.world.random
         deal = self.ledger.open(SCOPE, "journal", keepalive=8.0)
-        txn = client.begin(SCOPE, None, 8.0)
+        with recorded_begin(self.ledger, deal):
+            txn = client.begin(SCOPE, None, 8.0)
         own = deal.writer("own")
         try:
             for _ in range(random.randint(1, 5)):
                 told = deal.event(own, stream, random.choice(KEYS))
-                txn.write(told.stream, told.value, told.key)
+                recorded_write(self.ledger, deal, own, told, txn.write)
             txn.flush()
             deal.txn_id = txn.txn_id
             self.world.sleep(together - self.world.now)
@@ -287,7 +310,7 @@ class Worker:
         helpers = [self._help(deal, token) for _ in range(random.choice((0, 0, 1, 2)))]
         for _ in range(some_events(random)):
             told = new_event(random, deal, own)
-            txn.write(told.stream, told.value, told.key)
+            recorded_write(self.ledger, deal, own, told, txn.write)
             if random.random() < 0.1:
                 txn.flush()
             if random.random() < 0.2:
@@ -299,7 +322,8 @@ class Worker:
         if end < 0.08:
             return  # dropped: goes stale
         if end < 0.18:
-            deal_aborts(self.world, deal, lambda: txn.abort("the client's wish"))
+            with self.ledger.history.here.asking("abort", txn=deal.label):
+                deal_aborts(self.world, deal, lambda: txn.abort("the client's wish"))
             return
         if end < 0.28:
             self._commit_elsewhere(deal, token, helpers)
@@ -323,7 +347,7 @@ class Worker:
     def _help(self, deal: Deal, token: bytes) -> Helper:
         """Start a writer here or elsewhere."""
         worker = self.world.random.choice([self, *self.peers])
-        return start_helper(self.world, worker.process, worker.client, deal, token)
+        return start_helper(self.world, self.ledger, worker.process, worker.client, deal, token)
 
     def _choose(self, helpers: list[Helper]) -> tuple[list[Receipt] | None, dict[str, int] | None]:
         """Some receipts to name, or None for all finished writers."""
@@ -373,7 +397,9 @@ class Worker:
         attempt.sent = self.world.now
         for _ in range(random.choice((1, 2, 3))):
             try:
-                result = call(random.choice((1.0, 5.0, 20.0)))
+                with recorded_commit(self.ledger, deal, attempt) as told:
+                    result = call(random.choice((1.0, 5.0, 20.0)))
+                    told_commit(told, deal, result)
             except OutcomeUnknown as error:
                 deal.txn_id = error.txn_id or deal.txn_id
                 if deal not in self.in_doubt:
@@ -399,10 +425,12 @@ class Worker:
         try:
             final = random.random() < 0.8
             ask = client.resolve if final else client.state
-            info = ask(deal.txn_id, timeout=random.choice((1.0, 10.0)))
+            with recorded_state(self.ledger, deal.txn_id) as told:
+                info = ask(deal.txn_id, timeout=random.choice((1.0, 10.0)))
+                told |= state_of(info)
         except UnknownTransaction:
             return
-        except BeginAgainError:
+        except (BeginAgainError, ClockSkew):  # the clock that made the id was too far ahead
             self.in_doubt.remove(deal)
             return
         except RetryError:
@@ -421,14 +449,16 @@ class Worker:
             client.transactions(SCOPE, finished=random.random() < 0.5)
             return
         if random.random() < 0.3:
-            client.describe(random.choice(list(STREAMS)))
+            client.describe(random.choice(self.ledger.streams))
             return
         known = [deal for deal in self.ledger.deals.values() if deal.txn_id is not None]
         if not known:
             return
         deal = random.choice(known)
         try:
-            info = client.state(deal.txn_id or b"")
+            with recorded_state(self.ledger, deal.txn_id or b"") as told:
+                info = client.state(deal.txn_id or b"")
+                told |= state_of(info)
         except UnknownTransaction:
             if deal.kind == "journal" and deal.named_result is None:
                 self.world.fail(f"{deal.label}: nothing is known of a transaction that was begun")
@@ -441,7 +471,9 @@ class Worker:
         txn_id = self.noise.new_id(SCOPE)
         if txn_id is None:
             return
-        info = client.resolve(txn_id)
+        with recorded_state(self.ledger, txn_id) as told:
+            info = client.resolve(txn_id)
+            told |= state_of(info)
         self.ledger.final_answers.append((txn_id, info.state, info.commit_timestamp))
         if info.state != "ABORTED":
             self.world.fail(f"an id that nobody used is {info.state}")

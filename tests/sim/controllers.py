@@ -9,7 +9,7 @@ from functools import partial
 from anabranch.core import rows as k
 from anabranch.core.turn import Settings
 from anabranch.errors import NotLeading
-from anabranch.ports import LogError, LogFenced, LogUnavailable, TopicPartition
+from anabranch.ports import LogError, LogFenced, LogUnavailable, TableError, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.memory_table import MemoryStore
@@ -40,15 +40,14 @@ class Machine:
     assigned: set[int] = field(default_factory=set)
     process: Process | None = None
     starts: int = 0
+    full_until: float = 0.0  # its disk has no room before
     led: dict[int, Controller] = field(default_factory=dict)  # where it believes that it leads
 
 
 class Fleet:
     """All controllers, and the director who says which should lead (a hint only, and often a bad one)."""
 
-    def __init__(
-        self, world: World, cluster: SimCluster, faults: Faults, prefix: str, machines: int
-    ) -> None:
+    def __init__(self, world: World, cluster: SimCluster, faults: Faults, prefix: str) -> None:
         self.world = world
         self.cluster = cluster
         self.faults = faults
@@ -63,7 +62,7 @@ class Fleet:
                 {p: MemoryStore() for p in self.partitions},
                 {p: [] for p in self.partitions},
             )
-            for number in range(machines)
+            for number in range(faults.weather.machines)
         ]
 
     def start(self) -> None:
@@ -83,6 +82,7 @@ class Fleet:
         chosen = self.world.random.choice(self.machines)
         for machine in self.machines:
             machine.assigned = set(self.partitions) if machine is chosen else set()
+            machine.full_until = 0.0
 
     def leading(self, partition: int) -> Controller | None:
         """The controller of the machine that should lead, if it thinks that it does."""
@@ -162,10 +162,11 @@ class Fleet:
         )
         process.on_death.append(lambda: self._died(machine))
         machine.process = process
+        self.faults.jump_clock(process)
         for partition in self.partitions:
             self._lose_disk(machine, partition)
         for partition in self.partitions:
-            body = partial(self._run, machine, process, partition)
+            body = partial(self._serve, machine, process, partition)
             world.spawn(process, f"p{partition}", body)
 
     def _died(self, machine: Machine) -> None:
@@ -182,12 +183,29 @@ class Fleet:
         elif self.world.random.random() < 0.5:
             copies.append(store.snapshot())
 
+    def _check_room(self, machine: Machine) -> None:
+        """`TableError` if the disk is full, or is found to be so now."""
+        weather, now = self.faults.weather, self.world.now
+        if self.faults.strikes(weather.full_disk, "full disk"):
+            machine.full_until = now + self.faults.span(weather.full_disk_s)
+        if now < machine.full_until:
+            raise TableError("the disk is full: No space left on device")
+
     # -- a process ------------------------------------------------------------------------------------
+
+    def _serve(self, machine: Machine, process: Process, partition: int) -> None:
+        """As the service does: a table that can't be written ends the process; it is started again later."""
+        try:
+            self._run(machine, process, partition)
+        except TableError as error:
+            self.world.note(process.name, f"ends: {error}")
+            self.world.kill(process)
 
     def _run(self, machine: Machine, process: Process, partition: int) -> None:
         clock = SimClock(self.world, process)
         source = self.cluster.log_of(process)
-        table = open_table(machine.disks[partition], process, self.world)
+        room = partial(self._check_room, machine)
+        table = open_table(machine.disks[partition], process, self.world, room)
         replies = self._prepare(machine, source, clock)
         weather = self.faults.weather
         settings = Settings(

@@ -7,9 +7,9 @@ stream can be traced back.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.client.types import Result
 from anabranch.core import rows as k
@@ -20,6 +20,9 @@ from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import status_topic
 from anabranch.topics.records import Record, decode_records
+
+if TYPE_CHECKING:
+    from tests.sim.recording import History
 
 Native = tuple[int, int]  # producer id and epoch
 NOISE = b"noise"  # values that must never be seen in a stream
@@ -54,6 +57,19 @@ class WriterLog:
     told: list[Told] = field(default_factory=list)
     finishing: bool = False  # it has said so; maybe nobody heard
     finished_at: float | None = None  # the controller has answered
+    flushed: list[int] = field(default_factory=list)  # after so many events there was a receipt
+
+    @property
+    def part(self) -> str:
+        """What the history calls the writer now: a new name after each receipt, since any may be committed."""
+        return f"{self.label}.{len(self.flushed)}" if self.label != "own" else "own"
+
+    def parts(self, count: int | None = None) -> list[str]:
+        """The names of what a receipt for so many events takes; None: of all."""
+        if self.label == "own":
+            return ["own"]
+        taken = [i for i, at in enumerate(self.flushed) if count is None or at <= count]
+        return [f"{self.label}.{i}" for i in taken]
 
 
 @dataclass
@@ -66,6 +82,7 @@ class Attempt:
     finished: frozenset[str]  # known to be finished before it
     name: str | None = None
     is_false: bool = False  # a receipt says what is not so
+    number: int | None = None
     ended: float | None = None
     result: Result | None = None
     error: AnabranchError | None = None
@@ -93,6 +110,7 @@ class Deal:
     number: int | None = None  # of the series that all numbered ones are of
     txn_id: bytes | None = None
     keepalive_ms: int = 0
+    streams: Sequence[str] = ()
     writers: dict[str, WriterLog] = field(default_factory=dict)
     attempts: list[Attempt] = field(default_factory=list)
     aborted_at: float | None = None  # an abort was answered
@@ -126,7 +144,7 @@ class Deal:
         """Note a call of commit that is about to be made."""
         finished = {w.label for w in self.writers.values() if w.finished_at is not None}
         mine = (own, len(self.writers[own].told)) if own is not None else None
-        made = Attempt(now, mine, receipts, frozenset(finished), name, is_false)
+        made = Attempt(now, mine, receipts, frozenset(finished), name, is_false, self.number)
         self.attempts.append(made)
         return made
 
@@ -134,8 +152,12 @@ class Deal:
 class Ledger:
     """All of a run. Kept outside of all processes: no crash takes it away."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, streams: Sequence[str], history: History) -> None:
         self.prefix = prefix
+        self.history = history
+        self.names_are_kept = True  # the outcomes of names are never forgotten
+        self.readers: list[str] = []  # and snapshots, as the history knows them
+        self.streams = streams
         self.deals: dict[str, Deal] = {}
         self.highest = 0  # number that a commit has asked for
         self.plain: dict[bytes, PlainTold] = {}  # by value
@@ -163,8 +185,10 @@ class Ledger:
     def open(self, scope: str, kind: str, name: str | None = None, keepalive: float = 0.0) -> Deal:
         """Note a new transaction."""
         label = f"t{len(self.deals)}"
-        self.deals[label] = Deal(label, scope, kind, name, keepalive_ms=int(keepalive * 1000))
-        return self.deals[label]
+        deal = Deal(label, scope, kind, name, keepalive_ms=int(keepalive * 1000))
+        deal.streams = self.streams
+        self.deals[label] = deal
+        return deal
 
     def number(self, deal: Deal, step: int) -> int:
         """Note the number that this transaction's commits claim: so far from the highest one asked for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -22,6 +23,7 @@ from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic, journal_topic
 from anabranch.topics.records import Record, encode_batch
 from tests.sim.ledger import NOISE, Deal, Ledger
+from tests.sim.recording import event_id, text
 from tests.sim.world import START_S, World
 
 if TYPE_CHECKING:
@@ -37,8 +39,11 @@ class Noise:
         self._world = world
         self._cluster = cluster
         self._ledger = ledger
-        self._random = world.random
         self.tokens: list[tuple[bytes, Deal]] = []
+
+    @property
+    def _random(self) -> Random:
+        return self._world.random
 
     def make(self, _: object) -> None:
         """One kind of it."""
@@ -49,7 +54,7 @@ class Noise:
     def _plain_write(self) -> None:
         """No noise at all: they commit by themselves, whatever partition they are in."""
         random = self._random
-        stream = random.choice(("s/a", "s/b", "s/c"))
+        stream = random.choice(self._ledger.streams)
         info = self._cluster.topics.get(journal_topic(stream))
         if info is None:
             return
@@ -62,7 +67,9 @@ class Noise:
             )
             records.append(Record(0, now_ms, told.key, told.value))
         place = TopicPartition(journal_topic(stream), partition)
-        self._cluster.log_of(self._world.current).produce_batch(place, encode_batch(records))
+        events = [[text(record.key), event_id(record.value)] for record in records]
+        with self._ledger.history.here.asking("plain", stream=stream, events=events):
+            self._cluster.log_of(self._world.current).produce_batch(place, encode_batch(records))
 
     def _foreign_write(self) -> None:
         """A WRITE of a known transaction by a writer without receipt, or in a wrong place, or natively."""

@@ -6,7 +6,7 @@ Names of the port calls: ``fetch:commands+journal``, ``append:replies+status``, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from anabranch.client.memory import MemoryBus, MemoryJournal, MemoryJournals
@@ -20,6 +20,7 @@ from anabranch.topics.memory_broker import Transactions
 from anabranch.topics.names import commands_topic
 from anabranch.topics.records import Record, decode_records, encode_batch
 from tests.sim.faults import Faults, LateEnd
+from tests.sim.groups import Groups
 from tests.sim.ledger import Ledger
 from tests.sim.world import Process, SimClock, World
 
@@ -47,6 +48,7 @@ class SimCluster(MemoryCluster):
         self.world = world
         self.faults = faults
         self.ledger = ledger
+        self.groups = Groups(self)
 
     def pause(self, seconds: float) -> None:
         """A waiting fetch looks again when something has changed."""
@@ -120,9 +122,20 @@ class SimLog(MemoryLog):
         found = super().fetch(
             positions, max_wait=max_wait, max_bytes=max_bytes, committed=committed
         )
+        if len(positions) > 1:
+            found = self._hide(found)
         if self.owner.kind == "client":
             return {place: self._lose_replies(fetched) for place, fetched in found.items()}
         return found
+
+    def _hide(self, found: dict[TopicPartition, Fetched]) -> dict[TopicPartition, Fetched]:
+        """What is new on some partitions comes later than what is new on others."""
+        faults = self.sim.faults
+        return {
+            place: fetched
+            for place, fetched in found.items()
+            if not faults.strikes(faults.weather.hide, "hidden partition")
+        }
 
     def _lose_replies(self, fetched: Fetched) -> Fetched:
         faults = self.sim.faults
@@ -155,6 +168,8 @@ class SimLog(MemoryLog):
             offset = super().produce(partition, records)
         if lost:
             raise LogUncertain("no answer in time")
+        if self.detail == "commands" and faults.strikes(weather.double_command, "double command"):
+            self.sim.produce_late(partition, records)
         return offset
 
     def produce_batch(self, partition: TopicPartition, data: bytes) -> int:
@@ -207,12 +222,19 @@ class SimProducer(MemoryProducer):
         cluster.world.later(cluster.faults.span(_LATE_S), land)
 
 
-def open_table(store: MemoryStore, process: Process, world: World) -> MemoryTable:
-    """A process's table; only writes are points (reads change nothing)."""
+def open_table(
+    store: MemoryStore, process: Process, world: World, check_room: Callable[[], None]
+) -> MemoryTable:
+    """A process's table; only writes are points (reads change nothing).
+
+    ``check_room``: raises `TableError` if the disk is full. Behind the effect too: a write may be whole on disk
+    though it was reported as failed.
+    """
 
     def on_call(_: str, name: str) -> None:
         if name.startswith("table.write"):
             world.point(name.replace("table.write", "table:rows"))
+            check_room()
 
     return store.open(process.name, on_call=on_call)
 

@@ -31,6 +31,7 @@ def ask_safe_time(
         return
     hold(at is None or found == at, f"safe time: {at} was asked for, {found} answered")
     places = {stream: TopicPartition(history_topic(stream), 0) for stream in STREAMS}
+    places = {s: place for s, place in places.items() if place in cluster.partitions}
     ends = {stream: cluster.partition(place).end_offset for stream, place in places.items()}
     answers.append(SafeAnswer(found, at is None, ends, known))
 

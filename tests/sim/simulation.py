@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
 
@@ -18,26 +19,32 @@ from anabranch.processors.controller import Controller
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.topics import splice
-from anabranch.topics.names import status_topic
+from anabranch.topics.names import status_topic, stream_topic
 from tests.sim.carriers import carriers_beside
 from tests.sim.check_clients import check_clients
 from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
 from tests.sim.check_log import check_log, hold
 from tests.sim.check_readers import check_readers
 from tests.sim.clients import Worker
+from tests.sim.consumers import simulated
 from tests.sim.controllers import Fleet
-from tests.sim.faults import Faults, Weather
+from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
 from tests.sim.picture import Picture, fold, folded_rows, visible
 from tests.sim.ports import SimCluster
+from tests.sim.readers import ReaderMachine
+from tests.sim.recording import History
 from tests.sim.safe_times import check_safe_times
+from tests.sim.weather import Weather
 from tests.sim.world import Violation, World
+from tests.sim.writers import STREAMS
 
 PREFIX = "anabranch"
 CALM_S = 90.0  # after the faults stop, everything ends in so much virtual time
 _SETTLE_S = 4.0
 _TABLE_CHECKS = 0.1
 _COLLECT_S = 5.0
+_LONG_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,9 @@ class Report:
     commits: int
     epochs: Epochs
     faults: dict[str, int]
+    origin: str  # the function that found the violation
+    struck: dict[str, str]  # the faults by their names
+    drawn: Weather
 
     def __str__(self) -> str:
         faults = ", ".join(f"{count} {name}" for name, count in sorted(self.faults.items()))
@@ -62,7 +72,8 @@ class Report:
             f"  weather: {self.weather}\n"
             f"  {self.steps} steps, {self.virtual_s:.1f} virtual s in {self.real_s:.2f} s, {self.commits} "
             f"commits; {self.epochs}; {faults or 'no faults'}\n"
-            f"  trace {self.digest}; replay: scripts/simulate --seeds 1 --start {self.seed} --trace"
+            f"  trace {self.digest}; replay: scripts/simulate --seeds 1 --start {self.seed} --trace; "
+            f"cut down: scripts/simulate --shrink {self.seed}"
         )
 
 
@@ -71,13 +82,24 @@ def simulate(
     *,
     trace: Callable[[str], None] | None = None,
     bug: AbstractContextManager[object] | None = None,
+    only: frozenset[str] | None = None,
+    history: Path | None = None,
     **weather: float,
 ) -> Report:
-    """Run one seed. ``bug``: a planted one, see `mutants`. ``weather``: not as the seed draws it."""
+    """Run one seed.
+
+    Args:
+        seed: all chance comes from it.
+        trace: is called with each line of the trace.
+        bug: a planted one, see `mutants`.
+        only: of the faults that the weather brings those of these names (`Report.struck`); None: all.
+        history: a folder to which the run's history is written, whatever comes of it.
+        weather: not as the seed draws it.
+    """
     began = time.perf_counter()
     world = World(seed, trace=trace)
     drawn = replace(Weather.draw(world.random), **weather)  # type: ignore[arg-type]
-    faults = Faults(world, drawn)
+    faults = Faults(world, drawn, only)
     was_collecting = gc.isenabled()
     # What is freed when must not depend on what ran before: handles live until then.
     gc.disable()
@@ -89,7 +111,11 @@ def simulate(
         if drawn.carriers_beside:
             beside = patch.object(controller, "Carriers", carriers_beside(world))
         with _limits(small=drawn.small), beside, bug or nullcontext():
-            commits, epochs = _Run(world, faults).play()
+            run = _Run(world, faults)
+            with simulated(run.cluster):
+                commits, epochs = run.play()
+            if history is not None:
+                run.history.write(history)
     finally:
         world.close()
         gc.unfreeze()
@@ -106,6 +132,9 @@ def simulate(
         commits,
         epochs,
         faults.counts,
+        world.origin,
+        faults.struck,
+        drawn,
     )
 
 
@@ -121,26 +150,34 @@ class _Run:
         self.partitions = faults.weather.control_partitions
         world.switch_rate = faults.weather.switch
         world.faults = faults
-        random = world.random
-        self.ledger = Ledger(PREFIX)
+        weather = faults.weather
+        self.history = History(world)
+        self.ledger = Ledger(PREFIX, list(STREAMS)[: weather.streams], self.history)
+        self.ledger.names_are_kept = weather.retention_s > _LONG_S
         self.cluster = SimCluster(world, faults, self.ledger)
-        self.fleet = Fleet(world, self.cluster, faults, PREFIX, random.choice((1, 2, 2, 3)))
+        self.fleet = Fleet(world, self.cluster, faults, PREFIX)
         self.fleet.after_lead = self._check_tables
         self.fleet.after_step = self._after_step
         self.workers = [
-            Worker(world, self.cluster, faults, self.ledger, f"k{i}", random.randint(3, 8))
-            for i in range(random.choice((1, 2, 3)))
+            Worker(world, self.cluster, faults, self.ledger, f"k{i}", faults.weather.jobs)
+            for i in range(faults.weather.clients)
         ]
         for worker in self.workers:
             worker.peers = [peer for peer in self.workers if peer is not worker]
+        self.readers = [
+            ReaderMachine(world, self.cluster, faults, self.ledger, number)
+            for number in range(weather.readers)
+        ]
 
     def play(self) -> tuple[int, Epochs]:
         """Faults first, then calm, then the checks; returns the number of COMMIT records, and epochs."""
         self.fleet.start()
         for worker in self.workers:
             worker.start()
+        for reader in self.readers:
+            reader.start()
         world = self.world
-        world.run(self._worked, world.random.uniform(10.0, 40.0))
+        world.run(self._worked, self.faults.weather.work_s)
         world.note("world", "calm")
         self.faults.calm = True
         world.thaw_all()
@@ -150,6 +187,7 @@ class _Run:
             world.fail(f"no end {CALM_S:.0f} s after the faults: {self._what_is_open()}")
         settled = world.now + _SETTLE_S
         world.run(lambda: world.now >= settled and self._ended(), limit + CALM_S)
+        self._read_on()
         if world.violation is not None:
             return 0, Epochs()
         try:
@@ -159,6 +197,18 @@ class _Run:
         except AnabranchError as error:
             world.fail(f"the log can't be read: {error!r}")
         return 0, Epochs()
+
+    def _read_on(self) -> None:
+        """Until readers have seen everything."""
+        world = self.world
+        for reader in self.readers:
+            reader.finishing = True
+        limit = world.now + CALM_S
+        if not world.run(lambda: all(r.done for r in self.readers), limit) and not world.violation:
+            slow = [f"{reader.name} ({reader.kind})" for reader in self.readers if not reader.done]
+            world.fail(f"readers don't come to an end: {', '.join(slow)}")
+        for reader in self.readers:
+            reader.catch_up()
 
     def _worked(self) -> bool:
         return all(worker.done for worker in self.workers)
@@ -194,7 +244,19 @@ class _Run:
         check_epochs(picture)
         check_readers(picture, self.world.random)
         check_clients(picture, self.ledger)
+        self._judge(picture)
         return len(picture.commits()), epochs_of(picture)
+
+    def _judge(self, picture: Picture) -> None:
+        """What was recorded, by the checker that knows nothing of the product."""
+        ends = []
+        for stream, number in picture.events:
+            log = self.cluster.partition(TopicPartition(stream_topic(stream), number))
+            ends.append((stream, number, log.start_offset, log.stable_offset))
+        self.history.read_log(picture, ends)
+        kinds, examples = self.history.anomalies()
+        if kinds:
+            raise Violation(f"the checker: {examples}", f"checker: {kinds[0]}")
 
     # -- invariants while it runs ---------------------------------------------------------------------
 

@@ -3,13 +3,15 @@
 Every process is some greenlets (`Task`s, as threads are). A task runs until it calls a port; there `World.point`
 gives the hub the choice to let it go on, run another task, let time pass, raise an error, freeze the process
 or crash it. Time is virtual: it moves a little with each port call, and jumps when all tasks wait. All chance
-comes from the seed, so a seed replays exactly; `World.digest` is the hash of everything that happened.
+comes from the seed, so a seed replays exactly; `World.digest` is the hash of everything that happened. The
+scheduler, the world and each process draw from sequences of their own, so that one of them can change and the
+others go on as they were.
 
 **A crash** is the exception `Crash` (nothing in the product catches it) raised out of a port call; whatever the
 process still does while it unwinds raises `Crash` again, so it has no effect. **A frozen process** is not resumed
 until it thaws: then it goes on as if nothing had happened, a zombie.
 
-**To add a fault:** give it a rate in `faults.Weather` and let `faults.Faults.at` return its `Action` for the
+**To add a fault:** give it a rate in `weather.Weather` and let `faults.Faults.at` return its `Action` for the
 names of the port calls where it may strike (``--trace`` shows all names). A fault that is an event of its own,
 rather than of a port call (compaction, a copy of a disk), is a function that calls `World.later`. Draw from
 `World.random` only, and in no order that depends on a set's or on time outside.
@@ -22,10 +24,12 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from types import CodeType
 from typing import Protocol
 
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
@@ -40,7 +44,11 @@ class Crash(BaseException):
 
 
 class Violation(Exception):
-    """Something that must hold does not."""
+    """Something that must hold does not. ``origin``: whose finding it is, if not that of who raises it."""
+
+    def __init__(self, message: str, origin: str = "") -> None:
+        super().__init__(message)
+        self.origin = origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,7 @@ class Process:
     offset: float = 0.0  # of its monotonic clock
     dead: bool = False
     frozen: int = 0
+    random: Random | None = None
     on_death: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -92,12 +101,15 @@ class World:
     """The scheduler. Its hub is the greenlet that calls `run`."""
 
     def __init__(self, seed: int, *, trace: Callable[[str], None] | None = None) -> None:
-        self.random = Random(seed)
+        self.seed = seed
+        self._own_random = Random(seed)
+        self._schedule = Random(f"{seed}/schedule")
         self.now = 0.0
         self.steps = 0
         self.switch_rate = 0.5
         self.faults: Faulty | None = None
         self.violation: Violation | None = None
+        self.origin = ""  # the function that found it: the same one finds the same kind
         self._tasks: list[Task] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._event_count = 0
@@ -135,6 +147,8 @@ class World:
         """Note a violation; the run ends. The first one stays."""
         if self.violation is None:
             self.violation = Violation(message)
+            error = sys.exception()
+            self.origin = origin_of(error) if error else _name(sys._getframe(1).f_code)
             self.note("world", f"violation: {message}")
 
     def note(self, who: str, what: str) -> None:
@@ -154,6 +168,21 @@ class World:
         """The process that runs."""
         return self._running().process
 
+    @property
+    def random(self) -> Random:
+        """The chance of the process that runs, or of the world."""
+        if self._current is None:
+            return self._own_random
+        process = self._current.process
+        if process.random is None:
+            process.random = Random(f"{self.seed}/{process.name}")
+        return process.random
+
+    @property
+    def running_name(self) -> str:
+        """Of the process that runs, or the world's."""
+        return "world" if self._current is None else self._current.process.name
+
     # -- what tasks call ------------------------------------------------------------------------------
 
     def point(self, call: str) -> None:
@@ -162,11 +191,11 @@ class World:
         process = task.process
         if process.dead:
             raise Crash
-        self.now += self.random.random() * _STEP_S
+        self.now += self._schedule.random() * _STEP_S
         action = self.faults.at(process, call) if self.faults is not None else None
         if action is None:
             self.note(task.name, call)
-            if self.random.random() < self.switch_rate:
+            if self._schedule.random() < self.switch_rate:
                 self._yield(task, self.now)
             return
         self.note(task.name, f"{call} !{action.name}")
@@ -271,7 +300,7 @@ class World:
                 return False
             self.now = soonest
             return True
-        task = ready[self.random.randrange(len(ready))] if len(ready) > 1 else ready[0]
+        task = ready[self._schedule.randrange(len(ready))] if len(ready) > 1 else ready[0]
         task.parked = False
         self._current = task
         task.greenlet.switch()
@@ -297,6 +326,19 @@ class World:
         if self._current is None:
             raise Violation("a port was called outside of any task")
         return self._current
+
+
+def origin_of(error: BaseException) -> str:
+    """Who raised it: a function, or what the checker calls it."""
+    if isinstance(error, Violation) and error.origin:
+        return error.origin
+    names = [_name(frame.f_code) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [name for name in names if name != "check_log.hold"]
+    return names[-1] if names else ""
+
+
+def _name(code: CodeType) -> str:
+    return f"{code.co_filename.rpartition('/')[2].removesuffix('.py')}.{code.co_qualname}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -12,11 +14,13 @@ from anabranch.errors import (
     AlreadyCommitted,
     AskOutcomeError,
     BeginAgainError,
+    ClockSkew,
     IllegalState,
     RetryError,
     WritersUnfinished,
 )
-from tests.sim.ledger import Deal, Told, WriterLog
+from tests.sim.ledger import Deal, Ledger, Told, WriterLog
+from tests.sim.recording import event_id, text
 from tests.sim.world import Process, World
 
 STREAMS = {"s/a": 2, "s/b": 1, "s/c": 3}
@@ -30,6 +34,7 @@ FINE = (
     AlreadyCommitted,
     IllegalState,
     WritersUnfinished,
+    ClockSkew,
 )
 
 
@@ -44,7 +49,7 @@ class Helper:
 
 def new_event(random: Random, deal: Deal, account: WriterLog) -> Told:
     """The writer's next event, somewhere."""
-    return deal.event(account, random.choice(list(STREAMS)), random.choice(KEYS))
+    return deal.event(account, random.choice(deal.streams), random.choice(KEYS))
 
 
 def some_events(random: Random) -> int:
@@ -53,7 +58,12 @@ def some_events(random: Random) -> int:
 
 
 def start_helper(
-    world: World, process: Process | None, client: Client | None, deal: Deal, token: bytes
+    world: World,
+    ledger: Ledger,
+    process: Process | None,
+    client: Client | None,
+    deal: Deal,
+    token: bytes,
 ) -> Helper:
     """Start a writer in a process, if that lives."""
     helper = Helper(f"w{len(deal.writers)}")
@@ -65,7 +75,7 @@ def start_helper(
     def body() -> None:
         writer = client.join(token, heartbeat=world.random.random() < 0.3)
         try:
-            _write(world, writer, deal, account, helper)
+            _write(world, ledger, writer, deal, account, helper)
         except FINE as error:
             world.note(process.name, f"helper: {type(error).__name__}: {error}")
             writer.discard()
@@ -76,24 +86,47 @@ def start_helper(
     return helper
 
 
-def _write(world: World, writer: Writer, deal: Deal, account: WriterLog, helper: Helper) -> None:
+def recorded_write(
+    ledger: Ledger,
+    deal: Deal,
+    account: WriterLog,
+    told: Told,
+    write: Callable[[str, bytes, bytes | None], None],
+) -> None:
+    """Write an event that is noted already."""
+    events = [[text(told.key), event_id(told.value)]]
+    with ledger.history.here.asking(
+        "write", txn=deal.label, writer=account.part, stream=told.stream, events=events
+    ):
+        write(told.stream, told.value, told.key)
+
+
+def _write(
+    world: World, ledger: Ledger, writer: Writer, deal: Deal, account: WriterLog, helper: Helper
+) -> None:
     random = world.random
     for _ in range(some_events(random)):
         told = new_event(random, deal, account)
-        writer.write(told.stream, told.value, told.key)
+        recorded_write(ledger, deal, account, told, writer.write)
         if random.random() < 0.25:
             helper.receipts.append((writer.flush(), len(account.told)))
+            account.flushed.append(len(account.told))
         if random.random() < 0.1:
             world.sleep(random.expovariate(1.0))
     if random.random() < 0.8:
         account.finishing = True
-        helper.receipts.append((writer.finish(), len(account.told)))
+        account.flushed.append(len(account.told))
+        with contextlib.ExitStack() as stack:
+            for part in account.parts():
+                asking = ledger.history.here.asking("finish", txn=deal.label, writer=part)
+                stack.enter_context(asking)
+            helper.receipts.append((writer.finish(), len(account.told)))
         account.finished_at = world.now
     elif random.random() < 0.5:
         helper.done = True  # it goes on writing while others commit
         for _ in range(random.randint(1, 4)):
             told = new_event(random, deal, account)
-            writer.write(told.stream, told.value, told.key)
+            recorded_write(ledger, deal, account, told, writer.write)
             world.sleep(random.expovariate(3.0))
         writer.flush()
 

@@ -1,0 +1,369 @@
+"""Processes that read while all goes on, each in a way of its own, with the library's readers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from anabranch.client.client import Client
+from anabranch.client.options import Options
+from anabranch.client.readers import KafkaReaders
+from anabranch.client.snapshot import Snapshot
+from anabranch.client.types import Event
+from anabranch.core import hybrid_time
+from anabranch.core.ids import NO_TXN, TXN_HEADER, unpack_txn_header
+from anabranch.errors import SnapshotExpired, UnknownScope, UnknownStream
+from anabranch.ports import LogError, TopicPartition
+from anabranch.topics.names import stream_topic
+from anabranch.topics.records import decode_records
+from tests.sim.consumers import SimAdmin
+from tests.sim.faults import Faults
+from tests.sim.ledger import Ledger
+from tests.sim.ports import SimCluster, client_ports
+from tests.sim.recording import MemoryRecorder, event_id, text
+from tests.sim.world import Process, SimClock, World
+from tests.sim.writers import FINE
+
+SCOPE = "s"
+_RESTART_S = 1.0
+_TIMEOUT_S = 1.0  # a round of reading ends when nothing came for so long
+_IDLE_ROUNDS = 3  # without an event, after all writing: it has caught up
+_ASK_S = 10.0
+
+
+class Worker(Protocol):
+    """Reads in rounds; each returns whether there was anything."""
+
+    def round(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class ReaderMachine:
+    """A reader's machine: its process is started again when it dies, until all writing has ended and is read."""
+
+    def __init__(
+        self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger, number: int
+    ) -> None:
+        self.world = world
+        self.cluster = cluster
+        self.faults = faults
+        self.ledger = ledger
+        self.name = f"r{number}"
+        kinds = (
+            "ordered",
+            "group",
+            "group",
+            "transactions",
+            "transaction group",
+            "raw",
+            "snapshots",
+        )
+        self.kind = world.random.choice(kinds)
+        self.finishing = False  # all writing has ended
+        self.idle = 0  # rounds in a row
+        self.starts = 0
+        self.reader: str | None = None  # the one that is open, as the history knows it
+
+    @property
+    def done(self) -> bool:
+        """It has seen everything."""
+        return self.idle >= _IDLE_ROUNDS
+
+    def start(self) -> None:
+        """Start a process."""
+        self.starts += 1
+        self.idle = 0
+        self.reader = None
+        skew = self.faults.weather.skew_s
+        process = Process(
+            f"{self.name}.{self.starts}",
+            "reader",
+            skew=self.world.random.uniform(-skew, skew),
+            offset=self.world.random.uniform(0, 1000),
+        )
+        self.faults.jump_clock(process)
+        process.on_death.append(lambda: self.world.later(self.faults.span(_RESTART_S), self.start))
+        self.world.spawn(process, self.kind.replace(" ", "-"), lambda: self._run(process))
+
+    def catch_up(self) -> None:
+        """Note that it has, at the very end."""
+        if self.reader is not None:
+            self.ledger.history.named(f"{self.name}.{self.starts}").note(
+                "caught_up", reader=self.reader
+            )
+
+    def _run(self, process: Process) -> None:
+        ports = client_ports(self.cluster, process, self.ledger.prefix)
+        log = self.cluster.log_of(process)
+        admin = SimAdmin(log, SimClock(self.world, process))
+        readers = KafkaReaders(Options("simulated", {}), admin, _ASK_S)  # type: ignore[arg-type]
+        ports = ports.__class__(ports.bus, ports.journals, ports.clock, ports.entropy, readers)
+        client = Client(ports, timeout=_ASK_S, threads=False)
+        worker: Worker | None = None
+        try:
+            while True:
+                try:
+                    worker = worker or self._open(client, process)
+                    went_on = worker.round()
+                except (UnknownScope, UnknownStream, *FINE) as error:
+                    self.world.note(process.name, f"{type(error).__name__}: {error}")
+                    went_on = True
+                    self.world.sleep(0.3)
+                self.idle = self.idle + 1 if self.finishing and not went_on else 0
+        finally:
+            if worker is not None:
+                worker.close()
+
+    def _open(self, client: Client, process: Process) -> Worker:
+        recorder = self.ledger.history.named(process.name)
+        streams = sorted(self.world.random.sample(self.ledger.streams, k=1))
+        match self.kind:
+            case "raw":
+                return RawReader(self, process, recorder, streams[0])
+            case "snapshots":
+                return SnapshotTaker(self, client, recorder)
+            case "ordered":
+                return OrderedReader(self, client, recorder, list(self.ledger.streams), None)
+            case "group":
+                return OrderedReader(self, client, recorder, [self.ledger.streams[0]], "group")
+            case "transactions":
+                return TransactionsReader(self, client, recorder, streams[0], None)
+            case _:
+                one = self.ledger.streams[-1]
+                return TransactionsReader(self, client, recorder, one, "transactions")
+
+    def begin(self, mode: str, streams: Sequence[str], group: str | None, starts: str) -> str:
+        """Note that a reader is opened; its name."""
+        opened = len(self.ledger.readers)
+        self.reader = f"{self.name}.{self.starts}/{opened}"
+        self.ledger.readers.append(self.reader)
+        self.ledger.history.here.note(
+            "open",
+            reader=self.reader,
+            mode=mode,
+            streams=list(streams),
+            group=group,
+            starts=starts,
+        )
+        return self.reader
+
+
+class RawReader:
+    """A program that knows nothing and reads committed records."""
+
+    def __init__(
+        self, machine: ReaderMachine, process: Process, recorder: MemoryRecorder, stream: str
+    ) -> None:
+        self._machine = machine
+        self._recorder = recorder
+        self._stream = stream
+        self._log = machine.cluster.log_of(process)
+        self._positions: dict[TopicPartition, int] = {}
+        self._reader = ""
+
+    def round(self) -> bool:
+        topic = stream_topic(self._stream)
+        rows: list[list[Any]] = []
+        try:
+            info = self._log.describe_topics([topic]).get(topic)
+            if info is None:
+                raise UnknownStream(topic)
+            if not self._reader:
+                self._reader = self._machine.begin("raw", [self._stream], None, "start")
+            for number in range(info.partitions):
+                self._positions.setdefault(TopicPartition(topic, number), 0)
+            op = self._recorder.ask("poll", reader=self._reader)
+            found = self._log.fetch(
+                self._positions,
+                max_wait=_TIMEOUT_S,
+                max_bytes=self._machine.world.random.choice((300, 1 << 20)),
+                committed=True,
+            )
+        except LogError:
+            self._machine.world.sleep(0.2)
+            return True
+        for place, fetched in found.items():
+            for batch in fetched.batches:
+                for record in decode_records(batch.data):
+                    if record.offset < self._positions[place]:
+                        continue
+                    ours = [v for name, v in record.headers if name == TXN_HEADER]
+                    txn_id = unpack_txn_header(ours[0] or b"")[0] if ours else NO_TXN
+                    rows.append(
+                        [
+                            self._stream,
+                            place.partition,
+                            record.offset,
+                            text(record.key),
+                            event_id(record.value),
+                            None if txn_id == NO_TXN else txn_id.hex(),
+                            None,
+                        ]
+                    )
+            self._positions[place] = fetched.next_offset
+        self._recorder.told(op, "ok", events=rows)
+        return bool(found)
+
+    def close(self) -> None:
+        pass
+
+
+class OrderedReader:
+    """`Client.read`. A member of a group counts as another reader whenever its partitions change."""
+
+    def __init__(
+        self,
+        machine: ReaderMachine,
+        client: Client,
+        recorder: MemoryRecorder,
+        streams: list[str],
+        group: str | None,
+    ) -> None:
+        self._machine = machine
+        self._recorder = recorder
+        self._streams = streams
+        self._group = group
+        self._reader = client.read(streams, group, _TIMEOUT_S)
+        self._term = -1
+        self._name = ""
+
+    def _begin(self) -> None:
+        if self._term != self._reader._term:
+            self._term = self._reader._term
+            starts = "position" if self._group else "start"
+            self._name = self._machine.begin("ordered", self._streams, self._group, starts)
+
+    def round(self) -> bool:
+        most = self._machine.world.random.choice((1, 3, 20))
+        self._begin()
+        op = self._recorder.ask("poll", reader=self._name)
+        rows: list[list[Any]] = []
+        count = 0
+        try:
+            for event in self._reader:
+                if self._term != self._reader._term:
+                    self._recorder.told(op, "ok", events=rows)
+                    self._begin()
+                    op, rows = self._recorder.ask("poll", reader=self._name), []
+                rows.append(_row(event))
+                count += 1
+                if count == most:
+                    break
+        finally:
+            self._recorder.told(op, "ok", events=rows)
+        if self._machine.world.random.random() < 0.1:
+            self._reader.commit()
+        return count > 0
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class TransactionsReader:
+    """`Client.read_transactions`."""
+
+    def __init__(
+        self,
+        machine: ReaderMachine,
+        client: Client,
+        recorder: MemoryRecorder,
+        stream: str,
+        group: str | None,
+    ) -> None:
+        self._machine = machine
+        self._recorder = recorder
+        self._stream = stream
+        self._group = group
+        self._reader = client.read_transactions(stream, group, _TIMEOUT_S)
+        self._term = -1
+        self._name = ""
+
+    def round(self) -> bool:
+        if self._term != self._reader._term or not self._name:
+            self._term = self._reader._term
+            starts = "position" if self._group else "start"
+            self._name = self._machine.begin("transactions", [self._stream], self._group, starts)
+        op = self._recorder.ask("poll", reader=self._name)
+        rows: list[list[Any]] = []
+        found = False
+        try:
+            for committed in self._reader:
+                found = True
+                rows = [_row(event) for event in committed.events]
+                break
+        finally:
+            if self._term == self._reader._term:
+                self._recorder.told(op, "ok", events=rows)
+            else:  # what came is of another term, and so of another reader
+                self._recorder.told(op, "ok", events=[])
+                if rows:
+                    self._again(rows)
+        return found
+
+    def _again(self, rows: list[list[Any]]) -> None:
+        self._term = self._reader._term
+        self._name = self._machine.begin("transactions", [self._stream], self._group, "position")
+        with self._recorder.asking("poll", reader=self._name) as told:
+            told["events"] = rows
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class SnapshotTaker:
+    """`Client.snapshot`: now, or of a time near by; each is read whole, some twice."""
+
+    def __init__(self, machine: ReaderMachine, client: Client, recorder: MemoryRecorder) -> None:
+        self._machine = machine
+        self._client = client
+        self._recorder = recorder
+
+    def round(self) -> bool:
+        world = self._machine.world
+        if not self._machine.finishing:
+            world.sleep(self._machine.faults.span(1.5))
+        random = world.random
+        streams = list(self._machine.ledger.streams)
+        asked_for = None
+        if random.random() < 0.4:
+            now_us = int((SimClock(world, world.current).wall() + random.uniform(-4, 1)) * 1e6)
+            asked_for = hybrid_time.from_us(now_us)
+        label = f"snapshot/{len(self._machine.ledger.readers)}"
+        self._machine.ledger.readers.append(label)
+        with (
+            contextlib.suppress(SnapshotExpired),
+            self._recorder.asking(
+                "snapshot", snapshot=label, streams=streams, asked_for=asked_for
+            ) as told,
+        ):
+            snapshot = self._client.snapshot(streams, asked_for, timeout=5.0)
+            told["timestamp"] = snapshot.timestamp
+        if "timestamp" not in told:
+            return False
+        for stream in streams:
+            for _ in range(random.choice((1, 1, 2))):
+                with self._recorder.asking("snapshot_read", snapshot=label, stream=stream) as read:
+                    read["events"] = [_row(event) for event in _whole(snapshot, stream)]
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def _whole(snapshot: Snapshot, stream: str) -> list[Event]:
+    with snapshot.read(stream) as reader:
+        return list(reader)
+
+
+def _row(event: Event) -> list[Any]:
+    return [
+        event.stream,
+        event.partition,
+        event.offset,
+        text(event.key),
+        event_id(event.value),
+        None if event.txn_id is None else event.txn_id.hex(),
+        event.commit_timestamp,
+    ]

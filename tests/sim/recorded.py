@@ -1,0 +1,97 @@
+"""The calls of clients, as the history has them (`docs/checker.md`).
+
+A name that is unique in its scope is a series in which there is number 0 alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from anabranch.client.types import Result, TransactionInfo
+from anabranch.errors import (
+    ClockSkew,
+    ReceiptMismatch,
+    TransactionAborted,
+    UnknownTransaction,
+    WritersUnfinished,
+)
+from tests.sim.ledger import Attempt, Deal, Ledger
+
+_STATES = {
+    "OPEN": "open",
+    "COMMIT_IN_PROGRESS": "committing",
+    "FINALIZE_IN_PROGRESS": "committing",
+    "COMMITTED": "committed",
+    "ABORT_IN_PROGRESS": "aborting",
+    "ABORTED": "aborted",
+}
+
+
+@contextmanager
+def recorded_begin(ledger: Ledger, deal: Deal) -> Iterator[dict[str, Any]]:
+    """The id may be put into what is told."""
+    with ledger.history.here.asking("begin", txn=deal.label, scope=deal.scope) as told:
+        told["txn_id"] = None
+        yield told
+
+
+@contextmanager
+def recorded_commit(ledger: Ledger, deal: Deal, attempt: Attempt) -> Iterator[dict[str, Any]]:
+    """One call of commit."""
+    recorder = ledger.history.here
+    writers: list[str] | None = None
+    if attempt.receipts is not None:
+        writers = ["own"] if attempt.own is not None else []
+        for label, count in attempt.receipts.items():
+            writers += deal.writers[label].parts(count)
+    elif attempt.own is not None:
+        recorder.note("finish", txn=deal.label, writer="own")
+    claims: dict[str, Any] = {}
+    if attempt.number is not None:
+        claims = {"series": "series", "number": attempt.number}
+    elif deal.name is not None and ledger.names_are_kept:
+        claims = {"series": f"name {deal.name}", "number": 0}
+    op = recorder.ask("commit", txn=deal.label, writers=writers, **claims)
+    told: dict[str, Any] = {}
+    try:
+        yield told
+    except (TransactionAborted, WritersUnfinished, ReceiptMismatch, ClockSkew) as error:
+        recorder.told(op, "failed", why=f"{type(error).__name__}: {error}")
+        raise
+    except BaseException as error:
+        recorder.told(op, "unknown", why=f"{type(error).__name__}: {error}")
+        raise
+    recorder.told(op, "ok", **told)
+
+
+def told_commit(told: dict[str, Any], deal: Deal, result: Result) -> None:
+    """What a commit was answered."""
+    told["txn_id"] = result.txn_id.hex()
+    told["timestamp"] = result.commit_timestamp
+    told["committed"] = result.counts.committed
+    told["replayed"] = deal.claims and result.txn_id != deal.txn_id
+
+
+@contextmanager
+def recorded_state(ledger: Ledger, txn_id: bytes) -> Iterator[dict[str, Any]]:
+    """A question what became of an id."""
+    recorder = ledger.history.here
+    op = recorder.ask("state", txn_id=txn_id.hex())
+    told: dict[str, Any] = {}
+    try:
+        yield told
+    except UnknownTransaction:
+        recorder.told(op, "ok", state="unknown", timestamp=None)
+        raise
+    except BaseException as error:
+        recorder.told(op, "unknown", why=f"{type(error).__name__}: {error}")
+        raise
+    recorder.told(op, "ok", **told)
+
+
+def state_of(info: TransactionInfo) -> dict[str, Any]:
+    """What is told of it."""
+    state = _STATES[info.state]
+    return {"state": state, "timestamp": info.commit_timestamp if state == "committed" else None}

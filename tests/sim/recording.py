@@ -1,0 +1,110 @@
+"""What a run did and saw, in the format of `docs/checker.md`; the clock is virtual time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from anabranch.core.ids import NO_TXN
+from checker import judge_entries
+from checker.recorder import SUFFIX, Recorder
+from tests.sim.picture import Picture
+from tests.sim.world import World
+
+FINAL = "final"  # the history of what the log holds at the end
+
+
+class MemoryRecorder(Recorder):
+    """See `Recorder`; its entries stay in memory."""
+
+    def __init__(self, history: History) -> None:
+        self._clock = history.clock
+        self._ids = itertools.count()
+        self._lock = threading.Lock()
+        self.entries: list[dict[str, Any]] = []
+
+    def close(self) -> None:
+        """Nothing is to be closed."""
+
+    def _put(self, entry: dict[str, Any]) -> None:
+        self.entries.append({"at": self._clock(), **entry})
+
+
+class History:
+    """All of a run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._last = 0
+        self.of: dict[str, MemoryRecorder] = {}  # by process
+
+    def clock(self) -> int:
+        """Virtual nanoseconds; no two are the same."""
+        self._last = max(self._last + 1, int(self._world.now * 1e9))
+        return self._last
+
+    @property
+    def here(self) -> MemoryRecorder:
+        """The recorder of the process that runs."""
+        return self.named(self._world.running_name)
+
+    def named(self, name: str) -> MemoryRecorder:
+        """The recorder of a process."""
+        if name not in self.of:
+            self.of[name] = MemoryRecorder(self)
+        return self.of[name]
+
+    def write(self, folder: Path) -> None:
+        """As files, for ``python -m checker``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, recorder in self.of.items():
+            lines = [json.dumps(entry) + "\n" for entry in recorder.entries]
+            (folder / f"{name}{SUFFIX}").write_text("".join(lines))
+
+    def anomalies(self) -> tuple[list[str], str]:
+        """What the checker finds: kinds, and the first few."""
+        report = judge_entries(
+            (name, number, entry)
+            for name, recorder in self.of.items()
+            for number, entry in enumerate(recorder.entries, 1)
+        )
+        return sorted(report.kinds), "; ".join(str(found) for found in report.anomalies[:3])
+
+    def read_log(self, picture: Picture, ends: Iterable[tuple[str, int, int, int]]) -> None:
+        """The last readings. ``ends``: stream, partition, start and end offset."""
+        final = self.named(FINAL)
+        for stream, partition, start, end in ends:
+            events = [
+                [
+                    event.offset,
+                    text(event.record.key),
+                    event_id(event.record.value),
+                    None if event.txn_id == NO_TXN else event.txn_id.hex(),
+                ]
+                for event in picture.events[stream, partition]
+            ]
+            with final.asking("log", stream=stream, partition=partition) as told:
+                told |= {"start": start, "end": end, "events": events}
+        for stream, found in picture.history.items():
+            records = []
+            for seen, record in found:
+                if hasattr(record, "txn_id"):
+                    ids = [] if record.txn_id == NO_TXN else [record.txn_id.hex()]
+                    parts = [[p.partition, p.first, p.end] for p in record.segments]
+                    records.append([seen.record.offset, record.timestamp, ids, parts])
+            with final.asking("commits", stream=stream) as told:
+                told["records"] = records
+
+
+def text(key: bytes | None) -> str | None:
+    """A key, as histories have it."""
+    return None if key is None else key.decode()
+
+
+def event_id(value: bytes | None) -> str:
+    """An event's id, by its value."""
+    return (value or b"").decode(errors="replace").partition(" ")[0]

@@ -1,0 +1,159 @@
+"""The weather of a run: what may go wrong, how often, and how much is done; drawn for each run, so that runs
+differ in kind (swarm testing)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from random import Random
+
+
+@dataclass
+class Weather:
+    """Rates per port call unless said otherwise; times are virtual seconds."""
+
+    switch: float = 0.5  # another task runs first
+    delay: float = 0.0
+    delay_s: float = 0.05  # mean
+    slow_lead: float = 0.0  # a delay at the steps of taking the lead, where a rival may come in
+    crash: float = 0.0  # of controllers; more often around what makes a round durable
+    freeze: float = 0.0
+    freeze_s: float = 5.0  # mean
+    uncertain: float = (
+        0.0  # of appends and ends of native transactions; before or behind the effect
+    )
+    late_end: float = 0.0  # an end of a native transaction that arrives after its caller gave up
+    unavailable: float = 0.0
+    client_crash: float = 0.0  # of readers too
+    client_freeze: float = 0.0
+    lose_command: float = 0.0  # per command
+    late_command: float = 0.0
+    double_command: float = 0.0  # it arrives a second time, later
+    lose_reply: float = 0.0  # per reply
+    write_uncertain: float = 0.0  # per write to a journal
+    late_write: float = 0.0
+    hide: float = (
+        0.0  # per partition of a fetch: what is new there comes later than what is elsewhere
+    )
+    marker_delay_s: float = 0.0  # mean
+    skew_s: float = 0.0  # of wall clocks, at most
+    jump_s: float = 0.0  # mean time between jumps of a process's wall clock; 0: none
+    jump_by_s: float = 3.0  # then it stands anywhere within so much of the true time
+    slow_disk: float = 0.0  # per write of a table
+    slow_disk_s: float = 0.5  # mean
+    full_disk: float = 0.0  # per write of a table: refused, as all others until there is room again
+    full_disk_s: float = 3.0  # mean
+    director_s: float = 8.0  # mean time between changes of who should lead
+    compact_s: float = 0.0  # mean time between compactions of the status log; 0: none
+    expire_s: float = 0.0  # mean time between deletions of old commands; 0: none
+    checkpoint_loss: float = 0.0  # per restart: the disk is empty, or an old copy
+    transaction_version: int = 2
+    native_timeout_s: float = 10.0
+    retention_s: float = 7 * 86_400.0
+    control_partitions: int = 1
+    mixed_batches: bool = False  # writers of one client share batches
+    small: bool = False  # small limits, so that everything is cut in pieces
+    scale_s: float = 0.0  # mean time between the scalings of a client; 0: none
+    linger: float = 0.0  # how often a transaction stays open while streams are scaled
+    chunk_bytes: int = 16 << 20  # bigger merges are carried aside
+    collate_ms: int = 200
+    cleaning: bool = False  # journals are cut, and old transactions moved, all the time
+    carriers_beside: bool = False  # carriers run beside the leader's loop, not in its steps
+    safe_s: float = (
+        0.0  # mean time between a client's questions for safe times; 0: none. Never drawn
+    )
+    tight: bool = False  # streams take small batches only; sometimes an event is too large
+    # How much is done.
+    machines: int = 2  # of controllers
+    clients: int = 2
+    jobs: int = 8  # of a client, at most
+    streams: int = 3
+    readers: int = 0  # processes that read, each in a way of its own
+    work_s: float = 40.0  # faults and new work end then, at the latest
+
+    @classmethod
+    def draw(cls, random: Random) -> Weather:
+        """The weather of a run: each kind of fault may be absent, rare or frequent."""
+
+        def some(*values: float) -> float:
+            return random.choice(values)
+
+        return cls(
+            switch=some(0.2, 0.5, 0.9),
+            delay=some(0, 0.005, 0.03),
+            delay_s=some(0.02, 0.2, 1.0),
+            slow_lead=some(0, 0, 0.3),
+            crash=some(0, 0.001, 0.004),
+            freeze=some(0, 0.0005, 0.003),
+            freeze_s=some(0.5, 3.0, 12.0),
+            uncertain=some(0, 0.005, 0.03),
+            late_end=some(0, 0.01),
+            unavailable=some(0, 0, 0.003, 0.01),
+            client_crash=some(0, 0, 0.001),
+            client_freeze=some(0, 0, 0.001),
+            lose_command=some(0, 0, 0.05),
+            late_command=some(0, 0, 0.05),
+            double_command=some(0, 0, 0.05),
+            lose_reply=some(0, 0, 0.05),
+            write_uncertain=some(0, 0, 0.02),
+            late_write=some(0, 0, 0.02),
+            hide=some(0, 0, 0.05, 0.3),
+            marker_delay_s=some(0, 0.002, 0.05, 0.5),
+            skew_s=some(0, 0, 0.05, 3.0),
+            jump_s=some(0, 0, 3.0),
+            jump_by_s=some(2.0, 30.0, 600.0),
+            slow_disk=some(0, 0, 0.02, 0.2),
+            slow_disk_s=some(0.05, 1.0),
+            full_disk=some(0, 0, 0.01),
+            full_disk_s=some(0.5, 5.0),
+            director_s=some(2.0, 6.0, 20.0),
+            compact_s=some(0, 3.0),
+            expire_s=some(0, 0, 5.0),
+            checkpoint_loss=some(0, 0.5),
+            transaction_version=random.choice((2, 2, 2, 1)),
+            native_timeout_s=some(2.0, 10.0, 60.0),
+            retention_s=some(7 * 86_400.0, 7 * 86_400.0, 15.0),
+            control_partitions=random.choice((1, 1, 1, 2)),
+            mixed_batches=random.random() < 0.3,
+            small=random.random() < 0.3,
+            scale_s=some(0, 0.7, 2.0, 5.0),
+            linger=some(0, 0.3, 0.8),
+            chunk_bytes=random.choice((16 << 20, 1000, 500, 250)),
+            collate_ms=random.choice((200, 0, 1000)),
+            cleaning=random.random() < 0.5,
+            carriers_beside=random.random() < 0.6,
+            tight=random.random() < 0.15,
+            machines=random.choice((1, 2, 2, 3)),
+            clients=random.choice((1, 2, 3)),
+            jobs=random.randint(4, 8),
+            readers=random.choice((0, 1, 2, 3)),
+            work_s=float(random.randint(10, 40)),
+        )
+
+    def differences(self, other: Weather) -> list[str]:
+        """What is not as in the other one, each ``name=value``."""
+        return [
+            f"{field.name}={number(getattr(self, field.name))}"
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(other, field.name)
+        ]
+
+    def __str__(self) -> str:
+        return ", ".join(self.differences(Weather())) or "fair"
+
+
+def parse(given: Iterable[str]) -> dict[str, float]:
+    """Changes of a weather, each ``name=value``, as `Weather.differences` has them. `ValueError` for others."""
+    usual = {field.name: getattr(Weather(), field.name) for field in fields(Weather)}
+    values: dict[str, float] = {}
+    for text in given:
+        name, _, value = text.strip().partition("=")
+        if name not in usual:
+            raise ValueError(f"no such weather: {name!r}; there is {', '.join(usual)}")
+        values[name] = type(usual[name])(float(value))
+    return values
+
+
+def number(value: float) -> str:
+    """Short, and exact."""
+    return repr(float(value)).removesuffix(".0")
