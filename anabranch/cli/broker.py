@@ -24,12 +24,19 @@ Port = Annotated[
     int, typer.Option("--port", min=0, max=65_535, help="Where to listen; 0: any free port.")
 ]
 Heap = Annotated[int, typer.Option("--heap", min=128, metavar="MB", help="Most Java heap.")]
+Brokers = Annotated[
+    int,
+    typer.Option(
+        "--brokers", min=1, max=9, help="So many that replicate, on ports from --port on."
+    ),
+]
 
 
 def command(
     folder: Folder = None,
     port: Port = 9092,
     heap: Heap = 512,
+    brokers: Brokers = 1,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -39,8 +46,22 @@ def command(
     """
     from anabranch.cli.output import print_json, print_line
     from anabranch.infra.broker import EmbeddedBroker
+    from anabranch.infra.cluster import EmbeddedCluster
     from anabranch.infra.errors import BrokerDied
 
+    if brokers > 1:
+        ports = [port + n for n in range(brokers)] if port else []
+        with EmbeddedCluster(brokers, folder, ports=ports, heap_mb=heap) as cluster:
+            if json:
+                print_json({"bootstrap": cluster.bootstrap, "folder": str(cluster.folder)})
+            else:
+                print_line(
+                    f"brokers: {cluster.bootstrap}   data: {cluster.folder}   Ctrl-C ends them"
+                )
+            while len(cluster.running) == brokers:
+                time.sleep(_POLL_S)
+            ended = next(node for node in cluster.nodes.values() if not node.running)
+            raise BrokerDied(f"{ended} ended", log=ended.log, log_tail=ended.log_tail())
     with EmbeddedBroker(folder, port=port, heap_mb=heap) as broker:
         if json:
             print_json({"bootstrap": broker.bootstrap, "folder": str(broker.folder)})

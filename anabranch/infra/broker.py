@@ -26,6 +26,7 @@ from anabranch.infra.ports import HOST, free_port, is_free
 from anabranch.infra.process import SupervisedProcess
 from anabranch.infra.ready import is_ready
 from anabranch.infra.settings import (
+    Membership,
     check_extra,
     jvm_options,
     properties_text,
@@ -63,6 +64,7 @@ class EmbeddedBroker:
         log: Path | str | None = None,
         proxy: str | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
+        membership: Membership | None = None,
     ) -> None:
         """Nothing is started yet.
 
@@ -80,6 +82,7 @@ class EmbeddedBroker:
             proxy: ``host:port`` of a proxy that stands before the broker. The broker listens for it at
                 `proxied_port`, and whoever comes in there is told to come back to the proxy.
             start_timeout_s: seconds until a start is given up.
+            membership: its place among several, see `EmbeddedCluster`; it serves once most of them run.
 
         Raises:
             ValueError: an argument out of its range, or a property not for the caller to set.
@@ -104,6 +107,7 @@ class EmbeddedBroker:
         self._quick_start = quick_start
         self._java_options = list(java_options)
         self._start_timeout_s = start_timeout_s
+        self._membership = membership
         self._proxy = proxy
         self._proxied_port = 0
         self._process: SupervisedProcess | None = None
@@ -265,7 +269,10 @@ class EmbeddedBroker:
         """One try to start; False if somebody took a port of our choice in the meantime."""
         folder = self.folder
         port = self._port or free_port()
-        controller_port = free_port(avoid=frozenset({port}))
+        membership = self._membership
+        controller_port = (
+            membership.controller_port if membership else free_port(avoid=frozenset({port}))
+        )
         proxied = None
         if self._proxy is not None:
             proxied = (free_port(avoid=frozenset({port, controller_port})), self._proxy)
@@ -274,6 +281,7 @@ class EmbeddedBroker:
             port=port,
             controller_port=controller_port,
             extra=self._extra,
+            membership=membership,
             proxied=proxied,
         )
         config = folder / "server.properties"
@@ -294,6 +302,7 @@ class EmbeddedBroker:
             log=self.log,
             transaction_version=self._transaction_version,
             deadline=deadline,
+            cluster_id=membership.cluster_id if membership else None,
         )
         started_at = logs.mark(
             self.log, f"starting Kafka {KAFKA_VERSION} on Java {java.major}, port {port}"
@@ -302,7 +311,9 @@ class EmbeddedBroker:
             [*command, "kafka.Kafka", str(config)],
             log=self.log,
             environment=environment,
-            remove_when_orphaned=folder if self._given_folder is None else None,
+            remove_when_orphaned=membership.temporary
+            if membership
+            else (folder if self._given_folder is None else None),
         )
         if not self._await_ready(self._process, port, cluster_id, deadline, started_at):
             if may_lose_race and (self._port == 0 or is_free(self._port)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from anabranch.infra.ports import HOST
@@ -59,12 +60,49 @@ _DEFAULTS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A node's place in a cluster of several.
+
+    ``voters``: node id -> port of its controller. ``temporary``: what to remove if the owner dies.
+    """
+
+    node_id: int
+    cluster_id: str
+    voters: Mapping[int, int]
+    temporary: Path | None = None
+
+    @property
+    def controller_port(self) -> int:
+        """This node's own."""
+        return self.voters[self.node_id]
+
+    def properties(self) -> dict[str, str]:
+        """Instead of the defaults above: replicas, and leaders that soon go back to where they belong."""
+        replicas = str(min(3, len(self.voters)))
+        in_sync = str(min(2, len(self.voters)))
+        return {
+            "default.replication.factor": replicas,
+            "min.insync.replicas": in_sync,
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": in_sync,
+            "share.coordinator.state.topic.replication.factor": replicas,
+            "share.coordinator.state.topic.min.isr": in_sync,
+            "unclean.leader.election.enable": "false",
+            # Five minutes by default: after a restart a node would lead nothing for so long.
+            "leader.imbalance.check.interval.seconds": "5",
+            "leader.imbalance.per.broker.percentage": "0",
+        }
+
+
 def server_properties(
     *,
     data: Path,
     port: int,
     controller_port: int,
     extra: Mapping[str, str],
+    membership: Membership | None = None,
     proxied: tuple[int, str] | None = None,
 ) -> dict[str, str]:
     """The broker's properties; those in ``extra`` replace the defaults.
@@ -74,12 +112,14 @@ def server_properties(
     Raises:
         ValueError: ``extra`` holds one that the broker object decides itself.
     """
+    node_id = membership.node_id if membership else NODE_ID
+    voters = membership.voters if membership else {NODE_ID: controller_port}
     own = {
         "process.roles": "broker,controller",
-        "node.id": str(NODE_ID),
+        "node.id": str(node_id),
         # A static quorum: a dynamic one would keep the controller's port in its log, and the port
         # may be another one at the next start.
-        "controller.quorum.voters": f"{NODE_ID}@{HOST}:{controller_port}",
+        "controller.quorum.voters": ",".join(f"{n}@{HOST}:{p}" for n, p in voters.items()),
         "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
         "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
         "controller.listener.names": "CONTROLLER",
@@ -93,7 +133,7 @@ def server_properties(
         own["advertised.listeners"] += f",PROXIED://{address}"
         own["listener.security.protocol.map"] += ",PROXIED:PLAINTEXT"
     check_extra(extra)
-    return own | _DEFAULTS | dict(extra)
+    return own | _DEFAULTS | (membership.properties() if membership else {}) | dict(extra)
 
 
 def check_extra(extra: Mapping[str, str]) -> None:

@@ -29,6 +29,7 @@ def ensure_formatted(
     log: Path,
     transaction_version: int,
     deadline: float,
+    cluster_id: str | None = None,
 ) -> str:
     """Formats the folder's data, unless that was done before; returns the cluster id.
 
@@ -42,9 +43,11 @@ def ensure_formatted(
         log: where its output is appended.
         transaction_version: feature level to format with.
         deadline: on the monotonic clock.
+        cluster_id: of a cluster of several nodes; None: one is made up.
 
     Raises:
-        FolderMismatch: formatted with another transaction_version, or not by `EmbeddedBroker`.
+        FolderMismatch: formatted with another transaction_version or for another cluster, or not by
+            `EmbeddedBroker`.
         BrokerDied: the formatting failed.
         StartDeadlinePassed: it did not end in time.
     """
@@ -56,14 +59,15 @@ def ensure_formatted(
                 f"{folder} was formatted with transaction.version={facts['transaction_version']}, "
                 f"not {transaction_version}: ask for that, or give another folder"
             )
+        if cluster_id is not None and facts["cluster_id"] != cluster_id:
+            raise FolderMismatch(f"{folder} is of another cluster: give another folder")
         return str(facts["cluster_id"])
     if facts is None and data.exists() and any(data.iterdir()):
         raise FolderMismatch(f"{data} holds files of somebody else: give another folder")
     facts = {
         "kafka_version": KAFKA_VERSION,
         "transaction_version": transaction_version,
-        # Kafka's form of an id. It must not begin with a dash, as an argument.
-        "cluster_id": "A" + urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22],
+        "cluster_id": cluster_id or new_cluster_id(),
         "formatted": False,
     }
     _write(facts_file, facts)
@@ -71,6 +75,11 @@ def ensure_formatted(
     _format([*java, *_arguments(facts, config)], environment, log, deadline)
     _write(facts_file, facts | {"formatted": True})
     return str(facts["cluster_id"])
+
+
+def new_cluster_id() -> str:
+    """Kafka's form of an id. It must not begin with a dash, as an argument."""
+    return "A" + urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 
 
 def _arguments(facts: Mapping[str, object], config: Path) -> list[str]:

@@ -1,0 +1,172 @@
+"""`EmbeddedCluster`: several embedded brokers that replicate, for tests of what happens when one goes away."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from anabranch.infra.broker import START_TIMEOUT_S, EmbeddedBroker
+from anabranch.infra.errors import BrokerNotRunning
+from anabranch.infra.ports import free_port
+from anabranch.infra.settings import Membership
+from anabranch.infra.storage import new_cluster_id
+
+_FACTS = "cluster.json"
+
+
+class EmbeddedCluster:
+    """Nodes numbered from 1, each a KRaft broker and controller, as a context manager.
+
+    Everything has up to three replicas, two of them in sync for each acknowledged write; no unclean leader
+    election. So with three nodes one at a time may be gone. All end with their owner.
+
+    >>> with EmbeddedCluster(3) as cluster:
+    ...     connect(cluster.bootstrap)
+    ...     cluster.node(2).kill()
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        folder: Path | str | None = None,
+        *,
+        ports: Sequence[int] = (),
+        properties: Mapping[str, str] | None = None,
+        heap_mb: int = 256,
+        quick_start: bool = False,
+        java_options: Sequence[str] = (),
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            brokers: how many, 1 to 9.
+            folder: kept, and used again by as many brokers; None: a temporary one, removed at `stop`.
+            ports: where they listen; none: any free ones.
+            properties, heap_mb, quick_start, java_options, start_timeout_s: of each, see `EmbeddedBroker`.
+
+        Raises:
+            ValueError: an argument out of its range, or ports for another number of brokers.
+        """
+        if not 1 <= brokers <= 9:
+            raise ValueError(f"brokers must be 1 to 9, not {brokers}")
+        if ports and len(set(ports)) != brokers:
+            raise ValueError(f"{brokers} brokers need as many ports, not {list(ports)}")
+        self._given_folder = Path(folder).absolute() if folder is not None else None
+        self._folder = self._given_folder or Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        cluster_id = self._cluster_id(brokers)
+        chosen = _free_ports(2 * brokers)
+        voters = {n: chosen.pop() for n in range(1, brokers + 1)}
+        self.nodes: dict[int, EmbeddedBroker] = {
+            n: EmbeddedBroker(
+                self._folder / f"node-{n}",
+                port=ports[n - 1] if ports else chosen.pop(),
+                properties=properties,
+                heap_mb=heap_mb,
+                quick_start=quick_start,
+                java_options=java_options,
+                start_timeout_s=start_timeout_s,
+                membership=Membership(
+                    n, cluster_id, voters, self._folder if self._given_folder is None else None
+                ),
+            )
+            for n in voters
+        }
+
+    def __enter__(self) -> Self:
+        """Starts all nodes."""
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stops all nodes."""
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedCluster {self.bootstrap} folder {self._folder}>"
+
+    @property
+    def bootstrap(self) -> str:
+        """``host:port,…`` of all nodes. Stays the same over restarts."""
+        return ",".join(node.bootstrap for node in self.nodes.values())
+
+    @property
+    def folder(self) -> Path:
+        """Holds a folder for each node."""
+        return self._folder
+
+    @property
+    def running(self) -> list[int]:
+        """The nodes whose processes are there (a paused one is)."""
+        return [n for n, node in self.nodes.items() if node.running]
+
+    def node(self, number: int) -> EmbeddedBroker:
+        """One node, to kill, pause, resume, restart, start. `BrokerNotRunning` if there is none such."""
+        try:
+            return self.nodes[number]
+        except KeyError:
+            raise BrokerNotRunning(f"there is no node {number}, but {list(self.nodes)}") from None
+
+    def start(self) -> None:
+        """Starts all nodes that don't run, at once, for most of them must run before any serves.
+
+        Raises: as `EmbeddedBroker.start`; then none is left running.
+        """
+        try:
+            self._each(EmbeddedBroker.start, list(self.nodes.values()))
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Shuts all nodes down; removes a temporary folder."""
+        # A majority that is gone lets the last one wait for it: soon it is enough.
+        self._each(_stop_soon, [node for node in self.nodes.values() if node.running])
+        if self._given_folder is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """Ends all nodes by SIGKILL: quicker than `stop`. The folder stays."""
+        self._each(EmbeddedBroker.kill, [node for node in self.nodes.values() if node.running])
+
+    def _each(self, action: Callable[[EmbeddedBroker], None], nodes: list[EmbeddedBroker]) -> None:
+        if nodes:
+            with ThreadPoolExecutor(len(nodes)) as pool:
+                list(pool.map(action, nodes))
+
+    def _cluster_id(self, brokers: int) -> str:
+        """The cluster's id, kept in its folder. `ValueError`: it is of another number of brokers."""
+        path = self._folder / _FACTS
+        if path.exists():
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            if facts["brokers"] != brokers:
+                raise ValueError(f"{self._folder} is of {facts['brokers']} brokers, not {brokers}")
+            return str(facts["cluster_id"])
+        cluster_id = new_cluster_id()
+        path.write_text(
+            json.dumps({"cluster_id": cluster_id, "brokers": brokers}) + "\n", encoding="utf-8"
+        )
+        return cluster_id
+
+
+def _stop_soon(node: EmbeddedBroker) -> None:
+    node.stop(timeout_s=5.0)
+
+
+def _free_ports(count: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < count:
+        found.append(free_port(avoid=frozenset(found)))
+    return found
