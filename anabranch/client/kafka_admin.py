@@ -114,10 +114,14 @@ class KafkaAdmin:
 
         def ask(client: AdminClient, seconds: float) -> dict[tuple[str, int], int]:
             futures = client.list_offsets(request, isolation_level=level, request_timeout=seconds)
-            return {
+            found = {
                 (place.topic, place.partition): future.result(seconds + _GRACE_S).offset
                 for place, future in futures.items()
             }
+            if any(offset < 0 for offset in found.values()):
+                # Where a leader moves, librdkafka may give the -1 that it asked with, and no error.
+                raise TimeoutError
+            return found
 
         return self._ask(deadline, ask) if request else {}
 

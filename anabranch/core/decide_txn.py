@@ -238,7 +238,10 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> 
                     f"a receipt names {extent.stream}, which the transaction never touched"
                 )
             if not 0 <= extent.first <= extent.end or extent.count < 0 or extent.crc_sum < 0:
-                raise InvalidArgument(f"a receipt's extent of {extent.stream} is out of range")
+                raise InvalidArgument(
+                    f"a receipt's extent of {extent.stream} is out of range: {extent.count} events in "
+                    f"[{extent.first}, {extent.end})"
+                )
             epoch = touched[extent.stream]
             if segment_on(turn.state, extent.stream, epoch, extent.partition) is None:
                 raise InvalidArgument(

@@ -104,7 +104,7 @@ class JournalProducer:
             found = calls.answer(
                 INIT_PRODUCER_ID,
                 version,
-                connection.call(INIT_PRODUCER_ID, version, body, deadline),
+                connection.call(INIT_PRODUCER_ID, version, body, self._cluster.soon(deadline)),
             )
         code = int(found.error_code)
         if code != NONE:

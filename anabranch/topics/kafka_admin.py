@@ -43,7 +43,7 @@ def list_offsets(
     """The offset for a timestamp (-1 latest, -2 earliest) of each partition; -1: there is none."""
     found: dict[TopicPartition, int] = {}
     for node, group in cluster.by_leader(partitions, deadline).items():
-        with cluster.connection(node, deadline) as connection:
+        with cluster.connection(node, cluster.soon(deadline)) as connection:
             version = connection.version(LIST_OFFSETS)
             topics = tuple(
                 calls.part(
@@ -72,7 +72,9 @@ def list_offsets(
                 topics=topics,
             )
             answer = calls.answer(
-                LIST_OFFSETS, version, connection.call(LIST_OFFSETS, version, body, deadline)
+                LIST_OFFSETS,
+                version,
+                connection.call(LIST_OFFSETS, version, body, cluster.soon(deadline)),
             )
         for topic in answer.topics:
             for partition in topic.partitions:
@@ -276,7 +278,9 @@ def describe_topics(
         )
         body = calls.request(DESCRIBE_CONFIGS, version, resources=resources)
         answer = calls.answer(
-            DESCRIBE_CONFIGS, version, connection.call(DESCRIBE_CONFIGS, version, body, deadline)
+            DESCRIBE_CONFIGS,
+            version,
+            connection.call(DESCRIBE_CONFIGS, version, body, cluster.soon(deadline)),
         )
     found = {}
     for result in answer.results:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from anabranch.ports import (
     CorruptBatch,
     Fetched,
-    LogUnavailable,
     OffsetOutOfRange,
     RawBatch,
     TopicInfo,
@@ -26,7 +25,7 @@ from anabranch.topics.wire import codes, data
 from anabranch.topics.wire.calls import FETCH
 from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
 from anabranch.topics.wire.codes import NONE, Act, meaning
-from anabranch.topics.wire.connection import Connection
+from anabranch.topics.wire.connection import Connection, ConnectionBroken
 
 _LATEST = -1
 _EARLIEST = -2
@@ -66,8 +65,9 @@ class KafkaLog:
     ) -> dict[TopicPartition, Fetched]:
         """See `anabranch.ports.Log.fetch`.
 
-        One request per broker; each batch's CRC is checked. While leaders move, it waits for up to the
-        request timeout, then raises `LogUnavailable`.
+        One request per broker; each batch's CRC is checked. A broker that does not answer is passed over as
+        long as another one does. While leaders move, it waits for up to the request timeout, then raises
+        `LogUnavailable`.
         """
         if not positions:
             return {}
@@ -93,23 +93,36 @@ class KafkaLog:
         wait = max(0.0, give_up - time.monotonic())
         self._turn += 1
         result: dict[TopicPartition, Fetched] = {}
+        broken: list[ConnectionBroken] = []
         try:
             for node, partitions in groups.items():
                 # Each partition comes first in turn: only the first one's batch may exceed max_bytes.
                 turn = self._turn % len(partitions)
                 group = partitions[turn:] + partitions[:turn]
-                asked.append(
-                    self._ask(node, group, positions, wait, max_bytes, committed, deadline)
-                )
+                try:
+                    asked.append(
+                        self._ask(node, group, positions, wait, max_bytes, committed, deadline)
+                    )
+                except ConnectionBroken as error:
+                    broken.append(error)
+                    self._cluster.forget({partition.topic for partition in group})
+            # A frozen broker takes requests and does not answer: others lead soon.
+            limit = self._cluster.soon(deadline) + wait
             waiting = list(asked)
             while waiting and not result:
-                for one in _ready(waiting, deadline):
+                for one in _ready(waiting, limit):
                     waiting.remove(one)
-                    result.update(self._take(one, committed, deadline))
+                    try:
+                        result.update(self._take(one, committed, limit))
+                    except ConnectionBroken as error:
+                        broken.append(error)
+                        self._cluster.forget({partition.topic for partition in one.positions})
             # Whatever else is there already comes along.
             for one in _ready(waiting, None) if waiting else ():
-                result.update(self._take(one, committed, deadline))
-        except Again:
+                result.update(self._take(one, committed, limit))
+            if len(broken) == len(groups):
+                raise broken[0]
+        except (Again, ConnectionBroken):
             # Partitions that moved are asked for anew next time; what came from others is good.
             if result:
                 return result
@@ -130,7 +143,7 @@ class KafkaLog:
         deadline: float,
     ) -> _Asked:
         address = self._cluster.address(node)
-        connection = self._cluster.take(address, deadline)
+        connection = self._cluster.take(address, self._cluster.soon(deadline))
         version = connection.version(FETCH)
         asked = {}
         for partition in partitions:
@@ -291,7 +304,7 @@ def _ready(waiting: Sequence[_Asked], deadline: float | None) -> list[_Asked]:
     wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
     ready, _, _ = select.select([one.connection for one in waiting], (), (), wait)
     if not ready and deadline is not None:
-        raise LogUnavailable("fetch: no broker answered in time")
+        return list(waiting)  # too late: reading says so
     return [one for one in waiting if one.connection in ready]
 
 

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 # A new topic may not be known to every broker at once; after that, it does not exist.
 _UNKNOWN_TOPIC_S = 2.0
+# Who asks for what can be asked for again waits so long for one broker, which may be frozen: others know too.
+_PATIENCE_S = 5.0
 _TRANSACTION_KEY_TYPE = 1
 _NO_TOPIC_ID = bytes(16)
 
@@ -62,6 +64,8 @@ class Cluster:
         self.topic_names: dict[bytes, str] = {}
         self._idle: dict[tuple[str, int], list[Connection]] = {}
         self._parked: dict[tuple[str, int], list[Connection]] = {}
+        # When a broker last failed to answer a question that any of them can answer.
+        self._failed: dict[tuple[str, int], float] = {}
         self._closed = False
 
     # -- connections ----------------------------------------------------------------------------
@@ -126,6 +130,9 @@ class Cluster:
             connection = self.take(address, deadline)
         try:
             yield connection
+        except ConnectionBroken:
+            self._failed[address] = time.monotonic()
+            raise
         finally:
             self.give(connection, address)
 
@@ -138,10 +145,13 @@ class Cluster:
 
     def _any(self, deadline: float) -> tuple[Connection, tuple[str, int]]:
         problems = []
-        for address in dict.fromkeys((*self._brokers.values(), *self.settings.bootstrap)):
+        known = dict.fromkeys((*self._brokers.values(), *self.settings.bootstrap))
+        # Those that never failed first, then those whose failure is the longest ago.
+        for address in sorted(known, key=lambda one: self._failed.get(one, 0.0)):
             try:
-                return self.take(address, deadline), address
+                return self.take(address, self.soon(deadline)), address
             except ConnectionBroken as error:
+                self._failed[address] = time.monotonic()
                 problems.append(str(error))
         raise ConnectionBroken("; ".join(problems), sent=False)
 
@@ -166,6 +176,10 @@ class Cluster:
         """The monotonic time at which a call gives up."""
         return time.monotonic() + (self.settings.request_timeout if seconds is None else seconds)
 
+    def soon(self, deadline: float) -> float:
+        """The deadline for one broker's answer to what may be asked again, perhaps of another."""
+        return min(deadline, time.monotonic() + _PATIENCE_S)
+
     def repeat(self, what: str, deadline: float, attempt: Callable[[], T]) -> T:
         """Repeat ``attempt`` until it returns, as long as it raises `Again` or the connection breaks.
 
@@ -178,6 +192,8 @@ class Cluster:
             try:
                 return attempt()
             except ConnectionBroken as error:
+                # The broker may be gone, and others lead by now.
+                self.forget_all()
                 problem: Exception = error
                 pause = self.settings.retry_backoff
             except Again as error:
@@ -210,7 +226,7 @@ class Cluster:
                 include_topic_authorized_operations=False,
             )
             found = calls.answer(
-                METADATA, version, connection.call(METADATA, version, body, deadline)
+                METADATA, version, connection.call(METADATA, version, body, self.soon(deadline))
             )
         topics_found = {}
         for topic in found.topics:
@@ -243,6 +259,11 @@ class Cluster:
         with self._lock:
             for name in names:
                 self._topics.pop(name, None)
+
+    def forget_all(self) -> None:
+        """Ask anew for every topic when it is needed next."""
+        with self._lock:
+            self._topics.clear()
 
     def leader(self, partition: TopicPartition) -> Leader | None:
         """The leader as far as known now."""
@@ -309,7 +330,7 @@ class Cluster:
             found = calls.answer(
                 FIND_COORDINATOR,
                 version,
-                connection.call(FIND_COORDINATOR, version, body, deadline),
+                connection.call(FIND_COORDINATOR, version, body, self.soon(deadline)),
             )
         one = found.coordinators[0] if version >= 4 else found
         code = int(one.error_code)

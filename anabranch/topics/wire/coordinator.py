@@ -69,7 +69,9 @@ class Coordinator:
             transaction_timeout=self._timeout,
         )
         found = calls.answer(
-            INIT_PRODUCER_ID, version, connection.call(INIT_PRODUCER_ID, version, body, deadline)
+            INIT_PRODUCER_ID,
+            version,
+            connection.call(INIT_PRODUCER_ID, version, body, self._cluster.soon(deadline)),
         )
         code = int(found.error_code)
         if code != NONE:
