@@ -7,10 +7,10 @@ it is given goes by *lines*: a partition's events, or, in mode ``transactions``,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from checker.model import Chronicle, Event, History, Part, Reader, Record
 from checker.reading import UNKNOWN, Operation
@@ -102,7 +102,7 @@ def judge_readers(history: History, report: Report) -> None:
             for stream in {stream for reader in members for stream in reader.streams}:
                 if stream not in chains:
                     chains[stream] = _chain(history, stream)
-                _judge_keys(report, group, chains[stream])
+            _judge_keys(report, group, chains)
         _judge_gaps(history, report, group)
 
 
@@ -231,10 +231,11 @@ def _given_again(report: Report, group: Group, giving: Giving, position: Operati
 def _cover(report: Report, group: Group, reader: Reader, covers: dict[Item, Operation]) -> None:
     """What a member's positions say that name no offsets: only if it was alone at that time."""
     bare = [op for op in reader.positions if op.ok and "positions" not in op.asked]
+    company = _company(group, reader) if bare else []
     given = group.by_reader.get(reader, [])
     at = 0
     for position in bare:
-        if not _is_alone(group, reader, position):
+        if not all(position.ended_before(other.op) for other in company):
             report.counts["positions of groups, passed over"] += 1
             continue
         while at < len(given) and given[at].poll.ended_before(position):
@@ -245,16 +246,15 @@ def _cover(report: Report, group: Group, reader: Reader, covers: dict[Item, Oper
             at += 1
 
 
-def _is_alone(group: Group, reader: Reader, position: Operation) -> bool:
-    """No other member may ever have taken a partition away from it without a position."""
+def _company(group: Group, reader: Reader) -> list[Reader]:
+    """Other members that may have taken a partition away from it without a position, at some time."""
+    found = []
     for other in group.members:
-        if other is reader or position.ended_before(other.op):
-            continue
-        if other.closed is not None and other.closed.ended_before(reader.op):
-            continue
-        if max([other.op.at, *(poll.at for poll in other.polls[-1:])]) >= reader.op.at:
-            return False
-    return True
+        last = max([other.op.at, *(poll.at for poll in other.polls[-1:])])
+        was_closed = other.closed is not None and other.closed.ended_before(reader.op)
+        if other is not reader and not was_closed and last >= reader.op.at:
+            found.append(other)
+    return found
 
 
 def _judge_before(report: Report, group: Group) -> None:
@@ -291,11 +291,13 @@ def _chain(history: History, stream: str) -> dict[Event, Event]:
     return chain
 
 
-def _judge_keys(report: Report, group: Group, chain: dict[Event, Event]) -> None:
+def _judge_keys(report: Report, group: Group, chains: dict[str, dict[Event, Event]]) -> None:
     """Mode ``ordered``: the events of a key in the order of their commits, also across partitions."""
     lenient = bool(group.unfinished)
     for giving in group.givings:
-        before = chain.get(giving.item) if isinstance(giving.item, Event) else None
+        if not isinstance(giving.item, Event):
+            continue
+        before = chains.get(giving.item.stream, {}).get(giving.item)
         if before is None:
             continue
         report.counts["keys followed across partitions"] += 1
@@ -316,10 +318,11 @@ def _judge_gaps(history: History, report: Report, group: Group) -> None:
     unfinished = len(group.unfinished)
     has_caught_up = _has_caught_up(group)
     for line in _lines(history, group):
-        lowest = group.lowest.get(line)
+        lowest, highest = group.lowest.get(line), group.highest.get(line, -1)
         gaps: list[Item] = []
         in_gap = False
-        for item in line.items:
+        items: Sequence[Item] = line.items
+        for item in islice(items, None if has_caught_up else highest + 1):
             given = item in group.by_item
             due = not given and (
                 (lowest is not None and item.rank >= lowest) or group.must_give(item)
@@ -342,7 +345,8 @@ def _passed_over(
     name = group.members[0].name
     who = f"group {group.members[0].group}" if group.is_group else name
     if item.rank < group.highest.get(line, -1):
-        behind = next(one for one in line.items[item.rank :] if one in group.by_item)
+        rest = islice(line.items, item.rank, None)
+        behind = next(one for one in rest if one in group.by_item)
         later = group.by_item[behind][0]
         text = f"{who} was never given {item}, but {later.item} behind it"
         report.add("poll-skip", text, [later.poll.told_where, line.op.told_where])

@@ -156,7 +156,8 @@ def reveal_aborted(h: History) -> bool:
 def abort_the_committed(h: History) -> bool:
     """An abort is answered of one that is committed, and whose commit was not answered."""
     seen = {row[3] for _, _, told in h.pairs["log"] for row in told["events"]}
-    ids = {told["txn_id"]: ask["txn"] for _, ask, told in h.pairs["begin"]}
+    begun = [(ask, told["txn_id"]) for _, ask, told in h.pairs["begin"]]
+    ids = {txn_id: ask["txn"] for ask, txn_id in begun if txn_id is not None}
     known = h.done() | {ids.get(a["txn_id"]) for _, a, _ in h.pairs["state"]}
     txns = [ids[one] for one in seen if one in ids and ids[one] not in known]
     if (txn := h.one(sorted(txns))) is None:

@@ -18,7 +18,7 @@ SEEDS = st.integers(0, 1 << 32)
 
 
 @given(SEEDS)
-@settings(max_examples=150, deadline=None, print_blob=True)
+@settings(max_examples=100, deadline=None, print_blob=True)
 def test_correct_histories_are_found_correct(seed: int) -> None:
     """Whatever crashes, races or is never answered."""
     report = judge_entries(generate(seed))
@@ -37,9 +37,9 @@ def test_a_lie_is_found(name: str) -> None:
         told += 1
         report = judge_entries(entries)
         assert report.kinds & kinds, f"seed {seed}: {report.kinds}"
-        if told == 8:
+        if told == 5:
             break
-    assert told >= 4, f"it could be told {told} times only"
+    assert told >= 3, f"it could be told {told} times only"
 
 
 _made: dict[int, list[tuple[str, int, dict[str, object]]]] = {}
