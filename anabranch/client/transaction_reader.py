@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import Self
 
@@ -26,7 +27,7 @@ from anabranch.client.options import Options
 from anabranch.client.reader import split_headers
 from anabranch.client.types import Committed, Event
 from anabranch.core.ids import NO_TXN
-from anabranch.errors import DeadlineExceeded, IllegalState, MalformedRecord
+from anabranch.errors import DeadlineExceeded, IllegalState, MalformedRecord, RetryError
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, SegmentCommit
 from anabranch.topics.names import history_topic, stream_topic
@@ -92,7 +93,11 @@ class TransactionReader(Iterator[Committed]):
     def __next__(self) -> Committed:
         if self._transactions is None:
             self._transactions = self._run()
-        return next(self._transactions)
+        try:
+            return next(self._transactions)
+        except RetryError:
+            self._transactions = None  # the next call goes on
+            raise
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
@@ -134,7 +139,12 @@ class TransactionReader(Iterator[Committed]):
                 record = decode(message.value() or b"")
                 term = self._term
                 if isinstance(record, CommitRecord):
-                    events = self._feeds.events(record)
+                    try:
+                        events = self._feeds.events(record)
+                    except RetryError:
+                        # Whoever goes on begins with it.
+                        self._batch = chain((message,), self._batch)
+                        raise
                     if events is not None:
                         txn_id = None if record.txn_id == NO_TXN else record.txn_id
                         try:

@@ -12,6 +12,7 @@ import pytest
 import anabranch
 from anabranch import errors
 from anabranch.client.transaction_reader import IN_HAND
+from anabranch.schemas.records import CommitRecord
 from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
@@ -314,3 +315,26 @@ def test_only_whole_transactions_of_committed_events(client: anabranch.Client, s
         left.write(stream, b"aborted", key=b"k")
     done = commit(client, stream, b"done")
     assert [t.txn_id for t in client.read_transactions(stream, timeout=QUIET_S)] == [done.txn_id]
+
+
+def test_a_transaction_that_came_too_late_is_given_to_who_goes_on(
+    client: anabranch.Client, stream: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = commit_many(client, stream, 4)
+    with client.read_transactions(stream, group=group, timeout=QUIET_S) as reader:
+        events, calls = reader._feeds.events, itertools.count()
+
+        def late(record: CommitRecord) -> object:
+            if next(calls) in (1, 3):
+                raise errors.DeadlineExceeded("too late")
+            return events(record)
+
+        monkeypatch.setattr(reader._feeds, "events", late)
+        given = [next(reader).txn_id]
+        with pytest.raises(errors.DeadlineExceeded):
+            next(reader)
+        given.append(next(reader).txn_id)
+        with pytest.raises(errors.DeadlineExceeded):
+            list(reader)
+        given += [transaction.txn_id for transaction in reader]
+    assert given == [result.txn_id for result in results]
