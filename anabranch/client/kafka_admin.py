@@ -119,7 +119,7 @@ class KafkaAdmin:
                 for place, future in futures.items()
             }
             if any(offset < 0 for offset in found.values()):
-                # Where a leader moves, librdkafka may give the -1 that it asked with, and no error.
+                # While leaders move, and when first asked, librdkafka may give -1001 and no error.
                 raise TimeoutError
             return found
 

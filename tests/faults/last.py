@@ -1,0 +1,173 @@
+"""The end of a history: what the log holds, read raw, and what readers have been given so far."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import CommitRecord
+from anabranch.topics.names import history_topic, stream_topic
+from checker.recorder import SUFFIX, Recorder
+from tests.faults.reading import _txn_of, id_of
+
+READ_S = 60.0
+
+
+class Log:
+    """A plain consumer of committed data that knows nothing of the product."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": f"judge-{uuid.uuid4().hex}",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "log_level": 0,
+            }
+        )
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def partitions(self, topic: str) -> list[int]:
+        return sorted(self._consumer.list_topics(topic, timeout=20).topics[topic].partitions)
+
+    def read(self, topic: str, partition: int) -> tuple[int, int, list[Message]]:
+        """First offset, end offset, messages."""
+        place = TopicPartition(topic, partition)
+        start, end = self._consumer.get_watermark_offsets(place, timeout=20)
+        self._consumer.assign([TopicPartition(topic, partition, start)])
+        found: list[Message] = []
+        at, until = start, time.monotonic() + READ_S
+        while at < end:
+            assert time.monotonic() < until, (
+                f"{topic}[{partition}] can't be read from {at} to {end}"
+            )
+            found += [m for m in self._consumer.consume(10_000, 0.2) if m.error() is None]
+            at = max(at, self._consumer.position([place])[0].offset)
+        self._consumer.unassign()
+        return start, end, [m for m in found if (m.offset() or 0) < end]
+
+
+def read_events(log: Log, streams: list[str]) -> dict[str, dict[int, tuple[int, int, list[Any]]]]:
+    """Stream -> partition -> (start, end, events as in a history)."""
+    found: dict[str, dict[int, tuple[int, int, list[Any]]]] = {}
+    for stream in streams:
+        topic = stream_topic(stream)
+        found[stream] = {}
+        for partition in log.partitions(topic):
+            start, end, messages = log.read(topic, partition)
+            events = [
+                [
+                    m.offset(),
+                    key.decode() if isinstance(key := m.key(), bytes) else None,
+                    id_of(m.value()),
+                    _txn_of(m.headers()),
+                ]
+                for m in messages
+            ]
+            found[stream][partition] = start, end, events
+    return found
+
+
+def ids_of(parts: dict[int, tuple[int, int, list[Any]]]) -> set[str]:
+    """The ids of a stream's events."""
+    return {event[2] for _, _, events in parts.values() for event in events}
+
+
+def record_log(
+    recorder: Recorder, log: Log, found: dict[str, dict[int, tuple[int, int, list[Any]]]]
+) -> None:
+    """What was read into the history, and the streams' histories too."""
+    for stream, parts in found.items():
+        for partition, (start, end, events) in parts.items():
+            with recorder.asking("log", stream=stream, partition=partition) as told:
+                told |= {"start": start, "end": end, "events": events}
+        with recorder.asking("commits", stream=stream) as told:
+            _, _, messages = log.read(history_topic(stream), 0)
+            told["records"] = [
+                [
+                    m.offset(),
+                    record.timestamp,
+                    [record.txn_id.hex()] if any(record.txn_id) else [],
+                    [[s.partition, s.first, s.end] for s in record.segments],
+                ]
+                for m in messages
+                if isinstance(record := decode(m.value() or b""), CommitRecord)
+            ]
+
+
+class Given:
+    """What readers were given, by what they noted so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+        self._asked: dict[tuple[Path, int], str] = {}
+        self.by_reader: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self.by_group: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._groups: dict[str, str | None] = {}
+        self.last_of: dict[str, str] = {}  # file -> its last reader
+        self.plain: set[str] = set()  # ids of acknowledged plain writes
+        self._plain: dict[tuple[Path, int], list[str]] = {}
+        self.begun: set[str] = set()
+        self.told: int = 0
+
+    def look(self) -> None:
+        """Read on."""
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            for entry in self._lines(path):
+                if entry["kind"] == "ask":
+                    self._ask(path, entry)
+                elif entry["outcome"] == "ok":
+                    self._tell(path, entry)
+
+    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
+        with path.open("rb") as file:
+            file.seek(self._read.get(path, 0))
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._read[path] = self._read.get(path, 0) + len(line)
+                yield json.loads(line)
+
+    def _ask(self, path: Path, entry: dict[str, Any]) -> None:
+        what = entry["what"]
+        if what == "open":
+            self._groups[entry["reader"]] = entry["group"]
+            self.last_of[path.stem] = entry["reader"]
+        elif what == "poll":
+            self._asked[path, entry["op"]] = entry["reader"]
+        elif what == "plain":
+            self._plain[path, entry["op"]] = [event[1] for event in entry["events"]]
+
+    def _tell(self, path: Path, entry: dict[str, Any]) -> None:
+        plain = self._plain.pop((path, entry["op"]), None)
+        if plain is not None:
+            self.plain.update(plain)
+        elif "events" in entry and (path, entry["op"]) in self._asked:
+            reader = self._asked.pop((path, entry["op"]))
+            group = self._groups[reader]
+            for event in entry["events"]:
+                self.by_reader[reader][event[0]].add(event[4])
+                if group is not None:
+                    self.by_group[group][event[0]].add(event[4])
+        elif "committed" in entry:
+            self.told += 1
+        elif "txn_id" in entry and entry["txn_id"] is not None:
+            self.begun.add(entry["txn_id"])
+
+    def missing(self, file: str, group: str | None, wanted: dict[str, set[str]]) -> int:
+        """How many events the reader of this file, or its group, was not given yet."""
+        given = self.by_group[group] if group else self.by_reader[self.last_of.get(file, "")]
+        return sum(len(ids - given[stream]) for stream, ids in wanted.items())

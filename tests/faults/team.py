@@ -1,0 +1,329 @@
+"""Who works on an embedded cluster while faults happen; and who does that to them."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anabranch
+from anabranch.errors import AnabranchError, RetryError
+from anabranch.infra.cluster import EmbeddedCluster
+from checker.recorder import Recorder
+from tests.cluster import ControllerProcess
+from tests.crash.zygote import Child, Spec, Zygote
+from tests.faults.faults import Fault
+from tests.faults.last import Given, Log, ids_of, read_events, record_log
+from tests.faults.reading import Read
+from tests.faults.writing import CALL_S, PATIENCE, STREAMS, Help, Write, ask_state
+
+READY_S = 60.0
+END_S = 120.0
+CATCH_UP_S = 60.0
+CONTROLLER = (
+    *("--chunk-bytes", str(16 << 10)),
+    # A frozen broker answers nothing: half a minute of patience would be most of a run.
+    *("--kafka", "socket.timeout.ms=8000"),
+)
+
+
+@dataclass
+class Team:
+    """Two controllers, two writers, two helpers, and the readers that it is given."""
+
+    zygote: Zygote
+    cluster: EmbeddedCluster
+    folder: Path
+    chance: random.Random
+    readers: list[tuple[str, bool]]  # mode, whether in a group
+    prefix: str = field(default_factory=lambda: f"f{uuid.uuid4().hex[:6]}")
+    controllers: list[ControllerProcess] = field(default_factory=list)
+    clients: list[Child] = field(default_factory=list)
+    forked: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+    scalings: int = 0
+    told: int = 0
+    troubles: Counter[str] = field(default_factory=Counter)
+    defects: list[str] = field(default_factory=list)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _gone: list[Child] = field(default_factory=list)
+
+    @property
+    def scope(self) -> str:
+        return f"{self.prefix}-scope"
+
+    @property
+    def streams(self) -> list[str]:
+        return [f"{self.scope}/{name}" for name in STREAMS]
+
+    @property
+    def history(self) -> Path:
+        return self.folder / "history"
+
+    # -- starting -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """All of them, until they work."""
+        self.history.mkdir(parents=True)
+        key = self.folder / "token.key"
+        for n in range(2):
+            controller = ControllerProcess(
+                self.cluster.bootstrap,
+                self.folder / f"controller-{n}",
+                key,
+                self.prefix,
+                CONTROLLER,
+            )
+            self.controllers.append(controller.start())
+        with self.connect() as client:
+            for name in STREAMS:
+                client.create_stream(f"{self.scope}/{name}", 2, timeout=READY_S)
+        for kind in (Write, Help, Write, Help):
+            self._fork(
+                kind(
+                    self.cluster.bootstrap,
+                    self.prefix,
+                    self._name(kind.__name__.lower()),
+                    scope=self.scope,
+                    spool=str(self.history),
+                    seed=self.chance.randrange(1 << 30),
+                )
+            )
+        for mode, in_group in self.readers:
+            self._read(mode, f"{self.prefix}-{mode}" if in_group else None)
+        for child in self.clients:
+            child.wait_said("works", READY_S)
+
+    def connect(self) -> anabranch.Client:
+        return anabranch.connect(
+            self.cluster.bootstrap, prefix=self.prefix, timeout=CALL_S, config=PATIENCE
+        )
+
+    def _name(self, kind: str) -> str:
+        self.forked += 1
+        return f"{kind}-{self.forked}"
+
+    def _read(self, mode: str, group: str | None) -> None:
+        # Whole transactions are of one stream.
+        streams = self.streams[:1] if mode == "transactions" else self.streams
+        self._fork(
+            Read(
+                self.cluster.bootstrap,
+                self.prefix,
+                self._name(mode),
+                mode=mode,
+                streams=tuple(streams),
+                group=group,
+                spool=str(self.history),
+            )
+        )
+
+    def _fork(self, spec: Spec) -> Child:
+        child = self.zygote.fork(spec)
+        self.clients.append(child)
+        return child
+
+    def _again(self, child: Child) -> None:
+        """Another one of the same kind."""
+        self.clients.remove(child)
+        self._gone.append(child)
+        spec = child.spec
+        if isinstance(spec, Read):
+            self._read(spec.mode, spec.group)
+            return
+        assert isinstance(spec, Write | Help)
+        kind = type(spec)
+        self._fork(
+            kind(
+                spec.bootstrap,
+                spec.prefix,
+                self._name(kind.__name__.lower()),
+                scope=spec.scope,
+                spool=spec.spool,
+                seed=self.chance.randrange(1 << 30),
+            )
+        )
+
+    # -- faults ---------------------------------------------------------------------------------------
+
+    def suffer(self, fault: Fault) -> None:
+        """Do it, hold it, undo it."""
+        self._over.wait(fault.wait)
+        what = {"broker": self._broker, "controller": self._controller, "client": self._client}
+        what[fault.whom](fault)
+        with self._lock:
+            self.done[f"{fault.how} {fault.whom}"] += 1
+
+    def _broker(self, fault: Fault) -> None:
+        node = self.cluster.node(self.chance.choice(list(self.cluster.nodes)))
+        if fault.how == "frozen":
+            node.pause()
+            self._over.wait(fault.hold)
+            node.resume()
+        elif fault.how == "hard":
+            node.kill()
+            self._over.wait(fault.hold)
+            node.start()
+        else:
+            node.stop()
+            self._over.wait(fault.hold)
+            node.start()
+
+    def _controller(self, fault: Fault) -> None:
+        """Mostly of the one that leads."""
+        leading = [c for c in self.controllers if c.leading()]
+        some = leading if leading and self.chance.random() < 0.8 else self.controllers
+        victim = self.chance.choice(some)
+        if not victim.running:
+            raise AssertionError(f"a controller ended by itself: {victim.log_file}")
+        if fault.how == "frozen":
+            victim.signal(signal.SIGSTOP)
+            self._over.wait(fault.hold)
+            victim.signal(signal.SIGCONT)
+            return
+        if fault.how == "hard":
+            victim.kill()
+        elif code := victim.stop():
+            raise AssertionError(f"a controller ended with {code}: {victim.log_file}")
+        self._over.wait(fault.hold)
+        victim.start()
+
+    def _client(self, fault: Fault) -> None:
+        victim = self.chance.choice(self.clients)
+        assert victim.running, f"{victim.spec.name} ended by itself: {victim.events[-2:]}"
+        if fault.how == "frozen":
+            victim.signal(signal.SIGSTOP)
+            self._over.wait(fault.hold)
+            victim.go_on()
+            return
+        if fault.how == "hard":
+            victim.kill()
+        else:
+            victim.signal(signal.SIGTERM)
+            victim.wait_ended(END_S)
+            assert victim.status == 0, f"{victim.spec.name}: {victim.status} {victim.events[-2:]}"
+        self._over.wait(fault.hold)
+        self._again(victim)
+
+    def over(self) -> None:
+        """No fault is held any more."""
+        self._over.set()
+
+    def scale(self) -> None:
+        """Now and then, until it is over."""
+        recorder = Recorder(self.history / "scaler.history")
+        chance = random.Random(self.chance.random())
+        with self.connect() as client:
+            while not self._over.wait(chance.uniform(1.0, 4.0)):
+                try:
+                    with recorder.asking("scale", stream=self.streams[0]):
+                        client.scale(self.streams[0], chance.randint(1, 5))
+                    self.scalings += 1
+                except RetryError as error:
+                    self.troubles[type(error).__name__] += 1
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Faults are over: everybody ends what is under way, catches up, and the log is read."""
+        self._over.set()
+        for kind in (Write, Help):
+            for child in [c for c in self.clients if isinstance(c.spec, kind)]:
+                child.signal(signal.SIGTERM)
+                child.wait_ended(END_S)
+                self._settle(child)
+        recorder = Recorder(self.history / "last.history")
+        given = Given(self.history)
+        with self.connect() as client:
+            self._wait_ended(client)
+            given.look()
+            for turn in range(2):
+                for txn_id in sorted(given.begun):
+                    ask_state(recorder, client, bytes.fromhex(txn_id), final=True)
+                if turn == 0:
+                    self._move_lead()
+        log = Log(self.cluster.bootstrap)
+        try:
+            found = self._read_log(log, given)
+            self._catch_up(given, {stream: ids_of(parts) for stream, parts in found.items()})
+            for child in self.clients:
+                if isinstance(child.spec, Read):
+                    child.signal(signal.SIGUSR2)
+                    child.wait_ended(END_S)
+                    self._settle(child)
+            record_log(recorder, log, found)
+        finally:
+            log.close()
+        for child in self._gone:
+            self._count(child)
+        self.told = given.told
+
+    def _settle(self, child: Child) -> None:
+        self._count(child)
+        if child.status != 0:
+            self.defects.append(f"{child.spec.name} ended with {child.status}: {child.events[-3:]}")
+
+    def _count(self, child: Child) -> None:
+        for event in child.said("trouble"):
+            self.troubles[event["kind"].strip("_")] += 1
+        self.defects += [f"{child.spec.name}: {e['why']}" for e in child.said("defect")]
+        self.defects += [f"{child.spec.name}: {e['why']}" for e in child.said("failed")]
+
+    def _wait_ended(self, client: anabranch.Client) -> None:
+        """No transaction is open: those of the killed go stale first."""
+        until = time.monotonic() + END_S
+        while True:
+            try:
+                left = client.transactions(self.scope)
+            except AnabranchError as error:
+                left = [str(error)]  # type: ignore[list-item]
+            if not left:
+                return
+            assert time.monotonic() < until, f"still open: {left[:3]}"
+            time.sleep(0.2)
+
+    def _move_lead(self) -> None:
+        """Another controller answers from now on."""
+        for controller in self.controllers:
+            if controller.leading():
+                controller.stop()
+                return
+
+    def _read_log(
+        self, log: Log, given: Given
+    ) -> dict[str, dict[int, tuple[int, int, list[object]]]]:
+        """When all acknowledged plain writes are in it, or nothing new comes for long."""
+        until = time.monotonic() + CATCH_UP_S
+        while True:
+            found = read_events(log, self.streams)
+            there = set().union(*map(ids_of, found.values()))
+            if given.plain <= there or time.monotonic() > until:
+                return found
+            time.sleep(0.5)
+
+    def _catch_up(self, given: Given, wanted: dict[str, set[str]]) -> None:
+        """Until readers have been given everything, or had the time for it."""
+        until = time.monotonic() + CATCH_UP_S
+        while time.monotonic() < until:
+            given.look()
+            if not any(
+                given.missing(spec.name, spec.group, {s: wanted[s] for s in spec.streams})
+                for child in self.clients
+                if isinstance(spec := child.spec, Read) and spec.mode != "snapshots"
+            ):
+                return
+            time.sleep(0.3)
+
+    def close(self) -> None:
+        """End all processes; whatever was frozen goes on."""
+        self._over.set()
+        for child in self.clients:
+            child.kill()
+        for controller in self.controllers:
+            controller.kill()

@@ -1,0 +1,485 @@
+"""Writers that record: transactions of every kind, alone and with helpers in other processes, and plain writes.
+
+What a process asks and is told goes into its history (`docs/checker.md`) before and after. Helpers are given
+tokens, and give receipts, through files in the spool, as tasks of a batch job would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaError, Message, Producer
+
+import anabranch
+from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
+    AskOutcomeError,
+    BeginAgainError,
+    FixCallError,
+    IllegalState,
+    OutcomeUnknown,
+    RetryError,
+)
+from anabranch.topics.names import journal_topic
+from checker.recorder import Failed, Recorder, Unknown
+from tests.crash.zygote import Spec, say
+
+STREAMS = ("wide", "narrow")
+THREADS = 3
+KEYS = 12  # of all writers together, so that their order counts
+PADDING = 32  # bytes that don't compress
+BIG = 250  # events of one flush of a big one
+KEEPALIVE_S = 10.0
+FORGOTTEN_S = 3.0
+HELPERS_S = 4.0
+CALL_S = 30.0
+# Frozen brokers keep connections open: who waits for librdkafka's own minute would do little else.
+PATIENCE = {"socket.timeout.ms": 10_000}
+STATES = {
+    "OPEN": "open",
+    "COMMIT_IN_PROGRESS": "committing",
+    "FINALIZE_IN_PROGRESS": "committing",
+    "COMMITTED": "committed",
+    "ABORT_IN_PROGRESS": "aborting",
+    "ABORTED": "aborted",
+}
+
+
+@dataclass(frozen=True)
+class Write(Spec):
+    """Begins transactions, and commits, aborts or forgets them; or writes without one."""
+
+    scope: str = ""
+    spool: str = ""
+    seed: int = 0
+
+    run = "tests.faults.writing:write"
+
+
+@dataclass(frozen=True)
+class Help(Spec):
+    """Joins transactions by the tokens that it finds in the spool."""
+
+    scope: str = ""
+    spool: str = ""
+    seed: int = 0
+
+    run = "tests.faults.writing:help_out"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One event to be: where, its key, and its id, with which the value begins."""
+
+    stream: str
+    key: str
+    id: str
+
+
+def rows(name: str, count: int, chance: random.Random, scope: str) -> list[Row]:
+    """Events that nothing else has; ``name`` is unique."""
+    return [
+        Row(
+            f"{scope}/{STREAMS[chance.random() < 0.3]}",
+            f"key-{chance.randrange(KEYS)}",
+            f"{name}.{n}",
+        )
+        for n in range(count)
+    ]
+
+
+def by_stream(events: Sequence[Row]) -> dict[str, list[Row]]:
+    """Kept in order within each stream."""
+    found: dict[str, list[Row]] = {}
+    for event in events:
+        found.setdefault(event.stream, []).append(event)
+    return found
+
+
+def value_of(event: Row) -> bytes:
+    """The id, and something that makes it bigger."""
+    return event.id.encode() + b" " + os.urandom(PADDING // 2).hex().encode()
+
+
+def write_all(recorder: Recorder, to: Any, handle: str, writer: str, events: Sequence[Row]) -> None:
+    """Write to a handle of the library, one operation for each stream."""
+    for stream, of_stream in by_stream(events).items():
+        listed = [[event.key, event.id] for event in of_stream]
+        with recorder.asking("write", txn=handle, writer=writer, stream=stream, events=listed):
+            for event in of_stream:
+                to.write(stream, value_of(event), key=event.key.encode())
+
+
+@contextmanager
+def sorted_out() -> Iterator[None]:
+    """Errors of the library as the recorder's two kinds: surely without effect, and not known."""
+    try:
+        yield
+    except OutcomeUnknown as error:
+        raise Unknown(f"{type(error).__name__}: {error}") from error
+    except (RetryError, BeginAgainError, FixCallError) as error:
+        raise Failed(f"{type(error).__name__}: {error}") from error
+
+
+def ask_state(recorder: Recorder, client: anabranch.Client, txn_id: bytes, *, final: bool) -> str:
+    """What the controllers say of a transaction; ``final``: one that nobody knows is ended by it."""
+    with recorder.asking("state", txn_id=txn_id.hex()) as told:
+        try:
+            info = client.resolve(txn_id) if final else client.state(txn_id)
+        except anabranch.errors.UnknownTransaction:
+            told |= {"state": "unknown", "timestamp": None}
+        except anabranch.errors.Expired:
+            told |= {"state": "expired", "timestamp": None}
+        else:
+            told |= {
+                "state": STATES[info.state],
+                "timestamp": info.commit_timestamp or None,
+            }
+    return str(told["state"])
+
+
+class Ending:
+    """Set by SIGTERM; by SIGUSR2 too, which says that there is nothing more to come."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.at_end = False
+        signal.signal(signal.SIGTERM, lambda *_: self.event.set())
+        signal.signal(signal.SIGUSR2, lambda *_: self._last())
+
+    def _last(self) -> None:
+        self.at_end = True
+        self.event.set()
+
+
+def in_threads(number: int, ending: Ending, work: Callable[[int], None]) -> int:
+    """Run ``work`` until SIGTERM; 1 if one of the threads failed."""
+    failed: list[str] = []
+
+    def guarded(thread: int) -> None:
+        try:
+            work(thread)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test has to hear of it
+            failed.append(f"{type(error).__name__}: {error}")
+            say(number, "defect", why=failed[-1])
+            ending.event.set()
+
+    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    say(number, "works")
+    for thread in threads:
+        while thread.is_alive():  # signals are taken in between
+            thread.join(0.05)
+    return 1 if failed else 0
+
+
+# -- writers ----------------------------------------------------------------------------------------------
+
+
+def write(number: int, told: dict[str, Any]) -> int:
+    """Until SIGTERM; then what is under way is finished."""
+    spec = Write(**told)
+    ending = Ending()
+    recorder = Recorder(Path(spec.spool) / f"{spec.name}.history")
+    plain = Plain(recorder, spec.bootstrap)
+    with anabranch.connect(
+        spec.bootstrap, prefix=spec.prefix, timeout=CALL_S, config=PATIENCE
+    ) as client:
+
+        def work(thread: int) -> None:
+            lane = _Lane(number, client, spec, recorder, thread, plain)
+            while not ending.event.is_set():
+                lane.one()
+
+        return in_threads(number, ending, work)
+
+
+class Plain:
+    """A producer that knows nothing of transactions. Threads take turns."""
+
+    def __init__(self, recorder: Recorder, bootstrap: str) -> None:
+        self._recorder = recorder
+        self._bootstrap = bootstrap
+        self._producer: Producer | None = None
+        self._lock = threading.Lock()
+
+    def write(self, stream: str, events: Sequence[Row]) -> None:
+        """Acknowledged, or nobody knows."""
+        with self._lock:
+            if self._producer is None:
+                self._producer = Producer(
+                    {
+                        "bootstrap.servers": self._bootstrap,
+                        "enable.idempotence": True,
+                        "acks": "all",
+                        "linger.ms": 5,
+                        "message.timeout.ms": 60_000,
+                        "log_level": 0,
+                        **PATIENCE,
+                    }
+                )
+            failed: list[KafkaError] = []
+
+            def delivered(error: KafkaError | None, _: Message) -> None:
+                if error is not None:
+                    failed.append(error)
+
+            listed = [[event.key, event.id] for event in events]
+            with self._recorder.asking("plain", stream=stream, events=listed):
+                for event in events:
+                    self._producer.produce(
+                        journal_topic(stream),
+                        value_of(event),
+                        event.key.encode(),
+                        on_delivery=delivered,
+                    )
+                left = self._producer.flush(CALL_S)
+                if left or failed:
+                    self._producer = None  # its sequence may have a hole
+                    raise Unknown(f"{left} not acknowledged, {failed[:1]}")
+
+
+class _Lane:
+    """A thread of a writer: one transaction after the other."""
+
+    def __init__(
+        self,
+        number: int,
+        client: anabranch.Client,
+        spec: Write,
+        recorder: Recorder,
+        thread: int,
+        plain: Plain,
+    ) -> None:
+        self._number = number
+        self._client = client
+        self._scope = spec.scope
+        self._spool = Path(spec.spool)
+        self._recorder = recorder
+        self._plain = plain
+        self._chance = random.Random(f"{spec.seed}/{thread}")
+        self._base = f"{spec.name}.{thread}"
+        self._made = 0
+        self._series_number = 0
+        self._old_ids: list[bytes] = []
+
+    def one(self) -> None:
+        """Something; only troubles that a caller has to expect are passed over."""
+        kinds = {
+            self._one_shot: 6,
+            self._short: 4,
+            self._long: 2,
+            self._team: 4,
+            self._numbered: 2,
+            self._big: 1,
+            self._aborted: 1,
+            self._forgotten: 1,
+            self._without: 2,
+            self._ask: 1,
+        }
+        kind = self._chance.choices(list(kinds), list(kinds.values()))[0]
+        self._made += 1
+        try:
+            kind(f"{self._base}.{self._made}")
+        except (RetryError, BeginAgainError, AskOutcomeError, Failed, Unknown) as error:
+            say(self._number, "trouble", kind=kind.__name__, why=str(error)[:300])
+
+    def _rows(self, name: str, most: int) -> list[Row]:
+        return rows(name, self._chance.randint(1, most), self._chance, self._scope)
+
+    def _one_shot(self, handle: str) -> None:
+        op = self._recorder.ask("begin", txn=handle, scope=self._scope)
+        txn = self._client.begin(self._scope)
+        self._recorder.told(op, "ok", txn_id=None)
+        write_all(self._recorder, txn, handle, "own", self._rows(handle, 20))
+        self._commit(txn, handle, ["own"])
+
+    def _begin(self, handle: str, keepalive: float = KEEPALIVE_S) -> anabranch.Transaction:
+        with self._recorder.asking("begin", txn=handle, scope=self._scope) as told:
+            txn = self._client.begin(self._scope, keepalive=keepalive)
+            txn.token()
+            assert txn.txn_id is not None
+            told["txn_id"] = txn.txn_id.hex()
+        self._old_ids.append(txn.txn_id)
+        return txn
+
+    def _short(self, handle: str) -> None:
+        txn = self._begin(handle)
+        write_all(self._recorder, txn, handle, "own", self._rows(handle, 30))
+        self._commit(txn, handle, ["own"])
+
+    def _long(self, handle: str) -> None:
+        txn = self._begin(handle)
+        for part in range(3):
+            write_all(self._recorder, txn, handle, "own", self._rows(f"{handle}.{part}", 20))
+            time.sleep(self._chance.uniform(0.1, 1.0))
+        self._commit(txn, handle, ["own"])
+
+    def _big(self, handle: str) -> None:
+        txn = self._begin(handle)
+        for part in range(3):
+            events = rows(f"{handle}.{part}", BIG, self._chance, self._scope)
+            write_all(self._recorder, txn, handle, "own", events)
+            txn.flush()
+        self._commit(txn, handle, ["own"])
+
+    def _team(self, handle: str) -> None:
+        """This process and others, of whom any may die. Those that gave a receipt in time are taken."""
+        txn = self._begin(handle)
+        names = [f"h{n}" for n in range(self._chance.randint(1, 2))]
+        for name in names:
+            count = self._chance.choice((1, 7, 120))
+            _put(
+                self._spool / f"{handle}.{name}.task",
+                json.dumps([txn.token().hex(), handle, name, count]),
+            )
+        write_all(self._recorder, txn, handle, "own", self._rows(handle, 30))
+        receipts: dict[str, bytes] = {}
+        until = time.monotonic() + HELPERS_S
+        while len(receipts) < len(names) and time.monotonic() < until:
+            for name in names:
+                path = self._spool / f"{handle}.{name}.receipt"
+                if name not in receipts and path.exists():
+                    receipts[name] = bytes.fromhex(path.read_text())
+            time.sleep(0.01)
+        writers = ["own", *receipts]
+        self._commit(txn, handle, writers, receipts=list(receipts.values()))
+
+    def _numbered(self, handle: str) -> None:
+        """The same number again until it is told to be committed, as a batch job does."""
+        self._series_number += 1
+        for attempt in range(4):
+            again = f"{handle}.{attempt}"
+            try:
+                txn = self._begin(again)
+                write_all(self._recorder, txn, again, "own", self._rows(again, 15))
+                self._commit(
+                    txn, again, ["own"], series=f"{self._base}.s", number=self._series_number
+                )
+            except (RetryError, BeginAgainError, AskOutcomeError, Failed, Unknown) as error:
+                say(self._number, "trouble", kind="numbered", why=str(error)[:300])
+            else:
+                return
+
+    def _aborted(self, handle: str) -> None:
+        txn = self._begin(handle)
+        write_all(self._recorder, txn, handle, "own", self._rows(handle, 20))
+        if self._chance.random() < 0.7:
+            txn.flush()
+        self._abort(txn, handle)
+
+    def _forgotten(self, handle: str) -> None:
+        txn = self._begin(handle, FORGOTTEN_S)
+        write_all(self._recorder, txn, handle, "own", self._rows(handle, 20))
+        txn.flush()
+
+    def _without(self, handle: str) -> None:
+        for stream, events in by_stream(self._rows(handle, 10)).items():
+            self._plain.write(stream, events)
+
+    def _ask(self, handle: str) -> None:
+        """What became of an earlier one."""
+        if self._old_ids:
+            txn_id = self._chance.choice(self._old_ids)
+            ask_state(self._recorder, self._client, txn_id, final=False)
+
+    def _abort(self, txn: anabranch.Transaction, handle: str) -> None:
+        with self._recorder.asking("abort", txn=handle):
+            txn.abort()
+
+    def _commit(
+        self,
+        txn: anabranch.Transaction,
+        handle: str,
+        writers: list[str],
+        *,
+        receipts: list[bytes] | None = None,
+        series: str | None = None,
+        number: int | None = None,
+    ) -> None:
+        asked = {"txn": handle, "writers": writers, "series": series, "number": number}
+        try:
+            with self._recorder.asking("commit", **asked) as told, sorted_out():
+                result = txn.commit(receipts=receipts, name=series, number=number)
+                told |= {
+                    "txn_id": result.txn_id.hex(),
+                    "timestamp": result.commit_timestamp,
+                    "committed": result.counts.committed,
+                    "replayed": result.txn_id != txn.txn_id,
+                }
+        except Unknown:
+            if txn.txn_id is not None:
+                ask_state(self._recorder, self._client, txn.txn_id, final=True)
+            raise
+        except Failed:
+            with contextlib.suppress(AnabranchError):
+                self._abort(txn, handle)
+            raise
+        say(self._number, "told")
+
+
+# -- helpers ----------------------------------------------------------------------------------------------
+
+
+def help_out(number: int, told: dict[str, Any]) -> int:
+    """Until SIGTERM: take tasks, write, leave receipts."""
+    spec = Help(**told)
+    ending = Ending()
+    spool = Path(spec.spool)
+    recorder = Recorder(spool / f"{spec.name}.history")
+    with anabranch.connect(
+        spec.bootstrap, prefix=spec.prefix, timeout=CALL_S, config=PATIENCE
+    ) as client:
+
+        def work(thread: int) -> None:
+            chance = random.Random(f"{spec.seed}/{thread}")
+            while not ending.event.is_set():
+                for path in sorted(spool.glob("*.task")):
+                    mine = path.with_suffix(f".{spec.name}-{thread}")
+                    with contextlib.suppress(FileNotFoundError):  # another one was quicker
+                        path.rename(mine)
+                        _help_with(number, client, spec, recorder, chance, mine)
+                time.sleep(0.02)
+
+        return in_threads(number, ending, work)
+
+
+def _help_with(
+    number: int,
+    client: anabranch.Client,
+    spec: Help,
+    recorder: Recorder,
+    chance: random.Random,
+    task: Path,
+) -> None:
+    token, handle, name, count = json.loads(task.read_text())
+    events = rows(f"{handle}.{name}", count, chance, spec.scope)
+    try:
+        with client.join(bytes.fromhex(token)) as writer:
+            write_all(recorder, writer, handle, name, events)
+            with recorder.asking("finish", txn=handle, writer=name):
+                receipt = writer.finish()
+        _put(Path(spec.spool) / f"{handle}.{name}.receipt", receipt.to_bytes().hex())
+    except (RetryError, BeginAgainError, AlreadyCommitted, IllegalState) as error:
+        # The last two: the driver waited for so long, and commits (or has committed) without this helper.
+        say(number, "trouble", kind="help", why=str(error)[:300])
+
+
+def _put(path: Path, text: str) -> None:
+    """A whole file or none."""
+    temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
