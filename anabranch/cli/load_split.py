@@ -11,15 +11,16 @@ import gzip
 import io
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from anabranch.errors import InvalidArgument
 
 BLOCK_BYTES = 1 << 20
 MAX_RECORD_BYTES = 64 << 20
+MAX_HEADER_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -38,7 +39,7 @@ class Opened:
     columns: list[str]
     size: int
     _raw: IO[bytes]
-    _body: IO[bytes]
+    _body: _Source
     _rest: bytes
     _line: int
 
@@ -53,7 +54,7 @@ class Opened:
         while True:
             more = self._body.read(block_bytes)
             data = rest + more
-            end = len(data) if not more else record_end(data)
+            end = len(data) if not more else record_end(data, len(rest))
             if not more and data.count(b'"') % 2:
                 raise InvalidArgument(f"a quote is opened in or after line {line} and never closed")
             if end:
@@ -69,11 +70,11 @@ class Opened:
                 )
 
 
-def record_end(data: bytes) -> int:
-    """The end of the last whole record in ``data``; 0 if there is none."""
+def record_end(data: bytes, begin: int = 0) -> int:
+    """The end of the last whole record in ``data``; 0 if there is none. ``begin``: none ends before."""
     odd = data.count(b'"') % 2
     end = len(data)
-    while (newline := data.rfind(b"\n", 0, end)) >= 0:
+    while (newline := data.rfind(b"\n", begin, end)) >= 0:
         odd ^= data.count(b'"', newline, end) % 2
         if not odd:
             return newline + 1
@@ -92,35 +93,65 @@ def opened(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Opened]:
                 end = len(data)
                 break
             data += more
-            if len(data) > MAX_RECORD_BYTES:
-                raise InvalidArgument(f"{path}: the header row does not end")
+            if len(data) > max(MAX_HEADER_BYTES, block_bytes):
+                raise InvalidArgument(f"{path}: the header row does not end: is a quote missing?")
         columns = _columns(path, data[:end].removeprefix(_BOM))
         lines = data.count(b"\n", 0, end)
         yield Opened(columns, path.stat().st_size, raw, body, data[end:], lines + 1)
 
 
 def _first_record_end(data: bytes) -> int:
-    newline = -1
-    while (newline := data.find(b"\n", newline + 1)) >= 0:
-        if data.count(b'"', 0, newline) % 2 == 0:
-            return newline + 1
+    odd = at = 0
+    while (newline := data.find(b"\n", at)) >= 0:
+        odd ^= data.count(b'"', at, newline) % 2
+        at = newline + 1
+        if not odd:
+            return at
     return 0
 
 
 @contextmanager
-def _unpacked(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
+def _unpacked(path: Path, raw: IO[bytes]) -> Iterator[_Source]:
     suffix = path.suffix.lower()
+    if suffix not in (".gz", ".zip"):
+        yield raw
+        return
+    with ExitStack() as closing:
+        with _unpacking(path):
+            if suffix == ".gz":
+                body: _Source = closing.enter_context(gzip.GzipFile(fileobj=raw))
+            else:
+                archive = closing.enter_context(zipfile.ZipFile(raw))
+                body = closing.enter_context(archive.open(_member(path, archive)))
+        yield _Packed(path, body)
+
+
+@contextmanager
+def _unpacking(path: Path) -> Iterator[None]:
     try:
-        if suffix == ".gz":
-            with gzip.GzipFile(fileobj=raw) as body:
-                yield io.BufferedReader(body)
-        elif suffix == ".zip":
-            with zipfile.ZipFile(raw) as archive, archive.open(_member(path, archive)) as member:
-                yield member
-        else:
-            yield raw
-    except (gzip.BadGzipFile, zipfile.BadZipFile, EOFError) as error:
+        yield
+    except InvalidArgument:
+        raise
+    except Exception as error:  # zlib, bz2, lzma, struct and others raise what they like
         raise InvalidArgument(f"{path} can't be unpacked: {error}") from error
+
+
+class _Source(Protocol):
+    """What is read from."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """What is in a packed file. `InvalidArgument` where it is damaged."""
+
+    path: Path
+    body: _Source
+
+    def read(self, size: int, /) -> bytes:
+        with _unpacking(self.path):
+            return self.body.read(size)
 
 
 def _member(path: Path, archive: zipfile.ZipFile) -> str:
@@ -132,8 +163,10 @@ def _member(path: Path, archive: zipfile.ZipFile) -> str:
 
 
 def _columns(path: Path, header: bytes) -> list[str]:
-    rows = list(csv.reader(io.StringIO(_text(path, header), newline="")))
-    columns = rows[0] if rows else []
+    try:
+        columns = next(csv.reader(io.StringIO(_text(path, header), newline="")), [])
+    except csv.Error as error:
+        raise InvalidArgument(f"{path}: its header row is not CSV: {error}") from error
     if not columns or not any(columns):
         raise InvalidArgument(f"{path} is empty: a CSV file with a header row is expected")
     if len(set(columns)) != len(columns):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CONNECT_TIMEOUT_S = 30.0
+_MOST_DIGITS = 100  # of what is taken for a number
 
 
 class From(StrEnum):
@@ -107,7 +108,7 @@ def moment_of(text: str) -> int | datetime | None:
     """What `--at` says: a hybrid time, a moment, or None for now. `InvalidArgument` if it is none of them."""
     if text == "now":
         return None
-    if text.isdecimal():
+    if text.isdecimal() and len(text) < _MOST_DIGITS:
         return int(text)
     try:
         return datetime.fromisoformat(text)

@@ -18,16 +18,20 @@ from anabranch.core.layout import Layout
 from anabranch.core.overlay import Overlay, Rows
 from anabranch.core.rows import Entry
 from anabranch.core.states import FINISHED
-from anabranch.errors import InvariantViolation
+from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
     CarryRow,
+    EpochRow,
+    LowWaterRow,
     MovedRow,
     NameRow,
     ParticipantRow,
     PendingCommitRow,
+    PlainRow,
     Receipt,
     RoundRow,
+    ScopeRow,
     SegmentRange,
     SeriesRow,
     StreamRow,
@@ -36,6 +40,25 @@ from anabranch.schemas.records import (
     WriterRow,
     YieldedRow,
 )
+
+_ROWS: dict[Entry, type] = {
+    Entry.TERM: TermRow,
+    Entry.ROUND: RoundRow,
+    Entry.SCOPE: ScopeRow,
+    Entry.STREAM: StreamRow,
+    Entry.NAME: NameRow,
+    Entry.EPOCH: EpochRow,
+    Entry.LOW_WATER: LowWaterRow,
+    Entry.PLAIN: PlainRow,
+    Entry.SERIES: SeriesRow,
+    Entry.TXN: TxnRow,
+    Entry.PARTICIPANT: ParticipantRow,
+    Entry.WRITER: WriterRow,
+    Entry.PENDING_COMMIT: PendingCommitRow,
+    Entry.CARRY: CarryRow,
+    Entry.MOVED: MovedRow,
+    Entry.YIELDED: YieldedRow,
+}
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -75,10 +98,17 @@ class State:
         self.low_water: dict[tuple[str, int], int] = {}
         self.open: dict[bytes, OpenTxn] = {}
         self.committing: dict[bytes, None] = {}  # open ones with a pending commit
+        # Transactions' rows that were folded and that nobody can read, as long as no later one takes their place.
+        self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
         self.rederive()
 
     def rederive(self) -> None:
-        """Derive the decoded views afresh from the rows, after `fold_row`s or at the start."""
+        """Derive the decoded views afresh from the rows, after `fold_row`s or at the start.
+
+        `MalformedRecord`, `UnsupportedVersion`: a row that no controller, or a newer one, has written.
+        """
+        for error in self.unreadable.values():
+            raise error
         self.term = None
         self.round = RoundRow(term=0, hybrid_time=0, commands_offset=0, expired_ms=0)
         self.scopes.clear()
@@ -91,11 +121,18 @@ class State:
         self.open.clear()
         self.committing.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
-            self._derive(key[1:], decode(value))
+            self._rederive(key[1:], value)
         for open_key in [key for key, _ in self._table.scan(k.OPEN)]:
             # The transaction's own row has the lowest entry type: it comes first.
             for key, value in self._table.scan(k.STATUS + open_key[1:]):
-                self._derive(key[1:], decode(value))
+                self._rederive(key[1:], value)
+
+    def _rederive(self, key: bytes, value: bytes) -> None:
+        row = _read(key, value)
+        try:
+            self._derive(key, row)
+        except UnicodeDecodeError as error:
+            raise _foreign(key, error) from error
 
     # -- the one way to change it --------------------------------------------------------------------
 
@@ -109,9 +146,16 @@ class State:
     def fold_row(self, key: bytes, value: bytes | None) -> None:
         """Upsert one record read from the log. Call `rederive` after the last one."""
         is_txn = len(key) == TXN_ID_SIZE + 1 and key[-1] == Entry.TXN
+        row = None
         if is_txn:
             self.open.pop(key[:TXN_ID_SIZE], None)  # the view is behind the rows: don't read it
-        self._upsert(key, decode(value) if is_txn and value is not None else None, value)
+            self.unreadable.pop(key, None)
+            try:
+                row = None if value is None else _read(key, value)
+            except (MalformedRecord, UnsupportedVersion) as error:
+                self.unreadable[key] = error
+                return
+        self._upsert(key, row, value)
 
     def _upsert(self, key: bytes, row: Any, value: bytes | None) -> None:
         self._set_derived(key, row)
@@ -283,6 +327,29 @@ class State:
     def take_changes(self) -> dict[bytes, bytes | None]:
         """The table changes since the last call; the caller writes them to the table, then goes on."""
         return self._table.take()
+
+
+def _read(key: bytes, value: bytes) -> Any:
+    """The row of a status record. `MalformedRecord`, `UnsupportedVersion`."""
+    try:
+        row, (_, entry, identifier) = decode(value), k.split_key(key)
+    except (MalformedRecord, UnsupportedVersion) as error:
+        raise _foreign(key, error, type(error)) from error
+    if not isinstance(row, _ROWS[entry]):
+        raise _foreign(key, f"a {type(row).__name__} where {_ROWS[entry].__name__} belongs")
+    if identifier and entry in (Entry.TERM, Entry.ROUND):
+        raise _foreign(key, "bytes too many in the key")
+    return row
+
+
+def _foreign(
+    key: bytes, what: object, kind: type[MalformedRecord | UnsupportedVersion] = MalformedRecord
+) -> MalformedRecord | UnsupportedVersion:
+    who = "no" if kind is MalformedRecord else "a newer, or no,"
+    return kind(
+        f"the status log has a row that {who} controller wrote, of key {key.hex()}: {what}. Let only controllers "
+        "write to that topic; a record of this key with a null value takes the row away"
+    )
 
 
 def _put(into: dict[K, V], key: K, value: V | None) -> None:

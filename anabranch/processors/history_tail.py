@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.core.plan import Tail
-from anabranch.errors import InvariantViolation
+from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
 from anabranch.ports import Clock, Log, LogUnavailable, TopicPartition
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, EpochRecord
@@ -29,9 +29,7 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
         low = max(start, end - window)
         last = _last_record(log, clock, deadline, partition, low, end)
         if last is not None:
-            record = decode(last.value or b"")
-            if not isinstance(record, EpochRecord | CommitRecord):
-                raise TypeError(f"history of {stream} holds a {type(record).__name__}")
+            record = _history_record(partition, last)
             epoch = (
                 record
                 if isinstance(record, EpochRecord)
@@ -42,6 +40,23 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
         if low == start:
             return Tail()
         window *= 8  # markers and aborted rounds fill the window
+
+
+def _history_record(partition: TopicPartition, found: Record) -> EpochRecord | CommitRecord:
+    """`MalformedRecord`, `UnsupportedVersion`: of nobody's, or of a newer controller's."""
+    kind: type[MalformedRecord | UnsupportedVersion] = MalformedRecord
+    try:
+        record = decode(found.value or b"")
+        if isinstance(record, EpochRecord | CommitRecord):
+            return record
+        what = f"a {type(record).__name__}"
+    except (MalformedRecord, UnsupportedVersion) as error:
+        kind, what = type(error), str(error)
+    who = "no" if kind is MalformedRecord else "a newer, or no,"
+    raise kind(
+        f"{partition.topic} has a record at offset {found.offset} that {who} controller wrote: {what}. Let only "
+        "controllers write to that topic, and replace the stream by a new one"
+    )
 
 
 def _epoch_of(
@@ -57,12 +72,15 @@ def _epoch_of(
     while low < high:
         middle = (low + high) // 2
         found = _first_record(log, clock, deadline, partition, middle, high + 1)
-        if found is not None and decode(found.value or b"").stream_epoch < commit.stream_epoch:
+        if (
+            found is not None
+            and _history_record(partition, found).stream_epoch < commit.stream_epoch
+        ):
             low = found.offset + 1
         else:
             high = middle
     first = _first_record(log, clock, deadline, partition, low, span[1] + 1)
-    record = decode(first.value or b"") if first is not None else None
+    record = _history_record(partition, first) if first is not None else None
     if not isinstance(record, EpochRecord):
         raise InvariantViolation(f"{partition.topic} has no EPOCH record {commit.stream_epoch}")
     return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,13 +15,28 @@ from anabranch.core.plan import ReplyTo
 from anabranch.core.state import State
 from anabranch.core.turn import Settings
 from anabranch.errors import check
-from anabranch.ports import Fetched, Log, OffsetOutOfRange, Table, TopicPartition
+from anabranch.ports import (
+    CorruptBatch,
+    Fetched,
+    Log,
+    OffsetOutOfRange,
+    RawBatch,
+    Table,
+    TopicPartition,
+)
 from anabranch.processors.journals import index_fetched
 from anabranch.topics.batch import read_header
 from anabranch.topics.names import commands_topic, journal_topic
 from anabranch.topics.records import Record, decode_records
 
+log = logging.getLogger("anabranch.controller")
+
 FETCH_BYTES = 4 << 20
+# Anybody may write commands, and a small batch can unpack to much: what one may have, and what is queued at once.
+MAX_UNPACKED_BYTES = 128 << 20
+MAX_BATCH_RECORDS = 100_000
+QUEUED_BYTES = 32 << 20
+_RECORD_BYTES = 300  # what a queued command takes, beyond its payload
 
 
 @dataclass(slots=True)
@@ -38,7 +54,8 @@ class Intake:
     """Reads commands and journals together.
 
     ``rows``: changes of the journal index that wait for the next round; its commit proves that nobody else
-    led while they were made.
+    led while they were made. ``unreadable``: batches of commands that were passed over, as nothing can be read in
+    them, or too much.
     """
 
     log: Log
@@ -47,6 +64,7 @@ class Intake:
     rows: Overlay = field(init=False)
     index: JournalIndex = field(init=False)
     queue: list[Command] = field(default_factory=list)
+    unreadable: int = 0
     _commands_at: int = 0
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -143,12 +161,33 @@ class Intake:
         )
 
     def _queue_commands(self, fetched: Fetched) -> None:
+        size = 0
         for batch in fetched.batches:
+            if size > QUEUED_BYTES:
+                self._commands_at = batch.base_offset  # the rest is fetched again
+                return
             native = read_header(batch.data).is_transactional
-            for record in decode_records(batch.data):
+            for record in self._records(batch):
                 if record.offset >= self._commands_at:
                     self.queue.append(self._command(record, native))
+                    size += len(record.value or b"") + _RECORD_BYTES
         self._commands_at = fetched.next_offset
+
+    def _records(self, batch: RawBatch) -> list[Record]:
+        """A batch's records; none of one that nobody can read: it must not stop everybody else's commands."""
+        try:
+            if read_header(batch.data).record_count > MAX_BATCH_RECORDS:
+                raise CorruptBatch(f"more than {MAX_BATCH_RECORDS} records")
+            return decode_records(batch.data, limit=MAX_UNPACKED_BYTES)
+        except CorruptBatch as error:
+            self.unreadable += 1
+            log.warning(
+                "%s[%d]: the batch at offset %d is passed over: %s",
+                *self._commands_partition,
+                batch.base_offset,
+                error,
+            )
+            return []
 
     def _command(self, record: Record, native: bool) -> Command:
         """The command in a record; without its two headers nobody waits for an answer."""

@@ -118,6 +118,8 @@ def fold_to_end(
     """Apply the status log up to its end as of now, rows and position in one table write each.
 
     The end is the high watermark, or the last stable offset if ``stable_only``.
+
+    Raises: LogError; MalformedRecord, UnsupportedVersion: a row of nobody's, or of a newer controller.
     """
     deadline = clock.monotonic() + FOLD_DEADLINE_S
     end = log.end_offsets([status], committed=stable_only)[status]
@@ -139,6 +141,8 @@ def fold_to_end(
                 if record.key is not None and record.offset >= position:
                     state.fold_row(record.key, record.value)
         position = fetched[status].next_offset
+        if state.unreadable:
+            continue  # a later record may take it away; if none does, the table stays behind it
         changes = state.take_changes()
         changes[STATUS_POSITION] = position.to_bytes(8, "big")
         table.write(changes)

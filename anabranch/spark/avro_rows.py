@@ -10,7 +10,6 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
-from fastavro.schema import SchemaParseException
 from fastavro.types import Schema
 from pyspark.sql import types as t
 
@@ -108,8 +107,8 @@ def parse(text: str) -> Schema:
     """The schema of option ``avroschema``. `InvalidArgument`: it is none, or not of a record."""
     try:
         parsed = fastavro.parse_schema(json.loads(text), _write_hint=False)
-    except (ValueError, SchemaParseException) as error:
-        raise InvalidArgument(f"option avroschema is no Avro schema: {error}") from error
+    except Exception as error:  # fastavro raises many kinds on what is no schema
+        raise InvalidArgument(f"option avroschema is no Avro schema: {error!r}") from error
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise InvalidArgument("option avroschema: a record is needed, with a field for each column")
     return parsed

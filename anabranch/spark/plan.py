@@ -18,6 +18,7 @@ from anabranch.spark.options import Connection, Options
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_MOST_DIGITS = 100  # of what is taken for a number
 DEFAULT_ROWS = 1_000_000  # 1 to 2 s of a task's time, which takes a tenth to start
 
 
@@ -52,7 +53,7 @@ def streams_of(options: Options) -> tuple[str, ...]:
 
 def moment(name: str, text: str) -> int | datetime:
     """A hybrid time, or an ISO datetime with its time zone."""
-    if text.isdecimal() and int(text) <= MAX:
+    if text.isdecimal() and len(text) < _MOST_DIGITS and int(text) <= MAX:
         return int(text)
     try:
         at = datetime.fromisoformat(text)

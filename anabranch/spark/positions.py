@@ -59,12 +59,19 @@ def is_new(offset: Mapping[str, Any]) -> bool:
     return bool(offset.get(_NEW))
 
 
+def _number(given: Any, least: int, bits: int = 63) -> int:
+    if not isinstance(given, int) or not least <= given < 1 << bits:
+        raise ValueError(f"{given!r} is no such number")
+    return given
+
+
 def from_json(offset: Mapping[str, Any]) -> dict[str, Position]:
     """`MalformedRecord` if it is none of ours."""
     try:
         return {
             stream: Position(
-                int(found["after"]), {int(p): int(o) for p, o in found["vector"].items()}
+                _number(found["after"], -1),
+                {_number(int(p), 0, 31): _number(o, 0) for p, o in found["vector"].items()},
             )
             for stream, found in offset.items()
             if stream != _NEW

@@ -22,6 +22,7 @@ NAMES = {number: name for name, number in CODECS.items()}
 
 MAX_UNPACKED_BYTES = 512 << 20
 _FIRST_SCRATCH_BYTES = 1 << 20
+_KEPT_SCRATCH_BYTES = 64 << 20  # more is given back at the next use
 # What cramjam says if only the room was too small; anything else is damage.
 _NO_ROOM = "failed to write whole buffer"
 # The framing of Java's snappy streams: magic, version and compatible version, then blocks with lengths.
@@ -34,7 +35,7 @@ _ZSTD_LEVEL = 3
 
 
 class _Scratch(threading.local):
-    """A buffer of each thread that unpacking reuses; it grows up to what was needed most."""
+    """A buffer of each thread that unpacking reuses; it grows up to what was needed most, but for rare giants."""
 
     def __init__(self) -> None:
         self.room = bytearray(_FIRST_SCRATCH_BYTES)
@@ -71,6 +72,8 @@ def decompress_scratch(codec: int, data: Buffer, *, limit: int = MAX_UNPACKED_BY
     """
     if codec == NONE:
         return memoryview(data)
+    if len(_scratch.room) > _KEPT_SCRATCH_BYTES:
+        _scratch.room = bytearray(_FIRST_SCRATCH_BYTES)
     if codec == SNAPPY:
         return _unpack_snappy(data, limit)
     if codec == GZIP:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # Up to so many records, plain Python is quicker than loading numba.
 _SMALL = 256
 _FIRST_ROWS = 256
+# A small batch can unpack to millions of records; a run of each would cost the reader a GB and many seconds.
+MAX_RUNS = 100_000
 
 
 class Kind(IntEnum):
@@ -31,7 +33,9 @@ class Kind(IntEnum):
     WRITE = 0  # one ab.txn header of 28 bytes
     PLAIN = 1  # no header that starts with ab.
     OP = 2  # one ab.op header
-    MALFORMED = 3  # the batch can't be read; the run stands for all of it
+    MALFORMED = (
+        3  # the batch can't be read, or has more runs than `MAX_RUNS`; the run stands for all of it
+    )
     DOUBLE_TXN = 4  # several ab.txn headers
     TXN_AND_OP = 5  # ab.txn and ab.op
     DOUBLE_OP = 6  # several ab.op headers
@@ -168,7 +172,7 @@ def scan_body(body: Buffer, header: BatchHeader) -> list[Run]:
         )
     else:
         rows = _scan_compiled(kernel, body, header)
-    if rows is None:
+    if rows is None or len(rows) > MAX_RUNS:
         return [_malformed(header.last_offset_delta, header.record_count)]
     return [_run(row, body, header) for row in rows]
 
@@ -191,16 +195,17 @@ def _scan_compiled(kernel: ModuleType, body: Buffer, header: BatchHeader) -> lis
         if found >= 0:
             listed: list[list[int]] = rows[:found].tolist()
             return listed
-        if found == kernel.MALFORMED_RESULT:
+        if found == kernel.MALFORMED_RESULT or room == MAX_RUNS:
             return None
         # At most one run a record, so this ends.
-        room = min(room * 8, header.record_count)
+        room = min(room * 8, header.record_count, MAX_RUNS)
 
 
 def _run(row: list[int], body: Buffer, header: BatchHeader) -> Run:
     first, last, count, checksum, txn_at, low, high, keyless, size, kind = row
     txn = bytes(memoryview(body)[txn_at : txn_at + TXN_HEADER_SIZE]) if txn_at >= 0 else b""
     pure = kind == Kind.WRITE and count == header.record_count and header.is_dense
+    pure = pure and not header.is_control
     return Run(Kind(kind), first, last, count, checksum, txn, low, high, keyless, size, pure)
 
 

@@ -101,10 +101,14 @@ def parse_settings(bootstrap: str, options: Mapping[str, object]) -> Settings:
     return Settings(_addresses(bootstrap), tls=_tls(security), **values)  # type: ignore[arg-type]
 
 
+_MOST = (1 << 31) - 1
+_MOST_PORT = (1 << 16) - 1
+
+
 def _positive_int(value: object) -> int:
     number = int(str(value))
-    if number <= 0:
-        raise ValueError("a number above 0 is needed")
+    if not 0 < number <= _MOST:
+        raise ValueError(f"a number from 1 to {_MOST} is needed")
     return number
 
 
@@ -168,9 +172,10 @@ def _addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:
             continue
         if not colon:
             host, port = text, "9092"
-        if not host or not port.isdigit():
+        number = int(port) if port.isdecimal() and len(port) < 10 else 0
+        if not host or not 0 < number <= _MOST_PORT:
             raise UnsupportedSetting(f"bootstrap.servers: {part!r} is not host:port")
-        addresses.append((host.strip("[]"), int(port)))
+        addresses.append((host.strip("[]"), number))
     if not addresses:
         raise UnsupportedSetting("bootstrap.servers names no broker")
     return tuple(addresses)

@@ -28,10 +28,17 @@ from confluent_kafka.admin import (
 
 import anabranch
 from anabranch import errors
-from anabranch.ports import Log
+from anabranch.ports import Log, TopicPartition
+from anabranch.processors.intake import MAX_UNPACKED_BYTES
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
+from anabranch.topics.batch import Packed
+from anabranch.topics.compression import NONE, ZSTD, compress
+from anabranch.topics.journal_producer import JournalProducer
 from anabranch.topics.kafka_log import KafkaLog
+from anabranch.topics.records import put_varint
+from anabranch.topics.settings import parse_settings
+from anabranch.topics.wire.cluster import Cluster as Brokers
 from tests.cluster import Cluster, start_cluster
 from tests.crash.oracle import check_stream, read_stream
 from tests.crash.raw import Pen, Raw, Refused, make_txn_id, partition_of
@@ -43,6 +50,7 @@ KEEPALIVE_MS = 600_000
 SOON_S = 10.0
 WAIT_MS = 10_000
 NO_WRITER = b"\0" * 16
+NOW_MS = int(time.time() * 1000)
 
 
 @pytest.fixture(scope="module")
@@ -358,6 +366,50 @@ def test_garbage_on_the_commands_topic(place: Place, what: str) -> None:
     with pytest.raises(Refused) as refused:
         place.raw.ask(payload)
     assert refused.value.code == code
+
+
+def varlong(value: int) -> bytes:
+    out = bytearray()
+    put_varint(out, value)
+    return bytes(out)
+
+
+def one_record(timestamp_delta: int, value: int) -> bytes:
+    """A record without key whose value is so many zeros."""
+    inner = b"\0" + varlong(timestamp_delta) + b"\0\1" + varlong(value) + bytes(value) + b"\0"
+    return varlong(len(inner)) + inner
+
+
+# Batches that a broker takes, and nobody can read (of commands, it looks at the timestamps).
+UNREADABLE: dict[str, Callable[[], Packed]] = {
+    # The sum of two numbers of 64 bits.
+    "a timestamp beyond 64 bits": lambda: Packed(
+        one_record(1 << 40, 3), NONE, 1, (1 << 63) - (1 << 39), (1 << 63) - 1
+    ),
+    "a bomb": lambda: Packed(
+        compress(ZSTD, one_record(0, MAX_UNPACKED_BYTES + 1)), ZSTD, 1, NOW_MS, NOW_MS
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("topic", "what"),
+    [("journal", "a timestamp beyond 64 bits"), ("journal", "a bomb"), ("commands", "a bomb")],
+)
+def test_batch_that_nobody_can_read(place: Place, topic: str, what: str) -> None:
+    name = f"{place.cluster.prefix}.commands" if topic == "commands" else place.journal
+    brokers = Brokers(parse_settings(place.cluster.bootstrap, {}))
+    deadline = time.monotonic() + 20
+    try:
+        producer = JournalProducer(brokers, deadline)
+        try:
+            producer.append(TopicPartition(name, 0), UNREADABLE[what](), deadline)
+            producer.flush(deadline)
+        finally:
+            producer.close()
+    finally:
+        brokers.close()
+    assert place.state(place.begin()).state == "OPEN"
 
 
 WRONG_HEADERS: dict[str, list[tuple[str, bytes]]] = {

@@ -109,6 +109,9 @@ def make_checks(
     )
 
 
+_MOST_DIGITS = 100  # of what is taken for a number
+
+
 def moment_of(text: str | None) -> int | None:
     """A hybrid time from a number, or from a time in ISO 8601 (without a zone: UTC). None stays None.
 
@@ -117,7 +120,7 @@ def moment_of(text: str | None) -> int | None:
     """
     if text is None:
         return None
-    if text.isdigit():
+    if text.isdecimal() and len(text) < _MOST_DIGITS:
         return int(text)
     try:
         moment = datetime.fromisoformat(text)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from kio.serial import entity_reader, entity_writer
 
 from anabranch.topics.batch import Buffer
+from anabranch.topics.wire.broken import MalformedAnswer
+from anabranch.topics.wire.claims import check_claims
 
 
 class Api(NamedTuple):
@@ -86,6 +88,10 @@ def request(api: Api, version: int, /, **fields: Any) -> bytes:
 
 
 def answer(api: Api, version: int, body: Buffer) -> Any:
-    """An answer's message."""
+    """An answer's message. `MalformedAnswer` if it is none."""
     kind = getattr(_module(api, version, "response"), f"{api.name}Response")
-    return entity_reader(kind)(bytes(body), 0)[0]
+    check_claims(kind, body)
+    try:
+        return entity_reader(kind)(bytes(body), 0)[0]
+    except Exception as error:  # kio raises many kinds on bytes that are no message
+        raise MalformedAnswer(f"no answer to {api.name} {version}: {error!r}") from error

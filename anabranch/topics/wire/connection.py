@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from anabranch.ports import LogRefused
 from anabranch.topics.batch import Buffer
 from anabranch.topics.wire import calls
+from anabranch.topics.wire.broken import ConnectionBroken as ConnectionBroken
 from anabranch.topics.wire.calls import API_VERSIONS, Api
 from anabranch.topics.wire.codes import UNSUPPORTED_VERSION
 
@@ -25,17 +26,6 @@ _MAX_BUFFERS = 512
 _JOIN_BYTES = 16_384
 _MAX_ANSWER_BYTES = 1 << 30
 _DRAIN_S = 5.0
-
-
-class ConnectionBroken(Exception):
-    """The connection failed, or its deadline passed: what was in flight may have been done or not.
-
-    ``sent`` is False if no byte of the request can have reached the broker.
-    """
-
-    def __init__(self, message: str, *, sent: bool = True) -> None:
-        super().__init__(message)
-        self.sent = sent
 
 
 class Connection:

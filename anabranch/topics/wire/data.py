@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from anabranch.ports import TopicPartition
 from anabranch.topics.batch import Buffer
+from anabranch.topics.wire.broken import MalformedAnswer as MalformedAnswer
 from anabranch.topics.wire.calls import FETCH, PRODUCE
 
 PRODUCE_BY_ID_FROM = 13
@@ -27,10 +28,6 @@ _ACKS_TIMEOUT = struct.Struct(">hi")
 _PRODUCED = struct.Struct(">ihqqq")
 _FETCHED = struct.Struct(">ihqqq")
 _PAIR = struct.Struct(">qq")
-
-
-class MalformedAnswer(Exception):
-    """An answer that is not what the protocol says."""
 
 
 def uvarint(value: int) -> bytes:

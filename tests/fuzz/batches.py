@@ -1,0 +1,208 @@
+"""Fuzzed: record batches, in plain Python and through the compiled code's callers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from anabranch.core.keyspace import SPACE
+from anabranch.ports import CorruptBatch, LogRefused, RawBatch
+from anabranch.processors.journals import scan
+from anabranch.schemas.records import SegmentRange
+from anabranch.topics import framing
+from anabranch.topics.batch import patch, read_header, split_batches
+from anabranch.topics.builder import BatchBuilder
+from anabranch.topics.columns_read import ColumnsBuilder
+from anabranch.topics.compression import CODECS, compress, decompress
+from anabranch.topics.records import decode_records
+from anabranch.topics.splice import JournalRun
+from anabranch.topics.split import Split
+from tests.fuzz.mutate import mutated_batch
+from tests.fuzz.samples import batches
+from tests.fuzz.target import Run, Target
+
+_UNPACKED = 32 << 20
+
+
+def _raw(data: bytes) -> RawBatch:
+    """A batch as a fetch gives it. `CorruptBatch`."""
+    found = list(split_batches(data))
+    if len(found) != 1 or len(found[0].data) != len(data):
+        raise CorruptBatch("not one whole batch")
+    return found[0]
+
+
+def _blobs() -> Run:
+    def run(data: bytes) -> None:
+        end = 0
+        for batch in split_batches(data):
+            assert 0 <= batch.base_offset < batch.next_offset
+            end += len(batch.data)
+            read_header(batch.data)
+        assert end <= len(data)
+
+    return run
+
+
+def _decode() -> Run:
+    def run(data: bytes) -> None:
+        batch = _raw(data)
+        header = read_header(batch.data)
+        records = decode_records(batch.data)
+        assert len(records) == header.record_count
+        offsets = [record.offset for record in records]
+        assert offsets == sorted(set(offsets))
+        assert all(batch.base_offset <= offset < batch.next_offset for offset in offsets)
+
+    return run
+
+
+def _scan() -> Run:
+    """What a controller does with every journal batch: nothing is raised, whatever it is."""
+
+    def run(data: bytes) -> None:
+        try:
+            batch = _raw(data)
+        except CorruptBatch:
+            batch = RawBatch(0, 1, memoryview(data))
+        runs = framing.scan_batch(batch)
+        scanned = scan(batch)
+        pure = framing.pure_txn(batch)
+        if any(run.kind is framing.Kind.MALFORMED for run in runs):
+            assert len(runs) == 1
+            assert pure is None
+            return
+        records = decode_records(batch.data)
+        assert sum(run.records for run in runs) == len(records)
+        assert pure == (runs[0].txn if len(runs) == 1 and runs[0].pure else None)
+        taken = sum(run.records for run in (*scanned.runs, *scanned.plain))
+        assert taken + sum(scanned.rejected.values()) <= len(records)
+
+    return run
+
+
+def _compiled_scan() -> Run:
+    framing.warm()
+    return _scan()
+
+
+def _patch() -> Run:
+    def run(data: bytes) -> None:
+        again = patch(data, 7, 1, 5)
+        decode_records(again)
+
+    return run
+
+
+def _dense() -> list[bytes]:
+    return [data for data in batches() if read_header(data).is_dense]
+
+
+def _copy() -> Run:
+    def run(data: bytes) -> None:
+        batch = _raw(data)
+        runs = framing.scan_batch(batch)
+        if not runs or runs[0].kind is framing.Kind.MALFORMED:
+            return
+        builder = BatchBuilder("lz4")
+        taken = sum(builder.add_from_batch(batch, run.first_delta, run.last_delta) for run in runs)
+        assert taken == sum(run.records for run in runs)
+        rows = [record[2:] for record in decode_records(batch.data)]
+        assert [record[2:] for record in decode_records(builder.build())] == rows
+
+    return run
+
+
+def _compiled_copy() -> Run:
+    framing.warm()
+    return _copy()
+
+
+_SEGMENTS = [
+    SegmentRange(0, 0, SPACE // 3, 0),
+    SegmentRange(1, SPACE // 3, SPACE, 1),
+]
+
+
+def _split() -> Run:
+    def run(data: bytes) -> None:
+        batch = _raw(data)
+        scanned = scan(batch)
+        out = Split(_SEGMENTS)
+        for found in (*scanned.plain, *scanned.runs):
+            out.add(batch, cast("JournalRun", found), 0)
+        parts = [list(decode_records(b.data)) for made in out.done() for b in made]
+        total = sum(found.records for found in (*scanned.plain, *scanned.runs))
+        assert sum(map(len, parts)) == total
+
+    return run
+
+
+def _compiled_split() -> Run:
+    framing.warm()
+    return _split()
+
+
+def _columns() -> Run:
+    everything = np.array([[0], [(1 << 63) - 1]], dtype=np.int64)
+
+    def run(data: bytes) -> None:
+        batch = _raw(data)
+        builder = ColumnsBuilder(rows=64, size=4096)
+        done = [builder.add(batch, everything), builder.finish()]
+        records = decode_records(batch.data)
+        columns = [chunk for chunk in done if chunk is not None]
+        assert [int(o) for chunk in columns for o in chunk.offsets] == [x.offset for x in records]
+        assert sum(chunk.keys.nulls for chunk in columns) == sum(x.key is None for x in records)
+
+    return run
+
+
+def _unpack(codec: int) -> Run:
+    return lambda data: decompress(codec, data, limit=_UNPACKED)
+
+
+def _packed(codec: int) -> list[bytes]:
+    bodies = (b"", b"x", b"abc" * 500, bytes(range(256)) * 40, bytes(100_000))
+    found = [compress(codec, body) for body in bodies]
+    if codec == CODECS["snappy"]:
+        found += [_xerial(body) for body in bodies[1:]]
+    return found
+
+
+def _xerial(body: bytes) -> bytes:
+    """As Java's streams frame snappy."""
+    half = len(body) // 2
+    blocks = [compress(CODECS["snappy"], part) for part in (body[:half], body[half:])]
+    head = b"\x82SNAPPY\x00" + bytes((0, 0, 0, 1, 0, 0, 0, 1))
+    return head + b"".join(len(block).to_bytes(4, "big") + block for block in blocks)
+
+
+_BAD = (CorruptBatch,)
+_MEMORY = 600  # a small input may unpack to much: what is allowed, twice
+
+TARGETS = (
+    Target("blobs", lambda: [b"".join(batches()[:3]), *batches()], _blobs, _BAD, inputs=4000),
+    Target("batches", batches, _decode, _BAD, mutated_batch, 2500, _MEMORY),
+    Target("scan", batches, _scan, (), mutated_batch, 1000, _MEMORY),
+    Target("scan-compiled", batches, _compiled_scan, (), mutated_batch, 2500, _MEMORY),
+    Target("patch", _dense, _patch, (CorruptBatch, LogRefused), mutated_batch, 500, _MEMORY),
+    Target("copy", batches, _copy, _BAD, mutated_batch, 300, _MEMORY),
+    Target("copy-compiled", batches, _compiled_copy, _BAD, mutated_batch, 500, _MEMORY),
+    Target("split", batches, _split, _BAD, mutated_batch, 300, _MEMORY),
+    Target("split-compiled", batches, _compiled_split, _BAD, mutated_batch, 500, _MEMORY),
+    Target("columns", batches, _columns, _BAD, mutated_batch, 1000, _MEMORY),
+    *(
+        Target(
+            f"unpack-{name}",
+            partial(_packed, number),
+            partial(_unpack, number),
+            _BAD,
+            inputs=400,
+        )
+        for name, number in CODECS.items()
+        if number
+    ),
+)

@@ -1,0 +1,232 @@
+"""Fuzzed: compiled code itself, on arrays of exactly the size that its callers promise, between guard pages.
+
+Its callers unpack and check before; here it gets bodies as they are, and header fields at their edges.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anabranch.errors import MalformedRecord, UnsupportedVersion
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import decode, encode
+from anabranch.topics import framing_oracle
+from anabranch.topics.batch import read_header
+from anabranch.topics.columns_read import _Room
+from anabranch.topics.compression import decompress
+from anabranch.topics.records import MIN_RECORD_BYTES
+from tests.fuzz.guarded import Guarded
+from tests.fuzz.samples import batches, sample
+from tests.fuzz.target import Run, Target
+
+_HEAD = struct.Struct(">iiq")  # record count, last offset delta, base timestamp
+_MOST = 2 << 20
+_MOST_RECORDS = _MOST // MIN_RECORD_BYTES
+
+
+class _Input(NamedTuple):
+    body: Any
+    records: int
+    last_delta: int
+    base_timestamp: int
+    at_end: bool
+
+
+def _seeds() -> list[bytes]:
+    found = []
+    for data in batches():
+        header = read_header(data)
+        body = decompress(header.compression, data[61:])
+        head = _HEAD.pack(header.record_count, header.last_offset_delta, header.base_timestamp)
+        found.append(head + body)
+    return found
+
+
+class _Bodies:
+    def __init__(self) -> None:
+        self._room = Guarded(_MOST)
+
+    def of(self, data: bytes) -> _Input:
+        head, body = data[: _HEAD.size].ljust(_HEAD.size, b"\x00"), data[_HEAD.size :]
+        at_end = len(data) % 4 != 0
+        count, last_delta, base_timestamp = _HEAD.unpack(head)
+        filled = self._room.filled(body, at_end=at_end)
+        return _Input(filled, count, last_delta, base_timestamp, at_end)
+
+
+def _scan() -> Run:
+    from anabranch.topics import framing_kernel as kernel
+
+    bodies, room = _Bodies(), Guarded(_MOST_RECORDS * kernel.COLUMNS * 8)
+
+    def run(data: bytes) -> None:
+        body, count, last_delta, base, at_end = bodies.of(data)
+        expected = framing_oracle.scan(bytes(body), count, last_delta, base)
+        # A run for each record is the most there can be.
+        most = min(max(count, 1), _MOST_RECORDS) if expected is None else max(len(expected), 1)
+        found, rows = 0, None
+        for many in (1, most):
+            rows = room.array((many, kernel.COLUMNS), np.int64, at_end=at_end)
+            found = kernel.scan(body, count, last_delta, base, True, rows)
+            assert found <= many
+            if many < most:
+                assert found in (kernel.NO_ROOM, kernel.MALFORMED_RESULT)
+        if expected is None:
+            assert found == kernel.MALFORMED_RESULT
+        else:
+            assert rows is not None
+            assert rows[:found].tolist() == expected
+        at = kernel.same_txn(body, count, base)
+        assert -1 <= at < max(len(body), 1)
+        if at >= 0:
+            dense = framing_oracle.scan(bytes(body), count, count - 1, base)
+            assert dense is not None
+            assert len(dense) == 1
+            assert dense[0][9] == framing_oracle.WRITE
+
+    return run
+
+
+def _copies() -> Run:
+    from anabranch.topics import framing_kernel as kernel
+    from anabranch.topics.builder import COPY_GROWTH
+
+    bodies, out_room, state_room = _Bodies(), Guarded(16 * _MOST), Guarded(64)
+
+    def run(data: bytes) -> None:
+        body, count, last_delta, base, at_end = bodies.of(data)
+        records = min(max(count, 0), len(body))
+        for size in (0, len(body) // 2, len(body) + records * COPY_GROWTH):
+            out = out_room.array(size, np.uint8, at_end=at_end)
+            state = state_room.array(kernel.STATE_SIZE, np.int64, at_end=at_end)
+            state[:] = 0
+            result = kernel.copy(body, 0, last_delta, base, 5, False, out, state)
+            assert result in (0, kernel.MALFORMED_RESULT, kernel.NO_ROOM)
+            assert 0 <= state[kernel.TARGET_AT] <= size
+
+    return run
+
+
+def _places() -> Run:
+    from anabranch.topics import framing_kernel as kernel
+    from anabranch.topics.builder import COPY_GROWTH
+
+    bodies, out_room, state_room = _Bodies(), Guarded(16 * _MOST), Guarded(64)
+    starts_room, deltas_room, places_room = (Guarded(8 * (_MOST_RECORDS + 1)) for _ in range(3))
+    lows = np.array([0, 1 << 31], dtype=np.int64)
+    order = np.array([1, 0], dtype=np.int64)
+
+    def run(data: bytes) -> None:
+        body, count, _, base, at_end = bodies.of(data)
+        # As many as any caller makes room for, who has not asked whether they fit.
+        many = min(max(count, 0), _MOST_RECORDS)
+        starts = starts_room.array(many + 1, np.int64, at_end=at_end)
+        deltas = deltas_room.array(many, np.int64, at_end=at_end)
+        places = places_room.array(many, np.int64, at_end=at_end)
+        if many == 0 and count > 0:
+            return
+        result = kernel.place(body, count, lows, order, 0, starts, deltas, places)
+        assert result in (0, kernel.MALFORMED_RESULT)
+        if result != 0:
+            return
+        for place in (0, 1):
+            for size in (0, len(body), len(body) + count * COPY_GROWTH):
+                out = out_room.array(size, np.uint8, at_end=at_end)
+                state = state_room.array(kernel.STATE_SIZE, np.int64, at_end=at_end)
+                state[:] = 0
+                args = (body, starts, places, place, count, base, 5, False, out, state)
+                result = kernel.copy_placed(*args)
+                assert result in (0, kernel.MALFORMED_RESULT)
+                assert 0 <= state[kernel.TARGET_AT] <= size
+                assert 0 <= state[kernel.SOURCE_AT] <= count
+
+    return run
+
+
+def _columns() -> Run:
+    from anabranch.topics import columns_read_kernel as kernel
+
+    bodies = _Bodies()
+    wanted = np.array([[0, 7], [5, 1 << 40]], dtype=np.int64)
+    shapes = _Room(1, 1, 1, kernel).columns
+    rooms = [Guarded(3 * 8 * (_MOST + 2)) for _ in shapes]
+
+    def run(data: bytes) -> None:
+        body, count, last_delta, base, at_end = bodies.of(data)
+        if not 0 <= count <= len(body) // MIN_RECORD_BYTES:
+            return  # the caller looks
+        for headers in (0, 3, len(body) // 2):
+            columns: list[Any] = []
+            made: Any
+            for made, room in zip(
+                _Room(count, len(body), headers, kernel).columns, rooms, strict=True
+            ):
+                column = room.array(made.shape, made.dtype, at_end=at_end)
+                column[...] = made if made.size < 64 else 0
+                columns.append(column)
+            result = kernel.columns(
+                body, count, last_delta, 3, base, 5, bool(count % 2), wanted, *columns
+            )
+            assert result in (0, kernel.MALFORMED_RESULT, kernel.NO_ROOM)
+            state = columns[-1]
+            if result == 0:
+                assert state[kernel.ROWS] <= count
+                assert state[kernel.HEADERS] <= headers
+            else:
+                assert not state.any()
+            if result != kernel.NO_ROOM:
+                return
+        raise AssertionError("no room for as many headers as fit into the body")
+
+    return run
+
+
+def _history() -> Run:
+    from anabranch.topics import history_kernel as kernel
+
+    data_room, spans_room = Guarded(_MOST), Guarded(4 * 8 * _MOST)
+    ends_room, state_room = Guarded(64), Guarded(64)
+
+    def run(data: bytes) -> None:
+        at_end = len(data) % 4 != 0
+        records = data_room.filled(data, at_end=at_end)
+        many = len(data) // kernel.MIN_SPAN_BYTES + 1
+        spans = spans_room.array((4, many), np.int64, at_end=at_end)
+        ends = ends_room.array(2, np.int32, at_end=at_end)
+        state = state_room.array(kernel.STATE_SIZE, np.int64, at_end=at_end)
+        ends[:] = (0, len(data))
+        state[:] = (0, -1, -1)
+        result = kernel.commits(records, ends, 1, spans, state)
+        assert result in (0, kernel.MALFORMED_RESULT)
+        assert 0 <= state[kernel.SPANS] <= many
+        try:
+            record = decode(data)
+        except (MalformedRecord, UnsupportedVersion):
+            assert result != 0, "only the codec refuses it"
+            return
+        if result != 0:
+            return  # of a rare form; the codec reads it then
+        assert isinstance(record, r.CommitRecord | r.EpochRecord)
+        assert state[kernel.LAST_TIMESTAMP] == record.timestamp
+        if isinstance(record, r.CommitRecord):
+            mine = [s for s in record.segments if s.partition == 1]
+            rows = [[s.first, s.end, record.timestamp, s.segment_id] for s in mine]
+            assert spans[:, : len(mine)].T.tolist() == rows
+
+    return run
+
+
+def _history_seeds() -> list[bytes]:
+    return [encode(sample(cls, i)) for cls in (r.CommitRecord, r.EpochRecord) for i in range(12)]
+
+
+TARGETS = (
+    Target("kernel-scan", _seeds, _scan, (), inputs=4000),
+    Target("kernel-copy", _seeds, _copies, (), inputs=4000),
+    Target("kernel-place", _seeds, _places, (), inputs=4000),
+    Target("kernel-columns", _seeds, _columns, (), inputs=4000),
+    Target("kernel-history", _history_seeds, _history, (), inputs=6000),
+)

@@ -1,0 +1,119 @@
+"""Fuzzed: framed records, tokens, receipts, ids, status keys."""
+
+from __future__ import annotations
+
+from anabranch.client.history_search import history_record
+from anabranch.client.reservation import Reservation
+from anabranch.client.types import Receipt
+from anabranch.core.ids import (
+    make_txn_id,
+    pack_txn_header,
+    parse_txn_text,
+    txn_text,
+    unpack_txn_header,
+)
+from anabranch.core.rows import epoch_key, name_key, split_key, txn_key, writer_key
+from anabranch.core.tokens import Token, peek, sign, verify
+from anabranch.errors import InvalidArgument, InvalidToken, MalformedRecord, UnsupportedVersion
+from anabranch.schemas import codec, fast
+from anabranch.schemas import records as r
+from tests.fuzz.samples import records_of_all_types, sample
+from tests.fuzz.target import Run, Target
+
+_NO_RECORD = (MalformedRecord, UnsupportedVersion)
+_KEY = b"k" * 32
+_TXN_ID = make_txn_id(3, 1_700_000_000_000, 77)
+
+
+def _decode() -> Run:
+    def run(data: bytes) -> None:
+        record = codec.decode(data)
+        written = codec.encode(record)  # what is read can be written, and reads the same
+        assert codec.decode(written) == record
+        if type(record) in fast.READERS:
+            assert codec._decode(type(record), data) == record
+
+    return run
+
+
+class _Message:
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def topic(self) -> str:
+        return "a.b.history"
+
+    def offset(self) -> int:
+        return 0
+
+    def value(self) -> bytes | None:
+        return self._value
+
+
+def _history() -> Run:
+    return lambda data: history_record(_Message(data))
+
+
+def _given_bytes(cls: type[Receipt] | type[Reservation]) -> Run:
+    def run(data: bytes) -> None:
+        found = cls.from_bytes(data)
+        assert cls.from_bytes(found.to_bytes()) == found
+        str(found)
+
+    return run
+
+
+def _tokens() -> Run:
+    good = _token_seeds()
+
+    def run(data: bytes) -> None:
+        said = peek(data)
+        assert verify(data, _KEY) == said
+        assert data in good, "forged"
+
+    return run
+
+
+def _token_seeds() -> list[bytes]:
+    return [
+        sign(Token(_TXN_ID, ms, scope), _KEY) for ms in (1, 60_000) for scope in ("a", "x" * 100)
+    ]
+
+
+def _ids() -> Run:
+    def run(data: bytes) -> None:
+        text = data.decode("utf-8", "replace")
+        assert txn_text(parse_txn_text(text)) == "".join(text.split()).lower()
+
+    return run
+
+
+def _status_keys() -> list[bytes]:
+    return [
+        name_key("s", "n"),
+        epoch_key("s/x", 3),
+        txn_key(_TXN_ID),
+        writer_key(_TXN_ID, -5),
+    ]
+
+
+def _seeds(*classes: type) -> list[bytes]:
+    return [codec.encode(sample(cls, i)) for cls in classes for i in range(4)]
+
+
+TARGETS = (
+    Target("records", records_of_all_types, _decode, _NO_RECORD, inputs=7_000),
+    Target("history-records", lambda: _seeds(r.CommitRecord, r.EpochRecord), _history, _NO_RECORD),
+    Target("receipts", lambda: _seeds(r.Receipt), lambda: _given_bytes(Receipt), _NO_RECORD),
+    Target("reservations", lambda: _seeds(r.Begin), lambda: _given_bytes(Reservation), _NO_RECORD),
+    Target("tokens", _token_seeds, _tokens, (InvalidToken,), inputs=3000),
+    Target(
+        "txn-headers",
+        lambda: [pack_txn_header(_TXN_ID, -1, 2)],
+        lambda: unpack_txn_header,
+        (MalformedRecord,),
+        inputs=300,
+    ),
+    Target("txn-ids", lambda: [txn_text(_TXN_ID).encode()], _ids, (InvalidArgument,)),
+    Target("status-keys", _status_keys, lambda: split_key, (MalformedRecord,), inputs=300),
+)

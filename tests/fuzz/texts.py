@@ -1,0 +1,242 @@
+"""Fuzzed: what people give: options, times, ranges, schemas, key files, CSV files, checkpoints of Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import types as t
+
+from anabranch.cli.load_split import Block, opened
+from anabranch.cli.load_worker import Job, parse_time, write_block
+from anabranch.cli.read import moment_of
+from anabranch.cli.segment_text import parse_range, parse_segment
+from anabranch.cli.session import Target as Place
+from anabranch.cli.session import parse_kafka
+from anabranch.client.snapshot import check_at
+from anabranch.core.ids import check_scope, split_stream
+from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSetting
+from anabranch.processors.keyfile import load_or_create
+from anabranch.spark import avro_rows, positions
+from anabranch.spark.encoding import encoding_of
+from anabranch.spark.options import Options
+from anabranch.spark.plan import moment, streams_of
+from anabranch.topics.settings import parse_settings
+from tests.fuzz.target import Run, Target
+
+_TIMES = (
+    "now",
+    "7250000000000000000",
+    "2026-03-01T12:00:00+00:00",
+    "2026-03-01T12:00:00.123456Z",
+    "0001-01-01T00:00:00+14:00",
+    "9999-12-31T23:59:59-12:00",
+    "1700000000",
+    "1700000000000.5",
+    "9" * 5000,
+    "٣",
+    "nan",
+    "1e400",
+)
+
+
+def _on_text(take: Callable[[str], object]) -> Run:
+    return lambda data: take(data.decode("utf-8", "replace"))
+
+
+def _texts(*texts: str) -> list[bytes]:
+    return [text.encode() for text in texts]
+
+
+def _at(text: str) -> None:
+    check_at(moment_of(text))
+
+
+def _spark_moment(text: str) -> None:
+    check_at(moment("at", text))
+
+
+def _time(text: str) -> None:
+    milliseconds = parse_time(text)
+    assert -(1 << 63) <= milliseconds < 1 << 63
+
+
+def _segment(text: str) -> None:
+    assert 0 <= parse_segment(text) < 1 << 63
+
+
+def _range(text: str) -> None:
+    low, high = parse_range(text)
+    assert low < high
+
+
+def _addresses(text: str) -> None:
+    name, _, rest = text.partition("\n")
+    option, _, value = rest.partition("=")
+    parse_settings(name, {option: value} if option else {})
+
+
+_OPTIONS = ("bootstrap=b:1", "timeout=5", "stream=a/b", "rows=7", "encoding=avro", "key=k", "at=x")
+_ROW = t.StructType(
+    [
+        t.StructField("k", t.StringType()),
+        t.StructField("n", t.LongType()),
+        t.StructField("d", t.DecimalType(10, 2)),
+        t.StructField("a", t.ArrayType(t.DoubleType())),
+    ]
+)
+
+
+def _options(text: str) -> None:
+    options = Options(parse_kafka([line for line in text.split("\n") if line]))
+    options.connection()
+    options.number("rows", 5)
+    options.seconds("timeout", 5)
+    streams_of(options)
+    encoding_of(options, _ROW, by_column=False)
+    options.check_all_used()
+
+
+def _schema(text: str) -> None:
+    avro_rows.check_fits(_ROW, text)
+    avro_rows.AvroRows(text, _ROW.fields)
+
+
+def _positions(text: str) -> None:
+    """Spark gives back what it kept, as JSON is read."""
+    try:
+        offset: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(offset, dict):
+        found = positions.from_json(offset)
+        assert positions.from_json(positions.to_json(found)) == found
+        for position in found.values():
+            assert all(0 <= p < 1 << 31 for p in position.vector)
+            assert all(0 <= o < 1 << 63 for o in (position.after + 1, *position.vector.values()))
+
+
+def _position_seeds() -> list[bytes]:
+    made = {"a/b": positions.Position(7, {0: 5, 1: 1 << 62}), "a/c": positions.BEGIN}
+    odd = ('{"a/b": {"after": Infinity, "vector": {}}}', '{"a/b": {"after": 1e30, "vector": {}}}')
+    return [json.dumps(positions.to_json(made)).encode(), *_texts(*odd)[:0]]
+
+
+def _file(name: str, take: Callable[[Path], object]) -> Run:
+    """The input as a file in memory (or nearly so)."""
+    file = Path(tempfile.mkdtemp(prefix="anabranch-fuzz-file-")) / name
+
+    def run(data: bytes) -> None:
+        file.write_bytes(data)
+        os.chmod(file, 0o600)
+        take(file)
+
+    return run
+
+
+def _load(file: Path) -> None:
+    place = Place("b:1", "p", 1.0)
+    with opened(file) as csv:
+        columns = tuple(csv.columns)
+        for key in (None, columns[0]):
+            job = Job(place, b"", "a/b", columns, "json", key, columns[-1], 0, 2)
+            for block in csv.blocks() if key is None else ():
+                write_block(block, job, lambda _key, _value, _time: None)
+        for form in ("json", "csv"):
+            job = Job(place, b"", "a/b", columns, form, columns[0], None, 0, 2)
+            write_block(Block(1, b"1,2\n"), job, lambda _key, _value, _time: None)
+
+
+_CSV = b"\xef\xbb\xbfid,when\n" + b"".join(
+    b'%d,"2026-03-01T12:00:0%d"\r\n' % (i, i % 10) for i in range(20)
+)
+_WIDE = b"id,when\n" + b'"' + b"\n" * 300 + b'",1700000000\n'
+
+
+def _packed(name: str) -> list[bytes]:
+    import gzip
+    import io
+    import zipfile
+
+    if name == "gz":
+        return [gzip.compress(data, mtime=0) for data in (_CSV, _WIDE)]
+    if name == "zip":
+        found = []
+        for method in (
+            zipfile.ZIP_STORED,
+            zipfile.ZIP_DEFLATED,
+            zipfile.ZIP_BZIP2,
+            zipfile.ZIP_LZMA,
+        ):
+            out = io.BytesIO()
+            with zipfile.ZipFile(out, "w", method) as archive:
+                archive.writestr(zipfile.ZipInfo("a.csv"), _CSV, method)
+            found.append(out.getvalue())
+        return found
+    return [_CSV, _WIDE]
+
+
+_BAD = (InvalidArgument,)
+_SCHEMA = avro_rows.avro_schema(_ROW)
+
+TARGETS = (
+    Target("option-at", lambda: _texts(*_TIMES[:4]), lambda: _on_text(_at), _BAD, inputs=700),
+    Target(
+        "spark-moment", lambda: _texts(_TIMES[2]), lambda: _on_text(_spark_moment), _BAD, inputs=700
+    ),
+    Target(
+        "load-times",
+        lambda: _texts(*_TIMES[2:4], *_TIMES[6:8]),
+        lambda: _on_text(_time),
+        (ValueError,),
+        inputs=700,
+    ),
+    Target(
+        "segments", lambda: _texts("3@1", "0x5", "7"), lambda: _on_text(_segment), _BAD, inputs=300
+    ),
+    Target("ranges", lambda: _texts("0:0x80000000"), lambda: _on_text(_range), _BAD, inputs=300),
+    Target(
+        "streams", lambda: _texts("nyc/flights"), lambda: _on_text(split_stream), _BAD, inputs=300
+    ),
+    Target("scopes", lambda: _texts("nyc"), lambda: _on_text(check_scope), _BAD, inputs=300),
+    Target(
+        "addresses",
+        lambda: _texts("b:9092,ssl://[::1]:9093\nclient.id=x", "b\nretry.backoff.ms=7"),
+        lambda: _on_text(_addresses),
+        (UnsupportedSetting,),
+        inputs=700,
+    ),
+    Target(
+        "spark-options",
+        lambda: _texts("\n".join(_OPTIONS[:3] + _OPTIONS[4:6]).replace("avro", "json")),
+        lambda: _on_text(_options),
+        _BAD,
+        inputs=1000,
+    ),
+    Target("avro-schemas", lambda: _texts(_SCHEMA), lambda: _on_text(_schema), _BAD, inputs=500),
+    Target(
+        "positions", _position_seeds, lambda: _on_text(_positions), (MalformedRecord,), inputs=1500
+    ),
+    Target(
+        "key-files",
+        lambda: [b"ab" * 32 + b"\n"],
+        lambda: _file("token.key", load_or_create),
+        _BAD,
+        inputs=300,
+    ),
+    *(
+        Target(
+            f"load-{name}",
+            partial(_packed, name),
+            partial(_file, f"x.{name}", _load),
+            _BAD,
+            inputs=500,
+        )
+        for name in ("csv", "gz", "zip")
+    ),
+)
