@@ -16,7 +16,7 @@ _RANKS = {"unknown": 0, "open": 1, "committing": 2, "aborting": 3, "aborted": 4,
 
 def judge_answers(history: History, report: Report) -> None:
     """``changed-answer``; and ``unexplained``, for effects that nobody had asked for."""
-    for txn in {*history.txns.values(), *history.by_id.values()}:
+    for txn in history.all_txns:
         report.counts["answers on transactions"] += len(txn.answers)
         _judge_ends(report, txn)
         _judge_times(report, txn)

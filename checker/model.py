@@ -194,6 +194,11 @@ class History:
     _logged: set[str] | None = None
     _starts: dict[str, bool] | None = None
 
+    @property
+    def all_txns(self) -> list[Txn]:
+        """Those with a handle, and those of which only the id is known."""
+        return [*self.txns.values(), *(txn for txn in self.by_id.values() if not txn.handle)]
+
     def is_whole(self, stream: str) -> bool:
         """The stream was read at the end: what it does not show is not there."""
         if self._logged is None:

@@ -7,76 +7,15 @@ it is given goes by *lines*: a partition's events, or, in mode ``transactions``,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import islice, pairwise
+from collections.abc import Iterator
+from itertools import pairwise
 
-from checker.model import Chronicle, Event, History, Part, Reader, Record
-from checker.reading import UNKNOWN, Operation
+from checker.gaps import judge_gaps
+from checker.lines import Giving, Group, Item, Line
+from checker.model import Event, History, Part, Reader, Record
+from checker.reading import Operation
 from checker.report import Report
 from checker.sweep import Told
-
-Item = Event | Record
-Line = Part | Chronicle
-
-
-@dataclass(slots=True)
-class Giving:
-    """An item that a reader was given. ``order``: how many it had before."""
-
-    item: Item
-    reader: Reader
-    poll: Operation
-    order: int
-
-    def came_before(self, other: Giving) -> bool:
-        """Or may have, if the readers are different ones."""
-        if self.reader is other.reader:
-            return self.order < other.order
-        return not other.poll.ended_before(self.poll)
-
-
-@dataclass
-class Group:
-    """The members of a group, or one reader that has none."""
-
-    members: list[Reader]
-    givings: list[Giving] = field(default_factory=list)
-    by_item: dict[Item, list[Giving]] = field(default_factory=dict)
-    by_reader: dict[Reader, list[Giving]] = field(default_factory=dict)
-    lowest: dict[Line, int] = field(default_factory=dict)
-    highest: dict[Line, int] = field(default_factory=dict)
-    first: Operation | None = None  # that told what an `end` is
-
-    @property
-    def is_group(self) -> bool:
-        """Its members may give again."""
-        return self.members[0].group is not None
-
-    @cached_property
-    def starts(self) -> set[str | int]:
-        """Where its members start if the group has no position yet: at the beginning, if none says otherwise."""
-        return {reader.starts for reader in self.members} - {"position"} or {"start"}
-
-    @cached_property
-    def unfinished(self) -> list[tuple[Reader, Operation]]:
-        """Polls that may have given anything."""
-        return [(r, poll) for r in self.members for poll in r.polls if poll.outcome == UNKNOWN]
-
-    def must_give(self, item: Item) -> bool:
-        """Wherever its members started, this comes after."""
-        for start in self.starts:
-            if start == "end":
-                if self.first is None or not item.asked_after(self.first):
-                    return False
-            elif isinstance(start, int) and (item.timestamp is None or item.timestamp <= start):
-                return False
-        return True
-
-    def gave_before(self, item: Item, giving: Giving) -> bool:
-        """An item was given, or may have been, before that."""
-        return any(other.came_before(giving) for other in self.by_item.get(item, ()))
 
 
 def judge_readers(history: History, report: Report) -> None:
@@ -99,11 +38,11 @@ def judge_readers(history: History, report: Report) -> None:
             _judge_back(report, group)
         _judge_before(report, group)
         if mode == "ordered":
-            for stream in {stream for reader in members for stream in reader.streams}:
+            for stream in sorted({stream for reader in members for stream in reader.streams}):
                 if stream not in chains:
                     chains[stream] = _chain(history, stream)
             _judge_keys(report, group, chains)
-        _judge_gaps(history, report, group)
+        judge_gaps(history, report, group)
 
 
 def _collect(history: History, report: Report, group: Group, reader: Reader) -> None:
@@ -261,7 +200,9 @@ def _judge_before(report: Report, group: Group) -> None:
     """A group: what stands before on the line was given before."""
     if not group.is_group:
         return
-    broken = {reader for reader, _ in group.unfinished}
+    broken: dict[str, Operation] = {}  # of each reader the first poll without an end
+    for poll in group.unfinished:
+        broken.setdefault(poll.asked["reader"], poll)
     for giving in group.givings:
         line, rank = giving.item.line, giving.item.rank
         if line is None or rank == 0:
@@ -269,8 +210,9 @@ def _judge_before(report: Report, group: Group) -> None:
         before = line.items[rank - 1]
         if before not in group.by_item or group.gave_before(before, giving):
             continue  # what is never given is a gap
-        if giving.reader in broken:
-            continue  # one of its polls may have given it, and it went on
+        poll = broken.get(giving.reader.name, giving.poll)
+        if poll.line < giving.poll.line:
+            continue  # that one may have given it, and the reader went on
         _out_of_order(report, giving, group.by_item[before][0])
 
 
@@ -293,7 +235,6 @@ def _chain(history: History, stream: str) -> dict[Event, Event]:
 
 def _judge_keys(report: Report, group: Group, chains: dict[str, dict[Event, Event]]) -> None:
     """Mode ``ordered``: the events of a key in the order of their commits, also across partitions."""
-    lenient = bool(group.unfinished)
     for giving in group.givings:
         if not isinstance(giving.item, Event):
             continue
@@ -308,74 +249,7 @@ def _judge_keys(report: Report, group: Group, chains: dict[str, dict[Event, Even
             continue
         lowest = group.lowest.get(before.part) if before.part is not None else None
         is_due = group.must_give(before) or (lowest is not None and before.rank >= lowest)
-        if is_due and not lenient:
+        excused = any(not giving.poll.ended_before(poll) for poll in group.unfinished[:1])
+        if is_due and not excused:
             text = f"{giving.reader.name} was given {giving.item}, and never {before} before it"
             report.add("poll-skip", text, [giving.poll.told_where, before.op.where])
-
-
-def _judge_gaps(history: History, report: Report, group: Group) -> None:
-    """What was never given: passed over, if something behind it was given; else unseen, at the end."""
-    unfinished = len(group.unfinished)
-    has_caught_up = _has_caught_up(group)
-    for line in _lines(history, group):
-        lowest, highest = group.lowest.get(line), group.highest.get(line, -1)
-        gaps: list[Item] = []
-        in_gap = False
-        items: Sequence[Item] = line.items
-        for item in islice(items, None if has_caught_up else highest + 1):
-            given = item in group.by_item
-            due = not given and (
-                (lowest is not None and item.rank >= lowest) or group.must_give(item)
-            )
-            if due and isinstance(item, Record) and not item.events:
-                continue
-            if due and not in_gap:
-                gaps.append(item)
-            in_gap = due or (in_gap and not given)
-        if not gaps:
-            continue
-        report.counts["gaps excused by unfinished polls"] += min(unfinished, len(gaps))
-        for item in gaps[unfinished:]:
-            _passed_over(report, group, item, line, has_caught_up=has_caught_up)
-
-
-def _passed_over(
-    report: Report, group: Group, item: Item, line: Line, *, has_caught_up: bool
-) -> None:
-    name = group.members[0].name
-    who = f"group {group.members[0].group}" if group.is_group else name
-    if item.rank < group.highest.get(line, -1):
-        rest = islice(line.items, item.rank, None)
-        behind = next(one for one in rest if one in group.by_item)
-        later = group.by_item[behind][0]
-        text = f"{who} was never given {item}, but {later.item} behind it"
-        report.add("poll-skip", text, [later.poll.told_where, line.op.told_where])
-    elif has_caught_up:
-        text = f"{who} has caught up, and was never given {item}"
-        ends = [op.where for reader in group.members for op in reader.caught_up]
-        report.add("unseen-commit", text, [*ends, line.op.told_where])
-
-
-def _lines(history: History, group: Group) -> Iterator[Line]:
-    for stream in {stream for reader in group.members for stream in reader.streams}:
-        if group.members[0].mode == "transactions":
-            if stream in history.chronicles:
-                yield history.chronicles[stream]
-            continue
-        for (name, _), part in history.parts.items():
-            if name == stream:
-                yield part
-
-
-def _has_caught_up(group: Group) -> bool:
-    """Some member says so, and every other one does too, or was not asked any more."""
-    ends = [op for reader in group.members for op in reader.caught_up if op.ok]
-    if not ends:
-        return False
-    first = min(ends, key=lambda op: op.at)
-    for reader in group.members:
-        if any(op.ok for op in reader.caught_up):
-            continue
-        if any(not poll.ended_before(first) and poll.told_at is not None for poll in reader.polls):
-            return False
-    return True

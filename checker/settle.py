@@ -20,19 +20,13 @@ def settle(history: History, report: Report) -> None:
     _bind_replays(history, report)
     for op in history.histories:
         _chronicle(history, report, op)
-    for txn in _all(history):
+    for txn in history.all_txns:
         _outcome(history, txn)
     for event in history.events.values():
         if event.record is not None:
             event.timestamp = event.record.timestamp
         elif event.txn is not None and event.txn.is_committed:
             event.timestamp = event.txn.timestamp
-
-
-def _all(history: History) -> list[Txn]:
-    """Those with a handle, and those of which only the id is known."""
-    ghosts = [txn for txn in history.by_id.values() if not txn.handle]
-    return [*history.txns.values(), *ghosts]
 
 
 def bind(history: History, txn: Txn, txn_id: str) -> bool:

@@ -35,7 +35,7 @@ def judge_times(history: History, report: Report) -> None:
 def facts(history: History) -> dict[str, list[Fact]]:
     """Of each scope the commit timestamps that somebody was told, or saw at a reader that goes by the history."""
     found: dict[str, list[Fact]] = defaultdict(list)
-    for txn in {*history.txns.values(), *history.by_id.values()}:
+    for txn in history.all_txns:
         scope = txn.scope or next((history.scope_of(r.line.stream) for r in txn.records), "")
         for answer in txn.answered("committed") if scope else ():
             if answer.timestamp is not None:

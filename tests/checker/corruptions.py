@@ -351,7 +351,12 @@ def another_writer(h: History) -> bool:
     taken = {row[2] for _, _, told in h.pairs["log"] for row in told["events"]}
     writes = [h.writes[name][0] for name in sorted(taken)]
     owners = {str(write["txn"]): write for write in writes if write["what"] == "write"}
-    txns = [txn for txn in owners if len(commits.get(txn, ())) == 1]
+    txns = [
+        txn
+        for txn, write in owners.items()
+        if len(found := commits.get(txn, [])) == 1
+        and write["writer"] in (found[0]["writers"] or ())
+    ]
     if (txn := h.one(txns)) is None:
         return False
     commits[txn][0]["writers"].remove(owners[txn]["writer"])

@@ -139,7 +139,7 @@ def show_the_future(h: History) -> bool:
         for _, ask, told in h.pairs["snapshot_read"]
         for _, _, poll in h.pairs["poll"]
         for row in poll["events"]
-        if row[0] == ask["stream"] and row[6] > times[ask["snapshot"]]
+        if row[0] == ask["stream"] and (row[6] or 0) > times[ask["snapshot"]]
     ]
     if (found := h.one(choices)) is None:
         return False

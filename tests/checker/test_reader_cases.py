@@ -140,6 +140,44 @@ def caught_up_without_the_last(tape: Tape) -> None:
 
 
 @wrong("unseen-commit")
+def caught_up_while_a_poll_waits(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "ordered")
+    tape.poll("r", A, B)
+    tape.ask("r", "poll", reader="r")
+    tape.do("r", "caught_up", reader="r")
+    tape.ask("r", "poll", reader="r")
+    log_two(tape)
+
+
+@wrong("poll-skip")
+def the_unfinished_poll_came_later(tape: Tape) -> None:
+    _poll_all(tape, "raw", [A], [C])
+    tape.told("r", tape.ask("r", "poll", reader="r"), "unknown")
+
+
+@wrong("poll-skip")
+def the_unfinished_poll_came_earlier(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "raw")
+    tape.told("r", tape.ask("r", "poll", reader="r"), "unknown")
+    tape.poll("r", A)
+    tape.poll("r", C)
+    log_two(tape)
+
+
+@wrong("poll-skip")
+def one_unfinished_poll_for_two_gaps(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, *"abcdef")
+    tape.log(0, *([n, "k", name, ONE] for n, name in enumerate("abcdef")))
+    tape.open("r", "raw")
+    tape.poll("r", A)
+    tape.told("r", tape.ask("r", "poll", reader="r"), "unknown")
+    tape.poll("r", row("c", 2, ONE), row("d", 3, ONE))
+    tape.poll("r", row("f", 5, ONE))
+
+
+@wrong("unseen-commit")
 def committed_after_its_start_at_the_end(tape: Tape) -> None:
     tape.open("r", "raw", starts="end")
     tape.poll("r")
