@@ -1,7 +1,7 @@
 """More than the tests do: ``python -m tests.checker SEEDS``, ``--lies FOLDER…`` and ``--events N``.
 
-The first judges correct histories and ones with a lie, and prints what was judged wrongly; the second plants lies in
-recorded histories; the third tells how long one big history takes, for N and for N / 4 events.
+The first judges correct histories and ones with a lie, and prints what was judged wrongly; the second plants lies
+in recorded histories; the third tells how long one big history takes, for N and for N / 4 events.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def hunt(first: int, count: int) -> None:
 
 
 def lie_in(folders: list[Path], tries: int = 3) -> None:
-    """Lies in recorded histories: a kind that is not found there is a blind spot, of the checker or of the recorder."""
+    """Lies in recorded histories: what is not found there is a blind spot, of the checker or the recorder."""
     told: Counter[str] = Counter()
     for folder in folders:
         entries = list(read_folder(folder))

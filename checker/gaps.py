@@ -1,0 +1,102 @@
+"""What a reader or a group was never given, though it came after its start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from checker.lines import Group, Item, Line
+from checker.model import History, Record
+from checker.reading import Operation
+from checker.report import Report
+
+
+@dataclass(slots=True)
+class Gap:
+    """Items in a row that were never given. ``before``, ``after``: what was given on both sides, if anything."""
+
+    first: Item
+    before: Item | None
+    after: Item | None = None
+
+    def may_be_of(self, poll: Operation, group: Group) -> bool:
+        """A poll that nobody was told the end of may have given it: it came between both sides."""
+        if self.before is not None and all(
+            poll.ended_before(giving.poll) for giving in group.by_item[self.before]
+        ):
+            return False
+        if self.after is not None:
+            return not any(giving.poll.ended_before(poll) for giving in group.by_item[self.after])
+        return not all(end.ended_before(poll) for end in group.ends)
+
+
+def judge_gaps(history: History, report: Report, group: Group) -> None:
+    """``poll-skip``, if something behind it was given; ``unseen-commit``, if a reader has caught up without it."""
+    has_caught_up = _has_caught_up(group)
+    for line in _lines(history, group):
+        unused = list(group.unfinished)
+        for gap in _gaps(group, line, to_the_end=has_caught_up):
+            # One such poll may have given one stretch of a line.
+            excuse = next((poll for poll in unused if gap.may_be_of(poll, group)), None)
+            if excuse is None:
+                _add(report, group, gap, line)
+            else:
+                unused.remove(excuse)
+                report.counts["gaps excused by unfinished polls"] += 1
+
+
+def _gaps(group: Group, line: Line, *, to_the_end: bool) -> list[Gap]:
+    lowest, highest = group.lowest.get(line), group.highest.get(line, -1)
+    found: list[Gap] = []
+    before: Item | None = None
+    gap: Gap | None = None
+    items: Sequence[Item] = line.items
+    for item in islice(items, None if to_the_end else highest + 1):
+        if item in group.by_item:
+            if gap is not None:
+                gap.after = item
+            gap, before = None, item
+        elif gap is None and not (isinstance(item, Record) and not item.events):
+            is_due = (lowest is not None and item.rank >= lowest) or group.must_give(item)
+            if is_due:
+                gap = Gap(item, before)
+                found.append(gap)
+    return found
+
+
+def _add(report: Report, group: Group, gap: Gap, line: Line) -> None:
+    name = group.members[0].name
+    who = f"group {group.members[0].group}" if group.is_group else name
+    if gap.after is not None:
+        later = group.by_item[gap.after][0]
+        text = f"{who} was never given {gap.first}, but {later.item} behind it"
+        report.add("poll-skip", text, [later.poll.told_where, line.op.told_where])
+    else:
+        text = f"{who} has caught up, and was never given {gap.first}"
+        evidence = [*(op.where for op in group.ends), line.op.told_where]
+        report.add("unseen-commit", text, evidence)
+
+
+def _lines(history: History, group: Group) -> Iterator[Line]:
+    for stream in sorted({stream for reader in group.members for stream in reader.streams}):
+        if group.members[0].mode == "transactions":
+            if stream in history.chronicles:
+                yield history.chronicles[stream]
+            continue
+        for (name, _), part in history.parts.items():
+            if name == stream:
+                yield part
+
+
+def _has_caught_up(group: Group) -> bool:
+    """Some member says so, and every other one does too, or was not asked any more."""
+    if not group.ends:
+        return False
+    first = min(group.ends, key=lambda op: op.at)
+    for reader in group.members:
+        if any(op.ok for op in reader.caught_up):
+            continue
+        if any(not poll.ended_before(first) and poll.told_at is not None for poll in reader.polls):
+            return False
+    return True
