@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from anabranch.core.hybrid_time import MAX, from_datetime, to_ms
 from anabranch.core.plan import NO_PREVIOUS
-from anabranch.errors import InvalidArgument, MalformedRecord, NotReady
+from anabranch.errors import InvalidArgument, MalformedRecord, NotReady, UnsupportedVersion
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, EpochRecord
 from anabranch.topics.names import history_topic
@@ -77,11 +77,20 @@ class HistoryEnds(Protocol):
 
 
 def history_record(message: HistoryMessage) -> HistoryRecord:
-    """The record of a message of a history topic. `MalformedRecord` if it is none."""
-    record = decode(message.value() or b"")
-    if not isinstance(record, CommitRecord | EpochRecord):
-        raise MalformedRecord(f"{message.topic()} holds a {type(record).__name__}")
-    return record
+    """The record of a message of a history topic. `MalformedRecord`, `UnsupportedVersion` if it is none."""
+    kind: type[MalformedRecord | UnsupportedVersion] = MalformedRecord
+    try:
+        record = decode(message.value() or b"")
+        if isinstance(record, CommitRecord | EpochRecord):
+            return record
+        what = f"a {type(record).__name__}"
+    except (MalformedRecord, UnsupportedVersion) as error:
+        kind, what = type(error), str(error)
+    who = "no" if kind is MalformedRecord else "a newer, or no,"
+    raise kind(
+        f"{message.topic()} has a record at offset {message.offset()} that {who} controller wrote: {what}. Only "
+        "controllers may write to that topic"
+    )
 
 
 class HistorySearch:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import NoReturn, Protocol, cast
+from typing import NoReturn, Protocol
 
 from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as Place
 
 from anabranch.client.commits import CommitHistory, KafkaParts, LogParts
+from anabranch.client.headers import headers_of
 from anabranch.client.history_search import HistorySearch
 from anabranch.client.kafka import SystemClock, make
 from anabranch.client.kafka_admin import KafkaAdmin
@@ -120,7 +121,7 @@ class KafkaSource:
             if offset < position:
                 return position
             _, milliseconds = message.timestamp()
-            headers = cast("tuple[tuple[str, bytes | None], ...]", tuple(message.headers() or ()))
+            headers = headers_of(message)
             records.append(Record(offset, milliseconds, message.key(), message.value(), headers))
             return offset + 1
         code = error.code() if error is not None else None

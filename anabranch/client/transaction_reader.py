@@ -14,7 +14,8 @@ from typing import Self
 
 from confluent_kafka import TopicPartition
 
-from anabranch.client.history_search import HistorySearch, Start, check_start
+from anabranch.client.headers import headers_of
+from anabranch.client.history_search import HistorySearch, Start, check_start, history_record
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_consumer import (
     CommittedConsumer,
@@ -28,7 +29,6 @@ from anabranch.client.reader import split_headers
 from anabranch.client.types import Committed, Event
 from anabranch.core.ids import NO_TXN
 from anabranch.errors import DeadlineExceeded, IllegalState, MalformedRecord, RetryError
-from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, SegmentCommit
 from anabranch.topics.names import history_topic, stream_topic
 
@@ -136,7 +136,7 @@ class TransactionReader(Iterator[Committed]):
         while not self._closed:
             for message in self._batch:
                 after = message.offset() + 1
-                record = decode(message.value() or b"")
+                record = history_record(message)
                 term = self._term
                 if isinstance(record, CommitRecord):
                     try:
@@ -283,7 +283,7 @@ class _Feeds:
                 feed.waiting.appendleft(message)
                 break
             feed.next_offset = offset + 1
-            headers, txn_id = split_headers(message.headers())
+            headers, txn_id = split_headers(headers_of(message))
             if txn_id is not None and txn_id != record.txn_id:
                 continue
             count += 1

@@ -36,7 +36,9 @@ def _decode() -> Run:
     return run
 
 
-class _Message:
+class HistoryMessage:
+    """A message of a history topic."""
+
     def __init__(self, value: bytes) -> None:
         self._value = value
 
@@ -51,7 +53,7 @@ class _Message:
 
 
 def _history() -> Run:
-    return lambda data: history_record(_Message(data))
+    return lambda data: history_record(HistoryMessage(data))
 
 
 def _given_bytes(cls: type[Receipt] | type[Reservation]) -> Run:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gzip
 import io
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka import TopicPartition as Assigned
 
 from anabranch.cli.load_split import opened
 from anabranch.cli.read import moment_of
+from anabranch.client.headers import headers_of
+from anabranch.client.history_search import history_record
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_HEADER, pack_txn_header
 from anabranch.core.state import State
@@ -33,17 +38,20 @@ from anabranch.spark.pipelines.audit_report import moment_of as audit_moment_of
 from anabranch.spark.plan import moment
 from anabranch.spark.positions import from_json
 from anabranch.topics import compression, framing
-from anabranch.topics.batch import frame, read_header
+from anabranch.topics.batch import Packed, frame, read_header
 from anabranch.topics.compression import GZIP, ZSTD, compress
 from anabranch.topics.framing import Kind, scan_batch
+from anabranch.topics.journal_producer import JournalProducer
 from anabranch.topics.names import history_topic, replies_topic, status_topic
-from anabranch.topics.records import Record, encode_batch
+from anabranch.topics.records import Record, encode_batch, encode_record
 from anabranch.topics.settings import parse_settings
 from anabranch.topics.wire import calls
 from anabranch.topics.wire.broken import ConnectionBroken, MalformedAnswer
 from anabranch.topics.wire.calls import ADD_PARTITIONS_TO_TXN, CREATE_TOPICS, METADATA
+from anabranch.topics.wire.cluster import Cluster
 from tests.fuzz.controllers import COMMANDS, STREAM, Place
 from tests.fuzz.mutate import sealed
+from tests.fuzz.records import HistoryMessage
 
 STATUS = TopicPartition(status_topic(), 0)
 HISTORY = TopicPartition(history_topic(STREAM), 0)
@@ -307,3 +315,44 @@ def test_header_rows_that_are_none(data: bytes, why: str, tmp_path: Path) -> Non
     file.write_bytes(data)
     with pytest.raises(InvalidArgument, match=why), opened(file):
         pass
+
+
+# -- readers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [b"", b"hello", SCOPE_ROW])
+def test_foreign_history_records_for_readers(value: bytes) -> None:
+    with pytest.raises(NOT_READ, match=r"a\.b\.history has a record at offset 0"):
+        history_record(HistoryMessage(value))
+
+
+def test_header_names_that_are_no_text() -> None:
+    """confluent-kafka fails with a SystemError on them, and so did readers. A mock broker of librdkafka's."""
+    maker = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0})
+    (broker,) = maker.list_topics(timeout=20).brokers.values()
+    address = f"{broker.host}:{broker.port}"
+    maker.produce("t", b"makes the topic")
+    maker.flush(20)
+    body = bytearray()
+    encode_record(body, Record(0, 5, None, b"v", (("\udcff", b"x"),)), 0, 0)
+    place, deadline = TopicPartition("t", 0), time.monotonic() + 20
+    brokers = Cluster(parse_settings(address, {}))
+    try:
+        producer = JournalProducer(brokers, deadline)
+        producer.append(place, Packed(bytes(body), 0, 1, 5, 5), deadline)
+        producer.flush(deadline)
+        producer.close()
+    finally:
+        brokers.close()
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "g", "log_level": 0})
+    try:
+        consumer.assign([Assigned("t", 0, 0)])
+        found: Message | None = None
+        while found is None or found.value() != b"v":
+            assert time.monotonic() < deadline
+            found = consumer.poll(1) or found
+            assert found is None or found.error() is None
+        with pytest.raises(MalformedRecord, match=r"t\[0\] has at offset \d a header"):
+            headers_of(found)
+    finally:
+        consumer.close()
