@@ -18,6 +18,7 @@ CLEANING = {"cleaning": True, "linger": 0.8}
 SAFE = {"safe_s": 0.3}
 RIVALS = {"slow_lead": 0.3, "director_s": 2.0, "machines": 3, "freeze": 0.003, "freeze_s": 3.0}
 BEHIND = {"small": True, "delay": 0.03, "delay_s": 1.0}  # commands are read late
+MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
 BUSY = {"clients": 3, "jobs": 8}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
@@ -53,7 +54,8 @@ class Mutant:
 CATALOGUE: tuple[Mutant, ...] = (
     # -- durability
     Mutant("answer before the commit", rounds.answer_early, quick=True, broker="kills"),
-    Mutant("offsets are foreseen and not checked", rounds.unchecked_foresight, quick=True, seed=1),
+    Mutant("offsets are foreseen and not checked", rounds.unchecked_foresight, quick=True, seed=2,
+           weather=MARKERS),
     Mutant("table before the commit", rounds.table_early, quick=True, broker="tables"),
     Mutant("position ahead of the rows", rounds.position_ahead, quick=True, seed=2, broker="tables"),
     Mutant("merged, but logged a round later", rounds.rows_later, quick=True, broker="kills"),
