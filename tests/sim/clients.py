@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 from anabranch.client.client import Client
+from anabranch.client.reservation import Reservation
 from anabranch.client.transaction import Transaction
 from anabranch.client.types import Receipt, Result
 from anabranch.errors import (
     AnabranchError,
-    BeginAgainError,
-    ClockSkew,
     EventTooLarge,
     OutcomeUnknown,
     RetryError,
-    UnknownTransaction,
 )
 from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Ledger
 from tests.sim.noise import Noise
 from tests.sim.ports import SimCluster, client_ports
+from tests.sim.questions import ask, clear_doubt, resolve_new
 from tests.sim.recorded import (
     recorded_begin,
     recorded_commit,
-    recorded_state,
-    state_of,
     told_commit,
 )
 from tests.sim.safe_times import ask_safe_time
@@ -34,6 +32,7 @@ from tests.sim.world import Process, SimClock, Violation, World
 from tests.sim.writers import (
     FINE,
     KEYS,
+    SCOPE,
     STREAMS,
     Helper,
     new_event,
@@ -43,7 +42,6 @@ from tests.sim.writers import (
     wait_for,
 )
 
-SCOPE = "s"
 NAMES = ("n0", "n1", "n2")
 SERIES = "n0"  # a series is not disturbed by a name
 TIGHT_BYTES = "450"  # enough for each event of the workload but the large ones
@@ -118,7 +116,7 @@ class Worker:
         while not self.done:
             self.busy = True
             if self.in_doubt and (self.jobs == 0 or self.world.random.random() < 0.5):
-                self._clear_doubt(client)
+                clear_doubt(self, client)
             else:
                 self.jobs -= 1
                 self._job(client)
@@ -175,8 +173,9 @@ class Worker:
         jobs: list[tuple[int, Callable[[Client], None]]] = [
             (6, self._one_shot),
             (9, self._journal),
-            (1, self._ask),
-            (1, self._resolve_new),
+            (1, partial(ask, self)),
+            (1, partial(resolve_new, self)),
+            (2, self._reserve),
             (2, self.noise.make),
             (3, self._crowd),
         ]
@@ -186,7 +185,7 @@ class Worker:
         try:
             chosen(client)
         except FINE as error:
-            self.world.note(self.name, f"{chosen.__name__}: {type(error).__name__}: {error}")
+            self.world.note(self.name, f"{type(error).__name__}: {error}")
 
     # -- jobs -----------------------------------------------------------------------------------------
 
@@ -289,7 +288,7 @@ class Worker:
                 told = deal.event(own, stream, random.choice(KEYS))
                 recorded_write(self.ledger, deal, own, told, txn.write)
             txn.flush()
-            deal.txn_id = txn.txn_id
+            deal.txn_id, deal.begun = txn.txn_id, True
             self.world.sleep(together - self.world.now)
             attempt = deal.attempt(self.world.now, "own", None)
             self._commit(deal, lambda t: txn.commit(timeout=t), attempt)
@@ -302,7 +301,7 @@ class Worker:
     def _use(self, client: Client, deal: Deal, txn: Transaction) -> None:
         random = self.world.random
         token = txn.token()
-        deal.txn_id = txn.txn_id
+        deal.txn_id, deal.begun = txn.txn_id, True
         if deal.txn_id is None:
             raise Violation("a token without a transaction")
         self.noise.tokens.append((token, deal))
@@ -344,7 +343,7 @@ class Worker:
             attempt,
         )
 
-    def _help(self, deal: Deal, token: bytes) -> Helper:
+    def _help(self, deal: Deal, token: bytes | Reservation) -> Helper:
         """Start a writer here or elsewhere."""
         worker = self.world.random.choice([self, *self.peers])
         return start_helper(self.world, self.ledger, worker.process, worker.client, deal, token)
@@ -362,7 +361,27 @@ class Worker:
                 named[helper.label] = count
         return receipts, named
 
-    def _commit_elsewhere(self, deal: Deal, token: bytes, helpers: list[Helper]) -> None:
+    def _reserve(self, client: Client) -> None:
+        """A transaction that whoever writes first begins."""
+        random = self.world.random
+        name = random.choice(NAMES) if random.random() < 0.2 else None
+        keepalive = random.choice((3.0, 10.0))
+        deal = self.ledger.open(SCOPE, "reserved", name, keepalive)
+        with recorded_begin(self.ledger, deal) as told:
+            reserved = client.reserve(SCOPE, name, keepalive, timeout=5.0)
+            deal.txn_id = reserved.txn_id
+            told["txn_id"] = reserved.txn_id.hex()
+        helpers = [self._help(deal, reserved) for _ in range(random.choice((0, 1, 2, 2)))]
+        wait_for(self.world, helpers)
+        if random.random() < 0.15:
+            with self.ledger.history.here.asking("abort", txn=deal.label):
+                deal_aborts(self.world, deal, lambda: client.abort(reserved))
+            return
+        self._commit_elsewhere(deal, reserved, helpers)
+
+    def _commit_elsewhere(
+        self, deal: Deal, token: bytes | Reservation, helpers: list[Helper]
+    ) -> None:
         """Another client commits by the token; the beginner's unregistered writes stay out."""
         client = self.world.random.choice([self, *self.peers]).client
         if client is None:
@@ -415,69 +434,6 @@ class Worker:
             self.world.note(deal.label, f"committed at {result.commit_timestamp}")
             attempt.result = result
             return
-
-    def _clear_doubt(self, client: Client) -> None:
-        deal = self.in_doubt[0]
-        if deal.txn_id is None:
-            self.in_doubt.remove(deal)
-            return
-        random = self.world.random
-        try:
-            final = random.random() < 0.8
-            ask = client.resolve if final else client.state
-            with recorded_state(self.ledger, deal.txn_id) as told:
-                info = ask(deal.txn_id, timeout=random.choice((1.0, 10.0)))
-                told |= state_of(info)
-        except UnknownTransaction:
-            return
-        except (BeginAgainError, ClockSkew):  # the clock that made the id was too far ahead
-            self.in_doubt.remove(deal)
-            return
-        except RetryError:
-            return
-        if info.state in ("COMMITTED", "ABORTED"):
-            deal.finals.append((info.state, info.commit_timestamp))
-            self.in_doubt.remove(deal)
-        elif info.state == "OPEN" and self.world.random.random() < 0.3:
-            self.in_doubt.remove(deal)  # nobody keeps it alive
-
-    # -- questions ------------------------------------------------------------------------------------
-
-    def _ask(self, client: Client) -> None:
-        random = self.world.random
-        if random.random() < 0.3:
-            client.transactions(SCOPE, finished=random.random() < 0.5)
-            return
-        if random.random() < 0.3:
-            client.describe(random.choice(self.ledger.streams))
-            return
-        known = [deal for deal in self.ledger.deals.values() if deal.txn_id is not None]
-        if not known:
-            return
-        deal = random.choice(known)
-        try:
-            with recorded_state(self.ledger, deal.txn_id or b"") as told:
-                info = client.state(deal.txn_id or b"")
-                told |= state_of(info)
-        except UnknownTransaction:
-            if deal.kind == "journal" and deal.named_result is None:
-                self.world.fail(f"{deal.label}: nothing is known of a transaction that was begun")
-            return
-        if info.state in ("COMMITTED", "ABORTED"):
-            deal.finals.append((info.state, info.commit_timestamp))
-
-    def _resolve_new(self, client: Client) -> None:
-        """Resolve an id that nobody used: aborted for ever, also for a command that comes late."""
-        txn_id = self.noise.new_id(SCOPE)
-        if txn_id is None:
-            return
-        with recorded_state(self.ledger, txn_id) as told:
-            info = client.resolve(txn_id)
-            told |= state_of(info)
-        self.ledger.final_answers.append((txn_id, info.state, info.commit_timestamp))
-        if info.state != "ABORTED":
-            self.world.fail(f"an id that nobody used is {info.state}")
-        self.noise.send_one_shot(txn_id)
 
 
 def deal_aborts(world: World, deal: Deal, abort: Callable[[], None]) -> None:

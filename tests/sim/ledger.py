@@ -110,6 +110,7 @@ class Deal:
     number: int | None = None  # of the series that all numbered ones are of
     txn_id: bytes | None = None
     keepalive_ms: int = 0
+    begun: bool = False  # a controller has said so
     streams: Sequence[str] = ()
     writers: dict[str, WriterLog] = field(default_factory=dict)
     attempts: list[Attempt] = field(default_factory=list)

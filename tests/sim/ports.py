@@ -168,7 +168,7 @@ class SimLog(MemoryLog):
             offset = super().produce(partition, records)
         if lost:
             raise LogUncertain("no answer in time")
-        if self.detail == "commands" and faults.strikes(weather.double_command, "double command"):
+        if not journal and faults.strikes(weather.double_command, "double command"):
             self.sim.produce_late(partition, records)
         return offset
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.core.ids import NO_TXN
-from checker import judge_entries
+from checker import Report, judge_entries
 from checker.recorder import SUFFIX, Recorder
 from tests.sim.picture import Picture
 from tests.sim.world import World
@@ -65,14 +65,13 @@ class History:
             lines = [json.dumps(entry) + "\n" for entry in recorder.entries]
             (folder / f"{name}{SUFFIX}").write_text("".join(lines))
 
-    def anomalies(self) -> tuple[list[str], str]:
-        """What the checker finds: kinds, and the first few."""
-        report = judge_entries(
+    def judged(self) -> Report:
+        """The checker's verdict."""
+        return judge_entries(
             (name, number, entry)
             for name, recorder in self.of.items()
             for number, entry in enumerate(recorder.entries, 1)
         )
-        return sorted(report.kinds), "; ".join(str(found) for found in report.anomalies[:3])
 
     def read_log(self, picture: Picture, ends: Iterable[tuple[str, int, int, int]]) -> None:
         """The last readings. ``ends``: stream, partition, start and end offset."""

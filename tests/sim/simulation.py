@@ -64,6 +64,7 @@ class Report:
     origin: str  # the function that found the violation
     struck: dict[str, str]  # the faults by their names
     drawn: Weather
+    judged: dict[str, int]  # what the checker looked at
 
     def __str__(self) -> str:
         faults = ", ".join(f"{count} {name}" for name, count in sorted(self.faults.items()))
@@ -106,6 +107,7 @@ def simulate(
     gc.freeze()
     _collect(world)
     commits, epochs = 0, Epochs()
+    judged: dict[str, int] = {}
     try:
         beside: AbstractContextManager[object] = nullcontext()
         if drawn.carriers_beside:
@@ -114,6 +116,7 @@ def simulate(
             run = _Run(world, faults)
             with simulated(run.cluster):
                 commits, epochs = run.play()
+            judged = run.judged
             if history is not None:
                 run.history.write(history)
     finally:
@@ -135,6 +138,7 @@ def simulate(
         world.origin,
         faults.struck,
         drawn,
+        judged,
     )
 
 
@@ -152,6 +156,7 @@ class _Run:
         world.faults = faults
         weather = faults.weather
         self.history = History(world)
+        self.judged: dict[str, int] = {}
         self.ledger = Ledger(PREFIX, list(STREAMS)[: weather.streams], self.history)
         self.ledger.names_are_kept = weather.retention_s > _LONG_S
         self.cluster = SimCluster(world, faults, self.ledger)
@@ -254,9 +259,11 @@ class _Run:
             log = self.cluster.partition(TopicPartition(stream_topic(stream), number))
             ends.append((stream, number, log.start_offset, log.stable_offset))
         self.history.read_log(picture, ends)
-        kinds, examples = self.history.anomalies()
-        if kinds:
-            raise Violation(f"the checker: {examples}", f"checker: {kinds[0]}")
+        report = self.history.judged()
+        self.judged = dict(report.counts)
+        if not report.ok:
+            examples = "; ".join(str(found) for found in report.anomalies[:3])
+            raise Violation(f"the checker: {examples}", f"checker: {min(report.kinds)}")
 
     # -- invariants while it runs ---------------------------------------------------------------------
 

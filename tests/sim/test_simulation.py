@@ -3,13 +3,46 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from checker import judge
 from tests.sim.simulation import simulate
 
 BUDGET_S = 30.0
 LEAST_SEEDS = 30
+# What has to occur in so many seeds, or a test of it is none.
+FAULTS = frozenset(
+    (
+        "clock jump",
+        "crash",
+        "delay",
+        "double command",
+        "freeze",
+        "full disk",
+        "hidden partition",
+        "late end",
+        "late send",
+        "lost checkpoint",
+        "lost reply",
+        "slow disk",
+        "slow lead",
+        "unavailable",
+        "uncertain",
+        "uncertain send",
+    )
+)
+JUDGED = (
+    "transactions committed",
+    "answers on transactions",
+    "real-time order of commits",
+    "polls, ordered",
+    "polls, raw",
+    "polls, transactions",
+    "snapshots",
+)
 
 
 @pytest.mark.slow(30)
@@ -17,12 +50,18 @@ LEAST_SEEDS = 30
 def test_what_must_hold_holds_under_every_seed() -> None:
     began = time.monotonic()
     seed = commits = 0
+    faults: Counter[str] = Counter()
+    judged: Counter[str] = Counter()
     while seed < LEAST_SEEDS or time.monotonic() - began < BUDGET_S:
         report = simulate(seed)
         assert not report.violation, str(report)
         commits += report.commits
+        faults.update(report.faults)
+        judged.update(report.judged)
         seed += 1
     assert commits > 5 * seed, "too little happens in these runs"
+    assert not FAULTS - faults.keys(), "faults that never strike"
+    assert all(judged[what] > 20 for what in JUDGED), dict(judged)
 
 
 def test_a_seed_replays_exactly() -> None:
@@ -32,3 +71,17 @@ def test_a_seed_replays_exactly() -> None:
         again = simulate(seed)
         assert len(lines) > 500
         assert (first.digest, first.steps) == (again.digest, again.steps)
+
+
+def test_a_history_in_files_is_judged_as_in_memory(tmp_path: Path) -> None:
+    report = simulate(2, history=tmp_path)
+    assert report.judged == dict(judge(tmp_path).counts)
+
+
+def test_a_full_disk_ends_the_process_and_nothing_else() -> None:
+    """The next one, once there is room, goes on where the log stands."""
+    for seed in (5, 6):
+        report = simulate(seed, full_disk=0.04, full_disk_s=2.0)
+        assert not report.violation, str(report)
+        assert report.faults["full disk"] > 1
+        assert report.commits > 0

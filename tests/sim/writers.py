@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from anabranch.client.client import Client
+from anabranch.client.reservation import Reservation
 from anabranch.client.types import Receipt
 from anabranch.client.writer import Writer
 from anabranch.errors import (
@@ -23,6 +24,7 @@ from tests.sim.ledger import Deal, Ledger, Told, WriterLog
 from tests.sim.recording import event_id, text
 from tests.sim.world import Process, World
 
+SCOPE = "s"
 STREAMS = {"s/a": 2, "s/b": 1, "s/c": 3}
 KEYS = (b"k0", b"k1", b"k2", b"k3", None)
 
@@ -63,7 +65,7 @@ def start_helper(
     process: Process | None,
     client: Client | None,
     deal: Deal,
-    token: bytes,
+    token: bytes | Reservation,
 ) -> Helper:
     """Start a writer in a process, if that lives."""
     helper = Helper(f"w{len(deal.writers)}")
