@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from anabranch.core import rows as k
-from anabranch.ports import Clock, Log, Table, TopicPartition
+from anabranch.ports import Clock, Log, LogUnavailable, Table, TopicPartition
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.rocks_table import RocksTable
 from anabranch.topics.names import status_topic
@@ -28,14 +28,23 @@ SAFETY = 2  # thrown away at half the tombstone retention
 def open_checkpoint(
     folder: Path, source: Log, clock: Clock, prefix: str, control_partition: int
 ) -> Table:
-    """The table to fold into: the folder's if it can be trusted, else an empty one in its place."""
+    """The table to fold into: the folder's if it can be trusted, else an empty one in its place.
+
+    Raises: TableError; LogError, and then it may be called again.
+    """
     topic = status_topic(prefix)
-    info = source.describe_topics([topic])[topic]
+    info = source.describe_topics([topic]).get(topic)
+    if info is None:
+        raise LogUnavailable(f"the broker asked does not know {topic} (yet)")
     origin = f"{info.topic_id}/{control_partition}".encode()
     table = RocksTable(folder)
-    why = _distrust(
-        table, source, TopicPartition(topic, control_partition), origin, clock, info.config
-    )
+    try:
+        why = _distrust(
+            table, source, TopicPartition(topic, control_partition), origin, clock, info.config
+        )
+    except BaseException:
+        table.close()
+        raise
     if why:
         log.warning("checkpoint %s is thrown away: %s", folder, why)
         table.close()

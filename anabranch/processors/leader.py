@@ -70,10 +70,9 @@ class Leader:
         table: Table | None = None
         try:
             source = self._make_log()
-            table = open_checkpoint(
-                self._folder, source, self._clock, self._settings.prefix, partition
-            )
-            self._loop(*_with_failpoints(source, table))
+            table = self._open(source)
+            if table is not None:
+                self._loop(*_with_failpoints(source, table))
         except (TableError, AnabranchError) as error:
             log.error("control partition %d: %s", partition, error)
             self._on_failure(error)
@@ -86,6 +85,22 @@ class Leader:
                 source.close()
             if table is not None:
                 table.close()
+
+    def _open(self, source: Log) -> Table | None:
+        """The table, once the brokers can be asked whether it is to be trusted; None if stopped before."""
+        while not self._stop.is_set():
+            try:
+                return open_checkpoint(
+                    self._folder,
+                    source,
+                    self._clock,
+                    self._settings.prefix,
+                    self._settings.control_partition,
+                )
+            except LogError as error:
+                log.warning("control partition %d: %s", self._settings.control_partition, error)
+                self._pause(TROUBLE_PAUSE_S)
+        return None
 
     def _loop(self, source: Log, table: Table, hook: failpoints.Hook | None) -> None:
         controller = Controller(
