@@ -119,6 +119,8 @@ class CommittedConsumer:
             (found,) = self.native.offsets_for_times([place], timeout=timeout)
         except KafkaException as error:
             raise NotReady(f"{topic} can't be searched by time: {error}") from error
+        if found.error is not None:
+            raise NotReady(f"{topic} can't be searched by time: {found.error}")
         return found.offset if found.offset >= 0 else None
 
     def next_batch(self, deadline: float, limit: int = 2000) -> list[CommittedMessage]:
@@ -146,6 +148,12 @@ class CommittedConsumer:
                 break
         self._asked_at = time.monotonic()
         return cast("list[CommittedMessage]", batch)
+
+    def serve(self, wait: float) -> None:
+        """Hear what is new in the group (seconds), while nothing is fetched here."""
+        message = self.native.poll(wait)
+        if message is not None and message.error() is not None:
+            self._pass_over(message)
 
     def _pass_over(self, message: Message) -> bool:
         """Judge a message that is an error: raise what can't mend itself, leave out the rest."""

@@ -10,28 +10,30 @@ from typing import Self
 
 from confluent_kafka import TopicPartition
 
-from anabranch.client.history import Span
+from anabranch.client.feeds import make_feed
 from anabranch.client.history_search import Start, check_start
 from anabranch.client.kafka_admin import KafkaAdmin
-from anabranch.client.kafka_consumer import (
-    CommittedConsumer,
-    CommittedMessage,
-    check_group,
-    check_timeout,
-    partitions_of,
-)
+from anabranch.client.kafka_consumer import check_group, check_timeout, partitions_of
 from anabranch.client.options import Options
-from anabranch.client.ordered import OrderedStream
+from anabranch.client.ordered import OrderedStream, Step
 from anabranch.client.starting import Starting
 from anabranch.client.types import Event
-from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE
 from anabranch.errors import NotReady, RetryError
 from anabranch.topics.names import stream_topic
 
 COMMIT_EVERY_S = 1.0
 _IDLE_S = 0.25  # then the history is read on, which may name new partitions
 _HELD_S = (0.02, 0.1)  # and so soon, at first and later, if something is waited for
+_SETTLE_S = 0.25
 _ASK_EVERY_S = 0.1
+_TICK_S = 0.5  # so often the group is heard while events are processed
+# A step should be worked off within these seconds: then the next one may be bigger, or else is smaller.
+_QUICK_S, _SLOW_S = 0.05, 0.25
+_FIRST_STEP = 64
+_BIGGEST_STEP = 1024
+
+
+_NOTHING = Step(("", 0), [], lambda _: iter(()))
 
 
 class Reader(Iterator[Event]):
@@ -61,7 +63,6 @@ class Reader(Iterator[Event]):
         checked = check_start(start)
         partitions_of(admin, list(streams), time.monotonic() + ask_timeout)
         self._ask_timeout = ask_timeout
-        self._spans: dict[tuple[str, int], Span] = {}
         self._processed: dict[tuple[str, int], int] = {}
         self._next_commit = time.monotonic() + COMMIT_EVERY_S
         self._assigned_by = time.monotonic() + ask_timeout
@@ -71,12 +72,14 @@ class Reader(Iterator[Event]):
         )
         self._begin_by = self._ask_at = 0.0
         self._term = 0  # raised when partitions come or go
-        self._batch: Iterator[CommittedMessage] = iter(())
-        self._given: tuple[tuple[str, int], int] | None = None
+        self._step = _NOTHING
+        self._step_size = _FIRST_STEP
+        self._step_began = self._next_tick = self._next_settle = 0.0
         self._events: Generator[Event, None, None] | None = None
-        self._consumer = CommittedConsumer(options, group=group)
+        self._feed, self._consumer = make_feed(options, group, ask_timeout)
+        self._member = member = None if group is None else self._consumer
         self._streams = {
-            topic: OrderedStream(options, admin, self._consumer, stream, ask_timeout)
+            topic: OrderedStream(options, admin, self._feed, member, stream, ask_timeout)
             for topic, stream in self._names.items()
         }
         self._starting = {
@@ -84,10 +87,10 @@ class Reader(Iterator[Event]):
             for topic, stream in self._streams.items()
         }
         self._closed = False
-        if group is None:
+        if member is None:
             self._begin({topic: starting.alone() for topic, starting in self._starting.items()})
         else:
-            self._consumer.subscribe(list(self._names), self._gained, self._lost)
+            member.subscribe(list(self._names), self._gained, self._lost)
 
     # A loop holds only the generator, and that the reader: leaving the loop frees both, at once.
 
@@ -126,9 +129,11 @@ class Reader(Iterator[Event]):
         """Commit what is processed and free everything. Harmless if closed already."""
         if not self._closed:
             self._closed = True
+            self._next_tick = 0.0  # whoever iterates sees it with the next event
             self._commit(wait=True)
-            self._batch = iter(())
-            self._consumer.close()
+            if self._consumer is not None:
+                self._consumer.close()
+            self._feed.close()
             for stream in self._streams.values():
                 stream.close()
 
@@ -138,79 +143,68 @@ class Reader(Iterator[Event]):
     def after_fork(self) -> None:
         """In a forked child: free nothing, ever."""
         self._closed = True
-        self._consumer.leak()
+        if self._consumer is not None:
+            self._consumer.leak()
         for stream in self._streams.values():
             stream.leak()
 
     # -- events ---------------------------------------------------------------------------------------
 
     def _run(self) -> Generator[Event, None, None]:
-        nowhere = Span(0, 0, None, 0, 0)
-        new = tuple.__new__
-        names, streams = self._names, self._streams
-        spans, processed = self._spans, self._processed
-        in_group = self._group is not None
         now = time.monotonic
-        if self._given is not None:
-            processed[self._given[0]] = self._given[1]
-            self._given = None
+        self._step.asked_for_more()
         while not self._closed:
-            for message in self._batch:
-                topic, partition, offset = message.topic(), message.partition(), message.offset()
-                place = (topic, partition)
-                span = spans.get(place, nowhere)
-                if not span.first <= offset < span.end:
-                    found = streams[topic].admit(message)
-                    if found is None:  # it waits for its turn, and what follows it too
-                        spans[place] = nowhere
-                        continue
-                    span = spans[place] = found
-                headers, txn_id = split_headers(message.headers())
-                try:
-                    yield new(
-                        Event,
-                        (
-                            names[topic],
-                            message.key(),
-                            message.value(),
-                            headers,
-                            message.timestamp()[1],
-                            txn_id or span.txn_id,
-                            span.commit_timestamp,
-                            span.segment_id,
-                            partition,
-                            offset,
-                        ),
-                    )
-                except GeneratorExit:
-                    self._given = (place, offset + 1)
-                    raise
-                if in_group:
-                    processed[place] = offset + 1
-                    if now() >= self._next_commit:
-                        self._commit(wait=False)
+            step = self._step
+            if self._member is None:
+                yield from step.rest
+            else:
+                for event in step.rest:
+                    yield event
+                    if now() >= self._next_tick and not self._tick(step):
+                        break
+            if self._step is not step:
+                continue  # it was taken from us, or somebody iterates beside us and has gone on
             try:
-                batch = self._next_batch()
+                following = self._next_step()
             except RuntimeError:  # closed by another thread, with its consumers
                 if not self._is_closed():
                     raise
                 break
-            if not batch:
+            if following is None:
                 break
-            self._batch = iter(batch)
+            self._step = following
 
-    def _next_batch(self) -> list[CommittedMessage]:
-        """Messages; none when nothing came for the reader's timeout, or once it is closed."""
+    def _tick(self, step: Step) -> bool:
+        """Every now and then within a step. Whether it goes on: it is still ours, and the reader open."""
+        step.asked_for_more()
+        now = time.monotonic()
+        self._next_tick = now + _TICK_S
+        try:
+            if not self._closed and now >= self._next_commit:
+                self._commit(wait=False)
+            if not self._closed:
+                self._feed.serve()
+        except RuntimeError:  # as above
+            if not self._is_closed():
+                raise
+        return not self._closed and self._step is step
+
+    def _next_step(self) -> Step | None:
+        """The next events; None when nothing came for the reader's timeout, or once it is closed."""
+        self._end_step()
+        if self._member is not None:
+            self._feed.serve()
+        step = self._ready_step() if time.monotonic() < self._next_settle else None
         give_up = None
         idle = False
         patience = _HELD_S[0]
-        while not self._closed:
+        while step is None and not self._closed:
             now = time.monotonic()
             self._begin_with_gains(now)
             waiting = self._settle(idle)
-            ready = [m for stream in self._streams.values() for m in stream.released()]
-            if ready:
-                return ready
+            step = self._ready_step()
+            if step is not None:
+                break
             spent = time.monotonic() - now  # finding the way is no waiting
             now += spent
             if give_up is not None:
@@ -219,20 +213,57 @@ class Reader(Iterator[Event]):
                 give_up = math.inf if self._timeout is None else now + self._timeout
             pause = patience if waiting or self._gains is not None else _IDLE_S
             patience = min(1.5 * patience, _HELD_S[1])
-            term = self._term
-            batch = self._consumer.next_batch(min(give_up or math.inf, now + pause))
-            if batch and term == self._term:
-                return batch
+            if self._fetch(min(give_up or math.inf, now + pause)):
+                idle, give_up, patience = False, None, _HELD_S[0]
+                continue
             idle = True
             if give_up is not None and time.monotonic() >= give_up:
                 self._commit(wait=True)
                 break
-        return []
+        if step is not None:
+            self._step_began = time.monotonic()
+            self._next_tick = self._step_began + _TICK_S
+        return None if self._closed else step
+
+    def _ready_step(self) -> Step | None:
+        for stream in self._streams.values():
+            step = stream.step(self._step_size)
+            if step is not None:
+                return step
+        return None
+
+    def _fetch(self, deadline: float) -> bool:
+        """Get more. Whether something came until the deadline (monotonic seconds)."""
+        waiting: dict[tuple[str, int], int] = {}
+        for stream in self._streams.values():
+            waiting |= stream.waiting()
+        term = self._term
+        portions = self._feed.next(deadline, waiting)
+        if term != self._term:
+            return False
+        for portion in portions:
+            self._streams[portion.place.topic].put(portion)
+        return bool(portions)
+
+    def _end_step(self) -> None:
+        """The step is given out and processed."""
+        step, self._step = self._step, _NOTHING
+        if not step.offsets or self._closed:
+            return
+        if self._member is not None:
+            self._processed[step.place] = step.offsets[-1] + 1
+        # What is taken into hand should be worked off in a moment, at the caller's pace.
+        spent = time.monotonic() - self._step_began
+        if spent > _SLOW_S:
+            self._step_size = max(1, self._step_size // 2)
+        elif spent < _QUICK_S:
+            self._step_size = min(_BIGGEST_STEP, self._step_size * 2)
 
     # -- positions ------------------------------------------------------------------------------------
 
     def _settle(self, idle: bool) -> bool:
-        """Between batches. Whether something is held that waits for its turn."""
+        """Between steps. Whether something is held that waits for its turn."""
+        self._next_settle = time.monotonic() + _SETTLE_S
         finished = False
         for topic, stream in self._streams.items():
             for partition, position in stream.settle(idle).items():
@@ -241,12 +272,16 @@ class Reader(Iterator[Event]):
             finished |= stream.index.order.take_finished()
         if finished or time.monotonic() >= self._next_commit:
             self._commit(wait=False)
+        for stream in self._streams.values():
+            stream.release()
         return any(stream.holds for stream in self._streams.values())
 
     def _gained(self, partitions: list[TopicPartition]) -> None:
         """New partitions, all that are ours now. They are begun with outside of this callback."""
         self._term += 1
-        self._consumer.assign({})
+        self._feed.stop()
+        if self._member is not None:
+            self._member.assign({})
         self._gains = {topic: set() for topic in self._names}
         for place in partitions:
             self._gains[place.topic].add(place.partition)
@@ -260,8 +295,8 @@ class Reader(Iterator[Event]):
         self._ask_at = now + _ASK_EVERY_S
         positions = {}
         for topic, own in self._gains.items():
-            if own:
-                found = self._starting[topic].in_group(self._consumer, own)
+            if own and self._member is not None:
+                found = self._starting[topic].in_group(self._member, own)
                 if found is None:
                     if now >= self._begin_by:
                         self._begin_by = now + self._ask_timeout
@@ -281,11 +316,10 @@ class Reader(Iterator[Event]):
             own = None if gains is None else gains[topic]
             self._streams[topic].begin(offsets, own)
             places |= {(topic, p): offsets[p] for p in (offsets if own is None else own)}
-            if own is None:
-                self._consumer.learn(
-                    topic
-                )  # a member knows it; else the first fetch may take a second
-        self._consumer.assign(places)
+            if own is None and self._consumer is not None:
+                # A member knows it; else the first fetch may take a second.
+                self._consumer.learn(topic)
+        self._feed.assign(places)
         self._assigned = True
 
     def _lost(self, partitions: list[TopicPartition], may_commit: bool) -> None:
@@ -295,32 +329,23 @@ class Reader(Iterator[Event]):
             self._commit(wait=True)
         self._gains = None
         self._processed.clear()
-        self._spans.clear()
-        self._batch = iter(())
+        self._step = _NOTHING
+        self._feed.stop()
         for stream in self._streams.values():
             stream.stop()
-        self._consumer.unassign()
+        if self._member is not None:
+            self._member.unassign()
 
     def _commit(self, *, wait: bool) -> None:
         self._next_commit = time.monotonic() + COMMIT_EVERY_S
-        if self._group is not None:
+        if self._member is not None:
             done = dict(self._processed)
-            self._consumer.commit(done, wait=wait)
+            step = self._step
+            offset = step.processed_to
+            if offset is not None:
+                done[step.place] = offset
+            self._member.commit(done, wait=wait)
             if wait:
                 for place, offset in done.items():
                     if self._processed.get(place) == offset:
                         del self._processed[place]
-
-
-def split_headers(
-    headers: list[tuple[str, bytes | None]] | None,
-) -> tuple[list[tuple[str, bytes | None]], bytes | None]:
-    """The caller's headers, and the transaction id of the ab.txn header."""
-    if not headers:
-        return [], None
-    name, value = headers[-1]
-    if name != TXN_HEADER:  # of another client, that puts it elsewhere
-        ours = [v for n, v in headers if n == TXN_HEADER]
-        rest = [pair for pair in headers if pair[0] != TXN_HEADER]
-        return rest, ours[0][:TXN_ID_SIZE] if ours and ours[0] else None
-    return headers[:-1], value[:TXN_ID_SIZE] if value else None

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, Message
 
-from anabranch.client.history import Span
+from anabranch.client.feeds import Feed, KafkaFeed, make_raw_feed
 from anabranch.client.kafka_admin import KafkaAdmin
-from anabranch.client.kafka_consumer import CommittedConsumer, CommittedMessage
+from anabranch.client.kafka_consumer import CommittedConsumer
 from anabranch.client.options import Options
-from anabranch.client.ordered import OrderedStream
-from anabranch.client.reader import split_headers
+from anabranch.client.ordered import OrderedStream, Step
 from anabranch.client.types import Event
 from anabranch.errors import AnabranchError, DeadlineExceeded, SnapshotExpired
+from anabranch.ports import TopicPartition
 from anabranch.topics.names import history_topic, stream_topic
 
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
@@ -24,7 +24,8 @@ _GONE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
 _BEYOND = 1 << 62  # no offset
 _IDLE_S = 0.25  # then the history is read on
 _HELD_S = (0.02, 0.1)  # and so soon, at first and later, if something waits for its turn
-_NOWHERE = Span(0, 0, None, 0, 0)
+_STEP = 1024
+_STOPPED = 1 << 62  # bytes: surely too much for more
 
 
 class StreamCut(NamedTuple):
@@ -57,18 +58,21 @@ class SnapshotReader(Iterator[Event]):
         self._timeout = timeout
         # What is not got to its end yet; of the rest no more is fetched.
         self._unread = {p for p, end in cut.offsets.items() if cut.start_offsets[p] < end}
-        self._stopped: set[int] = set()
-        self._spans: dict[int, Span] = {}
-        self._batch: Iterator[CommittedMessage] = iter(())
+        self._rest: Iterator[Event] = iter(())
         self._events: Generator[Event, None, None] | None = None
         if self._unread:
             _check_history(admin, stream, cut, timeout)
-        self._consumer = _CutConsumer(options, stream)
-        self._ordered = OrderedStream(options, admin, self._consumer, stream, timeout)
+        self._consumer: _CutConsumer | None = None
+        feed: Feed | None = make_raw_feed(options, timeout, gone=self._gone)
+        if feed is None:
+            self._consumer = _CutConsumer(options, stream)
+            self._consumer.learn(self._topic)  # else the first fetch may take a second
+            feed = KafkaFeed(self._consumer)
+        self._feed = feed
+        self._ordered = OrderedStream(options, admin, feed, None, stream, timeout)
         self._closed = False
         self._ordered.begin(cut.start_offsets, cut.offsets)
-        self._consumer.learn(self._topic)  # else the first fetch may take a second
-        self._consumer.assign({(self._topic, p): cut.start_offsets[p] for p in self._unread})
+        self._feed.assign({(self._topic, p): cut.start_offsets[p] for p in self._unread})
 
     # A loop holds only the generator, and that the reader: leaving the loop frees both, at once.
 
@@ -103,79 +107,57 @@ class SnapshotReader(Iterator[Event]):
         """Free everything. Harmless if closed already."""
         if not self._closed:
             self._closed = True
-            self._batch = iter(())
-            self._consumer.close()
+            self._rest = iter(())
+            if self._consumer is not None:
+                self._consumer.close()
+            self._feed.close()
             self._ordered.close()
 
     def after_fork(self) -> None:
         """In a forked child: free nothing, ever."""
         self._closed = True
-        self._consumer.leak()
+        if self._consumer is not None:
+            self._consumer.leak()
         self._ordered.leak()
 
     # -- events ---------------------------------------------------------------------------------------
 
     def _run(self) -> Generator[Event, None, None]:
-        new = tuple.__new__
-        ends, spans = self._ends, self._spans
         while not self._closed:
-            for message in self._batch:
-                partition, offset = message.partition(), message.offset()
-                if offset + 1 >= ends[partition]:
-                    self._stop(partition)
-                    if offset >= ends[partition]:
-                        continue
-                span = spans.get(partition, _NOWHERE)
-                if not span.first <= offset < span.end:
-                    found = self._ordered.admit(message)
-                    if found is None:  # it waits for its turn, and what follows it too
-                        spans[partition] = _NOWHERE
-                        continue
-                    span = spans[partition] = found
-                headers, txn_id = split_headers(message.headers())
-                yield new(
-                    Event,
-                    (
-                        self._stream,
-                        message.key(),
-                        message.value(),
-                        headers,
-                        message.timestamp()[1],
-                        txn_id or span.txn_id,
-                        span.commit_timestamp,
-                        span.segment_id,
-                        partition,
-                        offset,
-                    ),
-                )
+            rest = self._rest
+            yield from rest
+            if self._rest is not rest:
+                continue  # somebody iterates beside us and has gone on
             try:
-                batch = self._next_batch()
+                step = self._next_step()
             except RuntimeError:  # closed by another thread, with its consumers
                 if not self._is_closed():
                     raise
                 break
-            if not batch:
+            if step is None:
                 self.close()
-            self._batch = iter(batch)
+                break
+            self._rest = step.rest
 
     def _is_closed(self) -> bool:
         return self._closed
 
-    def _next_batch(self) -> list[CommittedMessage]:
-        """Messages; none when all that the snapshot has is given out, or once it is closed."""
+    def _next_step(self) -> Step | None:
+        """The next events; None when all that the snapshot has is given out, or once it is closed."""
         give_up = time.monotonic() + self._timeout
         patience = _HELD_S[0]
         idle = False
         while not self._closed:
-            met = self._consumer.ends
-            for partition in [p for p in self._unread if met.get(p, -1) >= self._ends[p]]:
-                self._stop(partition)
-            self._forget(self._ordered.settle(idle))
-            ready = self._ordered.released()
-            if ready:
-                self._stopped -= {m.partition() for m in ready}  # they may be fetched again
-                return ready
-            if not self._unread and not self._ordered.holds:
+            step = self._ordered.step(_STEP)
+            if step is not None:
+                return step
+            at = self._feed.positions(self._topic, self._unread)
+            self._unread -= {p for p, offset in at.items() if offset >= self._ends[p]}
+            self._ordered.settle(idle)
+            self._ordered.release()
+            waiting = self._ordered.waiting()
+            self._forget({partition for _, partition in waiting})
+            if not self._unread and not waiting:
                 break
             now = time.monotonic()
             if now >= give_up:
@@ -185,24 +167,22 @@ class SnapshotReader(Iterator[Event]):
                 )
             pause = patience if self._ordered.holds else _IDLE_S
             patience = min(1.5 * patience, _HELD_S[1])
-            batch = self._consumer.next_batch(min(give_up, now + pause))
-            if batch:
-                return batch
-            idle = True
-        return []
+            waiting |= {(self._topic, p): _STOPPED for p in self._ends if p not in self._unread}
+            portions = self._feed.next(min(give_up, now + pause), waiting)
+            for portion in portions:
+                portion.end = self._ends[portion.place.partition]
+                self._ordered.put(portion)
+            idle = not portions
+        return None
 
-    def _stop(self, partition: int) -> None:
-        """All of this partition is got: what stands behind is not wanted."""
-        self._unread.discard(partition)
-        if partition not in self._stopped:
-            self._stopped.add(partition)
-            self._consumer.native.pause([TopicPartition(self._topic, partition)])
-
-    def _forget(self, held: Collection[int]) -> None:
+    def _forget(self, waiting: set[int]) -> None:
         """The history needs to know nothing more of partitions that are read to their ends."""
         for partition in self._ends:
-            if partition not in self._unread and partition not in held:
+            if partition not in self._unread and partition not in waiting:
                 self._ordered.index.drop(partition, _BEYOND)
+
+    def _gone(self, place: TopicPartition, offset: int) -> None:
+        raise _expired(self._stream)
 
 
 class _CutConsumer(CommittedConsumer):
@@ -216,12 +196,21 @@ class _CutConsumer(CommittedConsumer):
     def _pass_over(self, message: Message) -> bool:
         error = message.error()
         if error is not None and error.code() == _GONE:
-            raise SnapshotExpired(
-                f"retention has deleted events of {self._stream} that the snapshot has: take a later one"
-            )
+            raise _expired(self._stream)
         if error is not None and error.code() == _EOF:
             self.ends[message.partition() or 0] = message.offset() or 0
         return super()._pass_over(message)
+
+    def positions(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """See `CommittedConsumer.positions`; also of partitions that end in what no event is."""
+        found = super().positions(topic, partitions)
+        return {p: max(found.get(p, -1), self.ends.get(p, -1)) for p in partitions}
+
+
+def _expired(stream: str) -> SnapshotExpired:
+    return SnapshotExpired(
+        f"retention has deleted events of {stream} that the snapshot has: take a later one"
+    )
 
 
 def _check_history(admin: KafkaAdmin, stream: str, cut: StreamCut, timeout: float) -> None:

@@ -14,6 +14,7 @@ from typing import Self
 
 from confluent_kafka import TopicPartition
 
+from anabranch.client.blocks import split_headers
 from anabranch.client.headers import headers_of
 from anabranch.client.history_search import HistorySearch, Start, check_start, history_record
 from anabranch.client.kafka_admin import KafkaAdmin
@@ -25,7 +26,6 @@ from anabranch.client.kafka_consumer import (
     partitions_of,
 )
 from anabranch.client.options import Options
-from anabranch.client.reader import split_headers
 from anabranch.client.types import Committed, Event
 from anabranch.core.ids import NO_TXN
 from anabranch.errors import DeadlineExceeded, IllegalState, MalformedRecord, RetryError

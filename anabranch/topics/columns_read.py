@@ -35,6 +35,11 @@ def warm() -> None:
     _load()
 
 
+def is_warm() -> bool:
+    """Whether it is loaded."""
+    return _kernel is not None
+
+
 def _load() -> ModuleType:
     global _kernel
     if _kernel is None:

@@ -154,7 +154,7 @@ def _usual_headers(body: bytes, at: int) -> tuple[tuple[tuple[str, bytes | None]
         if size & 0x81:
             raise _Unusual
         at = start + (size >> 1)
-        name = _header_name(body[start:at])
+        name = header_name(body[start:at])
         size, start = body[at], at + 1
         if size & 0x81:
             size, start = _usual_size(body, at)
@@ -166,7 +166,8 @@ def _usual_headers(body: bytes, at: int) -> tuple[tuple[tuple[str, bytes | None]
 
 
 @lru_cache(1024)
-def _header_name(name: bytes) -> str:
+def header_name(name: bytes) -> str:
+    """A header's name as text: what is no UTF-8 is kept as surrogates."""
     return name.decode("utf-8", "surrogateescape")
 
 

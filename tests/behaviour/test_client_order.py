@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 import anabranch
 from anabranch.client import ordered
+from anabranch.client import reader as client_reader
 from anabranch.core.hybrid_time import to_datetime
 from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition as Partition
 from anabranch.schemas.records import CommitRecord
+from anabranch.topics import columns_read
 from anabranch.topics.names import history_topic
-from tests.client.members import LONG_S, Members, by_key
+from tests.client.members import LIBRDKAFKA, LONG_S, Members, by_key
 from tests.client.written import Keys, WrittenStream
 from tests.conftest import Broker
 
@@ -36,6 +40,14 @@ def group(unique: str) -> str:
 @pytest.fixture
 def client(broker: Broker) -> Iterator[anabranch.Client]:
     with anabranch.connect(broker.bootstrap) as connected:
+        yield connected
+
+
+@pytest.fixture(params=["raw", "librdkafka"])
+def either(broker: Broker, request: pytest.FixtureRequest) -> Iterator[anabranch.Client]:
+    """A client whose readers fetch over connections of their own, or by way of librdkafka."""
+    given = LIBRDKAFKA if request.param == "librdkafka" else {}
+    with anabranch.connect(broker.bootstrap, config=given) as connected:
         yield connected
 
 
@@ -76,19 +88,19 @@ def committed(broker: Broker, group: str, places: list[tuple[str, int]]) -> list
 # -- one reader -----------------------------------------------------------------------------------------
 
 
-def test_alone_every_key_comes_in_order(client: anabranch.Client, written: WrittenStream) -> None:
+def test_alone_every_key_comes_in_order(either: anabranch.Client, written: WrittenStream) -> None:
     keys = Keys()
     scaled(written, keys)
-    events = list(client.read(written.stream, timeout=QUIET_S))
+    events = list(either.read(written.stream, timeout=QUIET_S))
     assert by_key(events) == keys.expected
     assert {event.value: event.segment_id for event in events} == written.where
 
 
-def test_a_member_alone_too(client: anabranch.Client, written: WrittenStream, group: str) -> None:
+def test_a_member_alone_too(either: anabranch.Client, written: WrittenStream, group: str) -> None:
     keys = Keys()
     scaled(written, keys)
-    assert by_key(client.read(written.stream, group=group, timeout=QUIET_S)) == keys.expected
-    assert list(client.read(written.stream, group=group, timeout=QUIET_S)) == []
+    assert by_key(either.read(written.stream, group=group, timeout=QUIET_S)) == keys.expected
+    assert list(either.read(written.stream, group=group, timeout=QUIET_S)) == []
 
 
 @pytest.mark.parametrize("in_group", [False, True])
@@ -214,6 +226,70 @@ def test_members_come_and_go_in_mid_epoch(written: WrittenStream, members: Membe
     members.join()
     written.commit(keys.events(5))
     members.wait_for(lambda: members.by_key() == keys.expected)
+
+
+def test_what_is_taken_away_within_a_step_is_given_no_more(
+    broker: Broker, written: WrittenStream, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_reader, "_FIRST_STEP", 1000)
+    columns_read.warm()  # or steps are shorter
+    keys = Keys(12)
+    written.scale((0, 0, 2, 0), (1, 2, 5, 1), (2, 5, 8, 2))
+    for _ in range(60):
+        written.commit(keys.events())
+    seen: list[tuple[int, anabranch.Event]] = []
+    lock = threading.Lock()
+    stop = threading.Event()
+    lost = client_reader.Reader._lost
+    lost_at: list[int] = []
+
+    def losing(reader: client_reader.Reader, *args: Any) -> None:
+        lost_at.append(len(seen))
+        lost(reader, *args)
+
+    monkeypatch.setattr(client_reader.Reader, "_lost", losing)
+
+    def read(who: int) -> None:
+        quick = {"heartbeat.interval.ms": 200}  # to hear of others
+        with (
+            anabranch.connect(broker.bootstrap, config=quick) as client,
+            client.read(written.stream, group=group, timeout=0.2) as reader,
+        ):
+            while not stop.is_set():
+                for event in reader:
+                    with lock:
+                        seen.append((who, event))
+                    if stop.wait(0.02):
+                        break
+
+    def count(who: int) -> int:
+        with lock:
+            return sum(by == who for by, _ in seen)
+
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            running = []
+            deadline = time.monotonic() + LONG_S
+            for who in (0, 1):
+                running.append(pool.submit(read, who))
+                while count(who) < 20:
+                    assert time.monotonic() < deadline
+                    assert not any(one.done() for one in running)
+                    time.sleep(0.02)
+        finally:
+            stop.set()
+        for one in running:
+            one.result(LONG_S)
+    partitions = [event.partition for _, event in seen]
+    first = next(i for i, (who, _) in enumerate(seen) if who == 1)
+    after = [who for who, event in seen[first:] if event.partition == partitions[first]]
+    assert set(after) == {1}
+    # The other one did not come to the end of the step that it had in hand, which had all of a partition.
+    commits = [record for _, record in written.records if isinstance(record, CommitRecord)]
+    parts = [part for commit in commits for part in commit.segments]
+    in_hand = sum(part.count for part in parts if part.partition == partitions[0])
+    assert set(partitions[: lost_at[0]]) == {partitions[0]}
+    assert lost_at[0] < in_hand
 
 
 def test_a_dead_group_goes_on_epochs_later(
@@ -348,18 +424,18 @@ def test_start_at_a_timestamp(client: anabranch.Client, written: WrittenStream, 
 
 
 def test_what_retention_deleted_is_not_waited_for(
-    client: anabranch.Client, written: WrittenStream, group: str, monkeypatch: pytest.MonkeyPatch
+    either: anabranch.Client, written: WrittenStream, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ordered, "_STARTS_EVERY_S", 0.3)
     keys = Keys(8)
     written.scale((0, 0, 4, 0), (1, 4, 8, 1))
     written.commit(keys.events())
-    with client.read(written.stream, group=group, timeout=LONG_S) as reader:
+    with either.read(written.stream, group=group, timeout=LONG_S) as reader:
         list(itertools.islice(reader, 8))
         next_events = keys.events()
-        monkeypatch.setattr(reader._consumer, "_size", 1)
-        for partition in (0, 1):
-            reader._consumer.native.pause([TopicPartition(written.topic, partition)])
+        fetch = reader._feed.next
+        stopped = {(written.topic, partition): 1 << 62 for partition in (0, 1)}
+        monkeypatch.setattr(reader._feed, "next", lambda d, waiting: fetch(d, waiting | stopped))
         written.commit(next_events)
         written.scale((2, 0, 8, 2))
         written.commit(keys.events())
@@ -367,4 +443,4 @@ def test_what_retention_deleted_is_not_waited_for(
         left = list(itertools.islice(reader, 8))
         assert by_key(left) == {key: [2] for key in keys.expected}
     # The same for who comes later.
-    assert by_key(client.read(written.stream, timeout=QUIET_S)) == by_key(left)
+    assert by_key(either.read(written.stream, timeout=QUIET_S)) == by_key(left)

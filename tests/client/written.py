@@ -22,6 +22,7 @@ from anabranch.schemas.records import (
 )
 from anabranch.topics.declarations import create_stream_topics
 from anabranch.topics.kafka_log import KafkaLog
+from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.topics.records import Record, encode_batch
 
@@ -42,10 +43,11 @@ class Carried:
 class WrittenStream:
     """Each method is one step of the history, and one native transaction. Names of segments are their numbers."""
 
-    def __init__(self, bootstrap: str, stream: str, partitions: int) -> None:
+    def __init__(self, where: str | MemoryLog, stream: str, partitions: int) -> None:
+        """``where``: host:port of a broker, or a log in memory."""
         self.stream = stream
         self.topic = stream_topic(stream)
-        self.log = KafkaLog(bootstrap)
+        self.log: KafkaLog | MemoryLog = KafkaLog(where) if isinstance(where, str) else where
         create_stream_topics(self.log, stream, segments=partitions, settings={})
         self.producer = self.log.producer(f"written-{self.topic}", timeout=60)
         self.layout: list[EpochSegment] = []

@@ -1,0 +1,146 @@
+"""A feed over the in-memory log: what it fetches, what it leaves, and what it does when offsets are gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from anabranch.client.feeds import FETCH_BYTES, RawFeed
+from anabranch.client.kafka import SystemClock
+from anabranch.client.portions import Portion
+from anabranch.errors import FixCallError, SnapshotExpired
+from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
+from anabranch.topics.memory import MemoryCluster, MemoryLog
+from anabranch.topics.records import Record, encode_batch
+from anabranch.topics.wire.codes import UNKNOWN_TOPIC_OR_PARTITION
+
+TOPIC = "s.t"
+SOON_S = 5.0
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    made = MemoryCluster(SystemClock()).log("p")
+    made.create_topics([TopicSpec(TOPIC, 3)])
+    return made
+
+
+def commit(log: MemoryLog, *partitions: int, count: int = 2, abort: bool = False) -> None:
+    """One native transaction with so many events on each."""
+    producer = log.producer("c", timeout=60)
+    batch = encode_batch([Record(i, 0, None, b"v") for i in range(count)])
+    producer.append([(TopicPartition(TOPIC, p), batch) for p in partitions])
+    if abort:
+        producer.abort()
+    else:
+        producer.commit()
+
+
+def fetch(feed: RawFeed, waiting: Mapping[tuple[str, int], int] = {}) -> dict[int, list[int]]:
+    """Partition -> offsets, of what one call brings."""
+    portions = feed.next(time.monotonic() + 0.05, waiting)
+    return {portion.place.partition: offsets(portion) for portion in portions}
+
+
+def offsets(portion: Portion) -> list[int]:
+    found = []
+    while (offset := portion.first()) is not None:
+        found.append(offset)
+        portion.go_on(portion.next_of_block()[1] + 1)
+    return found
+
+
+def test_each_record_comes_once_without_what_aborted(log: MemoryLog) -> None:
+    commit(log, 0, 1)
+    commit(log, 0, abort=True)
+    commit(log, 0)
+    feed = RawFeed(log)
+    feed.assign({(TOPIC, 0): 1, (TOPIC, 1): 0})
+    found: dict[int, list[int]] = {}
+    while some := fetch(feed):
+        for partition, places in some.items():
+            found.setdefault(partition, []).extend(places)
+    assert found == {0: [1, 6, 7], 1: [0, 1]}
+    assert feed.positions(TOPIC, [0, 1, 2]) == {0: 9, 1: 3}
+    feed.add(TOPIC, {2: 0})
+    commit(log, 2, 0)
+    assert fetch(feed) == {0: [9, 10], 2: [0, 1]}
+    feed.stop()
+    commit(log, 0)
+    assert fetch(feed) == {}
+
+
+def test_nothing_more_is_fetched_of_what_waits(log: MemoryLog) -> None:
+    commit(log, 0, 1)
+    feed = RawFeed(log)
+    feed.assign({(TOPIC, 0): 0, (TOPIC, 1): 0})
+    assert fetch(feed, {(TOPIC, 0): 1}) == {1: [0, 1]}
+    assert feed.positions(TOPIC, [0]) == {0: 0}
+    assert fetch(feed, {(TOPIC, 0): 1, (TOPIC, 1): 1}) == {}
+    assert fetch(feed) == {0: [0, 1]}
+
+
+def test_reading_goes_on_where_the_log_begins(log: MemoryLog) -> None:
+    for _ in range(3):
+        commit(log, 0)
+    log.delete_records({TopicPartition(TOPIC, 0): 6})
+    feed = RawFeed(log)
+    feed.assign({(TOPIC, 0): 0})
+    assert fetch(feed) == {}
+    assert fetch(feed) == {0: [6, 7]}
+
+    def expired(place: TopicPartition, offset: int) -> None:
+        raise SnapshotExpired(f"{place} {offset}")
+
+    strict = RawFeed(log, gone=expired)
+    strict.assign({(TOPIC, 0): 0})
+    with pytest.raises(SnapshotExpired, match=r"0\D* 0"):
+        fetch(strict)
+
+
+class Failing:
+    """A log that answers with errors."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.asked: list[int] = []
+
+    def fetch(self, positions: object, *, max_bytes: int, **_: object) -> None:
+        self.asked.append(max_bytes)
+        raise self.error
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [LogUnavailable("no broker"), LogRefused("not there", UNKNOWN_TOPIC_OR_PARTITION)],
+)
+def test_what_may_mend_itself_is_waited_for(error: Exception) -> None:
+    log: Any = Failing(error)
+    feed = RawFeed(log)
+    feed.assign({(TOPIC, 0): 0})
+    assert fetch(feed) == {}
+    assert log.asked == [FETCH_BYTES]
+    assert feed.positions(TOPIC, [0]) == {0: 0}
+
+
+def test_what_can_not_is_said() -> None:
+    log: Any = Failing(LogRefused("not allowed", 29))
+    feed = RawFeed(log)
+    feed.assign({(TOPIC, 0): 0})
+    with pytest.raises(FixCallError, match="not allowed"):
+        fetch(feed)
+
+
+def test_a_closed_feed_does_not_rest(log: MemoryLog) -> None:
+    feed = RawFeed(log)
+    threading.Timer(0.05, feed.close).start()
+    started = time.monotonic()
+    assert feed.next(started + 60, {}) == []
+    assert time.monotonic() - started < 30
