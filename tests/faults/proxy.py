@@ -18,7 +18,6 @@ from socket import create_connection  # as it is now: tests patch it for others
 from types import TracebackType
 
 from tests.faults.proxy_frames import (
-    NAMES,
     Request,
     correlation_of,
     end_error,
@@ -170,10 +169,9 @@ class Proxy:
         self.target = target
         self.policy = policy
         self.seen: list[Request] = []
-        self.done: dict[str, int] = {}
         self._numbers = itertools.count(1)
         self._closed = threading.Event()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._connections: set[_Connection] = set()
         self._listener = socket.create_server((HOST, 0), backlog=256)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -209,20 +207,10 @@ class Proxy:
 
     def cut_all(self) -> None:
         """Close every connection, as a broker does with idle ones."""
-        with self._changed:
+        with self._lock:
             connections = list(self._connections)
         for one in connections:
             one.close()
-
-    def wait_seen(self, fits: Callable[[Request], bool], deadline_s: float = DEADLINE_S) -> Request:
-        """Until a request that fits has come, from now or before. The first one."""
-        until = time.monotonic() + deadline_s
-        with self._changed:
-            while True:
-                for request in self.seen:
-                    if fits(request):
-                        return request
-                assert self._changed.wait(until - time.monotonic()), "no such request came"
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -243,23 +231,18 @@ class Proxy:
             return
         broker.settimeout(None)
         one = _Connection(self, next(self._numbers), client, broker)
-        with self._changed:
+        with self._lock:
             self._connections.add(one)
         if self._closed.is_set():
             one.close()
         one.run()
-        with self._changed:
+        with self._lock:
             self._connections.discard(one)
 
     def _ask(self, request: Request) -> Action | None:
-        with self._changed:
+        with self._lock:
             self.seen.append(request)
-            action = self.policy(request) if self.policy is not None else None
-            if action is not None:
-                name = f"{type(action).__name__} {NAMES.get(request.api, request.api)}"
-                self.done[name] = self.done.get(name, 0) + 1
-            self._changed.notify_all()
-        return action
+            return self.policy(request) if self.policy is not None else None
 
     def _deliver_copy(self, held: Held, request: Request, frame: bytes) -> None:
         """A copy of a request, on a connection of its own, when it is let go."""
