@@ -35,9 +35,10 @@ from anabranch.topics.wire.codes import UNKNOWN_TOPIC_OR_PARTITION
 log = logging.getLogger("anabranch.client")
 
 FETCH_BYTES = 4 << 20
-_ANSWER_S = 10.0
+_ANSWER_S = 5.0
 _WAIT_S = 0.1  # a member's fetch waits no longer for something new: the group may have news, too
 _AGAIN_S = 0.2  # after what fails
+_ASIDE_S = (5.0, 30.0)  # what fails alone is asked for again after so long, at first and at most
 _MUCH = 16 << 20  # bytes of a partition that wait: then librdkafka pauses it
 _MESSAGE_BYTES = 1600  # of each message, beside its value; so 10,000 are much too
 
@@ -115,12 +116,14 @@ class RawFeed:
         self._member = member
         self._gone = gone
         self._positions: dict[TopicPartition, int] = {}
+        self._troubled = _Troubled()
         self._term = 0
         self._closed = threading.Event()
 
     def assign(self, places: Mapping[tuple[str, int], int]) -> None:
         """See `Feed.assign`. The group's member itself fetches nothing."""
         self._term += 1
+        self._troubled = _Troubled()
         self._positions = {TopicPartition(*place): offset for place, offset in places.items()}
 
     def stop(self) -> None:
@@ -135,6 +138,7 @@ class RawFeed:
         """See `Feed.next`."""
         self.serve()
         wanted = {place: at for place, at in self._positions.items() if place not in waiting}
+        wanted = self._troubled.choose(wanted)
         left = max(0.0, deadline - time.monotonic())
         if not wanted:
             self._rest(left)
@@ -146,8 +150,10 @@ class RawFeed:
                 found = self._fetch(wanted, wait)
         except _NotNow as error:
             log.info("reading: %s", error)
+            self._troubled.failed(wanted)
             self._rest(min(left, _AGAIN_S))
             return []
+        self._troubled.done(wanted)
         portions = []
         if term == self._term:
             for place, fetched in found.items():
@@ -200,6 +206,43 @@ class RawFeed:
 
 class _NotNow(Exception):
     """Nothing can be fetched at present."""
+
+
+class _Troubled:
+    """A partition without a leader fails the fetch of all: then each is asked for alone, and it not so often."""
+
+    def __init__(self) -> None:
+        self._alone: list[TopicPartition] = []
+        self._aside: dict[TopicPartition, tuple[float, float]] = {}  # until when, and for how long
+
+    def choose(self, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Those to be asked for now, of all that are wanted."""
+        if not self._alone and not self._aside:
+            return wanted
+        now = time.monotonic()
+        for place, (until, _) in self._aside.items():
+            if until <= now and place in wanted:
+                return {place: wanted[place]}
+        while self._alone:
+            place = self._alone.pop()
+            if place in wanted:
+                return {place: wanted[place]}
+        return {place: at for place, at in wanted.items() if place not in self._aside}
+
+    def failed(self, asked: Mapping[TopicPartition, int]) -> None:
+        """These brought nothing, since something is wrong with one of them."""
+        if len(asked) > 1:
+            self._alone = list(asked)
+        for place in asked if len(asked) == 1 else ():
+            _, pause = self._aside.get(place, (0.0, _ASIDE_S[0]))
+            self._aside[place] = time.monotonic() + pause, min(2 * pause, _ASIDE_S[1])
+
+    def done(self, asked: Mapping[TopicPartition, int]) -> None:
+        """These are well. If one was not, the others may be, too."""
+        if self._aside.keys() & asked.keys():
+            self._aside = {
+                p: (0.0, pause) for p, (_, pause) in self._aside.items() if p not in asked
+            }
 
 
 class KafkaFeed:

@@ -40,9 +40,11 @@ def commit(log: MemoryLog, *partitions: int, count: int = 2, abort: bool = False
         producer.commit()
 
 
-def fetch(feed: RawFeed, waiting: Mapping[tuple[str, int], int] = {}) -> dict[int, list[int]]:
-    """Partition -> offsets, of what one call brings."""
-    portions = feed.next(time.monotonic() + 0.05, waiting)
+def fetch(
+    feed: RawFeed, waiting: Mapping[tuple[str, int], int] = {}, at: float | None = None
+) -> dict[int, list[int]]:
+    """Partition -> offsets, of what one call brings. ``at``: the deadline."""
+    portions = feed.next(time.monotonic() + 0.05 if at is None else at, waiting)
     return {portion.place.partition: offsets(portion) for portion in portions}
 
 
@@ -128,6 +130,43 @@ def test_what_may_mend_itself_is_waited_for(error: Exception) -> None:
     assert fetch(feed) == {}
     assert log.asked == [FETCH_BYTES]
     assert feed.positions(TOPIC, [0]) == {0: 0}
+
+
+def test_a_partition_without_a_leader_holds_up_no_other(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    whole, bad = log.fetch, {TopicPartition(TOPIC, 1)}
+    asked: list[list[int]] = []
+
+    def failing(positions: Mapping[TopicPartition, int], **how: Any) -> Any:
+        asked.append([place.partition for place in positions])
+        if bad & positions.keys():
+            raise LogUnavailable("no leader")
+        return whole(positions, **how | {"max_wait": 0.0})
+
+    monkeypatch.setattr(log, "fetch", failing)
+    commit(log, 0, 1, 2)
+    feed = RawFeed(log)
+    feed.assign({(TOPIC, p): 0 for p in range(3)})
+    found: dict[int, list[int]] = {}
+    for _ in range(4):
+        found |= fetch(feed, at=now)
+    assert found == {0: [0, 1], 2: [0, 1]}
+    assert asked == [[0, 1, 2], [2], [1], [0]]
+    for now in (1.0, 2.0):
+        commit(log, 0)
+        assert fetch(feed, at=now).keys() == {0}
+    now = 6.0
+    assert fetch(feed, at=now) == {}
+    bad.clear()
+    assert fetch(feed, at=now) == {}  # it is asked for again later
+    now = 20.0
+    assert fetch(feed, at=now) == {1: [0, 1]}
+    commit(log, 0, 1)
+    assert fetch(feed, at=now).keys() == {0, 1}
+    assert asked[4:] == [[0, 2], [0, 2], [1], [0, 2], [1], [0, 1, 2]]
 
 
 def test_what_can_not_is_said() -> None:
