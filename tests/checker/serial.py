@@ -72,6 +72,7 @@ class Open:
     written: dict[str, list[tuple[str, str | None, str]]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    finished: list[str] = field(default_factory=list)
     timestamp: int | None = None
     committed: int = 0
 
@@ -79,7 +80,7 @@ class Open:
 class World:
     """The service, the processes, and the tape."""
 
-    def __init__(self, random: Random, *, steps: int = 40) -> None:
+    def __init__(self, random: Random, *, steps: int = 40, is_ragged: bool = False) -> None:
         self.random = random
         self.tape = Tape()
         self.clock = 1000
@@ -94,6 +95,7 @@ class World:
         self.groups: list[Any] = []  # of `serial_readers`
         self.lives = 0
         self.steps = steps
+        self.is_ragged = is_ragged  # the end is not read whole: retention, errors
 
     def run(self) -> list[Entry]:
         """A whole history."""
@@ -173,8 +175,15 @@ class World:
     def _read_all(self) -> None:
         for name, stream in self.streams.items():
             for number in stream.active + [p for p in stream.partitions if p not in stream.active]:
-                rows = [[e.offset, e.key, e.id, e.txn_id] for e in stream.partitions[number]]
-                self.tape.log(number, *rows, stream=name, end=stream.ends[number])
+                luck = self.random.random() if self.is_ragged else 1.0
+                start = self.random.randint(0, stream.ends[number]) if luck < 0.3 else 0
+                if luck < 0.05:
+                    op = self.tape.ask("end", "log", stream=name, partition=number)
+                    self.tape.told("end", op, "unknown")
+                    continue
+                left = [event for event in stream.partitions[number] if event.offset >= start]
+                rows = [[event.offset, event.key, event.id, event.txn_id] for event in left]
+                self.tape.log(number, *rows, stream=name, start=start, end=stream.ends[number])
             records = []
             for offset, (timestamp, ids, events) in enumerate(stream.records):
                 ranges = []
@@ -182,7 +191,12 @@ class World:
                     offsets = [event.offset for event in events if event.partition == number]
                     ranges.append([number, offsets[0], offsets[-1] + 1])
                 records.append([offset * 2 + 1, timestamp, ids, ranges])
-            self.tape.commits(*records, stream=name)
+            more: dict[str, Any] = {"records": records}
+            if self.is_ragged and records and self.random.random() < 0.2:
+                cut = self.random.randrange(len(records))
+                more = {"records": records[cut:], "start": cut * 2}
+            if not self.is_ragged or self.random.random() < 0.9:
+                self.tape.do("end", "commits", more, stream=name)
 
 
 def row_of(stream: str, event: Placed) -> Row:
@@ -198,6 +212,6 @@ def row_of(stream: str, event: Placed) -> Row:
     ]
 
 
-def generate(seed: int, *, steps: int = 40) -> list[Entry]:
-    """A correct history."""
-    return World(Random(seed), steps=steps).run()
+def generate(seed: int, *, steps: int = 40, is_ragged: bool = False) -> list[Entry]:
+    """A correct history; ``is_ragged``: of which the end is not all there."""
+    return World(Random(seed), steps=steps, is_ragged=is_ragged).run()

@@ -33,11 +33,11 @@ def _write(world: World, file: str, txn: Open, writer: str, *, is_lost: bool = F
     tape.told(file, op)
 
 
-def _commit(world: World, file: str, txn: Open, writers: list[str], **more: Any) -> Task:
+def _commit(world: World, file: str, txn: Open, writers: list[str] | None) -> Task:
     """Asked, and answered, or not; what is not answered may take effect at any time later, or never."""
     random, tape = world.random, world.tape
-    names = list(writers)
-    op = tape.ask(file, "commit", txn=txn.handle, writers=names, **more)
+    names = txn.finished if writers is None else list(writers)
+    op = tape.ask(file, "commit", txn=txn.handle, writers=writers)
     yield
     luck = random.random()
     if luck < 0.1:
@@ -86,8 +86,11 @@ def transaction(world: World) -> Task:
         if random.random() < 0.8:
             op = tape.ask(where, "finish", txn=txn.handle, writer=writer)
             yield
+            if random.random() < 0.9 and txn.state == "open":
+                txn.finished.append(writer)
+            yield
             if random.random() < 0.9:
-                tape.told(where, op)
+                tape.told(where, op, "ok" if writer in txn.finished else "unknown")
                 done.append(writer)
     if random.random() < 0.1 and txn.state == "open":
         txn.state = "aborted"  # stale
@@ -98,7 +101,7 @@ def transaction(world: World) -> Task:
     taken = [writer for writer in done if random.random() < 0.9]
     for _ in range(random.choice([1, 1, 2])):
         where = random.choice([file, f"{random.choice('xyz')}{world.lives}"])
-        yield from _commit(world, where, txn, taken)
+        yield from _commit(world, where, txn, random.choice([taken, taken, None]))
         yield
 
 

@@ -17,11 +17,11 @@ from tests.checker.serial import generate
 SEEDS = st.integers(0, 1 << 32)
 
 
-@given(SEEDS)
+@given(SEEDS, st.booleans())
 @settings(max_examples=100, deadline=None, print_blob=True)
-def test_correct_histories_are_found_correct(seed: int) -> None:
-    """Whatever crashes, races or is never answered."""
-    report = judge_entries(generate(seed))
+def test_correct_histories_are_found_correct(seed: int, is_ragged: bool) -> None:
+    """Whatever crashes, races or is never answered, and whatever could not be read at the end."""
+    report = judge_entries(generate(seed, is_ragged=is_ragged))
     assert report.ok, f"seed {seed}: {report.anomalies}"
 
 
