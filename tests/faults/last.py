@@ -16,7 +16,7 @@ from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord
 from anabranch.topics.names import history_topic, stream_topic
 from checker.recorder import SUFFIX, Recorder
-from tests.faults.reading import _txn_of, id_of
+from tests.faults.reading import id_of, txn_of
 
 READ_S = 60.0
 
@@ -72,7 +72,7 @@ def read_events(log: Log, streams: list[str]) -> dict[str, dict[int, tuple[int, 
                     m.offset(),
                     key.decode() if isinstance(key := m.key(), bytes) else None,
                     id_of(m.value()),
-                    _txn_of(m.headers()),
+                    txn_of(m.headers()),
                 ]
                 for m in messages
             ]

@@ -19,7 +19,7 @@ from anabranch.errors import RetryError
 from anabranch.topics.names import stream_topic
 from checker.recorder import Recorder
 from tests.crash.zygote import Spec, say
-from tests.faults.writing import CALL_S, PATIENCE, Ending
+from tests.faults.acting import CALL_S, PATIENCE, Ending
 
 QUIET_S = 0.3  # a poll ends when nothing came for so long
 POLL_EVENTS = 200
@@ -221,7 +221,7 @@ def _raw(reading: _Reading) -> None:
                     m.offset(),
                     key.decode() if isinstance(key := m.key(), bytes) else None,
                     id_of(m.value()),
-                    _txn_of(m.headers()),
+                    txn_of(m.headers()),
                     None,
                 ]
                 for m in good
@@ -243,7 +243,7 @@ def _add_new(consumer: Consumer, topics: dict[str, str], known: set[tuple[str, i
             known.update((topic, p) for p in new)
 
 
-def _txn_of(headers: Any) -> str | None:
+def txn_of(headers: Any) -> str | None:
     """The transaction id in the header ab.txn."""
     value = dict(headers or ()).get("ab.txn")
     return value[:16].hex() if value else None

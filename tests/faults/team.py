@@ -17,10 +17,12 @@ from anabranch.infra.cluster import EmbeddedCluster
 from checker.recorder import Recorder
 from tests.cluster import ControllerProcess
 from tests.crash.zygote import Child, Spec, Zygote
+from tests.faults.acting import CALL_S, PATIENCE, STREAMS, ask_state
 from tests.faults.faults import Fault
+from tests.faults.helping import Help
 from tests.faults.last import Given, Log, ids_of, read_events, record_log
 from tests.faults.reading import Read
-from tests.faults.writing import CALL_S, PATIENCE, STREAMS, Help, Write, ask_state
+from tests.faults.writing import Write
 
 READY_S = 60.0
 END_S = 120.0

@@ -1,60 +1,53 @@
 """Writers that record: transactions of every kind, alone and with helpers in other processes, and plain writes.
 
-What a process asks and is told goes into its history (`docs/checker.md`) before and after. Helpers are given
-tokens, and give receipts, through files in the spool, as tasks of a batch job would.
+What a process asks and is told goes into its history (`docs/checker.md`) before and after.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import KafkaError, Message, Producer
 
 import anabranch
 from anabranch.errors import (
-    AlreadyCommitted,
     AnabranchError,
     AskOutcomeError,
     BeginAgainError,
-    FixCallError,
-    IllegalState,
-    OutcomeUnknown,
     RetryError,
 )
 from anabranch.topics.names import journal_topic
 from checker.recorder import Failed, Recorder, Unknown
 from tests.crash.zygote import Spec, say
+from tests.faults.acting import (
+    CALL_S,
+    PATIENCE,
+    Ending,
+    Row,
+    ask_state,
+    by_stream,
+    in_threads,
+    put,
+    rows,
+    sorted_out,
+    value_of,
+    write_all,
+)
 
-STREAMS = ("wide", "narrow")
-THREADS = 3
-KEYS = 12  # of all writers together, so that their order counts
-PADDING = 32  # bytes that don't compress
 BIG = 250  # events of one flush of a big one
+COLUMN_ROWS = 900
 KEEPALIVE_S = 10.0
 FORGOTTEN_S = 3.0
 HELPERS_S = 4.0
-CALL_S = 30.0
-# Frozen brokers keep connections open: who waits for librdkafka's own minute would do little else.
-PATIENCE = {"socket.timeout.ms": 10_000}
-STATES = {
-    "OPEN": "open",
-    "COMMIT_IN_PROGRESS": "committing",
-    "FINALIZE_IN_PROGRESS": "committing",
-    "COMMITTED": "committed",
-    "ABORT_IN_PROGRESS": "aborting",
-    "ABORTED": "aborted",
-}
 
 
 @dataclass(frozen=True)
@@ -66,127 +59,6 @@ class Write(Spec):
     seed: int = 0
 
     run = "tests.faults.writing:write"
-
-
-@dataclass(frozen=True)
-class Help(Spec):
-    """Joins transactions by the tokens that it finds in the spool."""
-
-    scope: str = ""
-    spool: str = ""
-    seed: int = 0
-
-    run = "tests.faults.writing:help_out"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One event to be: where, its key, and its id, with which the value begins."""
-
-    stream: str
-    key: str
-    id: str
-
-
-def rows(name: str, count: int, chance: random.Random, scope: str) -> list[Row]:
-    """Events that nothing else has; ``name`` is unique."""
-    return [
-        Row(
-            f"{scope}/{STREAMS[chance.random() < 0.3]}",
-            f"key-{chance.randrange(KEYS)}",
-            f"{name}.{n}",
-        )
-        for n in range(count)
-    ]
-
-
-def by_stream(events: Sequence[Row]) -> dict[str, list[Row]]:
-    """Kept in order within each stream."""
-    found: dict[str, list[Row]] = {}
-    for event in events:
-        found.setdefault(event.stream, []).append(event)
-    return found
-
-
-def value_of(event: Row) -> bytes:
-    """The id, and something that makes it bigger."""
-    return event.id.encode() + b" " + os.urandom(PADDING // 2).hex().encode()
-
-
-def write_all(recorder: Recorder, to: Any, handle: str, writer: str, events: Sequence[Row]) -> None:
-    """Write to a handle of the library, one operation for each stream."""
-    for stream, of_stream in by_stream(events).items():
-        listed = [[event.key, event.id] for event in of_stream]
-        with recorder.asking("write", txn=handle, writer=writer, stream=stream, events=listed):
-            for event in of_stream:
-                to.write(stream, value_of(event), key=event.key.encode())
-
-
-@contextmanager
-def sorted_out() -> Iterator[None]:
-    """Errors of the library as the recorder's two kinds: surely without effect, and not known."""
-    try:
-        yield
-    except OutcomeUnknown as error:
-        raise Unknown(f"{type(error).__name__}: {error}") from error
-    except (RetryError, BeginAgainError, FixCallError) as error:
-        raise Failed(f"{type(error).__name__}: {error}") from error
-
-
-def ask_state(recorder: Recorder, client: anabranch.Client, txn_id: bytes, *, final: bool) -> str:
-    """What the controllers say of a transaction; ``final``: one that nobody knows is ended by it."""
-    with recorder.asking("state", txn_id=txn_id.hex()) as told:
-        try:
-            info = client.resolve(txn_id) if final else client.state(txn_id)
-        except anabranch.errors.UnknownTransaction:
-            told |= {"state": "unknown", "timestamp": None}
-        except anabranch.errors.Expired:
-            told |= {"state": "expired", "timestamp": None}
-        else:
-            told |= {
-                "state": STATES[info.state],
-                "timestamp": info.commit_timestamp or None,
-            }
-    return str(told["state"])
-
-
-class Ending:
-    """Set by SIGTERM; by SIGUSR2 too, which says that there is nothing more to come."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.at_end = False
-        signal.signal(signal.SIGTERM, lambda *_: self.event.set())
-        signal.signal(signal.SIGUSR2, lambda *_: self._last())
-
-    def _last(self) -> None:
-        self.at_end = True
-        self.event.set()
-
-
-def in_threads(number: int, ending: Ending, work: Callable[[int], None]) -> int:
-    """Run ``work`` until SIGTERM; 1 if one of the threads failed."""
-    failed: list[str] = []
-
-    def guarded(thread: int) -> None:
-        try:
-            work(thread)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the test has to hear of it
-            failed.append(f"{type(error).__name__}: {error}")
-            say(number, "defect", why=failed[-1])
-            ending.event.set()
-
-    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    say(number, "works")
-    for thread in threads:
-        while thread.is_alive():  # signals are taken in between
-            thread.join(0.05)
-    return 1 if failed else 0
-
-
-# -- writers ----------------------------------------------------------------------------------------------
 
 
 def write(number: int, told: dict[str, Any]) -> int:
@@ -285,6 +157,7 @@ class _Lane:
             self._team: 4,
             self._numbered: 2,
             self._big: 1,
+            self._columns: 1,
             self._aborted: 1,
             self._forgotten: 1,
             self._without: 2,
@@ -336,13 +209,32 @@ class _Lane:
             txn.flush()
         self._commit(txn, handle, ["own"])
 
+    def _columns(self, handle: str) -> None:
+        """By a producer of our own, in place of librdkafka's."""
+        txn = self._begin(handle)
+        for part in range(3):
+            events = rows(f"{handle}.{part}", COLUMN_ROWS, self._chance, self._scope)
+            for stream, of_stream in by_stream(events).items():
+                listed = [[event.key, event.id] for event in of_stream]
+                table = pa.table(
+                    {
+                        "key": [event.key for event in of_stream],
+                        "value": [value_of(event) for event in of_stream],
+                    }
+                )
+                asked = {"txn": handle, "writer": "own", "stream": stream, "events": listed}
+                with self._recorder.asking("write", **asked):
+                    txn.write_batch(stream, table)
+            txn.flush()
+        self._commit(txn, handle, ["own"])
+
     def _team(self, handle: str) -> None:
         """This process and others, of whom any may die. Those that gave a receipt in time are taken."""
         txn = self._begin(handle)
         names = [f"h{n}" for n in range(self._chance.randint(1, 2))]
         for name in names:
             count = self._chance.choice((1, 7, 120))
-            _put(
+            put(
                 self._spool / f"{handle}.{name}.task",
                 json.dumps([txn.token().hex(), handle, name, count]),
             )
@@ -429,57 +321,3 @@ class _Lane:
                 self._abort(txn, handle)
             raise
         say(self._number, "told")
-
-
-# -- helpers ----------------------------------------------------------------------------------------------
-
-
-def help_out(number: int, told: dict[str, Any]) -> int:
-    """Until SIGTERM: take tasks, write, leave receipts."""
-    spec = Help(**told)
-    ending = Ending()
-    spool = Path(spec.spool)
-    recorder = Recorder(spool / f"{spec.name}.history")
-    with anabranch.connect(
-        spec.bootstrap, prefix=spec.prefix, timeout=CALL_S, config=PATIENCE
-    ) as client:
-
-        def work(thread: int) -> None:
-            chance = random.Random(f"{spec.seed}/{thread}")
-            while not ending.event.is_set():
-                for path in sorted(spool.glob("*.task")):
-                    mine = path.with_suffix(f".{spec.name}-{thread}")
-                    with contextlib.suppress(FileNotFoundError):  # another one was quicker
-                        path.rename(mine)
-                        _help_with(number, client, spec, recorder, chance, mine)
-                time.sleep(0.02)
-
-        return in_threads(number, ending, work)
-
-
-def _help_with(
-    number: int,
-    client: anabranch.Client,
-    spec: Help,
-    recorder: Recorder,
-    chance: random.Random,
-    task: Path,
-) -> None:
-    token, handle, name, count = json.loads(task.read_text())
-    events = rows(f"{handle}.{name}", count, chance, spec.scope)
-    try:
-        with client.join(bytes.fromhex(token)) as writer:
-            write_all(recorder, writer, handle, name, events)
-            with recorder.asking("finish", txn=handle, writer=name):
-                receipt = writer.finish()
-        _put(Path(spec.spool) / f"{handle}.{name}.receipt", receipt.to_bytes().hex())
-    except (RetryError, BeginAgainError, AlreadyCommitted, IllegalState) as error:
-        # The last two: the driver waited for so long, and commits (or has committed) without this helper.
-        say(number, "trouble", kind="help", why=str(error)[:300])
-
-
-def _put(path: Path, text: str) -> None:
-    """A whole file or none."""
-    temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
