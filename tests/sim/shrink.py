@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
+from random import Random
 from typing import Any
 
 from tests.sim.simulation import Report, simulate
-from tests.sim.weather import Weather, number
+from tests.sim.weather import FAIR, Weather
 
 Value = float
 Plant = Callable[[], AbstractContextManager[object]]
@@ -48,9 +49,12 @@ class Case:
     def command(self, more: str = "") -> str:
         """What replays it exactly."""
         words = [f"scripts/simulate --seeds 1 --start {self.seed}"]
-        if self.changes:
-            given = ",".join(f"{name}={number(v)}" for name, v in sorted(self.changes.items()))
-            words.append(f"--weather {given}")
+        drawn = Weather.draw(Random(self.seed))
+        weather = drawn.changed(self.changes)
+        if weather != drawn:
+            by_seed = ",".join(weather.differences(drawn))
+            by_name = ",".join([FAIR, *weather.differences(Weather())])
+            words.append(f"--weather {min(by_seed, by_name, key=len)}")
         if self.only is not None:
             words.append(f"--faults {','.join(sorted(self.only)) or 'none'}")
         return " ".join([*words, *([more] if more else []), "--trace"])

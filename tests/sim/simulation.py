@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
@@ -99,7 +99,7 @@ def simulate(
     """
     began = time.perf_counter()
     world = World(seed, trace=trace)
-    drawn = replace(Weather.draw(world.random), **weather)  # type: ignore[arg-type]
+    drawn = Weather.draw(world.random).changed(weather)
     faults = Faults(world, drawn, only)
     was_collecting = gc.isenabled()
     # What is freed when must not depend on what ran before: handles live until then.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from random import Random
+
 import pytest
 
 from tests.sim.mutants import MUTANTS
@@ -45,8 +48,11 @@ def test_a_command_names_the_whole_case() -> None:
     )
     words = case.command().split()
     given = parse(words[words.index("--weather") + 1].split(","))
-    assert given == case.changes
+    drawn = Weather.draw(Random(7))
+    assert drawn.changed(given) == drawn.changed(case.changes)
     assert words[words.index("--faults") + 1] == "ab,cd"
+    fair = {field.name: getattr(Weather(), field.name) for field in fields(Weather)}
+    assert "--weather fair,readers=1 " in Case(7, fair | {"readers": 1}).command()
     assert Case(7, {}, frozenset()).command().endswith("--faults none --trace")
     with pytest.raises(ValueError, match="no such weather: 'rain'"):
         parse(["rain=1"])

@@ -3,9 +3,11 @@ differ in kind (swarm testing)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from random import Random
+
+FAIR = "fair"
 
 
 @dataclass
@@ -130,6 +132,10 @@ class Weather:
             work_s=float(random.randint(10, 40)),
         )
 
+    def changed(self, values: Mapping[str, float]) -> Weather:
+        """With these instead."""
+        return replace(self, **values)  # type: ignore[arg-type]
+
     def differences(self, other: Weather) -> list[str]:
         """What is not as in the other one, each ``name=value``."""
         return [
@@ -143,11 +149,18 @@ class Weather:
 
 
 def parse(given: Iterable[str]) -> dict[str, float]:
-    """Changes of a weather, each ``name=value``, as `Weather.differences` has them. `ValueError` for others."""
+    """Changes of a weather, each ``name=value``, as `Weather.differences` has them; "fair": all is as usual.
+
+    Raises:
+        ValueError: there is no such thing.
+    """
     usual = {field.name: getattr(Weather(), field.name) for field in fields(Weather)}
     values: dict[str, float] = {}
     for text in given:
         name, _, value = text.strip().partition("=")
+        if text == FAIR:
+            values |= usual
+            continue
         if name not in usual:
             raise ValueError(f"no such weather: {name!r}; there is {', '.join(usual)}")
         values[name] = type(usual[name])(float(value))
