@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from anabranch.client.history_search import history_record
 from anabranch.client.reservation import Reservation
 from anabranch.client.types import Receipt
@@ -30,10 +32,20 @@ def _decode() -> Run:
         record = codec.decode(data)
         written = codec.encode(record)  # what is read can be written, and reads the same
         assert codec.decode(written) == record
+        assert _refused(codec.decode, data + b"\x00"), "bytes too many"
         if type(record) in fast.READERS:
+            assert not _refused(partial(codec._decode, type(record)), data), "only fastavro refuses"
             assert codec._decode(type(record), data) == record
 
     return run
+
+
+def _refused(decode: Run, data: bytes) -> bool:
+    try:
+        decode(data)
+    except _NO_RECORD:
+        return True
+    return False
 
 
 class HistoryMessage:
