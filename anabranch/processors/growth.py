@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from anabranch.core.state import State
-from anabranch.errors import AnabranchError, InvalidArgument
-from anabranch.ports import Log, LogRefused
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady
+from anabranch.ports import Log, LogRefused, LogUnavailable
 from anabranch.topics.declarations import grow_stream_topics
 
 
@@ -44,6 +44,8 @@ class Growth:
                     yield stream, error
                 except LogRefused as error:
                     yield stream, InvalidArgument(f"the broker refused: {error}")
+                except LogUnavailable as error:
+                    yield stream, NotReady(f"the brokers can't add partitions now: {error}")
                 else:
                     yield stream, partitions
 

@@ -195,6 +195,7 @@ CREATE_CODES = {
 # INVALID_PARTITIONS is the caller's: it says that the topic has as many already.
 GROW_CODES = {
     **CREATE_CODES,
+    38: Meaning("INVALID_REPLICATION_FACTOR", _R, "some of the topic's brokers are away"),
     39: Meaning("INVALID_REPLICA_ASSIGNMENT", _X, "too few brokers for the topic's replicas"),
     60: Meaning("REASSIGNMENT_IN_PROGRESS", _R, "the topic's replicas are being moved"),
 }
