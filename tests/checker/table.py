@@ -14,14 +14,14 @@ class Table:
     """Cases in the order in which they are written down."""
 
     def __init__(self) -> None:
-        self.wrongs: list[tuple[str, Case]] = []
+        self.wrongs: list[tuple[tuple[str, ...], Case]] = []
         self.rights: list[Case] = []
 
-    def wrong(self, kind: str) -> Callable[[Case], Case]:
-        """The history shows this anomaly, and no other."""
+    def wrong(self, *kinds: str) -> Callable[[Case], Case]:
+        """The history shows these kinds of anomalies (mostly one), and no other."""
 
         def register(case: Case) -> Case:
-            self.wrongs.append((kind, case))
+            self.wrongs.append((kinds, case))
             return case
 
         return register
@@ -34,15 +34,15 @@ class Table:
     @staticmethod
     def name_of(one: object) -> str:
         """For test ids."""
-        return str(getattr(one, "__name__", one))
+        return " ".join(one) if isinstance(one, tuple) else str(getattr(one, "__name__", one))
 
     @staticmethod
-    def judge_wrong(kind: str, case: Case) -> None:
+    def judge_wrong(kinds: tuple[str, ...], case: Case) -> None:
         """Found, and nothing else; the evidence are lines of the history."""
         tape = Tape()
         case(tape)
         report = tape.judge()
-        assert report.kinds == {kind}, report.anomalies
+        assert report.kinds == set(kinds), report.anomalies
         lines = {f"{file}:{line}" for file, line, _ in tape.entries}
         assert all(set(one.evidence) <= lines and one.evidence for one in report.anomalies)
 
