@@ -7,7 +7,7 @@ A block has the offsets of its records, and gives the fields of any of them in a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, pairwise, repeat, starmap
+from itertools import chain, islice, pairwise, repeat, starmap
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -146,15 +146,18 @@ class ColumnsBlock:
 
     def _headers(self, low: int, high: int) -> Iterable[_Headers]:
         columns = self._columns
-        ends = columns.header_ends[low : high + 1].tolist()
-        first, last = ends[0], ends[-1]
+        ends = columns.header_ends[low : high + 1]
+        first, last = int(ends[0]), int(ends[-1])
         if first == last:
             return starmap(list, repeat(()))  # a new one each time
+        # Each list is made with its event, too, from the pairs that are next.
         names = map(header_name, _cut(columns.names, first, last))
-        pairs = list(zip(names, _cut(columns.header_values, first, last), strict=True))
-        if first:
-            ends = [end - first for end in ends]
-        return [pairs[a:b] for a, b in pairwise(ends)]
+        pairs = zip(names, _cut(columns.header_values, first, last), strict=True)
+        counts = np.diff(ends)
+        number = int(counts[0])
+        if bool((counts == number).all()):
+            return map(list, zip(*repeat(pairs, number), strict=True))
+        return map(list, map(islice, repeat(pairs), counts.tolist()))
 
     def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
         """See `Block.txn_ids`."""

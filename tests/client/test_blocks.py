@@ -77,6 +77,17 @@ def test_values_of_one_size_and_of_several(sizes: tuple[int, ...]) -> None:
     assert [event.value for event in made] == [record.value for record in records[1:]]
 
 
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2, 2), (0, 3, 1), (0, 0, 0)])
+def test_headers_of_one_number_and_of_several(counts: tuple[int, ...]) -> None:
+    numbers = itertools.count()
+    records = [
+        Record(i, 0, None, None, tuple((f"h{j}", b"%d" % next(numbers)) for j in range(count)))
+        for i, count in enumerate(counts)
+    ]
+    made = events(columns(records), 1, [Stretch(2, None, 1, 1)])
+    assert [event.headers for event in made] == [list(record.headers) for record in records[1:]]
+
+
 def test_events_share_no_headers() -> None:
     made = events(
         columns([Record(i, 0, None, None) for i in range(2)]), 0, [Stretch(2, None, 1, 1)]
