@@ -29,8 +29,10 @@ def judge_writes(history: History, report: Report) -> None:
     for event in history.events.values():
         if event.txn is None:
             _judge_plain(history, report, event)
-    whole = history.is_whole
-    if all(whole(stream) for stream in {event.stream for event in history.events.values()}):
+    written = {event.stream for event in history.events.values()}
+    unread = [stream for stream in written if not history.is_whole(stream)]
+    report.counts["streams whose log was not read whole"] = len(unread)
+    if not unread:
         for txn in history.by_id.values():
             told = [answer for answer in txn.answered("committed") if answer.events]
             if not txn.handle and told and not any(history.is_trimmed(s) for s, _ in history.parts):

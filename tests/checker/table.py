@@ -75,3 +75,14 @@ def log_two(tape: Tape) -> None:
 
 
 A, B, C = row("a", 0, ONE, 10), row("b", 1, ONE, 10), row("c", 3, TWO, 20)
+
+
+def commit_moved(tape: Tape) -> None:
+    """As `commit_two`, and the key moves from partition 0 to partition 1 in between."""
+    commit_two(tape)
+    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE])
+    tape.log(1, [0, "k", "c", TWO])
+    tape.commits([1, 10, [ONE], [[0, 0, 2]]], [2, 20, [TWO], [[1, 0, 1]]])
+
+
+MOVED = row("c", 0, TWO, 20, partition=1)

@@ -40,6 +40,36 @@ def a_series_goes_back(tape: Tape) -> None:
         tape.commit(name, txn_id, timestamp, 0, file=name, series="x", number=number)
 
 
+@wrong("non-monotone-timestamps")
+def told_at_the_same_moment_in_one_file(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.begin("u", TWO)
+    tape.commit("t", ONE, 20, 0)
+    tape.stands_still = True
+    tape.commit("u", TWO, 10, 0)
+
+
+@wrong("non-monotone-timestamps")
+def older_than_what_a_reader_was_given(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    tape.ask("q", "commit", txn="t", writers=["w"])
+    tape.open("r", "ordered")
+    tape.poll("r", row("a", 0, ONE, 20))
+    tape.begin("u", TWO)
+    tape.commit("u", TWO, 10, 0)
+    tape.log(0, [0, "k", "a", ONE])
+    tape.commits([1, 20, [ONE], [[0, 0, 1]]])
+
+
+@wrong("non-monotone-timestamps")
+def a_plain_write_is_older(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 20)
+    tape.do("p", "plain", stream="s/a", events=[["k", "a"]])
+    tape.log(0, [0, "k", "a", None])
+    tape.commits([1, 10, [], [[0, 0, 1]]])
+
+
 @right
 def told_at_the_same_moment(tape: Tape) -> None:
     tape.begin("t", ONE)
@@ -111,6 +141,27 @@ def a_number_of_two(tape: Tape) -> None:
     tape.begin("u", TWO, file="a")
     tape.commit("t", ONE, 10, 0, file="a", series="x", number=1)
     tape.commit("u", "3" * 32, 5, 0, file="a", series="x", number=1, replayed=True)
+
+
+@wrong("changed-answer", "non-monotone-timestamps")
+def a_number_of_one_that_nobody_was_told_of(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    tape.ask("q", "commit", txn="t", writers=["w"], series="x", number=1)
+    tape.begin("u", TWO)
+    tape.commit("u", TWO, 20, 0, series="x", number=1)
+    tape.log(0, [0, "k", "a", ONE])
+    tape.commits([1, 10, [ONE], [[0, 0, 1]]])
+
+
+@wrong("changed-answer")
+def a_name_of_one_that_nobody_was_told_of(tape: Tape) -> None:
+    tape.do("p", "begin", {"txn_id": ONE}, txn="t", scope="s", name="x")
+    tape.write("t", "a")
+    tape.ask("q", "commit", txn="t", writers=["w"])
+    tape.begin("u", TWO)
+    tape.commit("u", TWO, 20, 0, name="x")
+    tape.log(0, [0, "k", "a", ONE])
 
 
 @wrong("changed-answer")
@@ -287,6 +338,20 @@ def a_snapshot_of_a_scaled_stream_out_of_order(tape: Tape) -> None:
     tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE])
     tape.log(1, [0, "k", "c", TWO])
     tape.commits([1, 10, [ONE], [[0, 0, 2]]], [2, 20, [TWO], [[1, 0, 1]]])
+
+
+@wrong("snapshot-not-prefix")
+def a_snapshot_lacks_what_was_told_where_no_log_was_read(tape: Tape) -> None:
+    commit_two(tape)
+    _snapshot(tape, 20, 20, A, B)
+
+
+@right
+def retention_has_deleted_what_a_snapshot_lacks(tape: Tape) -> None:
+    commit_two(tape)
+    _snapshot(tape, 20, 20, C)
+    tape.log(0, [3, "k", "c", TWO], start=2)
+    tape.commits([1, 10, [ONE], [[0, 0, 2]]], [2, 20, [TWO], [[0, 3, 4]]])
 
 
 @right

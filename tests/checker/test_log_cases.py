@@ -85,6 +85,34 @@ def the_log_was_not_read(tape: Tape) -> None:
     tape.log(1)
 
 
+@right
+def the_history_was_cut(tape: Tape) -> None:
+    commit_two(tape)
+    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE], [3, "k", "c", TWO])
+    told = {"records": [[2, 20, [TWO], [[0, 3, 4]]]], "start": 2}
+    tape.do("end", "commits", told, stream="s/a")
+
+
+@right
+def a_partition_could_not_be_read(tape: Tape) -> None:
+    tape.begin("u", TWO)
+    tape.write("u", "a")
+    tape.commit("u", ONE, 10, 1, series="x", number=1, replayed=True)  # whoever has that id
+    tape.told("p", tape.ask("p", "log", stream="s/a", partition=1), "unknown")
+    tape.log(0)
+    tape.commits([1, 10, [ONE], [[1, 0, 1]]])
+
+
+@wrong("aborted-read", "lost-write", "torn-transaction")
+def a_commit_that_came_too_late(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a", writer="first")
+    tape.write("t", "b", writer="second")
+    tape.commit("t", ONE, 10, 1, writers=["first"])
+    tape.commit("t", ONE, 10, 1, writers=["second"])
+    tape.log(0, [0, "k", "b", ONE])
+
+
 @wrong("aborted-read")
 def aborted_and_in_the_log(tape: Tape) -> None:
     tape.begin("t", ONE)

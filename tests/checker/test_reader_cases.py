@@ -1,12 +1,25 @@
-"""Tiny histories of readers and groups: each anomaly, and beside it what is allowed."""
+"""Tiny histories of readers: each anomaly, and beside it what is allowed."""
 
 from __future__ import annotations
 
 import pytest
 
 from checker.report import KINDS
-from tests.checker import test_answer_cases, test_log_cases
-from tests.checker.table import ONE, TWO, A, B, C, Case, Table, commit_one, commit_two, log_two
+from tests.checker import test_answer_cases, test_group_cases, test_log_cases
+from tests.checker.table import (
+    MOVED,
+    ONE,
+    TWO,
+    A,
+    B,
+    C,
+    Case,
+    Table,
+    commit_moved,
+    commit_one,
+    commit_two,
+    log_two,
+)
 from tests.checker.tape import Tape, row
 
 TABLE = Table()
@@ -211,6 +224,19 @@ def given_as_of_another_transaction(tape: Tape) -> None:
     _poll_all(tape, "ordered", [A, row("b", 1, TWO, 10)])
 
 
+@wrong("unexplained")
+def given_with_another_key(tape: Tape) -> None:
+    _poll_all(tape, "ordered", [A, row("b", 1, ONE, 10, key="l")])
+
+
+@right
+def a_plain_write_has_no_id(tape: Tape) -> None:
+    tape.do("p", "plain", stream="s/a", events=[["k", "a"], ["k", "b"]])
+    tape.open("r", "ordered")
+    tape.poll("r", row("a", 0, None), row("b", 1, "0" * 32))
+    tape.log(0, [0, "k", "a", None], [1, "k", "b", "0" * 32])
+
+
 @right
 def a_raw_reader_does_not_know_transactions(tape: Tape) -> None:
     _poll_all(tape, "raw", [row("a", 0, None), row("b", 1, None)])
@@ -243,19 +269,9 @@ def aborted_and_seen_where_no_log_was_read(tape: Tape) -> None:
 # Keys that move from partition 0 to partition 1.
 
 
-def _moved(tape: Tape) -> None:
-    commit_two(tape)
-    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE])
-    tape.log(1, [0, "k", "c", TWO])
-    tape.commits([1, 10, [ONE], [[0, 0, 2]]], [2, 20, [TWO], [[1, 0, 1]]])
-
-
-MOVED = row("c", 0, TWO, 20, partition=1)
-
-
 @wrong("ext-poll-order")
 def an_ordered_reader_takes_the_new_partition_first(tape: Tape) -> None:
-    _moved(tape)
+    commit_moved(tape)
     tape.open("r", "ordered")
     tape.poll("r", MOVED)
     tape.poll("r", A, B)
@@ -263,146 +279,24 @@ def an_ordered_reader_takes_the_new_partition_first(tape: Tape) -> None:
 
 @wrong("int-poll-order")
 def an_ordered_reader_takes_the_new_partition_first_in_a_poll(tape: Tape) -> None:
-    _moved(tape)
+    commit_moved(tape)
     tape.open("r", "ordered")
     tape.poll("r", A, MOVED, B)
 
 
 @wrong("poll-skip")
 def an_ordered_reader_never_takes_the_old_partition(tape: Tape) -> None:
-    _moved(tape)
+    commit_moved(tape)
     tape.open("r", "ordered")
     tape.poll("r", MOVED)
 
 
 @right
 def a_raw_reader_takes_any_partition_first(tape: Tape) -> None:
-    _moved(tape)
+    commit_moved(tape)
     tape.open("r", "raw")
     tape.poll("r", MOVED)
     tape.poll("r", A, B)
-
-
-@right
-def another_member_had_the_old_partition(tape: Tape) -> None:
-    _moved(tape)
-    tape.open("r", "ordered", "g")
-    tape.open("q", "ordered", "g", file="q")
-    tape.poll("r", A, B)
-    tape.poll("q", MOVED, file="q")
-
-
-@wrong("ext-poll-order")
-def another_member_has_the_old_partition_too_late(tape: Tape) -> None:
-    _moved(tape)
-    tape.open("r", "ordered", "g")
-    tape.open("q", "ordered", "g", file="q")
-    tape.poll("q", MOVED, file="q")
-    tape.poll("r", A, B)
-
-
-# Groups.
-
-
-def _members(tape: Tape, *, closed: bool = True) -> None:
-    """The first one is given a and b, and has committed a."""
-    commit_two(tape)
-    tape.open("r", "ordered", "g")
-    tape.poll("r", A)
-    tape.do("r", "position", reader="r")
-    tape.poll("r", B)
-    if closed:
-        tape.do("r", "close", reader="r")
-    tape.open("q", "ordered", "g", starts="position", file="q")
-
-
-@right
-def again_behind_the_position(tape: Tape) -> None:
-    _members(tape, closed=False)
-    tape.poll("q", B, C, file="q")
-    tape.do("q", "caught_up", reader="q")
-    log_two(tape)
-
-
-@wrong("duplicate")
-def again_below_the_position(tape: Tape) -> None:
-    _members(tape)
-    tape.poll("q", A, B, C, file="q")
-    log_two(tape)
-
-
-@wrong("unseen-commit")
-def the_group_has_caught_up_without(tape: Tape) -> None:
-    _members(tape)
-    tape.poll("q", B, file="q")
-    tape.do("q", "caught_up", reader="q")
-    log_two(tape)
-
-
-@wrong("unseen-commit")
-def a_new_group_begins_at_the_start(tape: Tape) -> None:
-    commit_two(tape)
-    tape.open("r", "raw", "g", starts="position")
-    tape.poll("r", MOVED)
-    tape.do("r", "caught_up", reader="r")
-    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE])
-    tape.log(1, [0, "k", "c", TWO])
-
-
-@right
-def the_killed_member_may_have_been_given_it(tape: Tape) -> None:
-    commit_two(tape)
-    tape.open("r", "ordered", "g")
-    tape.poll("r", A)
-    tape.ask("r", "poll", reader="r")  # b, of which the position is committed on the way
-    tape.open("q", "ordered", "g", starts="position", file="q")
-    tape.poll("q", C, file="q")
-    tape.do("q", "caught_up", reader="q")
-    log_two(tape)
-
-
-@right
-def two_at_a_time_without_offsets(tape: Tape) -> None:
-    _moved(tape)
-    tape.open("r", "ordered", "g")
-    tape.open("q", "ordered", "g", file="q")
-    tape.poll("r", A)
-    tape.do("r", "position", reader="r")  # it may have lost the partition before
-    tape.poll("q", A, B, file="q")
-
-
-@wrong("duplicate")
-def two_at_a_time_with_offsets(tape: Tape) -> None:
-    _moved(tape)
-    tape.open("r", "ordered", "g")
-    tape.open("q", "ordered", "g", file="q")
-    tape.poll("r", A)
-    tape.do("r", "position", reader="r", positions=[["s/a", 0, 1]])
-    tape.poll("q", A, B, file="q")
-
-
-@wrong("poll-skip")
-def a_position_beyond_what_was_given(tape: Tape) -> None:
-    commit_two(tape)
-    tape.open("r", "ordered", "g")
-    tape.poll("r", A)
-    tape.do("r", "position", reader="r")
-    tape.do("r", "close", reader="r")
-    tape.open("q", "ordered", "g", starts="position", file="q")
-    tape.poll("q", C, file="q")
-    log_two(tape)
-
-
-@wrong("duplicate")
-def a_transaction_again_below_the_position(tape: Tape) -> None:
-    commit_two(tape)
-    tape.open("r", "transactions", "g")
-    tape.poll("r", A, B)
-    tape.do("r", "position", reader="r")
-    tape.do("r", "close", reader="r")
-    tape.open("q", "transactions", "g", starts="position", file="q")
-    tape.poll("q", A, B, file="q")
-    log_two(tape)
 
 
 @pytest.mark.parametrize(("kinds", "case"), TABLE.wrongs, ids=Table.name_of)
@@ -419,6 +313,7 @@ def test_no_anomaly(case: Case) -> None:
 
 def test_every_kind_has_a_case() -> None:
     """No kind is in the list for show."""
-    tables = (TABLE, test_answer_cases.TABLE, test_log_cases.TABLE)
+    others = (test_answer_cases, test_group_cases, test_log_cases)
+    tables = (TABLE, *(module.TABLE for module in others))
     shown = {kind for table in tables for kinds, _ in table.wrongs for kind in kinds}
     assert shown == set(KINDS)

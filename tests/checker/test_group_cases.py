@@ -1,0 +1,190 @@
+"""Tiny histories of groups of readers: each anomaly, and beside it what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.checker.table import (
+    MOVED,
+    ONE,
+    TWO,
+    A,
+    B,
+    C,
+    Case,
+    Table,
+    commit_moved,
+    commit_two,
+    log_two,
+)
+from tests.checker.tape import Tape
+
+TABLE = Table()
+wrong, right = TABLE.wrong, TABLE.right
+
+
+@right
+def another_member_had_the_old_partition(tape: Tape) -> None:
+    commit_moved(tape)
+    tape.open("r", "ordered", "g")
+    tape.open("q", "ordered", "g", file="q")
+    tape.poll("r", A, B)
+    tape.poll("q", MOVED, file="q")
+
+
+@wrong("ext-poll-order")
+def another_member_has_the_old_partition_too_late(tape: Tape) -> None:
+    commit_moved(tape)
+    tape.open("r", "ordered", "g")
+    tape.open("q", "ordered", "g", file="q")
+    tape.poll("q", MOVED, file="q")
+    tape.poll("r", A, B)
+
+
+def _members(tape: Tape, *, closed: bool = True) -> None:
+    """The first one is given a and b, and has committed a."""
+    commit_two(tape)
+    tape.open("r", "ordered", "g")
+    tape.poll("r", A)
+    tape.do("r", "position", reader="r")
+    tape.poll("r", B)
+    if closed:
+        tape.do("r", "close", reader="r")
+    tape.open("q", "ordered", "g", starts="position", file="q")
+
+
+@right
+def again_behind_the_position(tape: Tape) -> None:
+    _members(tape, closed=False)
+    tape.poll("q", B, C, file="q")
+    tape.do("q", "caught_up", reader="q")
+    log_two(tape)
+
+
+@wrong("duplicate")
+def again_below_the_position(tape: Tape) -> None:
+    _members(tape)
+    tape.poll("q", A, B, C, file="q")
+    log_two(tape)
+
+
+@wrong("unseen-commit")
+def the_group_has_caught_up_without(tape: Tape) -> None:
+    _members(tape)
+    tape.poll("q", B, file="q")
+    tape.do("q", "caught_up", reader="q")
+    log_two(tape)
+
+
+@wrong("unseen-commit")
+def a_new_group_begins_at_the_start(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "raw", "g", starts="position")
+    tape.poll("r", MOVED)
+    tape.do("r", "caught_up", reader="r")
+    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE])
+    tape.log(1, [0, "k", "c", TWO])
+
+
+@right
+def the_killed_member_may_have_been_given_it(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "ordered", "g")
+    tape.poll("r", A)
+    tape.ask("r", "poll", reader="r")  # b, of which the position is committed on the way
+    tape.open("q", "ordered", "g", starts="position", file="q")
+    tape.poll("q", C, file="q")
+    tape.do("q", "caught_up", reader="q")
+    log_two(tape)
+
+
+@right
+def two_at_a_time_without_offsets(tape: Tape) -> None:
+    commit_moved(tape)
+    tape.open("r", "ordered", "g")
+    tape.open("q", "ordered", "g", file="q")
+    tape.poll("r", A)
+    tape.do("r", "position", reader="r")  # it may have lost the partition before
+    tape.poll("q", A, B, file="q")
+
+
+@wrong("duplicate")
+def two_at_a_time_with_offsets(tape: Tape) -> None:
+    commit_moved(tape)
+    tape.open("r", "ordered", "g")
+    tape.open("q", "ordered", "g", file="q")
+    tape.poll("r", A)
+    tape.do("r", "position", reader="r", positions=[["s/a", 0, 1]])
+    tape.poll("q", A, B, file="q")
+
+
+@wrong("poll-skip")
+def a_position_beyond_what_was_given(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "ordered", "g")
+    tape.poll("r", A)
+    tape.do("r", "position", reader="r")
+    tape.do("r", "close", reader="r")
+    tape.open("q", "ordered", "g", starts="position", file="q")
+    tape.poll("q", C, file="q")
+    log_two(tape)
+
+
+@wrong("ext-poll-order")
+def a_group_goes_on_before_what_comes_first(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "ordered", "g")
+    tape.poll("r", A, C)
+    tape.poll("r", B)
+    log_two(tape)
+
+
+@wrong("int-poll-order")
+def a_group_is_given_a_poll_out_of_order(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "raw", "g")
+    tape.poll("r", B, A, C)
+    log_two(tape)
+
+
+@right
+def a_member_goes_on_after_an_unfinished_poll_and_back(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "raw", "g")
+    tape.poll("r", A)
+    tape.told("r", tape.ask("r", "poll", reader="r"), "unknown")  # b
+    tape.poll("r", C)
+    tape.poll("r", B, C)  # it lost the partition, and has it again
+    log_two(tape)
+
+
+@right
+def one_member_has_caught_up_and_another_reads_on(tape: Tape) -> None:
+    _members(tape, closed=False)
+    tape.do("q", "caught_up", reader="q")
+    tape.poll("r")
+    log_two(tape)
+
+
+@wrong("duplicate")
+def a_transaction_again_below_the_position(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "transactions", "g")
+    tape.poll("r", A, B)
+    tape.do("r", "position", reader="r")
+    tape.do("r", "close", reader="r")
+    tape.open("q", "transactions", "g", starts="position", file="q")
+    tape.poll("q", A, B, file="q")
+    log_two(tape)
+
+
+@pytest.mark.parametrize(("kinds", "case"), TABLE.wrongs, ids=Table.name_of)
+def test_an_anomaly(kinds: tuple[str, ...], case: Case) -> None:
+    """Its kind is named, and where to look."""
+    Table.judge_wrong(kinds, case)
+
+
+@pytest.mark.parametrize("case", TABLE.rights, ids=Table.name_of)
+def test_no_anomaly(case: Case) -> None:
+    """It only looks like one."""
+    Table.judge_right(case)
