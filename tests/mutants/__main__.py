@@ -132,10 +132,12 @@ def _run(
     finally:
         if given.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    right = verdict.found is (mutant is not None)
+    found = verdict.found or bool(verdict.oracle)
+    right = found is (mutant is not None)
     print(f"{'right' if right else 'WRONG'} {what} ({trial}, seed {seed}): {verdict}", flush=True)
     return {
-        "found": verdict.found,
+        "found": found,
+        "oracle": verdict.oracle,
         "seconds": round(verdict.seconds, 1),
         "kinds": dict(verdict.report.totals),
         "stopped": verdict.stopped[:3],
@@ -168,6 +170,8 @@ def _cell(found: Found | None, occurs: bool) -> str:
     if found is None:
         return "not run"
     kinds = ", ".join(found.get("kinds", ()))
+    if not kinds and found.get("oracle"):
+        kinds = "by the log alone"
     if not found["found"]:
         stopped = ", the product's own checks stop it" if found.get("stopped") else ""
         return f"no, in {found['tries']}{stopped}"

@@ -15,7 +15,7 @@ from tests.mutants import clients, decisions, journals, merges, rounds
 Plant = Callable[[], AbstractContextManager[object]]
 CARRYING = {"chunk_bytes": 250, "scale_s": 0.7}
 CLEANING = {"cleaning": True, "linger": 0.8}
-SAFE = {"safe_s": 0.3}
+SAFE = {"safe_s": 0.3, "readers": 3}
 RIVALS = {"slow_lead": 0.3, "director_s": 2.0, "machines": 3, "freeze": 0.003, "freeze_s": 3.0}
 BEHIND = {"small": True, "delay": 0.03, "delay_s": 1.0}  # commands are read late
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}

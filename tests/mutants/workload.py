@@ -19,9 +19,11 @@ from pathlib import Path
 
 import anabranch
 from anabranch.errors import AnabranchError, RetryError
+from anabranch.topics.kafka_log import KafkaLog
 from checker import judge
 from checker.recorder import Recorder, Unknown
 from checker.report import Report
+from tests.crash.oracle import check_stream, read_stream
 from tests.crash.zygote import Child, Zygote
 from tests.faults.last import Log, read_events, record_log
 from tests.mutants.catalogue import Mutant
@@ -68,9 +70,11 @@ TRIALS = {
 
 @dataclass
 class Verdict:
-    """``report``: the checker's. ``stopped``: what ended controllers or clients by themselves."""
+    """``report``: the checker's. ``oracle``: what the log by itself shows to be wrong (`tests.crash.oracle`), which
+    knows of epochs and key ranges. ``stopped``: what ended controllers or clients by themselves."""
 
     report: Report
+    oracle: str
     stopped: list[str]
     seconds: float
 
@@ -81,8 +85,10 @@ class Verdict:
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(self.report.totals.items()))
+        kinds = kinds or "no anomaly"
+        oracle = f"; the log: {self.oracle[:100]}" if self.oracle else ""
         stopped = f"; stopped by itself: {self.stopped[0][:100]}" if self.stopped else ""
-        return f"{kinds or 'no anomaly'}{stopped} ({self.seconds:.1f} s)"
+        return f"{kinds}{oracle}{stopped} ({self.seconds:.1f} s)"
 
 
 @dataclass
@@ -119,7 +125,20 @@ class Workload:
             self._stir(client, recorder)
             self._end(client, recorder, children)
         recorder.close()
-        return Verdict(judge(self.histories), self.stopped, time.monotonic() - began)
+        report = judge(self.histories)
+        seconds = time.monotonic() - began
+        return Verdict(report, self._ask_oracle(), self.stopped, seconds)
+
+    def _ask_oracle(self) -> str:
+        source = KafkaLog(self.bootstrap)
+        try:
+            for stream in self.streams:
+                check_stream(read_stream(source, stream))
+        except AssertionError as error:
+            return str(error)
+        finally:
+            source.close()
+        return ""
 
     # -- processes ------------------------------------------------------------------------------------
 

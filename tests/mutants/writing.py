@@ -27,6 +27,7 @@ from anabranch.errors import (
 from checker.recorder import Failed, Recorder, Unknown
 
 KEYS = 8
+PLAIN_KEYS = 4
 KEEPALIVE_S = 2.0
 BIG = 120  # events of a flush of a big transaction
 STATES = {
@@ -282,21 +283,19 @@ class Plainly:
     def _some(self) -> None:
         stream = self._chance.choice(self._streams)
         pairs: Pairs = []
-        for _ in range(self._chance.randint(1, 5)):
+        burst = self._chance.random() < 0.3  # of one key, each in a batch of its own
+        only = self._chance.randrange(PLAIN_KEYS)
+        for _ in range(20 if burst else self._chance.randint(1, 5)):
             self._numbers += 1
             # Keys of its own: transactions come in another order than plain writes.
-            pairs.append(
-                (
-                    f"{self._name}.p{self._chance.randrange(4)}",
-                    f"{self._name}.plain.{self._numbers}",
-                )
-            )
+            number = only if burst else self._chance.randrange(PLAIN_KEYS)
+            pairs.append((f"{self._name}.p{number}", f"{self._name}.plain.{self._numbers}"))
         errors: list[KafkaError | None] = []
 
         def told(error: KafkaError | None, _: Message) -> None:
             errors.append(error)
 
-        with self._recorder.asking("plain", stream=stream, events=pairs):
+        with self._recorder.asking("plain", stream=stream, events=pairs, producer=self._name):
             for key, id_ in pairs:
                 self._producer.produce(
                     f"{stream.replace('/', '.')}.journal",
@@ -305,7 +304,7 @@ class Plainly:
                     partition=crc32(key.encode()) % 2,
                     on_delivery=told,
                 )
-                if self._chance.random() < 0.5:
+                if burst or self._chance.random() < 0.5:
                     self._producer.flush(5.0)  # so that there are several batches
             self._producer.flush(5.0)
             if len(errors) < len(pairs) or any(errors):
