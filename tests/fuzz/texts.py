@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -129,7 +131,9 @@ def _position_seeds() -> list[bytes]:
 
 def _file(name: str, take: Callable[[Path], object]) -> Run:
     """The input as a file in memory (or nearly so)."""
-    file = Path(tempfile.mkdtemp(prefix="anabranch-fuzz-file-")) / name
+    folder = Path(tempfile.mkdtemp(prefix="anabranch-fuzz-file-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = folder / name
 
     def run(data: bytes) -> None:
         file.write_bytes(data)
