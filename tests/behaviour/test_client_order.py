@@ -231,12 +231,13 @@ def test_members_come_and_go_in_mid_epoch(written: WrittenStream, members: Membe
 def test_what_is_taken_away_within_a_step_is_given_no_more(
     broker: Broker, written: WrittenStream, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_reader, "_FIRST_STEP", 1000)
+    # All of a partition is one step, for more than half a minute.
+    monkeypatch.setattr(client_reader, "_FIRST_STEP", 5000)
     columns_read.warm()  # or steps are shorter
     keys = Keys(12)
-    written.scale((0, 0, 2, 0), (1, 2, 5, 1), (2, 5, 8, 2))
-    for _ in range(60):
-        written.commit(keys.events())
+    written.scale((0, 0, 1, 0), (1, 1, 6, 1), (2, 6, 8, 2))
+    for _ in range(20):
+        written.commit(keys.events(30))
     seen: list[tuple[int, anabranch.Event]] = []
     lock = threading.Lock()
     stop = threading.Event()
@@ -276,10 +277,13 @@ def test_what_is_taken_away_within_a_step_is_given_no_more(
                     assert time.monotonic() < deadline
                     assert not any(one.done() for one in running)
                     time.sleep(0.02)
+            with lock:
+                until = len(seen)  # then they leave, and partitions move once more
         finally:
             stop.set()
         for one in running:
             one.result(LONG_S)
+    seen = seen[:until]
     partitions = [event.partition for _, event in seen]
     first = next(i for i, (who, _) in enumerate(seen) if who == 1)
     after = [who for who, event in seen[first:] if event.partition == partitions[first]]
