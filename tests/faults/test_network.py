@@ -21,6 +21,7 @@ import pytest
 import checker
 from anabranch import errors
 from tests.crash.zygote import Zygote
+from tests.faults.acting import CALL_S
 from tests.faults.network_proxy import start_network
 from tests.faults.proxy_frames import (
     END_TXN,
@@ -33,7 +34,6 @@ from tests.faults.proxy_frames import (
 )
 from tests.faults.team import Team
 from tests.faults.weather_proxy import Weather
-from tests.faults.writing import CALL_S
 
 if TYPE_CHECKING:
     from anabranch.infra.cluster import EmbeddedCluster
