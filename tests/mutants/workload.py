@@ -134,8 +134,8 @@ class Workload:
         try:
             for stream in self.streams:
                 check_stream(read_stream(source, stream))
-        except AssertionError as error:
-            return str(error)
+        except (AssertionError, KeyError) as error:  # a segment that no epoch has is not looked for
+            return f"{type(error).__name__}: {error}"
         finally:
             source.close()
         return ""
