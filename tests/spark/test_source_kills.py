@@ -40,7 +40,7 @@ def command(process: psutil.Process) -> list[str]:
 def children(process: psutil.Process) -> list[psutil.Process]:
     """Its processes; none if it has ended."""
     try:
-        return process.children()
+        return list(process.children())
     except psutil.NoSuchProcess:
         return []
 

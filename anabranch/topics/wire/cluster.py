@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition
 from anabranch.topics.settings import Settings
 from anabranch.topics.wire import calls
+from anabranch.topics.wire.broken import MalformedAnswer
 from anabranch.topics.wire.calls import FIND_COORDINATOR, METADATA
 from anabranch.topics.wire.codes import (
     NONE,
@@ -332,6 +333,8 @@ class Cluster:
                 version,
                 connection.call(FIND_COORDINATOR, version, body, self.soon(deadline)),
             )
+        if version >= 4 and not found.coordinators:
+            raise MalformedAnswer(f"FindCoordinator names no coordinator for {transactional_id}")
         one = found.coordinators[0] if version >= 4 else found
         code = int(one.error_code)
         if code != NONE:
