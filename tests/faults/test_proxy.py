@@ -126,7 +126,7 @@ def until(condition: object) -> None:
 @pytest.mark.parametrize(
     "action",
     [None, Delay(0.05), Delay(0.05, answer=True), Split(1), Split(3), Before(lambda: None)],
-    ids=str,
+    ids=["as it is", "request delayed", "answer delayed", "bytes", "threes", "after a call"],
 )
 def test_it_gets_through_once(
     proxy: Proxy, server: Server, client: socket.socket, action: Action | None
