@@ -47,7 +47,8 @@ def spark() -> Iterator[SparkSession]:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             # As with the broker: in some minutes a second compiler costs more than it brings.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+            "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
             # Nor does compiling the plan of every small query.
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",

@@ -29,7 +29,8 @@ def main() -> None:
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+            "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
             "spark.local.dir": str(folder),
             "spark.sql.warehouse.dir": str(folder),
         },
