@@ -9,13 +9,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from anabranch.client.history_search import HistoryRecord, HistorySearch, history_record
+from anabranch.client.history_search import HistorySearch, history_record
 from anabranch.client.kafka_consumer import CommittedConsumer
 from anabranch.client.log_consumer import LogMessage, fetch_committed, named_errors
 from anabranch.client.spans import NO_SPANS, Spans, spans_of
 from anabranch.errors import InvalidArgument, NotReady
 from anabranch.ports import Log, RawBatch, TopicPartition
 from anabranch.topics.columns_read import Columns, ColumnsBuilder
+from anabranch.topics.history_record import HistoryRecord
 from anabranch.topics.names import history_topic
 from anabranch.topics.records import decode_records
 

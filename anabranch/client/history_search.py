@@ -10,16 +10,15 @@ from typing import NamedTuple, Protocol
 
 from anabranch.core.hybrid_time import MAX, from_datetime, to_ms
 from anabranch.core.plan import NO_PREVIOUS
-from anabranch.errors import InvalidArgument, MalformedRecord, NotReady, UnsupportedVersion
-from anabranch.schemas.codec import decode
-from anabranch.schemas.records import CommitRecord, EpochRecord
+from anabranch.errors import InvalidArgument, NotReady
+from anabranch.schemas.records import EpochRecord
+from anabranch.topics.history_record import HistoryRecord, decode_history
 from anabranch.topics.names import history_topic
 
 _NEAR = 16  # offsets; so few are read over rather than halved, and the first step back from the end
 _FARTHER = 8  # each step back is so many times the one before
 _DIRECTLY_BEFORE = -2
 
-HistoryRecord = EpochRecord | CommitRecord
 Start = str | int | datetime
 
 
@@ -78,18 +77,11 @@ class HistoryEnds(Protocol):
 
 def history_record(message: HistoryMessage) -> HistoryRecord:
     """The record of a message of a history topic. `MalformedRecord`, `UnsupportedVersion` if it is none."""
-    kind: type[MalformedRecord | UnsupportedVersion] = MalformedRecord
-    try:
-        record = decode(message.value() or b"")
-        if isinstance(record, CommitRecord | EpochRecord):
-            return record
-        what = f"a {type(record).__name__}"
-    except (MalformedRecord, UnsupportedVersion) as error:
-        kind, what = type(error), str(error)
-    who = "no" if kind is MalformedRecord else "a newer, or no,"
-    raise kind(
-        f"{message.topic()} has a record at offset {message.offset()} that {who} controller wrote: {what}. Only "
-        "controllers may write to that topic"
+    return decode_history(
+        message.topic(),
+        message.offset(),
+        message.value(),
+        "Only controllers may write to that topic",
     )
 
 

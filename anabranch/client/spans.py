@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anabranch.client.history_search import HistoryRecord
 from anabranch.schemas.records import CommitRecord
 from anabranch.topics.columns_read import Longs
+from anabranch.topics.history_record import HistoryRecord
 
 _EMPTY: Longs = np.zeros(0, dtype=np.int64)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from anabranch.core.plan import Tail
-from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
+from anabranch.errors import InvariantViolation
 from anabranch.ports import Clock, Log, LogUnavailable, TopicPartition
-from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, EpochRecord
+from anabranch.topics.history_record import HistoryRecord, decode_history
 from anabranch.topics.names import history_topic
 from anabranch.topics.records import Record, decode_records
 
@@ -42,20 +42,12 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
         window *= 8  # markers and aborted rounds fill the window
 
 
-def _history_record(partition: TopicPartition, found: Record) -> EpochRecord | CommitRecord:
-    """`MalformedRecord`, `UnsupportedVersion`: of nobody's, or of a newer controller's."""
-    kind: type[MalformedRecord | UnsupportedVersion] = MalformedRecord
-    try:
-        record = decode(found.value or b"")
-        if isinstance(record, EpochRecord | CommitRecord):
-            return record
-        what = f"a {type(record).__name__}"
-    except (MalformedRecord, UnsupportedVersion) as error:
-        kind, what = type(error), str(error)
-    who = "no" if kind is MalformedRecord else "a newer, or no,"
-    raise kind(
-        f"{partition.topic} has a record at offset {found.offset} that {who} controller wrote: {what}. Let only "
-        "controllers write to that topic, and replace the stream by a new one"
+def _history_record(partition: TopicPartition, found: Record) -> HistoryRecord:
+    return decode_history(
+        partition.topic,
+        found.offset,
+        found.value,
+        "Let only controllers write to that topic, and replace the stream by a new one",
     )
 
 

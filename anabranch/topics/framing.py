@@ -33,9 +33,7 @@ class Kind(IntEnum):
     WRITE = 0  # one ab.txn header of 28 bytes
     PLAIN = 1  # no header that starts with ab.
     OP = 2  # one ab.op header
-    MALFORMED = (
-        3  # the batch can't be read, or has more runs than `MAX_RUNS`; the run stands for all of it
-    )
+    MALFORMED = 3  # the batch can't be read, or has over `MAX_RUNS` runs; this run stands for all
     DOUBLE_TXN = 4  # several ab.txn headers
     TXN_AND_OP = 5  # ab.txn and ab.op
     DOUBLE_OP = 6  # several ab.op headers

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from anabranch.client import commits
 from anabranch.client.commits import Part, _part, _walk
-from anabranch.client.history_search import HistoryRecord
 from anabranch.client.spans import NO_SPANS, CommitFilter, Spans, spans_of
 from anabranch.errors import AnabranchError
 from anabranch.schemas.codec import decode, encode
@@ -23,6 +22,7 @@ from anabranch.schemas.records import (
 )
 from anabranch.topics import columns_read
 from anabranch.topics.columns_read import Columns, ColumnsBuilder
+from anabranch.topics.history_record import HistoryRecord
 from anabranch.topics.records import Record, encode_batch
 from tests.topics.strategies import raw
 

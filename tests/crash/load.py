@@ -10,17 +10,17 @@ import contextlib
 import json
 import os
 import random
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anabranch
 from anabranch.errors import AlreadyCommitted, AskOutcomeError, BeginAgainError, RetryError
-from tests.crash.zygote import Spec, say
+from tests.crash.children import put, run_threads, until_told
+from tests.crash.zygote import Spec
 
 STREAMS = ("wide", "narrow")
 THREADS = 4
@@ -77,19 +77,13 @@ def payloads(txn_id: bytes, who: str, count: int) -> list[tuple[str, bytes, byte
     ]
 
 
-def _until_told() -> threading.Event:
-    ending = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: ending.set())
-    return ending
-
-
 # -- drivers -----------------------------------------------------------------------------------------------
 
 
 def drive(number: int, told: dict[str, Any]) -> int:
     """Until SIGTERM; then what is under way is finished."""
     spec = Drive(**told)
-    ending = _until_told()
+    ending = until_told()
     diary = Diary(Path(spec.spool) / f"{spec.name}.diary")
     with anabranch.connect(spec.bootstrap, prefix=spec.prefix, timeout=CALL_S) as client:
 
@@ -98,18 +92,8 @@ def drive(number: int, told: dict[str, Any]) -> int:
             while not ending.is_set():
                 driver.one()
 
-        _in_threads(number, work)
+        run_threads(number, [partial(work, n) for n in range(THREADS)])
     return 0
-
-
-def _in_threads(number: int, work: Callable[[int], None]) -> None:
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    say(number, "works")
-    for thread in threads:
-        while thread.is_alive():  # signals are taken in between
-            thread.join(0.05)
 
 
 class _Driver:
@@ -156,7 +140,7 @@ class _Driver:
         for n in range(self._chance.randint(0, 2)):
             who, count = f"helper-{n}", self._chance.choice((1, 7, 150))
             tasks[who] = count
-            _put(self._spool / f"{txn_id.hex()}.{who}.task", json.dumps([token.hex(), who, count]))
+            put(self._spool / f"{txn_id.hex()}.{who}.task", json.dumps([token.hex(), who, count]))
         count = self._chance.randint(1, 150)
         self._write(txn, payloads(txn_id, "driver", count))
         receipts = self._collect(txn_id, tasks)
@@ -208,7 +192,7 @@ class _Driver:
 def help_out(number: int, told: dict[str, Any]) -> int:
     """Until SIGTERM: take tasks, write, leave receipts."""
     spec = Help(**told)
-    ending = _until_told()
+    ending = until_told()
     spool = Path(spec.spool)
     diary = Diary(spool / f"{spec.name}.diary")
     with anabranch.connect(spec.bootstrap, prefix=spec.prefix, timeout=CALL_S) as client:
@@ -222,7 +206,7 @@ def help_out(number: int, told: dict[str, Any]) -> int:
                         _help_noting(client, spec, diary, json.loads(mine.read_text()))
                 time.sleep(0.01)
 
-        _in_threads(number, work)
+        run_threads(number, [partial(work, n) for n in range(THREADS)])
     return 0
 
 
@@ -245,11 +229,4 @@ def _help_with(client: anabranch.Client, spec: Help, task: tuple[str, str, int])
         for stream, key, value in payloads(writer.txn_id, who, count):
             writer.write(f"{spec.scope}/{stream}", value, key=key)
         receipt = writer.finish()
-    _put(Path(spec.spool) / f"{writer.txn_id.hex()}.{who}.receipt", receipt.to_bytes().hex())
-
-
-def _put(path: Path, text: str) -> None:
-    """A whole file or none."""
-    temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    put(Path(spec.spool) / f"{writer.txn_id.hex()}.{who}.receipt", receipt.to_bytes().hex())

@@ -10,12 +10,14 @@ import os
 import random
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anabranch
 from anabranch.errors import AskOutcomeError, BeginAgainError, RetryError
-from tests.crash.load import CALL_S, Diary, _in_threads, _until_told
+from tests.crash.children import run_threads, until_told
+from tests.crash.load import CALL_S, THREADS, Diary
 from tests.crash.zygote import Spec, say
 
 KEEPALIVE_S = 3.0
@@ -69,7 +71,7 @@ def key_of(lane: str, n: int) -> bytes:
 def write(number: int, told: dict[str, Any]) -> int:
     """Until SIGTERM; then what is under way is finished."""
     spec = Mix(**told)
-    ending = _until_told()
+    ending = until_told()
     diary = Diary(Path(spec.spool) / f"{spec.name}.diary")
     with anabranch.connect(spec.bootstrap, prefix=spec.prefix, timeout=CALL_S) as client:
 
@@ -78,7 +80,7 @@ def write(number: int, told: dict[str, Any]) -> int:
             while not ending.is_set():
                 lane.one()
 
-        _in_threads(number, work)
+        run_threads(number, [partial(work, n) for n in range(THREADS)])
     return 0
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import anabranch
@@ -20,6 +20,7 @@ from anabranch.errors import (
     RetryError,
 )
 from checker.recorder import Failed, Recorder, Unknown
+from tests.crash.children import run_guarded
 from tests.crash.zygote import say
 
 STREAMS = ("wide", "narrow")
@@ -126,28 +127,9 @@ class Ending:
 
 def in_threads(number: int, ending: Ending, work: Callable[[int], None]) -> int:
     """Run ``work`` until SIGTERM; 1 if one of the threads failed."""
-    failed: list[str] = []
 
-    def guarded(thread: int) -> None:
-        try:
-            work(thread)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the test has to hear of it
-            failed.append(f"{type(error).__name__}: {error}")
-            say(number, "defect", why=failed[-1])
-            ending.event.set()
+    def fails(why: str) -> None:
+        say(number, "defect", why=why)
+        ending.event.set()
 
-    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    say(number, "works")
-    for thread in threads:
-        while thread.is_alive():  # signals are taken in between
-            thread.join(0.05)
-    return 1 if failed else 0
-
-
-def put(path: Path, text: str) -> None:
-    """A whole file or none."""
-    temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    return run_guarded(number, [partial(work, n) for n in range(THREADS)], fails)

@@ -21,13 +21,13 @@ from anabranch.errors import (
     RetryError,
 )
 from checker.recorder import Recorder
+from tests.crash.children import put
 from tests.crash.zygote import Spec, say
 from tests.faults.acting import (
     CALL_S,
     PATIENCE,
     Ending,
     in_threads,
-    put,
     rows,
     write_all,
 )

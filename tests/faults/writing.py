@@ -27,6 +27,7 @@ from anabranch.errors import (
 )
 from anabranch.topics.names import journal_topic
 from checker.recorder import Failed, Recorder, Unknown
+from tests.crash.children import put
 from tests.crash.zygote import Spec, say
 from tests.faults.acting import (
     CALL_S,
@@ -36,7 +37,6 @@ from tests.faults.acting import (
     ask_state,
     by_stream,
     in_threads,
-    put,
     rows,
     sorted_out,
     value_of,

@@ -9,7 +9,6 @@ import itertools
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from anabranch.processors.system_clock import SystemClock
 from anabranch.topics.declarations import create_control_topics
 from anabranch.topics.kafka_log import KafkaLog
 from checker.recorder import Recorder
+from tests.crash.children import run_guarded, until_told
 from tests.crash.points import Cut, Point
 from tests.crash.zygote import Spec, say
 from tests.mutants.catalogue import planted
@@ -136,37 +136,15 @@ def _lead(
 # -- clients ------------------------------------------------------------------------------------------
 
 
-def _until_told() -> threading.Event:
-    ending = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: ending.set())
-    return ending
-
-
 def _together(number: int, bodies: list[Callable[[], None]]) -> int:
     """Each in a thread; 1 if one of them failed."""
-    failed: list[str] = []
-
-    def run(body: Callable[[], None]) -> None:
-        try:
-            body()
-        except BaseException as error:  # noqa: BLE001 - it is told
-            failed.append(f"{type(error).__name__}: {error}")
-            say(number, "failed", why=failed[-1])
-
-    threads = [threading.Thread(target=run, args=(body,)) for body in bodies]
-    for thread in threads:
-        thread.start()
-    say(number, "works")
-    for thread in threads:
-        while thread.is_alive():  # signals are taken in between
-            thread.join(0.05)
-    return 1 if failed else 0
+    return run_guarded(number, bodies, lambda why: say(number, "failed", why=why))
 
 
 def work(number: int, told: dict[str, Any]) -> int:
     """Until SIGTERM; then what is under way is finished."""
     spec = Work(**told)
-    ending = _until_told()
+    ending = until_told()
     recorder = Recorder(Path(spec.folder) / f"{spec.name}.history")
     with (
         planted(spec.mutant),
@@ -186,7 +164,7 @@ def work(number: int, told: dict[str, Any]) -> int:
 def read(number: int, told: dict[str, Any]) -> int:
     """Until SIGTERM, and then to the last events."""
     spec = Read(**told)
-    ending = _until_told()
+    ending = until_told()
     recorder = Recorder(Path(spec.folder) / f"{spec.name}.history")
     with (
         planted(spec.mutant),

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 import anabranch
 from anabranch.spark import spark_session
 from tests.cluster import Cluster
+from tests.spark import small_jvm
 from tests.spark.sink_place import Place, place_in
 from tests.spark.source_world import World, build
 
@@ -39,17 +40,10 @@ def spark() -> Iterator[SparkSession]:
     session = spark_session(
         "tests",
         "local[2]",
-        {
-            "spark.ui.enabled": "false",
+        small_jvm.settings(folder)
+        | {
             "spark.sql.shuffle.partitions": "2",
-            "spark.local.dir": folder,
-            "spark.sql.warehouse.dir": folder,
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            # As with the broker: in some minutes a second compiler costs more than it brings.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-            "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
-            # Nor does compiling the plan of every small query.
+            # To compile the plan of every small query costs more than it brings.
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         },

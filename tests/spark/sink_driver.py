@@ -13,6 +13,7 @@ from pathlib import Path
 from pyspark.sql import functions as F
 
 from anabranch.spark import spark_session
+from tests.spark import small_jvm
 from tests.spark.disturbed import DisturbedSource
 from tests.spark.sink_place import numbers
 
@@ -25,15 +26,7 @@ def main() -> None:
     spark = spark_session(
         "disturbed",
         f"local[2,{MAX_FAILURES}]",
-        {
-            "spark.ui.enabled": "false",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-            "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
-            "spark.local.dir": str(folder),
-            "spark.sql.warehouse.dir": str(folder),
-        },
+        small_jvm.settings(str(folder)),
     )
     spark.sparkContext.setLogLevel("OFF")
     spark.dataSource.register(DisturbedSource)

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from anabranch.spark import spark_session
+from tests.spark import small_jvm
 
 
 def main() -> None:
@@ -24,15 +25,7 @@ def main() -> None:
     spark = spark_session(
         "killed",
         "local[2,4]",
-        {
-            "spark.ui.enabled": "false",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-            "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
-            "spark.local.dir": str(folder),
-            "spark.sql.warehouse.dir": str(folder),
-        },
+        small_jvm.settings(str(folder)),
     )
     spark.sparkContext.setLogLevel("OFF")
     jvm = spark.sparkContext._jvm

@@ -1,0 +1,17 @@
+"""Settings of every Spark session here: of one that lives for minutes, or less, on two cores."""
+
+from __future__ import annotations
+
+
+def settings(folder: str) -> dict[str, str]:
+    """``folder``: for everything that Spark writes by itself."""
+    return {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        # As with the broker: in some minutes a second compiler costs more than it brings.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+        "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+        "spark.local.dir": folder,
+        "spark.sql.warehouse.dir": folder,
+    }
