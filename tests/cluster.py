@@ -1,4 +1,4 @@
-"""A controller process under test: started, killed, frozen and watched as an operator would."""
+"""A controller process under test: started, killed, frozen, watched as an operator would; ends with its owner."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+
+from tests.owned import start_module
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0
@@ -41,17 +42,12 @@ class ControllerProcess:
         """Start it; `wait_leading` says when it leads."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.status_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "anabranch.cli", "controller"]
-        command += ["--bootstrap", self.bootstrap, "--prefix", self.prefix]
-        command += ["--data-dir", str(self.folder / "data"), "--key-file", str(self.key_file)]
-        command += ["--status-file", str(self.status_file), *self.arguments]
+        arguments = ["controller", "--bootstrap", self.bootstrap, "--prefix", self.prefix]
+        arguments += ["--data-dir", str(self.folder / "data"), "--key-file", str(self.key_file)]
+        arguments += ["--status-file", str(self.status_file), *self.arguments]
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=os.environ | self.environment,
+            self.process = start_module(
+                "anabranch.cli", arguments, output=log, environment=os.environ | self.environment
             )
         return self
 

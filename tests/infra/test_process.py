@@ -303,3 +303,38 @@ def test_a_living_owners_folder_is_not_removed(log: Path, tmp_path: Path) -> Non
     )
     process.close()
     assert folder.exists()
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_modules_of_tests_end_when_their_owner_is_killed(log: Path, is_frozen: bool) -> None:
+    """Controllers are started so: by a thread that is gone since, and they may be frozen."""
+    script = f"""
+        import os, threading, time
+        from tests.owned import start_module
+
+        def start():
+            with open({str(log)!r}, "wb") as output:
+                arguments = ["--bind", "127.0.0.1", "0"]
+                started = start_module("http.server", arguments, output=output,
+                    environment=dict(os.environ, PYTHONUNBUFFERED="1"))
+                print(started.pid, flush=True)
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+        time.sleep(300)
+    """
+    owner = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    with owner.stdout:
+        pid = int(owner.stdout.readline())
+    # It does not end with the thread.
+    assert eventually(lambda: log.read_bytes().startswith(b"Serving"), 30)
+    if is_frozen:
+        os.kill(pid, signal.SIGSTOP)
+        assert eventually(lambda: state(pid) == "T")
+    owner.kill()
+    owner.wait()
+    assert eventually(lambda: state(pid) is None)
