@@ -28,7 +28,13 @@ from anabranch.client.kafka_consumer import (
 from anabranch.client.options import Options
 from anabranch.client.types import Committed, Event
 from anabranch.core.ids import NO_TXN
-from anabranch.errors import DeadlineExceeded, IllegalState, MalformedRecord, RetryError
+from anabranch.errors import (
+    DeadlineExceeded,
+    IllegalState,
+    MalformedRecord,
+    RetryError,
+    SnapshotExpired,
+)
 from anabranch.schemas.records import CommitRecord, SegmentCommit
 from anabranch.topics.names import history_topic, stream_topic
 
@@ -252,14 +258,15 @@ class _Feeds:
         unknown = [p.partition for p in record.segments if p.partition not in self._starts]
         if unknown:
             self._look_up_starts(unknown)
-        if any(part.first < self._starts[part.partition] for part in record.segments):
-            log.warning(
-                "transaction %s is passed over: retention deleted events of it", record.txn_id.hex()
-            )
-            return None
         events = TransactionEvents(self, record)
-        if len(events) <= IN_HAND:
-            events.take_in_hand()
+        try:
+            if any(part.first < self._starts[part.partition] for part in record.segments):
+                raise self._expired(record)
+            if len(events) <= IN_HAND:
+                events.take_in_hand()
+        except SnapshotExpired as error:
+            log.warning("passed over: %s", error)
+            return None
         return events
 
     def _look_up_starts(self, partitions: list[int]) -> None:
@@ -274,7 +281,7 @@ class _Feeds:
         count = 0
         while feed.next_offset < part.end:
             if not feed.waiting:
-                self._fill(part.partition, feed)
+                self._fill(part.partition, feed, record)
             message = feed.waiting.popleft()
             offset = message.offset()
             if offset < part.first:
@@ -300,10 +307,22 @@ class _Feeds:
                 offset,
             )
         if count != part.count:
+            self._check_there(part.partition, part.first, record)
             raise MalformedRecord(
                 f"{self._topic}[{part.partition}] shows {count} events of {part.count} in "
-                f"[{part.first}, {part.end}): retention deleted some, or the topic was tampered with"
+                f"[{part.first}, {part.end}): the topic was tampered with"
             )
+
+    def _check_there(self, partition: int, offset: int, record: CommitRecord) -> None:
+        """`SnapshotExpired` if retention has come so far meanwhile."""
+        self._look_up_starts([partition])
+        if offset < self._starts[partition]:
+            raise self._expired(record)
+
+    def _expired(self, record: CommitRecord) -> SnapshotExpired:
+        return SnapshotExpired(
+            f"retention has deleted events of transaction {record.txn_id.hex()} in {self._stream}"
+        )
 
     def _stand_at(self, partition: int, offset: int) -> _Feed:
         """The feed, with all from this offset on still to come."""
@@ -324,7 +343,7 @@ class _Feeds:
             feed.paused = False
             self._consumer.native.resume([TopicPartition(self._topic, partition)])
 
-    def _fill(self, partition: int, feed: _Feed) -> None:
+    def _fill(self, partition: int, feed: _Feed, record: CommitRecord) -> None:
         """Read until this partition has something; other partitions' messages wait for their turn."""
         self._resume(partition, feed)
         deadline = time.monotonic() + self._timeout
@@ -333,6 +352,7 @@ class _Feeds:
                 raise IllegalState("the reader is closed")
             batch = self._consumer.next_batch(deadline)
             if not batch:
+                self._check_there(partition, feed.next_offset, record)
                 raise DeadlineExceeded(
                     f"{self._topic}[{partition}] did not show offset {feed.next_offset} in time"
                 )
@@ -354,8 +374,8 @@ class _Feeds:
 class TransactionEvents:
     """The events of a transaction: iterate, as often as you like; ``len`` is their number.
 
-    Up to 10,000 are in hand; more are read while you iterate, from partition after partition. Events of one
-    key are in order.
+    Up to 10,000 are in hand; more are read while you iterate, from partition after partition; `SnapshotExpired`
+    if retention has come to them meanwhile. Events of one key are in order.
     """
 
     def __init__(self, feeds: _Feeds, record: CommitRecord) -> None:
