@@ -30,6 +30,7 @@ from anabranch.errors import (
     NotReady,
     OutcomeUnknown,
     TransactionAborted,
+    UnknownScope,
     error_of,
 )
 from anabranch.schemas import records as r
@@ -152,8 +153,15 @@ class Session:
         self, stream: str, segments: int, settings: Mapping[str, str], deadline: float
     ) -> r.StreamInfo:
         """Create a stream, and its scope if need be. `StreamExists` if it exists with other settings."""
-        partition = self.find_scope(split_stream(stream)[0], deadline, create=True)
+        scope, _ = split_stream(stream)
         command = r.CreateStream(stream, segments, dict(settings))
+        partition = self.find_scope(scope, deadline, create=True)
+        try:
+            return self.ask(partition, command, r.StreamList, deadline).streams[0]
+        except UnknownScope:
+            # Retention took what the directory told that partition, unread: let it tell it again.
+            self._scopes.pop(scope, None)
+        partition = self.find_scope(scope, deadline, create=True)
         return self.ask(partition, command, r.StreamList, deadline).streams[0]
 
     def scale(

@@ -50,9 +50,11 @@ def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
             raise UnknownScope(f"there is no scope {scope!r}: create a stream in it first")
         chosen = crc32(scope.encode()) % turn.settings.control_partitions
         turn.put(k.scope_key(scope), ScopeRow(scope, chosen))
-        if chosen != DIRECTORY:
-            turn.round.commands.append((chosen, AdoptScope(scope)))
-    turn.reply(to, ScopeInfo(scope, turn.state.scopes[scope]))
+    served = turn.state.scopes[scope]
+    if command.create and served != DIRECTORY:
+        # Again, if it exists: retention may have taken the first one unread.
+        turn.round.commands.append((served, AdoptScope(scope)))
+    turn.reply(to, ScopeInfo(scope, served))
 
 
 def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:

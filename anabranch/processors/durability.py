@@ -50,6 +50,7 @@ from anabranch.topics.splice import batch_limit
 
 SMALL_BYTES = 1 << 20  # of merged data: one request together with the records
 BATCH_BYTES = 512 << 10
+_OP_BYTES = 64  # of an op's record, beside its value: key, header, framing
 _OFFSET_OUT_OF_RANGE = 1
 
 
@@ -210,12 +211,16 @@ def _records(
         replies.setdefault(waiting.partition, []).append((waiting.correlation_id, encode(reply)))
     for partition, answers in replies.items():
         yield from _batches(TopicPartition(replies_topic(to.prefix), partition), answers, wall_ms)
-    ops: dict[TopicPartition, list[tuple[bytes, bytes | None]]] = {}
+    ops: dict[tuple[str, int], list[tuple[bytes, bytes]]] = {}
     for stream, partition, op in round_.ops:
+        ops.setdefault((stream, partition), []).append((op.txn_id, encode(op)))
+    for (stream, partition), pairs in ops.items():
         where = TopicPartition(journal_topic(stream), partition)
-        ops.setdefault(where, []).append((op.txn_id, encode(op)))
-    for where, pairs in ops.items():
-        yield from _batches(where, pairs, wall_ms, ((OP_HEADER, b""),))
+        # A stream may take small batches only, and its journal no bigger ones.
+        most = batch_limit(state.streams[stream].settings)
+        room = most - max(len(op) for _, op in pairs) - _OP_BYTES
+        limit = max(1, min(BATCH_BYTES, room))
+        yield from _batches(where, pairs, wall_ms, ((OP_HEADER, b""),), limit)
     for partition, command in round_.commands:
         where = TopicPartition(commands_topic(to.prefix), partition)
         yield from _batches(where, [(b"", encode(command))], wall_ms)
@@ -226,11 +231,12 @@ def _batches(
     pairs: _Pairs,
     wall_ms: int,
     headers: tuple[tuple[str, bytes | None], ...] = (),
+    limit: int | None = None,
 ) -> Iterator[_Batch]:
-    """Records of one time in as few batches as their sizes allow."""
+    """Records of one time in as few batches as their sizes allow; the last one of each may go beyond ``limit``."""
     rows = ((key, value, headers, wall_ms) for key, value in pairs)
     builder = BatchBuilder()
-    while builder.add_all(rows, BATCH_BYTES):
+    while builder.add_all(rows, limit or BATCH_BYTES):
         yield where, builder.build(), builder.count
         builder = BatchBuilder()
 

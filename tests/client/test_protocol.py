@@ -62,6 +62,16 @@ def test_a_late_answer_to_the_first_try_counts() -> None:
     assert len(bus.sent) == 2
 
 
+def test_a_scope_that_its_partition_does_not_know_is_told_to_it_again() -> None:
+    """Retention took what the directory had said; it says it whenever somebody creates."""
+    unknown = refusal("UnknownScope")
+    found = r.ScopeInfo("nyc", 3)
+    session, bus, clock = session_of(in_turn(found, unknown, found, unknown))
+    with pytest.raises(errors.UnknownScope):
+        session.create_stream("nyc/a", 1, {}, clock.now + 10)
+    assert [type(sent.command) for sent in bus.sent] == [r.FindScope, r.CreateStream] * 2
+
+
 def test_a_second_answer_is_not_taken_for_the_next_command() -> None:
     answers = [r.ScopeInfo("nyc", 0), (0.1, r.ScopeInfo("nyc", 7))]
     session, _, clock = session_of(in_turn(answers, r.ScopeInfo("sea", 3)))

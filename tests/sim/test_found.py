@@ -7,7 +7,7 @@ import pytest
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
-from anabranch.topics.names import stream_topic
+from anabranch.topics.names import commands_topic, stream_topic
 from tests.processors.world import World
 from tests.sim.simulation import simulate
 
@@ -71,3 +71,40 @@ def test_a_new_leader_carries_on_only_when_it_has_read_the_journals() -> None:
     partitions = range(successor.state.streams["nyc/a"].partitions)
     places = [TopicPartition(stream_topic("nyc/a"), number) for number in partitions]
     assert sum(len(world.committed(place)) for place in places) == 20
+
+
+def test_what_a_round_writes_to_a_journal_fits_into_its_batches() -> None:
+    """Commits of one round came to one batch of ops that the journal refused, again and again: none ever ended."""
+    world = World()
+    leader = world.controller("leader")
+    leader.lead()
+    world.ask(leader, r.FindScope("nyc", True))
+    world.ask(leader, r.CreateStream("nyc/a", 1, {"max.message.bytes": "450"}))
+    asked = []
+    for _ in range(12):
+        txn_id = world.txn_id()
+        begun = world.ask(leader, r.Begin(txn_id, "nyc", None, 60_000))
+        touched = world.ask(leader, r.Touch(begun.token, "nyc/a"))
+        receipt = world.write(txn_id, 1, "nyc/a", touched.segments, [(b"k", b"v")])
+        asked.append(r.Commit(begun.token, (receipt,), (), None, 1000))
+    told = [world.send(command) for command in asked]
+    for _ in range(6):
+        leader.step(0)
+    outcomes = [world.reply(one) for one in told]
+    assert [(one.state, one.committed) for one in outcomes] == [("COMMITTED", 1)] * 12
+
+
+def test_a_scope_is_served_though_what_the_directory_told_was_deleted_unread() -> None:
+    """Its control partition did not know it, for ever: the directory told it once."""
+    world = World(control_partitions=2)
+    directory, other = world.controller("directory"), world.controller("other", 1)
+    directory.lead()
+    assert world.ask(directory, r.FindScope("s", True)).control_partition == 1
+    commands = world.cluster.partition(TopicPartition(commands_topic(), 1))
+    commands.delete_below(commands.end_offset)
+    other.lead()
+    refusal = world.ask(other, r.CreateStream("s/a", 1, {}))
+    assert isinstance(refusal, r.Refusal)
+    assert refusal.code == "UnknownScope"
+    world.ask(directory, r.FindScope("s", True))
+    assert isinstance(world.ask(other, r.CreateStream("s/a", 1, {})), r.StreamList)
