@@ -14,7 +14,7 @@ from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, C
 from anabranch.client.ports import ClientPorts, Entropy, JournalRecord, Opened, RecordHeaders
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.errors import DeadlineExceeded, NotReady, WriteFailed
-from anabranch.ports import Clock, LogError, TopicPartition
+from anabranch.ports import Clock, LogError, OffsetOutOfRange, TopicPartition
 from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import DEFAULT_PREFIX, commands_topic, replies_topic
 from anabranch.topics.records import Record, decode_records
@@ -134,6 +134,9 @@ class MemoryBus:
                 max_bytes=_FETCH_BYTES,
                 committed=True,
             ).get(self._place)
+        except OffsetOutOfRange:
+            self._go_to_the_end(self._place)
+            return
         except LogError as error:
             self._trouble = str(error)
             self._clock.sleep(_PAUSE_S)
@@ -148,6 +151,16 @@ class MemoryBus:
                     if slot is not None:
                         slot.append(record.value)
         self._position = max(self._position, fetched.next_offset)
+
+    def _go_to_the_end(self, place: TopicPartition) -> None:
+        """Retention has passed what was not read: what is waited for is asked again."""
+        try:
+            end = self._log.end_offsets([place], committed=True)[place]
+        except LogError as error:
+            self._trouble = str(error)
+            self._clock.sleep(_PAUSE_S)
+        else:
+            self._position = max(self._position, end)
 
     def forget(self, correlation_id: bytes) -> None:
         """See `CommandBus`."""

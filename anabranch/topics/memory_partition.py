@@ -64,8 +64,8 @@ class Partition:
 
     @property
     def stable_offset(self) -> int:
-        """The last stable offset: where the first open native transaction starts."""
-        return min(self.open.values(), default=self.end_offset)
+        """The last stable offset: where the first open native transaction starts, or what is left of it."""
+        return max(min(self.open.values(), default=self.end_offset), self.start_offset)
 
     def check(self, data: bytes, now_ms: int) -> list[Record]:
         """What a broker checks of a batch before it takes it: `LogRefused` with the broker's code."""

@@ -165,6 +165,53 @@ def test_deleting_records_moves_the_start(maker: Maker, log: Log) -> None:
     assert caught.value.error == 1
 
 
+def test_all_may_be_deleted(maker: Maker, log: Log) -> None:
+    """As retention does with a partition to which nobody writes any more: its offsets go on."""
+    (tp,) = maker.topic()
+    write(log, maker, [(tp, batch("a", "b"))])
+    end = log.end_offsets([tp], committed=False)[tp]
+    log.delete_records({tp: end})
+    assert log.start_offsets([tp]) == log.end_offsets([tp], committed=True) == {tp: end}
+    assert log.fetch({tp: end}, max_wait=0, max_bytes=1 << 20, committed=True) == {}
+    with pytest.raises(OffsetOutOfRange):
+        log.fetch({tp: end - 1}, max_wait=0, max_bytes=1 << 20, committed=True)
+    assert log.offsets_for_time([tp], 0) == {tp: None}
+    assert write(log, maker, [(tp, batch("c"))]) == [end]
+    fetched = log.fetch({tp: end}, max_wait=1, max_bytes=1 << 20, committed=True)[tp]
+    assert values(fetched.batches) == ["c"]
+    assert fetched.log_start_offset == end
+
+
+def test_half_a_batch_is_deleted(maker: Maker, log: Log) -> None:
+    """It still comes whole; times are looked for in what is left."""
+    (tp,) = maker.topic()
+    t = maker.now_ms - 10_000_000
+    write(log, maker, [(tp, batch("a", "b", "c", timestamps=(t, t + 10, t + 20)))])
+    log.delete_records({tp: 1})
+    fetched = log.fetch({tp: 1}, max_wait=1, max_bytes=1 << 20, committed=True)[tp]
+    assert [(b.base_offset, b.next_offset) for b in fetched.batches] == [(0, 3)]
+    assert fetched.log_start_offset == 1
+    assert log.offsets_for_time([tp], t) == {tp: 1}
+
+
+def test_what_is_open_may_be_deleted(maker: Maker, log: Log) -> None:
+    """Retention asks nobody: what is left of a native transaction is committed, or not."""
+    (tp,) = maker.topic()
+    kept, dropped = maker.producer(), maker.producer()
+    kept.append([(tp, batch("a"))])
+    dropped.append([(tp, batch("b"))])
+    dropped.append([(tp, batch("c"))])
+    kept.append([(tp, batch("d"))])
+    log.delete_records({tp: 2})
+    assert log.start_offsets([tp]) == {tp: 2}
+    assert log.end_offsets([tp], committed=True) == {tp: 2}
+    assert log.fetch({tp: 2}, max_wait=0, max_bytes=1 << 20, committed=True) == {}
+    dropped.abort()
+    kept.commit()
+    wait_stable(log, {tp})
+    assert values(read_all(log, tp, committed=True, start=2)[0]) == ["d"]
+
+
 def test_an_unknown_topic_is_refused(log: Log) -> None:
     missing = TopicPartition("contract-no-such-topic", 0)
     with pytest.raises(LogRefused) as caught:
