@@ -36,7 +36,7 @@ def judge_gaps(history: History, report: Report, group: Group) -> None:
     has_caught_up = _has_caught_up(group)
     for line in _lines(history, group):
         unused = list(group.unfinished)
-        for gap in _gaps(group, line, to_the_end=has_caught_up):
+        for gap in _gaps(history, group, line, to_the_end=has_caught_up):
             # One such poll may have given one stretch of a line.
             excuse = next((poll for poll in unused if gap.may_be_of(poll, group)), None)
             if excuse is None:
@@ -46,7 +46,7 @@ def judge_gaps(history: History, report: Report, group: Group) -> None:
                 report.counts["gaps excused by unfinished polls"] += 1
 
 
-def _gaps(group: Group, line: Line, *, to_the_end: bool) -> list[Gap]:
+def _gaps(history: History, group: Group, line: Line, *, to_the_end: bool) -> list[Gap]:
     lowest, highest = group.lowest.get(line), group.highest.get(line, -1)
     found: list[Gap] = []
     before: Item | None = None
@@ -57,12 +57,20 @@ def _gaps(group: Group, line: Line, *, to_the_end: bool) -> list[Gap]:
             if gap is not None:
                 gap.after = item
             gap, before = None, item
-        elif gap is None and not (isinstance(item, Record) and not item.events):
+        elif gap is None and not (isinstance(item, Record) and _is_torn(history, item)):
             is_due = (lowest is not None and item.rank >= lowest) or group.must_give(item)
             if is_due:
                 gap = Gap(item, before)
                 found.append(gap)
     return found
+
+
+def _is_torn(history: History, record: Record) -> bool:
+    """Nothing is left of a commit, or retention has deleted some of it: it can't be given whole."""
+    stream = record.line.stream
+    return not record.events or any(
+        history.was_deleted(stream, partition, first) for partition, first, _ in record.ranges
+    )
 
 
 def _add(report: Report, group: Group, gap: Gap, line: Line) -> None:
