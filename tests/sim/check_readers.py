@@ -13,6 +13,7 @@ from anabranch.core.keyspace import position_of
 from anabranch.core.order import StreamOrder
 from anabranch.schemas import records as r
 from tests.sim.check_log import hold
+from tests.sim.ledger import Ledger
 from tests.sim.picture import Picture, Placed
 from tests.sim.world import Violation
 
@@ -30,6 +31,18 @@ def check_readers(picture: Picture, random: Random) -> None:
         check_by_epochs(picture, stream, epochs, ranks)
         for _ in range(2):
             Group(picture, stream, records, ranks, random).read()
+
+
+def check_snapshots(picture: Picture, ledger: Ledger) -> None:
+    """What was read is what the plan says, each event once, whatever was deleted since."""
+    for stream, cut, places in ledger.snapshots:
+        due = [
+            (partition, event.offset)
+            for partition, end in cut.offsets.items()
+            for event in picture.events[stream, partition]
+            if cut.start_offsets[partition] <= event.offset < end
+        ]
+        hold(sorted(places) == sorted(due), f"a snapshot of {stream}: {places}, and not {due}")
 
 
 def ranks_of(picture: Picture, stream: str, records: list[object]) -> Ranks:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from anabranch.client.snapshot_reader import StreamCut
 from anabranch.client.types import Result
 from anabranch.core import rows as k
 from anabranch.core.tokens import peek
@@ -24,6 +25,7 @@ from anabranch.topics.records import Record, decode_records
 if TYPE_CHECKING:
     from tests.sim.recording import History
 
+Places = list[tuple[int, int]]  # partition, offset
 Native = tuple[int, int]  # producer id and epoch
 NOISE = b"noise"  # values that must never be seen in a stream
 
@@ -169,6 +171,7 @@ class Ledger:
         self.carriers: set[int] = set()  # producer ids that carried merges aside
         self.safe_answers: list[SafeAnswer] = []
         self.final_answers: list[tuple[bytes, str, int]] = []  # answers about other ids
+        self.snapshots: list[tuple[str, StreamCut, Places]] = []  # those that were read whole
 
     def hear_plain(self, offset: int, records: Iterable[Record]) -> None:
         """Records have arrived in a journal, from this offset on."""

@@ -22,6 +22,7 @@ from anabranch.topics.names import (
     stream_topic,
 )
 from anabranch.topics.records import Record, decode_records
+from tests.sim.retention import KeptPartition
 
 
 class Seen(NamedTuple):
@@ -33,13 +34,14 @@ class Seen(NamedTuple):
 
 
 def visible(cluster: MemoryCluster, place: TopicPartition) -> list[Seen]:
-    """All that a reader of committed data sees of a partition."""
+    """All that a reader of committed data sees of a partition, or saw before it was deleted."""
     if place not in cluster.partitions:
         return []
     partition = cluster.partition(place)
+    gone = partition.gone if isinstance(partition, KeptPartition) else []
     return [
         Seen(record, entry.base_offset, (entry.producer_id, entry.producer_epoch))
-        for entry in partition.entries
+        for entry in [*gone, *partition.entries]
         if entry.next_offset <= partition.stable_offset
         and not entry.is_control
         and not entry.is_aborted

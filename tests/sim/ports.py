@@ -22,6 +22,7 @@ from anabranch.topics.records import Record, decode_records, encode_batch
 from tests.sim.faults import Faults, LateEnd
 from tests.sim.groups import Groups
 from tests.sim.ledger import Ledger
+from tests.sim.retention import KeptPartition
 from tests.sim.world import Process, SimClock, World
 
 _CHANGES = (
@@ -49,6 +50,11 @@ class SimCluster(MemoryCluster):
         self.faults = faults
         self.ledger = ledger
         self.groups = Groups(self)
+
+    def _add(self, topic: str, numbers: Iterable[int], config: dict[str, str]) -> None:
+        for number in numbers:
+            name = TopicPartition(topic, number)
+            self.partitions[name] = KeptPartition(name, config)
 
     def pause(self, seconds: float) -> None:
         """A waiting fetch looks again when something has changed."""
@@ -188,6 +194,10 @@ class SimProducer(MemoryProducer):
     def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
         """See `anabranch.ports.Producer.append`."""
         self._sim.detail = _kinds([partition for partition, _ in batches])
+        faults = self._sim.sim.faults
+        if len(batches) > 1 and faults.strikes(faults.weather.uncertain, "half an append"):
+            super().append(batches[: self._sim.sim.world.random.randrange(1, len(batches))])
+            raise self._over(LogUncertain("no answer in time to some of it"))
         return super().append(batches)
 
     def _append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:

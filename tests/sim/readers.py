@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -14,8 +13,8 @@ from anabranch.client.types import Event
 from anabranch.core import hybrid_time
 from anabranch.core.ids import NO_TXN, TXN_HEADER, unpack_txn_header
 from anabranch.errors import SnapshotExpired, UnknownScope, UnknownStream
-from anabranch.ports import LogError, TopicPartition
-from anabranch.topics.names import stream_topic
+from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
+from anabranch.topics.names import history_topic, stream_topic
 from anabranch.topics.records import decode_records
 from tests.sim.consumers import SimAdmin
 from tests.sim.faults import Faults
@@ -166,6 +165,7 @@ class RawReader:
     def round(self) -> bool:
         topic = stream_topic(self._stream)
         rows: list[list[Any]] = []
+        op = None
         try:
             info = self._log.describe_topics([topic]).get(topic)
             if info is None:
@@ -181,8 +181,10 @@ class RawReader:
                 max_bytes=self._machine.world.random.choice((300, 1 << 20)),
                 committed=True,
             )
-        except LogError:
-            self._machine.world.sleep(0.2)
+        except LogError as error:
+            if op is not None:
+                self._recorder.told(op, "ok", events=[])
+            self._go_on(error)
             return True
         for place, fetched in found.items():
             for batch in fetched.batches:
@@ -205,6 +207,16 @@ class RawReader:
             self._positions[place] = fetched.next_offset
         self._recorder.told(op, "ok", events=rows)
         return bool(found)
+
+    def _go_on(self, error: LogError) -> None:
+        """Where the log begins now, as by `auto.offset.reset=earliest`; if it is anything else, later."""
+        try:
+            if isinstance(error, OffsetOutOfRange):
+                self._positions |= self._log.start_offsets([error.partition])
+                return
+        except LogError:
+            pass
+        self._machine.world.sleep(0.2)
 
     def close(self) -> None:
         pass
@@ -332,21 +344,44 @@ class SnapshotTaker:
             asked_for = hybrid_time.from_us(now_us)
         label = f"snapshot/{len(self._machine.ledger.readers)}"
         self._machine.ledger.readers.append(label)
-        with (
-            contextlib.suppress(SnapshotExpired),
-            self._recorder.asking(
+        try:
+            with self._recorder.asking(
                 "snapshot", snapshot=label, streams=streams, asked_for=asked_for
-            ) as told,
-        ):
-            snapshot = self._client.snapshot(streams, asked_for, timeout=5.0)
-            told["timestamp"] = snapshot.timestamp
-        if "timestamp" not in told:
+            ) as told:
+                snapshot = self._client.snapshot(streams, asked_for, timeout=5.0)
+                told["timestamp"] = snapshot.timestamp
+        except SnapshotExpired:
+            places = self._machine.cluster.partitions
+            topics = [name(stream) for stream in streams for name in (stream_topic, history_topic)]
+            self._expired(any(p.start_offset for at, p in places.items() if at.topic in topics))
             return False
         for stream in streams:
             for _ in range(random.choice((1, 1, 2))):
-                with self._recorder.asking("snapshot_read", snapshot=label, stream=stream) as read:
-                    read["events"] = [_row(event) for event in _whole(snapshot, stream)]
+                self._read(label, snapshot, stream)
         return False
+
+    def _read(self, label: str, snapshot: Snapshot, stream: str) -> None:
+        """Exactly what the plan says; refused, if some of it is deleted, and only then."""
+        cut = snapshot.plan().cuts[stream]
+        asked = {"snapshot": label, "stream": stream}
+        try:
+            with self._recorder.asking("snapshot_read", **asked) as read:
+                read["events"] = [_row(event) for event in _whole(snapshot, stream)]
+        except SnapshotExpired:
+            gone = [
+                self._start(stream_topic(stream), p) > at for p, at in cut.start_offsets.items()
+            ]
+            self._expired(any(gone) or self._start(history_topic(stream), 0) >= cut.history)
+        else:
+            places = [(row[1], row[2]) for row in read["events"]]
+            self._machine.ledger.snapshots.append((stream, cut, places))
+
+    def _start(self, topic: str, partition: int) -> int:
+        return self._machine.cluster.partition(TopicPartition(topic, partition)).start_offset
+
+    def _expired(self, is_right: bool) -> None:
+        if not is_right:
+            self._machine.world.fail("SnapshotExpired, and nothing is deleted")
 
     def close(self) -> None:
         pass

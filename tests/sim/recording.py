@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,13 @@ class History:
             for number, entry in enumerate(recorder.entries, 1)
         )
 
-    def read_log(self, picture: Picture, ends: Iterable[tuple[str, int, int, int]]) -> None:
-        """The last readings. ``ends``: stream, partition, start and end offset."""
+    def read_log(
+        self,
+        picture: Picture,
+        ends: Iterable[tuple[str, int, int, int]],
+        starts: Mapping[str, int],
+    ) -> None:
+        """The last readings. ``ends``: stream, partition, start and end offset. ``starts``: of histories."""
         final = self.named(FINAL)
         for stream, partition, start, end in ends:
             events = [
@@ -85,18 +90,19 @@ class History:
                     None if event.txn_id == NO_TXN else event.txn_id.hex(),
                 ]
                 for event in picture.events[stream, partition]
+                if event.offset >= start  # the rest is deleted
             ]
             with final.asking("log", stream=stream, partition=partition) as told:
                 told |= {"start": start, "end": end, "events": events}
         for stream, found in picture.history.items():
             records = []
             for seen, record in found:
-                if hasattr(record, "txn_id"):
+                if hasattr(record, "txn_id") and seen.record.offset >= starts[stream]:
                     ids = [] if record.txn_id == NO_TXN else [record.txn_id.hex()]
                     parts = [[p.partition, p.first, p.end] for p in record.segments]
                     records.append([seen.record.offset, record.timestamp, ids, parts])
             with final.asking("commits", stream=stream) as told:
-                told["records"] = records
+                told |= {"start": starts[stream], "records": records}
 
 
 def text(key: bytes | None) -> str | None:

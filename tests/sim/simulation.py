@@ -19,12 +19,12 @@ from anabranch.processors.controller import Controller
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.topics import splice
-from anabranch.topics.names import status_topic, stream_topic
+from anabranch.topics.names import history_topic, status_topic, stream_topic
 from tests.sim.carriers import carriers_beside
 from tests.sim.check_clients import check_clients
 from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
 from tests.sim.check_log import check_log, hold
-from tests.sim.check_readers import check_readers
+from tests.sim.check_readers import check_readers, check_snapshots
 from tests.sim.clients import Worker
 from tests.sim.consumers import simulated
 from tests.sim.controllers import Fleet
@@ -34,6 +34,7 @@ from tests.sim.picture import Picture, fold, folded_rows, visible
 from tests.sim.ports import SimCluster
 from tests.sim.readers import ReaderMachine
 from tests.sim.recording import History
+from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
 from tests.sim.weather import Weather
 from tests.sim.world import Violation, World
@@ -160,6 +161,7 @@ class _Run:
         self.ledger = Ledger(PREFIX, list(STREAMS)[: weather.streams], self.history)
         self.ledger.names_are_kept = weather.retention_s > _LONG_S
         self.cluster = SimCluster(world, faults, self.ledger)
+        self.retention = Retention(world, self.cluster, faults, self.ledger)
         self.fleet = Fleet(world, self.cluster, faults, PREFIX)
         self.fleet.after_lead = self._check_tables
         self.fleet.after_step = self._after_step
@@ -177,6 +179,7 @@ class _Run:
     def play(self) -> tuple[int, Epochs]:
         """Faults first, then calm, then the checks; returns the number of COMMIT records, and epochs."""
         self.fleet.start()
+        self.retention.start()
         for worker in self.workers:
             worker.start()
         for reader in self.readers:
@@ -248,6 +251,7 @@ class _Run:
         check_log(picture)
         check_epochs(picture)
         check_readers(picture, self.world.random)
+        check_snapshots(picture, self.ledger)
         check_clients(picture, self.ledger)
         self._judge(picture)
         return len(picture.commits()), epochs_of(picture)
@@ -258,7 +262,11 @@ class _Run:
         for stream, number in picture.events:
             log = self.cluster.partition(TopicPartition(stream_topic(stream), number))
             ends.append((stream, number, log.start_offset, log.stable_offset))
-        self.history.read_log(picture, ends)
+        starts = {
+            stream: self.cluster.partition(TopicPartition(history_topic(stream), 0)).start_offset
+            for stream in picture.history
+        }
+        self.history.read_log(picture, ends, starts)
         report = self.history.judged()
         self.judged = dict(report.counts)
         if not report.ok:

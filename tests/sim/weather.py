@@ -48,6 +48,7 @@ class Weather:
     director_s: float = 8.0  # mean time between changes of who should lead
     compact_s: float = 0.0  # mean time between compactions of the status log; 0: none
     expire_s: float = 0.0  # mean time between deletions of old commands; 0: none
+    retain_s: float = 0.0  # mean time between passes of the brokers' retention; 0: none
     checkpoint_loss: float = 0.0  # per restart: the disk is empty, or an old copy
     transaction_version: int = 2
     native_timeout_s: float = 10.0
@@ -130,6 +131,7 @@ class Weather:
             jobs=random.randint(4, 8),
             readers=random.choice((0, 1, 2, 3)),
             work_s=float(random.randint(10, 40)),
+            retain_s=some(0, 0, 1.5, 6.0),
         )
 
     def changed(self, values: Mapping[str, float]) -> Weather:
