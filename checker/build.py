@@ -114,6 +114,9 @@ def _of_reader(history: History, op: Operation) -> None:
         reader.polls.append(op)
     elif op.what == "position":
         reader.positions.append(op)
+    elif op.what == "resume":
+        if op.ok:
+            reader.resumes.append(op)
     elif op.what == "caught_up":
         reader.caught_up.append(op)
     else:
@@ -181,6 +184,7 @@ _TAKE: dict[str, Callable[[History, Operation], None]] = {
     "open": _open,
     "poll": _of_reader,
     "position": _of_reader,
+    "resume": _of_reader,
     "caught_up": _of_reader,
     "close": _of_reader,
     "snapshot": _snapshot,

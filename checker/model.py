@@ -160,6 +160,7 @@ class Reader:
     op: Operation
     polls: list[Operation] = field(default_factory=list)
     positions: list[Operation] = field(default_factory=list)
+    resumes: list[Operation] = field(default_factory=list)
     caught_up: list[Operation] = field(default_factory=list)
     closed: Operation | None = None
 

@@ -136,10 +136,21 @@ def _out_of_order(report: Report, one: Giving, other: Giving) -> None:
     report.add(kind, text, [one.poll.told_where, other.poll.told_where])
 
 
+Place = tuple[
+    str, int | None
+]  # a stream's partition; None: its history, by which mode ``transactions`` goes
+
+
+def _place(item: Item) -> Place | None:
+    if isinstance(item, Record):
+        return item.line.stream, None
+    return None if item.part is None else (item.stream, item.part.partition)
+
+
 def _judge_again(report: Report, group: Group) -> None:
-    """A group: what is below a position is not given again."""
+    """A group: what is below a position is not given again by whoever takes the place up after that."""
     covers: dict[Item, Operation] = {}  # given below a position: the first one that says so
-    cuts: dict[tuple[str, int], list[tuple[Operation, int, Operation]]] = defaultdict(list)
+    cuts: dict[Place, list[tuple[Operation, int, Operation]]] = defaultdict(list)
     for reader in group.members:
         for position in reader.positions:
             if position.ok:
@@ -147,21 +158,61 @@ def _judge_again(report: Report, group: Group) -> None:
                 for stream, partition, offset in position.asked.get("positions") or ():
                     cuts[stream, partition].append((position, offset, position))
         _cover(report, group, reader, covers)
-    asked: dict[tuple[str, int], list[tuple[Operation, Giving]]] = defaultdict(list)
-    for giving in group.givings:
-        item = giving.item
-        if item in covers and covers[item].ended_before(giving.poll):
-            _given_again(report, group, giving, covers[item])
-        elif isinstance(item, Event) and item.part is not None:
-            asked[item.stream, item.part.partition].append((giving.poll, giving))
+    asked: dict[Place, list[tuple[Operation, Giving]]] = defaultdict(list)
+    for reader in group.members:
+        for giving, since in _since(report, group, reader):
+            item = giving.item
+            place = _place(item)
+            if item in covers and covers[item].ended_before(since):
+                _given_again(report, group, giving, covers[item])
+            elif place is not None:
+                asked[place].append((since, giving))
     for place, of_place in cuts.items():
         for _, giving, offset, position in Told(of_place).before(asked.get(place, [])):
-            if isinstance(giving.item, Event) and giving.item.offset < offset:
+            report.counts["given in a group with positions"] += 1
+            if giving.item.offset < offset:
                 _given_again(report, group, giving, position)
 
 
+def _since(report: Report, group: Group, reader: Reader) -> Iterator[tuple[Giving, Operation]]:
+    """What a member was given, each with the operation that it goes by: positions told before that one count.
+
+    It is the poll, unless the member notes where it takes up what is given to it: then it may not hear for a while
+    that its group has given a place to another one, and goes on there. From one taking up to the next it is given
+    nothing twice.
+    """
+    at = 0
+    taken: dict[Place, Operation] = {}
+    last: dict[Place, tuple[Operation, Giving]] = {}
+    for giving in group.by_reader.get(reader, []):
+        while at < len(reader.resumes) and (reader.resumes[at].told_line or 0) < (
+            giving.poll.told_line or 0
+        ):
+            for stream, partition in reader.resumes[at].asked["places"]:
+                taken[stream, partition] = reader.resumes[at]
+            at += 1
+        place = _place(giving.item)
+        if not reader.resumes or place is None:
+            yield giving, giving.poll
+            continue
+        since = taken.get(place)
+        if since is None:
+            report.counts["given in a group, nowhere taken up"] += 1
+            continue
+        of_place = last.get(place)
+        if of_place is not None and of_place[0] is since:
+            before = of_place[1]
+            if before.item is giving.item:
+                _given_again(report, group, giving, since)
+            elif before.item.rank > giving.item.rank:
+                _out_of_order(report, before, giving)
+        last[place] = since, giving
+        yield giving, since
+
+
 def _given_again(report: Report, group: Group, giving: Giving, position: Operation) -> None:
-    text = f"{giving.reader.name} was given {giving.item}, below a position of its group"
+    below = "" if position.what == "resume" else ", below a position of its group"
+    text = f"{giving.reader.name} was given {giving.item} again{below}"
     first = group.by_item[giving.item][0].poll
     evidence = [first.told_where, position.told_where, giving.poll.told_where]
     report.add("duplicate", text, evidence)

@@ -48,6 +48,7 @@ _FIELDS: dict[str, tuple[dict[str, _Types], dict[str, _Types]]] = {
     ),
     "poll": ({"reader": _TEXT}, {"events": _LIST}),
     "position": ({"reader": _TEXT}, {}),
+    "resume": ({"reader": _TEXT, "places": _LIST}, {}),
     "caught_up": ({"reader": _TEXT}, {}),
     "close": ({"reader": _TEXT}, {}),
     "snapshot": (

@@ -178,6 +178,91 @@ def a_transaction_again_below_the_position(tape: Tape) -> None:
     log_two(tape)
 
 
+def _takes_up(tape: Tape, reader: str, partition: int | None = 0) -> None:
+    tape.do(reader, "resume", reader=reader, places=[["s/a", partition]])
+
+
+def _position(tape: Tape, offset: int, partition: int | None = 0) -> None:
+    """Somebody who is given nothing asks what the group has committed."""
+    tape.do("w", "position", reader="w", positions=[["s/a", partition, offset]])
+
+
+def _two_members(tape: Tape, mode: str = "ordered") -> None:
+    commit_two(tape)
+    log_two(tape)
+    for name in ("r", "q", "w"):
+        tape.open(name, mode, "g", starts="position", file=name)
+
+
+@right
+def a_member_has_not_heard_that_another_one_goes_on(tape: Tape) -> None:
+    _two_members(tape)
+    _takes_up(tape, "r")
+    tape.poll("r", A)
+    _takes_up(tape, "q")
+    tape.poll("q", A, B, file="q")
+    _position(tape, 2)
+    tape.poll("r", B)
+
+
+@right
+def a_member_takes_up_what_has_no_position_yet(tape: Tape) -> None:
+    _two_members(tape)
+    _takes_up(tape, "r")
+    tape.poll("r", A, B)
+    _position(tape, 1)
+    _takes_up(tape, "r")
+    tape.poll("r", B, C)
+
+
+@wrong("duplicate")
+def a_member_takes_up_below_a_position(tape: Tape) -> None:
+    _two_members(tape)
+    _takes_up(tape, "r")
+    tape.poll("r", A, B)
+    _position(tape, 1)
+    _takes_up(tape, "q")
+    tape.poll("q", A, B, file="q")
+
+
+@wrong("duplicate")
+def a_member_is_given_again_without_taking_up(tape: Tape) -> None:
+    _two_members(tape)
+    _takes_up(tape, "r")
+    tape.poll("r", A)
+    tape.poll("r", A)
+
+
+@wrong("ext-poll-order")
+def a_member_goes_back_without_taking_up(tape: Tape) -> None:
+    _two_members(tape)
+    tape.poll("q", A, B, file="q")
+    _takes_up(tape, "r")
+    tape.poll("r", B)
+    tape.poll("r", A)
+
+
+@wrong("duplicate")
+def a_transaction_is_taken_up_below_the_position_in_the_history(tape: Tape) -> None:
+    _two_members(tape, "transactions")
+    _takes_up(tape, "r", None)
+    tape.poll("r", A, B)
+    _position(tape, 2, None)
+    _takes_up(tape, "q", None)
+    tape.poll("q", A, B, file="q")
+
+
+@right
+def a_transaction_is_taken_up_at_the_position_in_the_history(tape: Tape) -> None:
+    _two_members(tape, "transactions")
+    _takes_up(tape, "r", None)
+    tape.poll("r", A, B)
+    tape.poll("r", C)
+    _position(tape, 2, None)
+    _takes_up(tape, "q", None)
+    tape.poll("q", C, file="q")
+
+
 @pytest.mark.parametrize(("kinds", "case"), TABLE.wrongs, ids=Table.name_of)
 def test_an_anomaly(kinds: tuple[str, ...], case: Case) -> None:
     """Its kind is named, and where to look."""
