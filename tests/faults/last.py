@@ -80,6 +80,17 @@ def read_events(log: Log, streams: list[str]) -> dict[str, dict[int, tuple[int, 
     return found
 
 
+def read_with_plain(
+    log: Log, streams: list[str], plain: set[str], until: float
+) -> dict[str, dict[int, tuple[int, int, list[Any]]]]:
+    """`read_events` when all acknowledged plain writes are in it; as it is at ``until`` (monotonic)."""
+    while True:
+        found = read_events(log, streams)
+        if plain <= set().union(*map(ids_of, found.values())) or time.monotonic() > until:
+            return found
+        time.sleep(0.5)
+
+
 def ids_of(parts: dict[int, tuple[int, int, list[Any]]]) -> set[str]:
     """The ids of a stream's events."""
     return {event[2] for _, _, events in parts.values() for event in events}
@@ -105,6 +116,21 @@ def record_log(
                 for m in messages
                 if isinstance(record := decode(m.value() or b""), CommitRecord)
             ]
+
+
+def under_way(path: Path) -> str:
+    """What a process has asked and was not told yet, by its history: operations, and since how many seconds."""
+    open_ones: dict[int, tuple[str, float]] = {}
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        if line.endswith(b"\n"):
+            entry = json.loads(line)
+            since = (time.monotonic_ns() - entry["at"]) / 1e9
+            name = f"{entry.get('what')} {entry.get('txn') or entry.get('stream') or ''}".strip()
+            if entry["kind"] == "ask":
+                open_ones[entry["op"]] = name, since
+            else:
+                open_ones.pop(entry["op"], None)
+    return ", ".join(f"{what} for {s:.0f} s" for what, s in open_ones.values()) or "nothing"
 
 
 class Given:

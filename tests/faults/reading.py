@@ -20,6 +20,7 @@ from anabranch.topics.names import stream_topic
 from checker.recorder import Recorder
 from tests.crash.zygote import Spec, say
 from tests.faults.acting import CALL_S, PATIENCE, Ending
+from tests.faults.groups import note_resumes, note_resumes_of_history
 
 QUIET_S = 0.3  # a poll ends when nothing came for so long
 POLL_EVENTS = 200
@@ -127,6 +128,8 @@ def _ordered(reading: _Reading) -> None:
                 reading.trouble(error)
                 continue
             reading.opens()
+            if reading.spec.group:
+                note_resumes(reading.recorder, reading.reader, reader)
             if reading.lives == 1:
                 say(reading.number, "works")
             with reader:
@@ -165,6 +168,8 @@ def _transactions(reading: _Reading) -> None:
                 reading.trouble(error)
                 continue
             reading.opens()
+            if reading.spec.group:
+                note_resumes_of_history(reading.recorder, reading.reader, reader)
             if reading.lives == 1:
                 say(reading.number, "works")
             with reader:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import threading
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import anabranch
 from anabranch.errors import AnabranchError, RetryError
 from anabranch.infra.cluster import EmbeddedCluster
+from anabranch.topics import columns_write, framing
 from checker.recorder import Recorder
 from tests.cluster import ControllerProcess
 from tests.crash.zygote import Child, Spec, Zygote
 from tests.faults.acting import CALL_S, PATIENCE, STREAMS, ask_state
-from tests.faults.faults import Fault
+from tests.faults.coordinators import wait_group, wait_transaction
+from tests.faults.faults import Fault, strike
+from tests.faults.groups import Watcher
 from tests.faults.helping import Help
-from tests.faults.last import Given, Log, ids_of, read_events, record_log
+from tests.faults.last import Given, Log, ids_of, read_with_plain, record_log, under_way
 from tests.faults.reading import Read
 from tests.faults.writing import Write
 
@@ -28,6 +33,8 @@ READY_S = 60.0
 STARTING = 143  # the exit code of a process that SIGTERM meets before it is a controller
 END_S = 120.0
 CATCH_UP_S = 60.0
+# All of the end together: whoever waits for longer fails, and says for what.
+FINISH_S = 180.0
 CONTROLLER = (
     *("--chunk-bytes", str(16 << 10)),
     # A frozen broker answers nothing: half a minute of patience would be most of a run.
@@ -37,7 +44,10 @@ CONTROLLER = (
 
 @dataclass
 class Team:
-    """Two controllers, two writers, two helpers, and the readers that it is given."""
+    """Two controllers, two writers, two helpers, and the readers that it is given.
+
+    Every wait has a deadline, and fails with what it waited for; what is done is printed with its second.
+    """
 
     zygote: Zygote
     cluster: EmbeddedCluster
@@ -49,6 +59,7 @@ class Team:
     clients: list[Child] = field(default_factory=list)
     forked: int = 0
     done: Counter[str] = field(default_factory=Counter)
+    struck: Counter[str] = field(default_factory=Counter)  # what coordinators had in hand
     scalings: int = 0
     told: int = 0
     troubles: Counter[str] = field(default_factory=Counter)
@@ -56,6 +67,9 @@ class Team:
     _over: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _gone: list[Child] = field(default_factory=list)
+    _watcher: Watcher | None = None
+    _began: float = field(default_factory=time.monotonic)
+    _finish_by: float = math.inf
 
     @property
     def scope(self) -> str:
@@ -65,15 +79,26 @@ class Team:
     def streams(self) -> list[str]:
         return [f"{self.scope}/{name}" for name in STREAMS]
 
+    def _streams_of(self, mode: str) -> list[str]:
+        """Whole transactions are of one stream."""
+        return self.streams[:1] if mode == "transactions" else self.streams
+
     @property
     def history(self) -> Path:
         return self.folder / "history"
+
+    def note(self, what: object) -> None:
+        """Printed, with the second: a run that fails shows where it was."""
+        print(f"{time.monotonic() - self._began:6.1f} s  {what}", flush=True)
 
     # -- starting -------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """All of them, until they work."""
         self.history.mkdir(parents=True)
+        # On a fresh tree they are compiled first, for up to a minute: not in the middle of a fault.
+        columns_write.warm()
+        framing.warm()
         key = self.folder / "token.key"
         for n in range(2):
             controller = ControllerProcess(
@@ -100,8 +125,17 @@ class Team:
             )
         for mode, in_group in self.readers:
             self._read(mode, f"{self.prefix}-{mode}" if in_group else None)
+        groups = {
+            (f"{self.prefix}-{mode}", mode): self._streams_of(mode)
+            for mode, grouped in self.readers
+            if grouped
+        }
+        self._watcher = Watcher(
+            Recorder(self.history / "watcher.history"), self.cluster.bootstrap, groups
+        )
         for child in self.clients:
             child.wait_said("works", READY_S)
+        self.note("all work")
 
     def connect(self) -> anabranch.Client:
         return anabranch.connect(
@@ -113,15 +147,13 @@ class Team:
         return f"{kind}-{self.forked}"
 
     def _read(self, mode: str, group: str | None) -> None:
-        # Whole transactions are of one stream.
-        streams = self.streams[:1] if mode == "transactions" else self.streams
         self._fork(
             Read(
                 self.cluster.bootstrap,
                 self.prefix,
                 self._name(mode),
                 mode=mode,
-                streams=tuple(streams),
+                streams=tuple(self._streams_of(mode)),
                 group=group,
                 spool=str(self.history),
             )
@@ -158,25 +190,42 @@ class Team:
     def suffer(self, fault: Fault) -> None:
         """Do it, hold it, undo it."""
         self._over.wait(fault.wait)
-        what = {"broker": self._broker, "controller": self._controller, "client": self._client}
-        what[fault.whom](fault)
+        self.note(fault)
+        {
+            "broker": self._broker,
+            "brokers": self._brokers,
+            "coordinator": self._coordinator,
+            "controller": self._controller,
+            "client": self._client,
+        }[fault.whom](fault)
         with self._lock:
             self.done[f"{fault.how} {fault.whom}"] += 1
 
     def _broker(self, fault: Fault) -> None:
-        node = self.cluster.node(self.chance.choice(list(self.cluster.nodes)))
-        if fault.how == "frozen":
-            node.pause()
-            self._over.wait(fault.hold)
-            node.resume()
-        elif fault.how == "hard":
-            node.kill()
-            self._over.wait(fault.hold)
-            node.start()
+        self._strike([self.chance.choice(list(self.cluster.nodes))], fault)
+
+    def _brokers(self, fault: Fault) -> None:
+        self._strike(list(self.cluster.nodes), fault)
+
+    def _coordinator(self, fault: Fault) -> None:
+        """Of the controllers' native transactions, or of a group of readers; while it has such work."""
+        groups = sorted(
+            {g for c in self.clients if isinstance(c.spec, Read) and (g := c.spec.group)}
+        )
+        bootstrap = self.cluster.bootstrap
+        if groups and self.chance.random() < 0.5:
+            number, work = wait_group(bootstrap, self.chance.choice(groups))
         else:
-            node.stop()
-            self._over.wait(fault.hold)
-            node.start()
+            number, work = wait_transaction(bootstrap, self.prefix)
+        if number not in self.cluster.nodes:  # none leads just now
+            number = self.chance.choice(list(self.cluster.nodes))
+        self.note(f"it is node {number}, with: {work}")
+        self._strike([number], fault)
+        self.struck[work] += 1
+
+    def _strike(self, numbers: list[int], fault: Fault) -> None:
+        nodes = [self.cluster.node(n) for n in numbers]
+        strike(nodes, fault.how, lambda: self._over.wait(fault.hold))
 
     def _controller(self, fault: Fault) -> None:
         """Mostly of the one that leads."""
@@ -236,30 +285,33 @@ class Team:
     def finish(self) -> None:
         """Faults are over: everybody ends what is under way, catches up, and the log is read."""
         self._over.set()
+        self._finish_by = time.monotonic() + FINISH_S
         for kind in (Write, Help):
             for child in [c for c in self.clients if isinstance(c.spec, kind)]:
-                child.signal(signal.SIGTERM)
-                child.wait_ended(END_S)
-                self._settle(child)
+                self._end(child, signal.SIGTERM)
         recorder = Recorder(self.history / "last.history")
         given = Given(self.history)
         with self.connect() as client:
             self._wait_ended(client)
             given.look()
             for turn in range(2):
+                self.note(f"asks for {len(given.begun)} outcomes")
                 for txn_id in sorted(given.begun):
                     ask_state(recorder, client, bytes.fromhex(txn_id), final=True)
                 if turn == 0:
                     self._move_lead()
         log = Log(self.cluster.bootstrap)
         try:
-            found = self._read_log(log, given)
+            self.note("reads the log")
+            until = time.monotonic() + self._left(CATCH_UP_S, lambda: "the log")
+            found = read_with_plain(log, self.streams, given.plain, until)
             self._catch_up(given, {stream: ids_of(parts) for stream, parts in found.items()})
             for child in self.clients:
                 if isinstance(child.spec, Read):
-                    child.signal(signal.SIGUSR2)
-                    child.wait_ended(END_S)
-                    self._settle(child)
+                    self._end(child, signal.SIGUSR2)
+            if self._watcher is not None:
+                self._watcher.close()
+            self.note("records the log")
             record_log(recorder, log, found)
         finally:
             log.close()
@@ -267,7 +319,27 @@ class Team:
             self._count(child)
         self.told = given.told
 
-    def _settle(self, child: Child) -> None:
+    def _left(self, seconds: float, what: Callable[[], str]) -> float:
+        """So long one may wait; fails if the end takes too long, with what it waits for."""
+        left = self._finish_by - time.monotonic()
+        if left <= 0:
+            raise AssertionError(f"the end took more than {FINISH_S:.0f} s; waited for {what()}")
+        return min(seconds, left)
+
+    def _end(self, child: Child, number: signal.Signals) -> None:
+        """A client ends what is under way."""
+        self.note(f"ends {child.spec.name}")
+
+        def what() -> str:
+            doing = under_way(self.history / f"{child.spec.name}.history")
+            return f"the end of {child.spec.name}, which is at {doing}"
+
+        left = self._left(END_S, what)
+        child.signal(number)
+        try:
+            child.wait_ended(left)
+        except AssertionError as error:
+            raise AssertionError(f"waited {left:.0f} s for {what()}: {error}") from None
         self._count(child)
         if child.status != 0:
             self.defects.append(f"{child.spec.name} ended with {child.status}: {child.events[-3:]}")
@@ -280,6 +352,7 @@ class Team:
 
     def _wait_ended(self, client: anabranch.Client) -> None:
         """No transaction is open: those of the killed go stale first."""
+        self.note("no transaction may be open")
         until = time.monotonic() + END_S
         while True:
             try:
@@ -288,7 +361,8 @@ class Team:
                 left = [str(error)]  # type: ignore[list-item]
             if not left:
                 return
-            assert time.monotonic() < until, f"still open: {left[:3]}"
+            assert time.monotonic() < until, f"still open after {END_S:.0f} s: {left[:3]}"
+            self._left(END_S, lambda left=left: f"the end of {left[:3]}")  # type: ignore[misc]
             time.sleep(0.2)
 
     def _move_lead(self) -> None:
@@ -298,34 +372,34 @@ class Team:
                 controller.stop()
                 return
 
-    def _read_log(
-        self, log: Log, given: Given
-    ) -> dict[str, dict[int, tuple[int, int, list[object]]]]:
-        """When all acknowledged plain writes are in it, or nothing new comes for long."""
-        until = time.monotonic() + CATCH_UP_S
-        while True:
-            found = read_events(log, self.streams)
-            there = set().union(*map(ids_of, found.values()))
-            if given.plain <= there or time.monotonic() > until:
-                return found
-            time.sleep(0.5)
-
     def _catch_up(self, given: Given, wanted: dict[str, set[str]]) -> None:
-        """Until readers have been given everything, or had the time for it."""
-        until = time.monotonic() + CATCH_UP_S
+        """Until readers have been given everything, or had the time for it: the checker says what is missing."""
+        self.note(f"readers are to have {sum(map(len, wanted.values()))} events")
+        until = time.monotonic() + self._left(CATCH_UP_S, lambda: "readers")
+        missing: dict[str, int] = {}
         while time.monotonic() < until:
             given.look()
-            if not any(
-                given.missing(spec.name, spec.group, {s: wanted[s] for s in spec.streams})
+            missing = {
+                spec.name: count
                 for child in self.clients
-                if isinstance(spec := child.spec, Read) and spec.mode != "snapshots"
-            ):
+                if isinstance(spec := child.spec, Read)
+                and spec.mode != "snapshots"
+                and (
+                    count := given.missing(
+                        spec.name, spec.group, {s: wanted[s] for s in spec.streams}
+                    )
+                )
+            }
+            if not missing:
                 return
             time.sleep(0.3)
+        self.note(f"they were not given so many: {missing}")
 
     def close(self) -> None:
         """End all processes; whatever was frozen goes on."""
         self._over.set()
+        if self._watcher is not None:
+            self._watcher.close()
         for child in self.clients:
             child.kill()
         for controller in self.controllers:

@@ -1,0 +1,25 @@
+"""Three brokers, and a process that forks their clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from anabranch.infra.cluster import EmbeddedCluster
+from tests.crash.zygote import Zygote
+
+
+@pytest.fixture(scope="module")
+def three_brokers() -> Iterator[EmbeddedCluster]:
+    """They replicate: one may be gone. For the tests of one file, which start again what they end."""
+    with EmbeddedCluster(3, quick_start=True) as embedded:
+        yield embedded
+        embedded.kill()
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    """Forks clients; they end with it."""
+    with Zygote() as warm:
+        yield warm
