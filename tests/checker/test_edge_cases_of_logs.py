@@ -1,0 +1,192 @@
+"""Tiny histories of logs, answers and snapshots at the edges of conditions; see `test_edge_cases`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.checker.table import ONE, TWO, Case, Table, commit_one
+from tests.checker.tape import Tape, row
+
+TABLE = Table()
+wrong, right = TABLE.wrong, TABLE.right
+
+
+# Ids and answers.
+
+
+def _ask_commit(tape: Tape, txn: str = "t") -> None:
+    """Nobody knows whether it took effect."""
+    tape.told("p", tape.ask("p", "commit", txn=txn, writers=["w"]), "unknown")
+
+
+def _state(tape: Tape, state: str, timestamp: int | None = None) -> None:
+    tape.do("q", "state", {"state": state, "timestamp": timestamp}, txn_id=ONE)
+
+
+@wrong("changed-answer")
+def two_have_begun_with_one_id(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.begin("u", ONE)
+
+
+@wrong("aborted-read")
+def a_one_shot_is_in_the_log_and_its_id_was_told_aborted(tape: Tape) -> None:
+    tape.begin("t", None)
+    tape.write("t", "a")
+    _ask_commit(tape)
+    _state(tape, "aborted")
+    tape.log(0, [0, "k", "a", ONE])
+
+
+@wrong("unexplained")
+def a_one_shot_is_in_the_log_without_an_id(tape: Tape) -> None:
+    tape.begin("t", None)
+    tape.write("t", "a")
+    _ask_commit(tape)
+    tape.log(0, [0, "k", "a", None])
+
+
+@wrong("unexplained")
+def it_is_in_the_log_without_its_id(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    tape.log(0, [0, "k", "a", None])
+
+
+@wrong("changed-answer")
+def gave_way_and_was_committed(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10)
+    told = {"txn_id": ONE, "replayed": True}
+    tape.do("p", "begin", told, txn="u", scope="s", name="x")
+    tape.commit("u", TWO, 20, 0)
+
+
+@wrong("changed-answer")
+def another_one_gave_way_to_what_was_aborted(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    _ask_commit(tape)
+    tape.do("p", "abort", txn="t")
+    told = {"txn_id": ONE, "replayed": True}
+    tape.do("q", "begin", told, txn="u", scope="s", name="x")
+
+
+@right
+def nobody_knows_whether_it_was_aborted(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.told("q", tape.ask("q", "abort", txn="t"), "unknown")
+    tape.commit("t", ONE, 10, 0)
+
+
+@wrong("unexplained")
+def a_one_shot_that_is_repeated_has_another_count(tape: Tape) -> None:
+    tape.begin("t", None)
+    tape.write("t", "a")
+    _ask_commit(tape)
+    tape.commit("t", ONE, 10, 2, replayed=True)
+    tape.log(0, [0, "k", "a", ONE])
+
+
+@wrong("changed-answer")
+def a_time_that_was_told_later_is_not_the_one_that_was_given(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    _ask_commit(tape)
+    _state(tape, "committed")
+    _state(tape, "committed", 10)
+    tape.open("r", "ordered")
+    tape.poll("r", row("a", 0, ONE, 11))
+    tape.log(0, [0, "k", "a", ONE])
+
+
+@right
+def a_record_names_nothing_of_a_partition(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    tape.log(0, [0, "k", "a", ONE])
+    tape.log(1)
+    tape.commits([1, 10, [ONE], [[0, 0, 1], [1, 0, 0]]])
+
+
+# Orders of sending.
+
+
+@wrong("int-send-order")
+def a_producers_key_has_moved_and_its_commits_are_out_of_order(tape: Tape) -> None:
+    for name in "ab":
+        tape.do("p", "plain", stream="s/a", events=[["k", name]], producer="w")
+    tape.log(0, [0, "k", "a", None])
+    tape.log(1, [0, "k", "b", None])
+    tape.commits([1, 10, [], [[1, 0, 1]]], [2, 20, [], [[0, 0, 1]]])
+
+
+@right
+def a_producers_key_has_moved_and_no_history_was_read(tape: Tape) -> None:
+    for name in "ab":
+        tape.do("p", "plain", stream="s/a", events=[["k", name]], producer="w")
+    tape.log(0, [0, "k", "b", None])
+    tape.log(1, [0, "k", "a", None])
+
+
+@wrong("int-send-order")
+def a_producers_key_is_out_of_order_where_no_history_was_read(tape: Tape) -> None:
+    for name in "abc":
+        tape.do("p", "plain", stream="s/a", events=[["k", name]], producer="w")
+    tape.log(0, [0, "k", "b", None], [1, "k", "a", None])
+    tape.log(1, [0, "k", "c", None])
+
+
+@wrong("int-send-order")
+def one_write_of_three_out_of_order(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a", "b", "c")
+    tape.log(0, [0, "k", "a", ONE], [1, "k", "c", ONE], [2, "k", "b", ONE])
+
+
+def _write_late(tape: Tape, *ids: str) -> None:
+    """Written first, and nobody knows when it arrived."""
+    tape.begin("t", ONE)
+    events = [["k", one] for one in ids]
+    tape.ask("p", "write", txn="t", writer="w", stream="s/a", events=events)
+
+
+@wrong("int-send-order")
+def a_write_without_an_answer_comes_between(tape: Tape) -> None:
+    _write_late(tape, "a")
+    tape.write("t", "b")
+    tape.write("t", "c")
+    tape.commit("t", ONE, 10, 3)
+    tape.log(0, [0, "k", "c", ONE], [1, "k", "a", ONE], [2, "k", "b", ONE])
+
+
+@wrong("int-send-order")
+def a_write_without_an_answer_is_out_of_order_itself(tape: Tape) -> None:
+    _write_late(tape, "a", "b")
+    tape.write("t", "c")
+    tape.commit("t", ONE, 10, 3)
+    tape.log(0, [0, "k", "c", ONE], [1, "k", "b", ONE], [2, "k", "a", ONE])
+
+
+@wrong("ext-send-order")
+def one_that_was_asked_before_comes_between(tape: Tape) -> None:
+    tape.begin("v", "3" * 32)
+    tape.write("v", "v")
+    tape.ask("p", "commit", txn="v", writers=["w"])
+    commit_one_of(tape, "q", "t", ONE, 10)
+    commit_one(tape, "u", TWO, 20, "u")
+    tape.log(0, [0, "k", "u", TWO], [1, "k", "v", "3" * 32], [2, "k", "t", ONE])
+
+
+def commit_one_of(tape: Tape, file: str, txn: str, txn_id: str, timestamp: int) -> None:
+    """A transaction of another process, with one event of its name."""
+    tape.begin(txn, txn_id, file)
+    tape.write(txn, txn, file=file)
+    tape.commit(txn, txn_id, timestamp, 1, file)
+
+
+@pytest.mark.parametrize(("kinds", "case"), TABLE.wrongs, ids=Table.name_of)
+def test_an_anomaly(kinds: tuple[str, ...], case: Case) -> None:
+    """Its kind is named, and where to look."""
+    Table.judge_wrong(kinds, case)
+
+
+@pytest.mark.parametrize("case", TABLE.rights, ids=Table.name_of)
+def test_no_anomaly(case: Case) -> None:
+    """It only looks like one."""
+    Table.judge_right(case)
