@@ -1,7 +1,8 @@
 """Fixtures for all tests: a broker, started when the first test asks for one.
 
 With ``--bootstrap HOST:PORT`` (or ``$ANABRANCH_BOOTSTRAP``) ``broker`` is that cluster instead; with
-``ANABRANCH_TEST_BROKER=kafka-container`` or ``redpanda`` it runs in a container (docs/other-brokers.md).
+``ANABRANCH_TEST_BROKER=kafka-container`` or ``redpanda`` it runs in a container, and with
+``ANABRANCH_TEST_KAFKA=4.0.2`` it is of another version (docs/other-brokers.md).
 Tests share it: give topics names of your own (the ``unique`` fixture), and don't stop it. A test
 that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
 
@@ -24,6 +25,7 @@ import anabranch
 from anabranch.infra.broker import EmbeddedBroker
 from tests.cluster import Cluster, start_cluster
 from tests.containers import brokers as containers
+from tests.containers import versions
 
 if TYPE_CHECKING:
     from xdist.remote import Producer as Log
@@ -64,9 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return  # its master has looked
     try:
+        versions.embed_wanted()  # workers find it in their environment
         if containers.kind_from_environment() != containers.EMBEDDED:
             containers.check_engine()
-    except containers.NoContainer as error:
+    except (ValueError, containers.NoContainer) as error:
         raise pytest.UsageError(str(error)) from error
 
 

@@ -21,7 +21,7 @@ from anabranch.infra.errors import (
 )
 from anabranch.infra.fetch import ensure_broker
 from anabranch.infra.java import JavaRuntime, find_java
-from anabranch.infra.lock import KAFKA_VERSION
+from anabranch.infra.lock import broker_lock
 from anabranch.infra.ports import HOST, free_port, is_free
 from anabranch.infra.process import SupervisedProcess
 from anabranch.infra.ready import is_ready
@@ -56,7 +56,7 @@ class EmbeddedBroker:
         folder: Path | str | None = None,
         *,
         port: int = 0,
-        transaction_version: int = 2,
+        transaction_version: int | None = None,
         properties: Mapping[str, str] | None = None,
         heap_mb: int = 512,
         quick_start: bool = False,
@@ -73,7 +73,7 @@ class EmbeddedBroker:
                 at `stop` (and when the owner dies).
             port: where to listen; 0: any free one.
             transaction_version: feature level given when the folder is first formatted: 0 and 1 are
-                the older protocols, 2 is KIP-890's second part.
+                the older protocols, 2 is KIP-890's second part; None: the highest that the broker knows.
             properties: server properties that replace the defaults of `anabranch.infra.settings`.
             heap_mb: most megabytes of Java heap.
             quick_start: start sooner, at the price of throughput.
@@ -87,6 +87,8 @@ class EmbeddedBroker:
         Raises:
             ValueError: an argument out of its range, or a property not for the caller to set.
         """
+        if transaction_version is None:
+            transaction_version = broker_lock().transaction_version
         if not 0 <= transaction_version <= 2:
             raise ValueError(f"transaction_version must be 0, 1 or 2, not {transaction_version}")
         if not 0 <= port < 65536:
@@ -305,7 +307,8 @@ class EmbeddedBroker:
             cluster_id=membership.cluster_id if membership else None,
         )
         started_at = logs.mark(
-            self.log, f"starting Kafka {KAFKA_VERSION} on Java {java.major}, port {port}"
+            self.log,
+            f"starting Kafka {broker_lock().kafka_version} on Java {java.major}, port {port}",
         )
         self._process = SupervisedProcess.start(
             [*command, "kafka.Kafka", str(config)],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from pathlib import Path
 
 KAFKA_VERSION = "4.3.1"
 LOCK_NAME = f"kafka-{KAFKA_VERSION}.lock.json"
+LOCK_VARIABLE = "ANABRANCH_KAFKA_LOCK"
 
 # The broker logs through SLF4J, but its POM names no binding: without the second it logs nothing.
 ROOTS = (
@@ -51,6 +53,11 @@ class BrokerLock:
         """Bytes of all jars."""
         return sum(jar.size for jar in self.jars)
 
+    @property
+    def transaction_version(self) -> int:
+        """The highest level of ``transaction.version`` that can be asked for: Kafka 3 formats none but 0."""
+        return 0 if self.kafka_version.startswith("3.") else 2
+
     def to_json(self) -> str:
         """The text of the lock file."""
         return json.dumps(asdict(self), indent=1) + "\n"
@@ -66,9 +73,19 @@ class BrokerLock:
         )
 
 
-@cache
 def broker_lock() -> BrokerLock:
-    """The lock that this version of anabranch ships."""
+    """The lock that this version of anabranch ships; or of the file that ``$ANABRANCH_KAFKA_LOCK`` names.
+
+    Raises:
+        OSError: the file named can't be read.
+    """
+    return _read_lock(os.environ.get(LOCK_VARIABLE) or None)
+
+
+@cache
+def _read_lock(path: str | None) -> BrokerLock:
+    if path is not None:
+        return BrokerLock.from_json(Path(path).read_text(encoding="utf-8"))
     text = resources.files("anabranch.infra").joinpath(LOCK_NAME).read_text(encoding="utf-8")
     return BrokerLock.from_json(text)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from anabranch.infra import logs
 from anabranch.infra.errors import BrokerDied, FolderMismatch, StartDeadlinePassed
-from anabranch.infra.lock import KAFKA_VERSION
+from anabranch.infra.lock import broker_lock
 
 DATA = "data"
 _FACTS = "broker.json"
@@ -65,7 +65,7 @@ def ensure_formatted(
     if facts is None and data.exists() and any(data.iterdir()):
         raise FolderMismatch(f"{data} holds files of somebody else: give another folder")
     facts = {
-        "kafka_version": KAFKA_VERSION,
+        "kafka_version": broker_lock().kafka_version,
         "transaction_version": transaction_version,
         "cluster_id": cluster_id or new_cluster_id(),
         "formatted": False,
@@ -95,7 +95,7 @@ def _arguments(facts: Mapping[str, object], config: Path) -> list[str]:
 def _format(
     command: Sequence[str], environment: Mapping[str, str], log: Path, deadline: float
 ) -> None:
-    logs.mark(log, f"formatting for Kafka {KAFKA_VERSION}")
+    logs.mark(log, f"formatting for Kafka {broker_lock().kafka_version}")
     try:
         with log.open("ab") as output:
             done = subprocess.run(

@@ -1,5 +1,7 @@
 """Other versions of Kafka to test with: ``ANABRANCH_TEST_KAFKA`` names one, each has a lock file here.
 
+It holds for embedded brokers and for the image that `tests.containers.image` makes.
+
 ``python -m tests.containers.versions VERSION...`` resolves their jars anew and writes those files; read
 the difference before you commit it. ``--fetch`` only brings the jars of the version named.
 """
@@ -11,7 +13,7 @@ import sys
 from pathlib import Path
 
 from anabranch.infra.fetch import cache_root, ensure_broker
-from anabranch.infra.lock import KAFKA_VERSION, ROOTS, BrokerLock, resolve
+from anabranch.infra.lock import KAFKA_VERSION, LOCK_VARIABLE, ROOTS, BrokerLock, resolve
 
 VERSION_VARIABLE = "ANABRANCH_TEST_KAFKA"
 LOCKS = Path(__file__).with_name("locks")
@@ -40,6 +42,25 @@ def jars_of(version: str) -> list[Path]:
         return ensure_broker()
     lock = BrokerLock.from_json(lock_file(version).read_text("utf-8"))
     return ensure_broker(lock=lock, folder=cache_root() / f"kafka-{version}")
+
+
+def embed_wanted() -> None:
+    """Let embedded brokers of this process, and of those it starts, be of the version wanted.
+
+    Raises:
+        ValueError: it has no lock file.
+    """
+    version = wanted_version()
+    if version == KAFKA_VERSION:
+        return
+    if not lock_file(version).exists():
+        known = sorted(
+            file.name.split("-")[1].removesuffix(".lock.json") for file in LOCKS.iterdir()
+        )
+        raise ValueError(
+            f"{VERSION_VARIABLE}={version}: must be one of {', '.join([*known, KAFKA_VERSION])}"
+        )
+    os.environ[LOCK_VARIABLE] = str(lock_file(version))
 
 
 def roots_of(version: str) -> tuple[str, ...]:

@@ -285,7 +285,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refusal_ends_the_transaction_not_the_producer(maker: Maker, log: Log, case: str) -> None:
-    one, two = maker.topic(2)
+    one, two = maker.topic(2, message_timestamp_after_max_ms="3600000")
     data, codes = REFUSED[case]
     producer = maker.producer()
     producer.append([(one, batch("before"))])

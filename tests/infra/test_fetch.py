@@ -16,9 +16,17 @@ from pathlib import Path
 import pytest
 
 from anabranch.infra import fetch
+from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.errors import CacheBusy, DownloadFailed, HashMismatch
 from anabranch.infra.fetch import Progress, ensure_broker
-from anabranch.infra.lock import KAFKA_VERSION, BrokerLock, LockedJar, broker_lock
+from anabranch.infra.lock import (
+    KAFKA_VERSION,
+    LOCK_VARIABLE,
+    BrokerLock,
+    LockedJar,
+    broker_lock,
+)
+from tests.containers import versions
 
 # jgo leaves the connection of a refused download to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
@@ -223,6 +231,22 @@ def test_the_cache_is_where_the_variable_says(
     monkeypatch.delenv(fetch.CACHE_VARIABLE)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert fetch.cache_root() == tmp_path / ".cache" / "anabranch"
+
+
+def test_another_lock_is_another_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its jars have a folder of their own, and what it can't format is not asked of it."""
+    monkeypatch.setenv(fetch.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(versions.VERSION_VARIABLE, "3.9.2")
+    monkeypatch.setenv(LOCK_VARIABLE, "")  # and as it was at the end
+    versions.embed_wanted()
+    assert broker_lock().kafka_version == "3.9.2"
+    assert fetch.broker_cache() == tmp_path / "kafka-3.9.2"
+    assert EmbeddedBroker().transaction_version == 0
+    monkeypatch.setenv(versions.VERSION_VARIABLE, "1.0")
+    with pytest.raises(ValueError, match=r"1\.0: must be one of 3\.9\.2, .*, 4\.3\.1"):
+        versions.embed_wanted()
+    monkeypatch.delenv(LOCK_VARIABLE)
+    assert EmbeddedBroker().transaction_version == 2
 
 
 def test_the_shipped_lock_is_sound() -> None:
