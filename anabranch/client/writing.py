@@ -275,10 +275,21 @@ def check_headers(headers: Headers | None) -> RecordHeaders | None:
             raise InvalidArgument(
                 f"header name {name!r}: a string that does not begin with {_RESERVED!r}"
             )
+        if not name.isascii() and not _is_utf8(name):
+            # librdkafka's producer in Python would end the process.
+            raise InvalidArgument(f"header name {name!r}: a lone surrogate, which no UTF-8 has")
         if value is not None and not isinstance(value, bytes):
             raise InvalidArgument(f"header {name!r}: bytes or None, not {type(value).__name__}")
         found.append((name, value))
     return found
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unpack(

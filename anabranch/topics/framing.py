@@ -39,6 +39,7 @@ class Kind(IntEnum):
     DOUBLE_OP = 6  # several ab.op headers
     TXN_LENGTH = 7  # an ab.txn header that has not 28 bytes
     RESERVED = 8  # another header that starts with ab.
+    NO_TEXT = 9  # a header whose name is no UTF-8: librdkafka's readers in Python could not go on behind it
 
     @property
     def is_bad(self) -> bool:

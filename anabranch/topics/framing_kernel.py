@@ -26,7 +26,9 @@ COLUMNS = 10
 # Without sums, CHECKSUM, LOW and HIGH mean nothing, and the walk takes half the time.
 
 # Kinds; the order of the BAD ones is the order in which they are looked for.
-WRITE, PLAIN, OP, MALFORMED, DOUBLE_TXN, TXN_AND_OP, DOUBLE_OP, TXN_LENGTH, RESERVED = range(9)
+WRITE, PLAIN, OP, MALFORMED, DOUBLE_TXN, TXN_AND_OP, DOUBLE_OP, TXN_LENGTH, RESERVED, NO_TEXT = (
+    range(10)
+)
 
 MALFORMED_RESULT = -1
 NO_ROOM = -2
@@ -209,6 +211,52 @@ def _varlong(body, at, end):
     return np.int64(0), np.int64(-1)
 
 
+@numba.njit(nogil=True)
+def _is_utf8(body, at, last):
+    """Whether bytes are UTF-8, as Python and the standard have it: nothing overlong, no surrogates."""
+    while at < last:
+        byte = _byte(body, at)
+        at += 1
+        if byte < 0x80:
+            continue
+        if byte < 0xC2 or byte > 0xF4:
+            return False
+        more = 1
+        low = 0x80
+        high = 0xBF
+        if byte >= 0xF0:
+            more = 3
+            if byte == 0xF0:
+                low = 0x90
+            elif byte == 0xF4:
+                high = 0x8F
+        elif byte >= 0xE0:
+            more = 2
+            if byte == 0xE0:
+                low = 0xA0
+            elif byte == 0xED:
+                high = 0x9F
+        if last - at < more:
+            return False
+        for _ in range(more):
+            byte = _byte(body, at)
+            if byte < low or byte > high:
+                return False
+            low = 0x80
+            high = 0xBF
+            at += 1
+    return True
+
+
+@_inline
+def _is_text(body, at, last):
+    """`_is_utf8`, quick where all is ASCII."""
+    high = np.int64(0)
+    for i in range(at, last):
+        high |= _byte(body, i)
+    return high < 0x80 or _is_utf8(body, at, last)
+
+
 @_inline
 def _is_name(body, at, last):
     """What a header of six bytes is: 1 ab.txn; five: 2 ab.op; else starting with ab.: 3; 0 not ours."""
@@ -281,6 +329,7 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
         txns = 0
         ops = 0
         others = 0
+        no_text = 0
         txn_at = np.int64(-1)
         txn_size = np.int64(-1)
         for _ in range(headers):
@@ -288,6 +337,8 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
             if at < 0 or length < 0 or length > stop - at:
                 return MALFORMED_RESULT
             name = _is_name(body, at, at + length)
+            if name == 0 and not _is_text(body, at, at + length):
+                no_text += 1
             at += length
             length, at = _varint(body, at, stop)
             if at < 0 or length < -1 or length > stop - at:
@@ -315,6 +366,8 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
             kind = TXN_LENGTH
         elif others:
             kind = RESERVED
+        elif no_text:
+            kind = NO_TEXT
         elif txns:
             kind = WRITE
         elif ops:

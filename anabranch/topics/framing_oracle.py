@@ -16,7 +16,9 @@ _RESERVED_PREFIX = b"ab."
 _CHECKSUM_MASK = (1 << 63) - 1
 _I64 = 1 << 63
 
-WRITE, PLAIN, OP, MALFORMED, DOUBLE_TXN, TXN_AND_OP, DOUBLE_OP, TXN_LENGTH, RESERVED = range(9)
+WRITE, PLAIN, OP, MALFORMED, DOUBLE_TXN, TXN_AND_OP, DOUBLE_OP, TXN_LENGTH, RESERVED, NO_TEXT = (
+    range(10)
+)
 
 
 def scan(
@@ -74,7 +76,7 @@ def _scan(body: bytes, count: int, last_offset_delta: int, base_timestamp: int) 
 
 def _kind(reader: Reader) -> tuple[int, int]:
     """What a record's headers make it; and where its ab.txn value stands, -1 unless it is a WRITE."""
-    txns = ops = others = 0
+    txns = ops = others = no_text = 0
     txn_at, txn_size = -1, -1
     for _ in range(reader.header_count()):
         name, value_at, value_size = reader.header_place()
@@ -85,6 +87,8 @@ def _kind(reader: Reader) -> tuple[int, int]:
             ops += 1
         elif name.startswith(_RESERVED_PREFIX):
             others += 1
+        elif not (name.isascii() or _is_utf8(name)):
+            no_text += 1
     if txns > 1:
         return DOUBLE_TXN, -1
     if txns and ops:
@@ -95,6 +99,16 @@ def _kind(reader: Reader) -> tuple[int, int]:
         return TXN_LENGTH, -1
     if others:
         return RESERVED, -1
+    if no_text:
+        return NO_TEXT, -1
     if txns:
         return WRITE, txn_at
     return (OP if ops else PLAIN), -1
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -13,8 +13,15 @@ from confluent_kafka import Producer
 import anabranch
 from anabranch.core.ids import NO_TXN
 from anabranch.core.keyspace import position_of
+from anabranch.ports import TopicPartition
 from anabranch.schemas.records import CommitRecord
+from anabranch.topics.batch import Packed
+from anabranch.topics.compression import NONE
+from anabranch.topics.journal_producer import JournalProducer
 from anabranch.topics.kafka_log import KafkaLog
+from anabranch.topics.records import Record, encode_record
+from anabranch.topics.settings import parse_settings
+from anabranch.topics.wire.cluster import Cluster as Wire
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
 from tests.crash.oracle import StreamLog, check_epochs, check_stream, read_stream
@@ -122,6 +129,35 @@ def test_records_without_a_key_stay_on_their_partition(
     feed.flush(10)
     found = wait_for(log, stream, 18)
     assert all(e.partition == active for e in found.events if len(e.value) == 2)
+
+
+def test_header_names_that_are_no_text_are_rejected(
+    client: anabranch.Client, feed: Producer, log: KafkaLog, broker: Broker, unique: str
+) -> None:
+    """In the stream, each such record would stop every reader on librdkafka in Python for good."""
+    stream = f"p{unique}/names"
+    client.create_stream(stream)
+    place, deadline = TopicPartition(journal(stream), 0), time.monotonic() + 20
+    brokers = Wire(parse_settings(broker.bootstrap, {}))
+    try:
+        producer = JournalProducer(brokers, deadline)
+        body = bytearray()
+        for n, name in enumerate(("\udcff", "naïve", "\udced\udca0\udc80")):
+            encode_record(body, Record(0, 5, b"k", b"%d" % n, ((name, b"x"),)), 0, n)
+        producer.append(place, Packed(bytes(body), NONE, 3, 1_000, 1_000), deadline)
+        producer.flush(deadline)
+        producer.close()
+    finally:
+        brokers.close()
+    feed.produce(journal(stream), key=b"k", value=b"3")
+    feed.flush(10)
+    wait_for(log, stream, 2)
+    # An option that our own connections lack: librdkafka reads.
+    with anabranch.connect(broker.bootstrap, socket_max_fails=3) as other:
+        for reader in (client, other):
+            events = list(reader.read(stream, timeout=1.0))
+            assert [(e.value, e.headers) for e in events] == [(b"1", [("naïve", b"x")]), (b"3", [])]
+    assert client.describe(stream).rejected == {"bad_header": 2}
 
 
 def test_they_are_commits_without_a_transaction(

@@ -251,6 +251,7 @@ def test_an_event_too_large_leaves_the_transaction_usable() -> None:
         ({"headers": {"ab.txn": b""}}, errors.InvalidArgument),
         ({"headers": [("h", "text")]}, errors.InvalidArgument),
         ({"headers": [(3, b"")]}, errors.InvalidArgument),
+        ({"headers": {"\udcff": b""}}, errors.InvalidArgument),  # librdkafka in Python would crash
     ],
 )
 @pytest.mark.parametrize("opened", [False, True])

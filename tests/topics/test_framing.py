@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 
 import numpy as np
@@ -154,6 +156,9 @@ BAD_HEADERS = {
     "ab. alone": ((("ab.", None),), Kind.RESERVED),
     "ab.txn beside another": ((*IN_A, ("ab.new", b"")), Kind.RESERVED),
     "ab.op beside another": (((OP_HEADER, b""), ("ab.new", b"")), Kind.RESERVED),
+    "no text": ((("\udcff", b""),), Kind.NO_TEXT),
+    "ab.txn beside no text": ((*IN_A, ("x\udcc3", b"")), Kind.NO_TEXT),
+    "ab. and no text": ((("ab.\udcff", b""),), Kind.RESERVED),
 }
 
 
@@ -171,11 +176,31 @@ def test_bad_headers_are_told_apart(case: str, monkeypatch: pytest.MonkeyPatch) 
     assert found[1].txn == b""
 
 
-@pytest.mark.parametrize("name", ["a", "ab", "AB.txn", "xab.txn", "ab_txn", ""])
+@pytest.mark.parametrize("name", ["a", "ab", "AB.txn", "xab.txn", "ab_txn", "", "naïve ✈ 🛩"])
 def test_other_names_are_not_ours(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = [Record(0, 0, b"k", b"v", ((name, A),))]
     (run,) = scan_both(encode_batch(made), monkeypatch)
     assert run.kind is Kind.PLAIN
+
+
+def _is_utf8(name: bytes) -> bool:
+    """The kernel's own answer."""
+    return bool(framing_kernel._is_utf8(np.frombuffer(name, dtype=np.uint8), 0, len(name)))
+
+
+def test_utf8_is_what_python_says_it_is() -> None:
+    """At every boundary that the encoding has: of lead bytes, of second bytes, of the name's end."""
+    leads = [0x41, 0x7F, 0x80, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF]
+    leads += [0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]
+    tails = [0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0]
+    names = {bytes(n) for size in range(4) for n in itertools.product(leads, *[tails] * size)}
+    names |= {name + end for name in names for end in (b"\x80", b"a", b"\xc3")}
+    said = {}
+    for name in names:
+        with contextlib.suppress(UnicodeDecodeError):
+            said[name] = name.decode()
+    assert 100 < len(said) < len(names) - 100
+    assert {name for name in names if _is_utf8(name)} == set(said)
 
 
 @pytest.mark.parametrize("codec", CODECS)
