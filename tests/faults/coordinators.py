@@ -10,8 +10,9 @@ import struct
 import time
 import uuid
 from collections.abc import Callable
+from typing import TypeVar
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from anabranch.topics.names import transactional_ids
@@ -19,11 +20,14 @@ from anabranch.topics.names import transactional_ids
 TRANSACTIONS = "__transaction_state"
 GROUPS = "__consumer_offsets"
 BUSY_S = 15.0
-_ASK_S = 20.0
+_ASK_S = 30.0
+_TRY_S = 5.0
 # States in Kafka's TransactionLogValue; the end of one is no work in hand.
 _STATES = {1: "ongoing", 2: "prepare-commit", 3: "prepare-abort"}
 # version, producer id, epoch, timeout: then the state. Versions 0 and 1 have the same beginning.
 _BEFORE_STATE = struct.calcsize(">hqhi")
+
+T = TypeVar("T")
 
 
 def java_hash(text: str) -> int:
@@ -81,7 +85,6 @@ def _wait_work(
     seconds: float,
 ) -> tuple[int, str]:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    count = len(admin.list_topics(topic, timeout=_ASK_S).topics[topic].partitions)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -92,21 +95,44 @@ def _wait_work(
             "log_level": 0,
         }
     )
-    try:
-        wanted = sorted({java_hash(name) % count for name in names})
+
+    def ends(wanted: list[int]) -> list[TopicPartition]:
         places = [TopicPartition(topic, partition) for partition in wanted]
-        ends = [
-            TopicPartition(topic, p.partition, consumer.get_watermark_offsets(p, _ASK_S)[1])
+        return [
+            TopicPartition(topic, p.partition, consumer.get_watermark_offsets(p, _TRY_S)[1])
             for p in places
         ]
-        consumer.assign(ends)
+
+    try:
+        leaders = _again(lambda: _leaders(admin, topic))
+        wanted = sorted({java_hash(name) % len(leaders) for name in names})
+        consumer.assign(_again(lambda: ends(wanted)))
         until = time.monotonic() + seconds
         at, found = wanted[0], "idle"
         while found == "idle" and time.monotonic() < until:
             message = consumer.poll(0.05)
             if message is not None and message.error() is None and (state := work(message)):
                 at, found = message.partition() or 0, state
-        told = admin.list_topics(topic, timeout=_ASK_S).topics[topic].partitions[at]
-        return int(told.leader), found
+        return _again(lambda: _leaders(admin, topic))[at], found
     finally:
         consumer.close()
+
+
+def _leaders(admin: AdminClient, topic: str) -> dict[int, int]:
+    """Partition -> node."""
+    found = admin.list_topics(topic, timeout=_TRY_S).topics[topic]
+    if found.error is not None:
+        raise KafkaException(found.error)
+    return {number: int(partition.leader) for number, partition in found.partitions.items()}
+
+
+def _again(ask: Callable[[], T]) -> T:
+    """Leaders may be moving since the fault before."""
+    until = time.monotonic() + _ASK_S
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if time.monotonic() > until:
+                raise AssertionError(f"waited {_ASK_S:.0f} s for a coordinator: {error}") from error
+            time.sleep(0.2)
