@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -312,7 +314,8 @@ class Client(Reading):
 
     def __del__(self) -> None:
         shared = getattr(self, "_shared", None)
-        if shared is not None and not shared.closed and not shared.forked:
+        # Of a process that ends `_at_exit` takes care, as long as modules are there to do it with.
+        if shared and not shared.closed and not shared.forked and not sys.is_finalizing():
             self.close()
 
     def _after_fork(self) -> None:
@@ -332,6 +335,13 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@atexit.register
+def _at_exit() -> None:
+    for client in list(_clients):
+        if not client._shared.forked:  # noqa: SLF001
+            client.close()
 
 
 def _setting(value: Any) -> str:

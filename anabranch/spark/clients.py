@@ -34,3 +34,12 @@ def client_of(connection: Connection) -> anabranch.Client:
                 config=options,
             )
         return client
+
+
+def close_clients() -> None:
+    """Close this process' clients; the next task makes its own."""
+    with _lock:
+        mine = list(_clients.values()) if _pid == os.getpid() else []
+        _clients.clear()
+    for client in mine:
+        client.close()
