@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.checker.table import (
+    MOVED,
     ONE,
     TWO,
     A,
@@ -14,6 +15,7 @@ from tests.checker.table import (
     C,
     Case,
     Table,
+    commit_moved,
     commit_one,
     commit_two,
     log_two,
@@ -130,6 +132,48 @@ def what_stands_behind_the_gap_was_given_before_the_poll(tape: Tape) -> None:
     tape.open("q", "raw", "g", starts="position", file="q")
     tape.poll("q", C, file="q")
     log_two(tape)
+
+
+# Within a poll, and along a key.
+
+
+@wrong("duplicate")
+def a_transaction_with_an_event_twice(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "transactions")
+    tape.poll("r", A, B, B)
+    log_two(tape)
+
+
+@wrong("int-poll-order")
+def a_transaction_out_of_order(tape: Tape) -> None:
+    commit_two(tape)
+    tape.open("r", "transactions")
+    tape.poll("r", B, A)
+    log_two(tape)
+
+
+@right
+def an_unfinished_poll_may_have_given_the_old_partition(tape: Tape) -> None:
+    commit_moved(tape)
+    tape.open("r", "ordered")
+    tape.told("r", tape.ask("r", "poll", reader="r"), "unknown")
+    tape.poll("r", MOVED)
+
+
+@wrong("poll-skip")
+def an_ordered_reader_leaves_the_old_partition_too_early(tape: Tape) -> None:
+    commit_moved(tape)
+    tape.open("r", "ordered", starts="end")
+    tape.poll("r", A)
+    tape.poll("r", MOVED)
+
+
+@right
+def an_ordered_reader_begins_behind_the_old_partition(tape: Tape) -> None:
+    commit_moved(tape)
+    tape.open("r", "ordered", starts=10)
+    tape.poll("r", MOVED)
 
 
 # Starts.

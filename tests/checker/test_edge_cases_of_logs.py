@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.checker.table import ONE, TWO, Case, Table, commit_one
+from tests.checker.table import (
+    ONE,
+    TWO,
+    A,
+    B,
+    C,
+    Case,
+    Table,
+    commit_one,
+    commit_two,
+    log_two,
+)
 from tests.checker.tape import Tape, row
 
 TABLE = Table()
@@ -103,6 +114,181 @@ def a_record_names_nothing_of_a_partition(tape: Tape) -> None:
     tape.log(0, [0, "k", "a", ONE])
     tape.log(1)
     tape.commits([1, 10, [ONE], [[0, 0, 1], [1, 0, 0]]])
+
+
+@wrong("changed-answer")
+def open_again_while_it_is_committing(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    _ask_commit(tape)
+    _state(tape, "committing")
+    _state(tape, "open")
+
+
+@wrong("changed-answer")
+def its_record_has_another_time(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    tape.log(0, [0, "k", "a", ONE])
+    tape.commits([1, 11, [ONE], [[0, 0, 1]]])
+
+
+@wrong("non-monotone-timestamps")
+def the_later_one_has_the_same_time(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10)
+    commit_one(tape, "u", TWO, 10)
+
+
+@wrong("non-monotone-timestamps")
+def below_the_highest_that_a_reader_was_given_at_once(tape: Tape) -> None:
+    for txn, txn_id, name in (("t", ONE, "a"), ("v", "3" * 32, "b")):
+        tape.begin(txn, txn_id)
+        tape.write(txn, name, key=name)
+        tape.ask(txn, "commit", txn=txn, writers=["w"])
+    tape.open("r", "ordered")
+    tape.poll("r", row("a", 0, ONE, 20, key="a"), row("b", 0, "3" * 32, 10, 1, key="b"))
+    commit_one(tape, "u", TWO, 15)
+    tape.log(0, [0, "a", "a", ONE])
+    tape.log(1, [0, "b", "b", "3" * 32])
+    tape.commits([1, 10, ["3" * 32], [[1, 0, 1]]], [2, 20, [ONE], [[0, 0, 1]]])
+
+
+@right
+def below_what_a_raw_reader_was_given(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    tape.ask("q", "commit", txn="t", writers=["w"])
+    tape.open("r", "raw")
+    tape.poll("r", row("a", 0, ONE))
+    commit_one(tape, "u", TWO, 10)
+    tape.log(0, [0, "k", "a", ONE])
+    tape.commits([1, 20, [ONE], [[0, 0, 1]]])
+
+
+# What a commit takes.
+
+
+@right
+def written_beside_the_commit_and_not_there(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    rows = [["k", "b"]]
+    op = tape.ask("q", "write", txn="t", writer="w", stream="s/a", events=rows)
+    asked = tape.ask("p", "commit", txn="t", writers=["w"])
+    tape.told("q", op)
+    tape.told("p", asked, txn_id=ONE, timestamp=10, committed=1)
+    tape.log(0, [0, "k", "a", ONE])
+
+
+@right
+def nobody_knows_whether_it_was_written(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    rows = [["k", "a"]]
+    op = tape.ask("p", "write", txn="t", writer="w", stream="s/a", events=rows)
+    tape.told("p", op, "unknown")
+    tape.commit("t", ONE, 10, 0)
+    tape.log(0)
+
+
+@right
+def written_after_the_receipt_and_not_there(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.do("p", "finish", txn="t", writer="w")
+    tape.write("t", "a")
+    tape.commit("t", ONE, 10, 0)
+    tape.log(0)
+
+
+@wrong("lost-write")
+def finished_after_the_commit_and_not_there(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    tape.do("p", "finish", txn="t", writer="w")
+    tape.log(0)
+
+
+# Retention.
+
+
+@wrong("lost-write")
+def no_record_names_it_and_retention_has_deleted_others(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    tape.log(0, start=5)
+    tape.commits()
+
+
+@right
+def the_history_is_cut_where_it_may_have_named_it(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    tape.log(0, start=5)
+    tape.do("end", "commits", {"records": [], "start": 2}, stream="s/a")
+
+
+@wrong("lost-write", "torn-transaction")
+def lost_behind_what_retention_has_deleted(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a", "b")
+    tape.log(0, [5, "k", "a", ONE], start=5)
+    tape.commits([1, 10, [ONE], [[0, 5, 7]]])
+
+
+@right
+def retention_has_deleted_what_only_its_id_was_told_of(tape: Tape) -> None:
+    tape.begin("u", TWO)
+    tape.write("u", "a")
+    tape.commit("u", ONE, 10, 1, series="x", number=1, replayed=True)
+    tape.do("p", "plain", stream="s/a", events=[["k", "b"]])
+    tape.log(0, start=5)
+
+
+# Snapshots.
+
+
+def _take(tape: Tape, timestamp: int, *rows: list[object], asked_for: int | None = None) -> None:
+    asked = {"snapshot": "n", "streams": ["s/a"], "asked_for": asked_for}
+    tape.do("n", "snapshot", {"timestamp": timestamp}, **asked)
+    tape.do("n", "snapshot_read", {"events": list(rows)}, snapshot="n", stream="s/a")
+
+
+@right
+def a_snapshot_at_the_last_commit_of_its_scope(tape: Tape) -> None:
+    commit_two(tape)
+    tape.do("p", "begin", {"txn_id": "3" * 32}, txn="v", scope="other")
+    tape.commit("v", "3" * 32, 90, 0)
+    _take(tape, 20, A, B, C)
+    log_two(tape)
+
+
+@wrong("snapshot-not-prefix")
+def committed_at_a_snapshot(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a", "b")
+    tape.do("n", "snapshot", {"timestamp": 20}, snapshot="n", streams=["s/a"], asked_for=None)
+    commit_one(tape, "u", TWO, 20, "c")
+    log_two(tape)
+
+
+@right
+def a_snapshot_lacks_what_may_not_have_been_written(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    rows = [["k", "b"]]
+    tape.ask("q", "write", txn="t", writer="w", stream="s/a", events=rows)
+    tape.commit("t", ONE, 10, 1)
+    _take(tape, 10, row("a", 0, ONE, 10))
+
+
+@wrong("snapshot-not-prefix")
+def a_snapshot_lacks_one_of_two_plain_writes(tape: Tape) -> None:
+    tape.do("p", "plain", stream="s/a", events=[["k", "a"], ["k", "b"]])
+    _take(tape, 10, row("a", 0, None, 10), asked_for=10)
+    tape.log(0, [0, "k", "a", None], [1, "k", "b", None])
+    tape.commits([1, 10, [], [[0, 0, 2]]])
+
+
+@right
+def a_snapshot_shows_keyless_events_of_two_partitions(tape: Tape) -> None:
+    tape.do("p", "plain", stream="s/a", events=[[None, "a"], [None, "b"]])
+    shown = row("b", 0, None, 20, 1, key=None), row("a", 0, None, 10, key=None)
+    _take(tape, 20, *shown, asked_for=20)
+    tape.log(0, [0, None, "a", None])
+    tape.log(1, [0, None, "b", None])
+    tape.commits([1, 10, [], [[0, 0, 1]]], [2, 20, [], [[1, 0, 1]]])
 
 
 # Orders of sending.
