@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from anabranch.client import kafka_logging
 from anabranch.errors import UnsupportedSetting
 
-_log = logging.getLogger("anabranch.kafka")
 _PROMISE = "anabranch's promises rest on it"
 _OWN = "anabranch chooses it"
 _CALL = "give it to the call instead"
@@ -196,7 +195,7 @@ class Options:
             "bootstrap.servers": self.bootstrap,
             "client.id": "anabranch",
             "log.connection.close": False,
-            "logger": _log,
+            "logger": kafka_logging.logger,
             **self._common,
         }
 
