@@ -88,7 +88,7 @@ class Expired(BeginAgainError):
 
 
 class OutcomeUnknown(AskOutcomeError):
-    """The deadline passed before the outcome was known; ``client.state`` settles it later.
+    """The deadline passed, or a commit is under way: the outcome is not known yet; ``client.state`` tells it later.
 
     ``token`` (bytes, or None for a one-shot) and ``txn_id`` (16 bytes) say of which transaction.
     """

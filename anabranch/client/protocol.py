@@ -8,7 +8,8 @@ by id. Nothing here sleeps, starts a thread, reads a clock or makes a random num
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from anabranch.client.ports import ClientPorts
@@ -225,11 +226,13 @@ class Session:
 
     def touch(self, token: bytes, stream: str, deadline: float) -> r.Touched:
         """Register a stream; says where to write."""
-        return self.ask(_partition(token), r.Touch(token, stream), r.Touched, deadline)
+        with _about(token):
+            return self.ask(_partition(token), r.Touch(token, stream), r.Touched, deadline)
 
     def register(self, token: bytes, receipt: r.Receipt, deadline: float) -> r.Registered:
         """Register a writer's receipt."""
-        return self.ask(_partition(token), r.Register(token, receipt), r.Registered, deadline)
+        with _about(token):
+            return self.ask(_partition(token), r.Register(token, receipt), r.Registered, deadline)
 
     def commit(
         self,
@@ -306,8 +309,9 @@ class Session:
             pause = min(pause * 2, _LONGEST_RETRY_S)
 
     def abort(self, token: bytes, reason: str, deadline: float) -> r.Outcome:
-        """Abort. `AlreadyCommitted`."""
-        return self.ask(_partition(token), r.Abort(token, reason), r.Outcome, deadline)
+        """Abort. `AlreadyCommitted`; `OutcomeUnknown`: a commit is under way."""
+        with _about(token):
+            return self.ask(_partition(token), r.Abort(token, reason), r.Outcome, deadline)
 
     def state(self, txn_id: bytes, deadline: float) -> r.Outcome:
         """The state of a transaction; changes nothing. `UnknownTransaction`, `Expired`."""
@@ -362,6 +366,16 @@ def committed(outcome: r.Outcome) -> r.Outcome:
             f"transaction {txn_text(outcome.txn_id)} is aborted{why}: begin a new one"
         )
     return outcome
+
+
+@contextmanager
+def _about(token: bytes) -> Iterator[None]:
+    """A refusal because a commit is under way says of which transaction."""
+    try:
+        yield
+    except OutcomeUnknown as error:
+        error.txn_id, error.token = peek(token).txn_id, token
+        raise
 
 
 def _partition(token: bytes) -> int:

@@ -79,11 +79,16 @@ def start(
 
 
 def want_partitions(turn: Turn, stream: str, count: int) -> None:
-    """Log that a stream shall have so many partitions; the shell adds them."""
+    """Log that a stream shall have so many partitions; the shell adds them.
+
+    More than a stream may have are not wanted: the merge that needs them waits until a scaling leaves it some.
+    """
     row = turn.state.streams[stream]
     if turn.now_ms < turn.hearing.may_grow_ms.get(stream, 0):
         return
-    if check_partitions(count) > row.wanted_partitions:
+    if count > MAX_PARTITIONS:
+        turn.hearing.may_grow_ms[stream] = turn.now_ms + GROW_AGAIN_MS
+    elif count > row.wanted_partitions:
         turn.put(k.stream_key(stream), replace(row, wanted_partitions=count))
 
 
@@ -101,7 +106,12 @@ def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
     turn.hearing.may_grow_ms.pop(stream, None)
     if row.scaling is not None and not _perform(turn, row, row.scaling):
         # Others took them meanwhile (a merge is carried there): some more.
-        want_partitions(turn, stream, row.partitions + len(row.scaling.ranges))
+        try:
+            wanted = check_partitions(row.partitions + len(row.scaling.ranges))
+        except InvalidArgument as error:
+            partitions_refused(turn, stream, error)
+        else:
+            want_partitions(turn, stream, wanted)
 
 
 def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:

@@ -10,7 +10,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal, get_args
 
-from anabranch.errors import AlreadyCommitted, IllegalState, TransactionAborted
+from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
+    IllegalState,
+    OutcomeUnknown,
+    TransactionAborted,
+)
 from anabranch.schemas.records import TxnState
 
 STATES: tuple[TxnState, ...] = get_args(TxnState)
@@ -68,7 +74,7 @@ FINISHED: frozenset[TxnState] = frozenset(("COMMITTED", "ABORTED"))
 def judge(state: TxnState, op: Op, what: str = "") -> TxnState | None:
     """The state after the op; None: already applied.
 
-    Raises `TransactionAborted`, `AlreadyCommitted` or `IllegalState` for an illegal op.
+    Raises the error of `illegal` for an illegal op.
     """
     verdict = TRANSITIONS[state, op]
     if verdict is Verdict.ALREADY:
@@ -78,13 +84,16 @@ def judge(state: TxnState, op: Op, what: str = "") -> TxnState | None:
     return verdict
 
 
-def illegal(
-    state: TxnState, op: Op, what: str
-) -> TransactionAborted | AlreadyCommitted | IllegalState:
+def illegal(state: TxnState, op: Op, what: str) -> AnabranchError:
     """The error for an op that is illegal in this state: what the caller does next depends on it."""
     said = f" ({what})" if what else ""
     if state in ("ABORT_IN_PROGRESS", "ABORTED"):
         return TransactionAborted(f"the transaction is aborted{said}: begin a new one")
     if state == "COMMITTED":
         return AlreadyCommitted(f"the transaction is committed{said}: its outcome stands")
+    if state in ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS"):
+        return OutcomeUnknown(
+            f"{op} comes too late, the transaction is being committed{said}: nothing was changed; ask for its "
+            "outcome"
+        )
     return IllegalState(f"{op} is impossible in state {state}{said}; nothing was changed")

@@ -43,7 +43,7 @@ from anabranch.processors.intake import Command, Intake
 from anabranch.processors.leadership import Lease, take_lead
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import AdoptScope
-from anabranch.topics.declarations import create_stream_topics
+from anabranch.topics.declarations import create_stream_topics, refusal_of
 from anabranch.topics.names import status_topic
 from anabranch.topics.splice import batch_limit
 
@@ -392,7 +392,7 @@ class Controller:
             stream_refused(turn, stream, error)
         except LogRefused as error:
             turn = self._turn()
-            stream_refused(turn, stream, InvalidArgument(f"the broker refused: {error}"))
+            stream_refused(turn, stream, refusal_of(error))
         else:
             turn = self._turn()
             stream_created(turn, stream, starts)

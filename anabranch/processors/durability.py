@@ -28,7 +28,7 @@ from typing import NamedTuple
 from anabranch.core import hybrid_time
 from anabranch.core.ids import OP_HEADER
 from anabranch.core.overlay import Overlay
-from anabranch.core.plan import Round, Tail, history_records
+from anabranch.core.plan import NewEpoch, Round, Tail, history_records
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation
 from anabranch.ports import Log, LogRefused, OffsetOutOfRange, Producer, Table, TopicPartition
@@ -45,6 +45,7 @@ from anabranch.topics.names import (
     journal_topic,
     replies_topic,
     status_topic,
+    stream_topic,
 )
 from anabranch.topics.splice import batch_limit
 
@@ -91,6 +92,7 @@ def write_round(
         LogUncertain, LogFenced, LogUnavailable: lead anew.
         TableError: the round has happened; the table can't follow.
     """
+    _find_starts(to.log, round_, tails)
     try:
         done = _append(to, producer, round_, state, tails, wall_ms, to.foresight)
         if done is None:
@@ -112,6 +114,19 @@ def write_round(
     if done.status_end is not None and not carrying:
         changes[STATUS_POSITION] = done.status_end.to_bytes(8, "big")
     to.table.write(changes)
+
+
+def _find_starts(log: Log, round_: Round, tails: Mapping[str, Tail]) -> None:
+    """Let segments on partitions that nothing of ours stands on begin behind what somebody else put there."""
+    for i, step in enumerate(round_.history):
+        if isinstance(step, NewEpoch):
+            known = tails[step.stream].vector.keys() | step.starts.keys()
+            new = [s.partition for s in step.segments if s.partition not in known]
+            if new:
+                topic = stream_topic(step.stream)
+                ends = log.end_offsets([TopicPartition(topic, p) for p in new], committed=False)
+                found = {place.partition: end for place, end in ends.items()}
+                round_.history[i] = step._replace(starts={**step.starts, **found})
 
 
 class _Appended(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from anabranch.core.state import State
-from anabranch.errors import AnabranchError, InvalidArgument, NotReady
+from anabranch.errors import AnabranchError, NotReady
 from anabranch.ports import Log, LogRefused, LogUnavailable
-from anabranch.topics.declarations import grow_stream_topics
+from anabranch.topics.declarations import grow_stream_topics, refusal_of
 
 
 class Growth:
@@ -43,7 +43,7 @@ class Growth:
                 except AnabranchError as error:
                     yield stream, error
                 except LogRefused as error:
-                    yield stream, InvalidArgument(f"the broker refused: {error}")
+                    yield stream, refusal_of(error)
                 except LogUnavailable as error:
                     yield stream, NotReady(f"the brokers can't add partitions now: {error}")
                 else:

@@ -12,8 +12,14 @@ from dataclasses import dataclass
 
 from anabranch.core import autoscale
 from anabranch.core.keyspace import even_ranges
-from anabranch.errors import InvalidArgument, TopicMisconfigured, UnsupportedSetting
-from anabranch.ports import Log, TopicInfo, TopicPartition, TopicSpec
+from anabranch.errors import (
+    AnabranchError,
+    InvalidArgument,
+    NotReady,
+    TopicMisconfigured,
+    UnsupportedSetting,
+)
+from anabranch.ports import Log, LogRefused, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics.names import (
     commands_topic,
     history_topic,
@@ -31,6 +37,7 @@ REPLICATION = "replication.factor"
 MIN_ISR = "min.insync.replicas"
 MAX_MESSAGE = "max.message.bytes"
 _BIG_RECORDS = 16 << 20
+INVALID_REPLICATION_FACTOR = 38  # of brokers' error codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +250,17 @@ def create_stream_topics(
         (history_topic(stream), 1, HISTORY, durable),
     )
     _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in declared])
-    return _checked_ends(log, stream, segments)
+    # Of a topic that was there before, all partitions are the stream's.
+    return _checked_ends(log, stream, segments, all_partitions=True)
+
+
+def refusal_of(error: LogRefused) -> AnabranchError:
+    """What the broker's refusal to make or grow a stream's topics is to whoever asked for that."""
+    if error.error == INVALID_REPLICATION_FACTOR:
+        return NotReady(
+            f"too few brokers are up: {error}; start some, or ask for fewer replicas ({REPLICATION})"
+        )
+    return InvalidArgument(f"the broker refused: {error}")
 
 
 def grow_stream_topics(log: Log, stream: str, partitions: int) -> dict[int, int]:
@@ -262,7 +279,9 @@ def grow_stream_topics(log: Log, stream: str, partitions: int) -> dict[int, int]
     return _checked_ends(log, stream, partitions)
 
 
-def _checked_ends(log: Log, stream: str, partitions: int) -> dict[int, int]:
+def _checked_ends(
+    log: Log, stream: str, partitions: int, *, all_partitions: bool = False
+) -> dict[int, int]:
     """Check a stream's three topics; the stream's end offset on each of its partitions."""
     declared = (
         (stream_topic(stream), partitions, STREAM),
@@ -276,6 +295,11 @@ def _checked_ends(log: Log, stream: str, partitions: int) -> dict[int, int]:
         wrong.append(
             f"{target.name}: {MAX_MESSAGE}={target.config[MAX_MESSAGE]} is less than its journal's; "
             f"set {journal.config[MAX_MESSAGE]} (what the journal took must fit into the stream)"
+        )
+    if all_partitions and partitions <= journal.partitions < target.partitions:
+        wrong.append(
+            f"{journal.name}: it has {journal.partitions} partitions and {target.name} {target.partitions}; add "
+            "some until they are equal (who writes to a segment writes to the journal's partition of its number)"
         )
     _refuse(wrong)
     places = [TopicPartition(target.name, p) for p in range(target.partitions)]

@@ -85,6 +85,7 @@ class JournalProducer:
         self._homes: dict[TopicPartition, int] = {}
         self._sequences: dict[TopicPartition, int] = {}
         self._topic_ids: dict[str, bytes] = {}
+        self._highest: dict[TopicPartition, int] = {}  # offset that was given to a batch
         self._failure: LogError | None = None
         self._trouble = ""
         self._busy = threading.Lock()
@@ -255,7 +256,9 @@ class JournalProducer:
             return list(pieces.values())
         again = []
         for partition, piece in pieces.items():
-            code, _, message = answers[partition]
+            code, offset, message = answers[partition]
+            if code == NONE:
+                self._check_offset(partition, offset)
             if code in (NONE, DUPLICATE_SEQUENCE):
                 continue
             meant = meaning(codes.IDEMPOTENT_CODES, code)
@@ -266,6 +269,15 @@ class JournalProducer:
             self._trouble = str(problem)
             again.append(piece)
         return again
+
+    def _check_offset(self, partition: TopicPartition, offset: int) -> None:
+        """Up to Kafka 4.0, batches name their topic by its name: one that was made anew just takes them."""
+        if offset <= self._highest.get(partition, -1):
+            raise LogUncertain(
+                f"topic {partition.topic} was deleted and made anew, or has lost what was stored: offset "
+                f"{offset} of partition {partition.partition} is given for a second time"
+            )
+        self._highest[partition] = offset
 
     def _check_topics(self, pieces: Iterable[_Piece]) -> None:
         """A topic that was made anew has forgotten what was stored."""

@@ -9,6 +9,7 @@ import pytest
 
 from anabranch import errors
 from anabranch.client.protocol import FIRST_REPEAT_S, Session
+from anabranch.core.tokens import peek
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, TXN, obliging, outcome, refusal, token_of
 from tests.client.doubles import HYBRID_TIME, ManualClock, ScriptedBus, scripted_ports
@@ -133,6 +134,18 @@ def test_a_refusal_is_raised_as_its_error(code: str) -> None:
     with pytest.raises(getattr(errors, code), match="what to do"):
         session.touch(token_of(), STREAM, clock.now + 10)
     assert len(bus.sent) == 1
+
+
+def test_who_comes_while_it_is_committed_is_told_of_which_transaction() -> None:
+    session, _, clock = session_of(lambda command: refusal("OutcomeUnknown"))
+    token = token_of()
+    for ask in (
+        lambda: session.touch(token, STREAM, clock.now + 10),
+        lambda: session.abort(token, "", clock.now + 10),
+    ):
+        with pytest.raises(errors.OutcomeUnknown, match="what to do") as caught:
+            ask()
+        assert (caught.value.txn_id, caught.value.token) == (peek(token).txn_id, token)
 
 
 def test_a_refusal_unknown_here_is_to_be_fixed() -> None:

@@ -165,11 +165,27 @@ def test_other_settings_are_refused_by_name(log: Log, stream: str) -> None:
     assert log.describe_topics([stream_topic(stream)]) == {}
 
 
+def test_a_journal_of_fewer_partitions_than_its_stream_is_refused(log: Log, stream: str) -> None:
+    """All partitions of a topic that was there before are the stream's: somebody would write to each."""
+    declared = ((stream_topic(stream), 3, d.STREAM), (journal_topic(stream), 2, d.JOURNAL))
+    log.create_topics([TopicSpec(n, p, {s.name: s.value for s in c}) for n, p, c in declared])
+    with pytest.raises(TopicMisconfigured, match=r"journal: it has 2 partitions and \S+ 3; add"):
+        d.create_stream_topics(log, stream, segments=2, settings={})
+    log.add_partitions(journal_topic(stream), 3)
+    assert d.create_stream_topics(log, stream, segments=2, settings={}) == {0: 0, 1: 0, 2: 0}
+
+
 def test_all_that_is_wrong_is_named_at_once(log: Log, stream: str) -> None:
     log.create_topics(
         [
             TopicSpec(
-                stream_topic(stream), 1, {"cleanup.policy": "compact", "compression.type": "lz4"}
+                stream_topic(stream),
+                1,
+                {
+                    "cleanup.policy": "compact",
+                    "compression.type": "lz4",
+                    "message.timestamp.after.max.ms": "3600000",
+                },
             ),
             TopicSpec(journal_topic(stream), 2, {"retention.ms": "1000"}),
         ]

@@ -504,7 +504,7 @@ class Model:
         txn = self._known(self._label(token))
         if txn.state != OPEN:
             codes = {ABORTED: "TransactionAborted", COMMITTED: "AlreadyCommitted"}
-            raise Refused(codes.get(txn.state, "IllegalState"))
+            raise Refused(codes.get(txn.state, "OutcomeUnknown"))
         return txn
 
     def _known(self, label: str) -> Txn:

@@ -13,6 +13,7 @@ from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     IllegalState,
+    OutcomeUnknown,
     TransactionAborted,
 )
 from anabranch.schemas.records import TxnState
@@ -48,8 +49,8 @@ CELLS = [
 ]
 REFUSALS: dict[TxnState, type[AnabranchError]] = {
     "OPEN": IllegalState,
-    "COMMIT_IN_PROGRESS": IllegalState,
-    "FINALIZE_IN_PROGRESS": IllegalState,
+    "COMMIT_IN_PROGRESS": OutcomeUnknown,
+    "FINALIZE_IN_PROGRESS": OutcomeUnknown,
     "COMMITTED": AlreadyCommitted,
     "ABORT_IN_PROGRESS": TransactionAborted,
     "ABORTED": TransactionAborted,
@@ -91,8 +92,13 @@ def test_the_table_is_complete() -> None:
 
 def test_an_impossible_op_says_where_and_that_nothing_changed() -> None:
     with pytest.raises(
-        IllegalState, match="touch is impossible in state COMMIT_IN_PROGRESS; nothing was changed"
+        IllegalState, match="begin_finalize is impossible in state OPEN; nothing was changed"
     ):
+        judge("OPEN", "begin_finalize")
+
+
+def test_an_op_that_comes_too_late_says_to_ask_for_the_outcome() -> None:
+    with pytest.raises(OutcomeUnknown, match="being committed: nothing was changed; ask"):
         judge("COMMIT_IN_PROGRESS", "touch")
 
 

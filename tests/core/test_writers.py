@@ -103,7 +103,7 @@ def test_only_while_it_is_open(opened: World, command: str) -> None:
     opened.held = False
     assert opened.turn() == ""
     assert opened.row("A").state == "COMMIT_IN_PROGRESS"
-    assert again() == "IllegalState; [commit A] A COMMITTED 1"
+    assert again() == "OutcomeUnknown; [commit A] A COMMITTED 1"
     assert again() == "AlreadyCommitted"
     opened.begin("B")
     opened.abort("B")

@@ -16,8 +16,8 @@ from typing import Any
 import anabranch
 from anabranch.errors import (
     AlreadyCommitted,
+    AskOutcomeError,
     BeginAgainError,
-    IllegalState,
     RetryError,
 )
 from checker.recorder import Recorder
@@ -83,6 +83,6 @@ def _help_with(
             with recorder.asking("finish", txn=handle, writer=name):
                 receipt = writer.finish()
         put(Path(spec.spool) / f"{handle}.{name}.receipt", receipt.to_bytes().hex())
-    except (RetryError, BeginAgainError, AlreadyCommitted, IllegalState) as error:
+    except (RetryError, BeginAgainError, AskOutcomeError, AlreadyCommitted) as error:
         # The last two: the driver waited for so long, and commits (or has committed) without this helper.
         say(number, "trouble", kind="help", why=str(error)[:300])

@@ -1,17 +1,32 @@
-"""Growing the topics of a stream while some of the brokers are away."""
+"""Making and growing the topics of a stream: brokers that are away, foreign partitions, and the limit."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from anabranch.core import decide_scale
+from anabranch.core.rows import stream_key
 from anabranch.core.state import State
-from anabranch.errors import AnabranchError, NotReady
-from anabranch.ports import LogUnavailable
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady
+from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processors.growth import Growth
-from anabranch.schemas.records import Scale
+from anabranch.schemas.codec import decode_as
+from anabranch.schemas.records import (
+    CreateStream,
+    EpochRecord,
+    FindScope,
+    KeyRange,
+    Refusal,
+    Scale,
+    Scaling,
+)
 from anabranch.topics.memory import MemoryLog
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from anabranch.topics.records import Record
 from anabranch.topics.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
 from tests.processors.world import World
 
@@ -43,3 +58,63 @@ def test_brokers_that_are_away_for_long(monkeypatch: pytest.MonkeyPatch) -> None
         found = list(growth.step(state))
     growth.close()
     assert [(stream, type(error)) for stream, error in found] == [("s/a", NotReady)]
+
+
+def test_too_few_brokers_for_a_new_stream_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_few(log: MemoryLog, specs: Sequence[TopicSpec]) -> None:
+        raise LogRefused("only 1 broker(s) are registered", INVALID_REPLICATION_FACTOR)
+
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.ask(controller, FindScope("s", True))
+    create = CreateStream("s/a", 1, {"replication.factor": "3"})
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "create_topics", too_few)
+        refusal = world.ask(controller, create)
+    assert refusal.code == NotReady.__name__
+    assert "too few brokers are up: only 1 broker" in refusal.message
+    assert world.ask(controller, create).streams[0].state == "ACTIVE"
+
+
+def test_what_lies_in_partitions_added_by_hand_is_not_the_streams() -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, "s/a", 1)
+    topic = stream_topic("s/a")
+    for name in (topic, journal_topic("s/a")):
+        world.cluster.log("hand").add_partitions(name, 3)
+    world.cluster.produce(TopicPartition(topic, 1), [Record(i, 0, b"k", b"v") for i in range(5)])
+    for segments in (2, 3):
+        world.ask(controller, Scale("s/a", segments, (), ()))
+        history = world.committed(TopicPartition(history_topic("s/a"), 0))
+        epoch = decode_as(EpochRecord, history[-1].value or b"")
+        starts = {s.partition: s.start_offset for s in epoch.segments}
+        assert all(start == (5 if partition == 1 else 0) for partition, start in starts.items())
+        vector = {p.partition: p.offset for p in epoch.vector}
+        assert all(vector[partition] == start for partition, start in starts.items())
+
+
+def test_more_partitions_than_a_stream_may_have_are_not_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, "s/a", 2)
+    monkeypatch.setattr(decide_scale, "MAX_PARTITIONS", 2)
+    turn = controller._turn()
+    row = turn.state.streams["s/a"]
+    decide_scale.want_partitions(turn, "s/a", 3)
+    assert turn.state.streams["s/a"] == row
+    assert turn.hearing.may_grow_ms["s/a"] > turn.now_ms, "looked at again later, not in each round"
+    # A scaling whose partitions others took meanwhile.
+    waits = Scaling((0,), (KeyRange(0, 7), KeyRange(8, (1 << 32) - 1)), b"c" * 16, 0)
+    turn.put(stream_key("s/a"), replace(row, scaling=waits, wanted_partitions=3))
+    decide_scale.partitions_added(turn, "s/a", 2)
+    assert turn.state.streams["s/a"] == replace(row, wanted_partitions=2)
+    ((_, refusal),) = turn.round.replies
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == InvalidArgument.__name__
+    assert "at most 2 partitions" in refusal.message
