@@ -29,6 +29,7 @@ from anabranch.errors import (
     CrossScope,
     IllegalState,
     InvalidArgument,
+    MalformedRecord,
     NotForkSafe,
     TransactionAborted,
     WriteFailed,
@@ -73,6 +74,14 @@ class Shared:
         if not 0 <= seconds < 1e9:
             raise InvalidArgument(f"timeout {seconds!r}: seconds, 0 or more")
         return self.session.now() + seconds
+
+
+def check_layout(stream: str, segments: Sequence[SegmentRange]) -> None:
+    """`MalformedRecord` if a controller answered that a stream has no segments: no key could be placed."""
+    if not segments:
+        raise MalformedRecord(
+            f"the controller's answer names no segments of {stream}; nothing was written to it"
+        )
 
 
 class Handle:
@@ -258,6 +267,7 @@ class Handle:
         lane = self._account.lanes.get(stream)
         if lane is None:
             touched = self._session.touch(self._token, stream, deadline)
+            check_layout(stream, touched.segments)
             self._shared.layouts[stream] = touched.segments
             lane = self._account.add(touched, deadline)
         return lane

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from anabranch.client.handle import QUIET_S, Handle, Shared
+from anabranch.client.handle import QUIET_S, Handle, Shared, check_layout
 from anabranch.client.ports import RecordHeaders
 from anabranch.client.types import Receipt, Result, receipt_records, result_of
 from anabranch.client.writing import StreamLane, WriterAccount, headers_size
@@ -317,6 +317,7 @@ class Transaction(Handle):
                 if layout is None:
                     info = self._session.describe(event.stream, deadline)
                     layout = self._shared.layouts[event.stream] = info.segments
+                check_layout(event.stream, layout)
                 at = turn.setdefault(event.stream, self._session.random64() % len(layout))
                 self._buffer[i] = _placed(event, layout[at % len(layout)].segment_id)
 
