@@ -214,6 +214,13 @@ def export(
             show_default=False,
         ),
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict/--lossy",
+            help="Where retention removed events before they were exported: end, or go on without.",
+        ),
+    ] = True,
     master: Master = None,
     conf: Conf = None,
     bootstrap: Bootstrap = None,
@@ -235,7 +242,7 @@ def export(
         stream,
         to,
         shape=Shape(form.value, _words(partition_by), schema),
-        pace=Pace(once, interval, most_events, transactions is Whole.WHOLE, start),
+        pace=Pace(once, interval, most_events, transactions is Whole.WHOLE, start, strict),
         checkpoint=checkpoint,
         progress=_progress(quiet=json),
     )

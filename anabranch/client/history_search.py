@@ -17,7 +17,7 @@ from anabranch.topics.names import history_topic
 
 _NEAR = 16  # offsets; so few are read over rather than halved, and the first step back from the end
 _FARTHER = 8  # each step back is so many times the one before
-_DIRECTLY_BEFORE = -2
+DIRECTLY_BEFORE = -2  # of ``previous``: the record at the own offset - 1
 
 Start = str | int | datetime
 
@@ -240,7 +240,7 @@ class HistorySearch:
         """The last record at or below a hybrid time, from a later one back."""
         while found is not None and found.record.timestamp > timestamp:
             previous = found.record.previous
-            if previous == _DIRECTLY_BEFORE:
+            if previous == DIRECTLY_BEFORE:
                 previous = found.offset - 1
             earlier = self._first(previous) if previous >= self._low else None
             # Where retention came in between, the next record is shown instead.

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from anabranch.spark.avro_rows import avro_schema
+from anabranch.spark.positions import lag
 from anabranch.spark.session import register, spark_session
 
-__all__ = ["avro_schema", "register", "spark_session"]
+__all__ = ["avro_schema", "lag", "register", "spark_session"]

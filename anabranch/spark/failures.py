@@ -25,6 +25,10 @@ from anabranch.errors import AnabranchError, FixCallError, InvalidArgument, Retr
 _OURS = re.compile(r"\banabranch(?:\.\w+)+\.([A-Z]\w+): ([^\n]*)")
 # "[PATH_NOT_FOUND] Path does not exist: …", as Spark's own errors begin.
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] (?=([^\n]*))")
+# A traceback's header, and what follows the line with its exception: Spark's SQLSTATE, or the JVM's stack.
+_TRACEBACK = "Traceback (most recent call last):"
+_BEHIND = re.compile(r"^(\s*SQLSTATE|\tat |JVM stacktrace)", re.MULTILINE)
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:: [^\n]*)?$", re.MULTILINE)
 # Conditions that wrap another one, which says more.
 _WRAPPERS = (
     "FAILED_READ_FILE",
@@ -79,6 +83,8 @@ def failure_of(error: BaseException) -> AnabranchError:
         ((name, said) for name, said in found if not name.startswith(_WRAPPERS)),
         found[0] if found else ("", _first_line(text)),
     )
+    if _TRACEBACK in said:
+        said = said.replace(_TRACEBACK, _raised(text))
     message = f"Spark: {said.strip()}" + (f" [{name}]" if name else "")
     refused = isinstance(error, AnalysisException | IllegalArgumentException | ParseException)
     if refused or name.startswith(_DATA):
@@ -93,6 +99,14 @@ def _known(match: re.Match[str]) -> tuple[type[AnabranchError] | None, str]:
     if match[1].endswith("Mismatch") or match[1].startswith("Unsupported"):
         return FixCallError, f"{match[1]}: {match[2]}"
     return None, match[2]
+
+
+def _raised(text: str) -> str:
+    """The exception at the end of the last traceback in a text."""
+    last = text[text.rindex(_TRACEBACK) + len(_TRACEBACK) :]
+    behind = _BEHIND.search(last)
+    found = _RAISED.findall(last[: behind.start()] if behind else last)
+    return str(found[-1]) if found else "no message"
 
 
 def _first_line(text: str) -> str:

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from anabranch.client.history_search import Found, HistorySearch
+from anabranch.client.history_search import DIRECTLY_BEFORE, Found, HistorySearch
 from anabranch.client.kafka import SystemClock
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_consumer import CommittedConsumer, partitions_of
@@ -112,9 +112,30 @@ class Histories:
 
     def first_offsets(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """(stream, partition) -> the first offset that is still there."""
+        return self.starts(places)[0]
+
+    def starts(
+        self, places: Iterable[tuple[str, int]]
+    ) -> tuple[dict[tuple[str, int], int], dict[str, int]]:
+        """Likewise, and of the histories of these streams: stream -> the first offset that is still there."""
         topics = {(stream_topic(stream), p): (stream, p) for stream, p in places}
-        found = self._admin.start_offsets(topics, self._deadline())
-        return {topics[place]: offset for place, offset in found.items()}
+        histories = {(history_topic(stream), 0): stream for stream, _ in topics.values()}
+        found = self._admin.start_offsets([*topics, *histories], self._deadline())
+        return (
+            {place: found[topic] for topic, place in topics.items()},
+            {stream: found[topic] for topic, stream in histories.items()},
+        )
+
+    def is_cut(self, stream: str, after: int) -> bool:
+        """Whether records behind the record ``after`` are deleted."""
+        place = (history_topic(stream), 0)
+        if self._admin.start_offsets([place], self._deadline())[place] <= after + 1:
+            return False
+        oldest = self.search(stream).not_beyond({})
+        if oldest is None:
+            return True
+        previous = oldest.record.previous
+        return (oldest.offset - 1 if previous == DIRECTLY_BEFORE else previous) > after
 
     def heads(self) -> dict[str, Found | None]:
         """The last record of each history: a cut that has all or nothing of every transaction."""

@@ -38,6 +38,10 @@ class Options:
         self._given = {name.lower(): value for name, value in given.items()}
         self._asked = set(_SPARKS)
 
+    def all(self) -> list[tuple[str, str]]:
+        """All that was given, by name."""
+        return sorted(self._given.items())
+
     def text(self, name: str, default: str | None = None) -> str | None:
         """An option, or the default."""
         self._asked.add(name)

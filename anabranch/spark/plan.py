@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from anabranch.core.hybrid_time import MAX
 from anabranch.core.ids import split_stream
-from anabranch.errors import InvalidArgument
+from anabranch.errors import InvalidArgument, SnapshotExpired
 from anabranch.spark.options import Connection, Options
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ def moment(name: str, text: str) -> int | datetime:
     return at
 
 
+def strict_of(options: Options) -> bool:
+    """Option ``failOnDataLoss``: whether what is not there any more is an error."""
+    return options.choice("failondataloss", ("true", "false"), "true") == "true"
+
+
 @dataclass(frozen=True)
 class Cutting:
     """How ranges are cut: into pieces of at most ``rows`` offsets, and ``least`` pieces in all if there are as
@@ -98,9 +103,12 @@ def _pieces(whole: EventRange, size: int) -> Iterator[EventRange]:
 
 
 def read_range(
-    connection: Connection, schema: StructType, found: InputPartition
+    connection: Connection, schema: StructType, found: InputPartition, *, strict: bool
 ) -> Iterator[pa.RecordBatch]:
-    """A task's work: the events of its range, as Arrow batches."""
+    """A task's work: the events of its range, as Arrow batches.
+
+    Raises: SnapshotExpired (``strict``: of an event it is not known any more which commit it is of).
+    """
     if not isinstance(found, EventRange):  # Spark's own, where no range was planned
         return
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -123,4 +131,23 @@ def read_range(
             high=found.high,
             segments=found.segments,
         ):
+            if strict:
+                _check_commits(found, batch)
             yield batch if wanted.equals(SCHEMA) else batch.cast(wanted)
+
+
+def _check_commits(found: EventRange, batch: pa.RecordBatch) -> None:
+    """`SnapshotExpired` if the history is cut behind some of the events."""
+    known = batch.column("commit_timestamp")
+    if known.null_count:
+        offset = batch.column("offset").filter(known.is_null())[0].as_py()
+        raise untold(found.stream, found.partition, offset)
+
+
+def untold(stream: str, partition: int, offset: int) -> SnapshotExpired:
+    """The error for an event of which the history does not tell the commit."""
+    return SnapshotExpired(
+        f"{stream}, partition {partition}: the history was cut, and does not tell segment and commit timestamp of "
+        f"offset {offset} any more; set option failOnDataLoss=false to read such events with nulls there, or "
+        "begin behind them"
+    )

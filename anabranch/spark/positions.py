@@ -6,6 +6,7 @@ nothing in them may change without reason.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -57,6 +58,36 @@ def to_json(positions: Mapping[str, Position], *, new: bool = False) -> dict[str
 def is_new(offset: Mapping[str, Any]) -> bool:
     """Whether these are positions that Spark has not kept yet."""
     return bool(offset.get(_NEW))
+
+
+def lag(source: Mapping[str, Any]) -> dict[str, int] | None:
+    """How far a query is behind, from its progress: stream -> offsets that it has not read yet.
+
+    ``source``: one of ``query.lastProgress["sources"]``. Offsets are events, and some markers. None: the query has
+    no position yet, or could not ask where the streams end. `MalformedRecord` if the source is none of ours.
+    """
+    ends = [source["endOffset"], source["latestOffset"]]
+    if any(end in (None, "", "null") for end in ends):
+        return None
+    at, latest = (from_json(_object(end)) for end in ends)
+    return {
+        stream: sum(
+            max(0, offset - at.get(stream, BEGIN).vector.get(partition, 0))
+            for partition, offset in position.vector.items()
+        )
+        for stream, position in latest.items()
+    }
+
+
+def _object(text: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    """An offset in a progress: JSON, or parsed already."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping):
+        raise MalformedRecord(f"{str(text)[:200]} is no position of this source")
+    return found
 
 
 def _number(given: Any, least: int, bits: int = 63) -> int:

@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from anabranch.client.history_search import HistorySearch
+from anabranch.client.history_search import Found, HistorySearch
 from anabranch.core.ids import segment_epoch
+from anabranch.core.plan import NO_PREVIOUS
+from anabranch.schemas.records import CommitRecord
 from anabranch.spark.clients import client_of
 from anabranch.spark.columns import check_schema
 from anabranch.spark.filters import Selection
 from anabranch.spark.histories import Histories
 from anabranch.spark.options import Options
-from anabranch.spark.plan import Cutting, EventRange, moment, read_range, streams_of
+from anabranch.spark.plan import (
+    Cutting,
+    EventRange,
+    moment,
+    read_range,
+    streams_of,
+    strict_of,
+    untold,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +48,7 @@ class SnapshotReader(DataSourceReader):
         self._streams = streams_of(options)
         at = options.text("at")
         self._at = None if at is None else moment("at", at)
+        self._strict = strict_of(options)
         self._cutting = Cutting.of(options)
         options.check_all_used()
         self._selection = Selection()
@@ -81,7 +92,7 @@ class SnapshotReader(DataSourceReader):
         streams = {found.stream for found in ranges}
         with closing(Histories(self._connection, streams)) as histories:
             places = {
-                stream: _Places(histories.search(stream), self._selection, timestamp)
+                stream: _Places(histories.search(stream), self._selection, timestamp, self._strict)
                 for stream in sorted(streams)
             }
         narrowed = (places[found.stream].narrow(found) for found in ranges)
@@ -89,15 +100,19 @@ class SnapshotReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of a range, in order."""
-        return read_range(self._connection, self._schema, partition)
+        return read_range(self._connection, self._schema, partition, strict=self._strict)
 
 
 class _Places:
     """Where in one stream the chosen commits are, by its history."""
 
-    def __init__(self, search: HistorySearch, selection: Selection, timestamp: int) -> None:
+    def __init__(
+        self, search: HistorySearch, selection: Selection, timestamp: int, strict: bool
+    ) -> None:
         """``timestamp``: the snapshot's; nothing later is asked for."""
         low, high = selection.commits.low, selection.commits.high
+        # Partition -> up to here it is not known which commits the events are of: the filters may want them.
+        self._untold = untold_of(search.not_beyond({}), low) if strict else {}
         before = search.as_of(min(low - 1, timestamp)) if low is not None and low > 0 else None
         self._lows = before.vector() if before is not None else {}
         self._highs: Mapping[int, int] | None = None
@@ -109,7 +124,9 @@ class _Places:
             self._segments = _segments(search, selection.segments)
 
     def narrow(self, found: EventRange) -> EventRange:
-        """What is left of a range; empty if nothing."""
+        """What is left of a range; empty if nothing. `SnapshotExpired`: the history is cut behind some of it."""
+        if found.first < min(found.end, self._untold.get(found.partition, 0)):
+            raise untold(found.stream, found.partition, found.first)
         first = max(found.first, self._lows.get(found.partition, 0))
         end = found.end
         if self._highs is not None:
@@ -118,6 +135,19 @@ class _Places:
             begins, ends = self._segments.get(found.partition, (0, 0))
             first, end = max(first, begins), min(end, ends)
         return replace(found, first=first, end=end)
+
+
+def untold_of(oldest: Found | None, low: int | None) -> dict[int, int]:
+    """Partition -> where the events begin of which a history tells that begins with this record.
+
+    Empty if it tells of all from the commit timestamp ``low`` on.
+    """
+    if oldest is None or oldest.record.previous == NO_PREVIOUS:
+        return {}
+    if low is not None and low >= oldest.record.timestamp:
+        return {}
+    parts = oldest.record.segments if isinstance(oldest.record, CommitRecord) else ()
+    return oldest.vector() | {part.partition: part.first for part in reversed(parts)}
 
 
 def _segments(search: HistorySearch, wanted: Iterable[int]) -> dict[int, tuple[int, int]] | None:

@@ -23,14 +23,16 @@ def still_there(
     *,
     strict: bool,
 ) -> list[EventRange]:
-    """The ranges, which begin at ``befores``, without what is gone.
+    """The ranges, which begin at ``befores``, without what is gone. Nor will tasks look for history that is gone.
 
     Raises: SnapshotExpired (``strict``: events are gone), NotReady, DeadlineExceeded.
     """
     places = [(found.stream, found.partition) for found in ranges]
-    firsts = histories.first_offsets(places) if places else {}
+    firsts, begins = histories.starts(places) if places else ({}, {})
     left = []
     for found in ranges:
+        if found.history is not None and found.history[0] < begins[found.stream]:
+            found = replace(found, history=(begins[found.stream], found.history[1]))
         first = firsts[found.stream, found.partition]
         if found.first < first:
             before = befores.get(
@@ -55,7 +57,12 @@ def still_there(
 
 
 def _first_event(histories: Histories, found: EventRange, before: Position) -> int:
-    """Where the range's first event stood: markers before it may be gone, nobody needs them."""
+    """Where the range's first event stood: markers before it may be gone, nobody needs them.
+
+    If the history does not tell any more: where the range begins.
+    """
+    if histories.is_cut(found.stream, before.after):
+        return found.first
     tail = histories.tail(found.stream)
     committed, _ = histories.ends()[found.stream]
     tail.begin(before.after, committed, committed)

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -22,7 +23,7 @@ from pyspark.sql.types import StructType
 
 import anabranch
 from anabranch.client.reservation import Reservation
-from anabranch.client.types import Result
+from anabranch.client.types import Receipt, Result
 from anabranch.core.ids import check_name, check_scope, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
@@ -38,7 +39,9 @@ from anabranch.errors import (
 )
 from anabranch.spark.clients import client_of
 from anabranch.spark.encoding import Encoding, encoding_of
+from anabranch.spark.handover import Handover
 from anabranch.spark.options import Connection, Options
+from anabranch.topics.names import commands_topic
 
 DEFAULT_KEEPALIVE_S = 300.0
 DEFAULT_SINK = "0"
@@ -202,7 +205,7 @@ class BatchSink(DataSourceArrowWriter):
         except TransactionAborted as error:
             raise TransactionAborted(f"no row is visible, run it again; {error}") from error
         except EventTooLarge as error:
-            raise EventTooLarge(_too_many(receipts, error)) from error
+            raise EventTooLarge(_too_many(receipts, self._target, error)) from error
         _log_commit(result, self._reservation)
 
     def _settle(self, client: anabranch.Client, error: AnabranchError, timeout: float) -> None:
@@ -254,6 +257,12 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._sink = options.text("sink", DEFAULT_SINK) or DEFAULT_SINK
         self._target = target_of(options, schema)
         self._reservation = self._target.reserve()
+        self._handover = Handover(options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only what writes is pickled, for the tasks; so from here on there may be something to abort."""
+        self._handover.leave(self._reservation)
+        return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """A task attempt."""
@@ -287,12 +296,14 @@ class StreamSink(DataSourceStreamArrowWriter):
                 f"batch {batchId}: start the query again, it is safe; {error}"
             ) from error
         except EventTooLarge as error:
-            raise EventTooLarge(_too_many(receipts, error)) from error
+            raise EventTooLarge(_too_many(receipts, self._target, error)) from error
         _log_commit(result, first.reservation)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Leave nothing. Where no task has told of the transaction, it goes stale and is aborted."""
-        for reservation in {m.reservation for m in _written(messages)}:
+        """Leave nothing, also where no task has told of the transaction."""
+        told = {message.reservation for message in _written(messages)}
+        left = self._handover.find()
+        for reservation in told if left is None else told | {left}:
             try:
                 self._target.client.abort(reservation, f"Spark aborted batch {batchId}")
             except AlreadyCommitted:
@@ -350,8 +361,14 @@ def _receipts(
     return [message.receipt for message in written]
 
 
-def _too_many(receipts: Sequence[bytes], error: AnabranchError) -> str:
-    return f"the receipts of {len(receipts)} tasks are too much: write by fewer, df.coalesce(…); {error}"
+def _too_many(receipts: Sequence[bytes], target: Target, error: AnabranchError) -> str:
+    """What to do where the receipts of a commit do not fit into one command."""
+    places = sum(len(Receipt.from_bytes(receipt).record.extents) for receipt in receipts)
+    return (
+        f"no row is visible: the receipts of {len(receipts)} tasks, which wrote to {places} partitions in all, are "
+        "more than one commit takes. Write by fewer tasks (df.coalesce), or raise max.message.bytes of the topic "
+        f"{commands_topic(target.connection.prefix)}, up to 15 MB, and start the driver anew; {error}"
+    )
 
 
 def _log_commit(result: Result, reservation: Reservation) -> None:

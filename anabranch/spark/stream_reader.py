@@ -26,7 +26,7 @@ from anabranch.spark.admission import Limits, admit
 from anabranch.spark.columns import check_schema
 from anabranch.spark.histories import Histories
 from anabranch.spark.options import Options
-from anabranch.spark.plan import Cutting, EventRange, moment, read_range, streams_of
+from anabranch.spark.plan import Cutting, EventRange, moment, read_range, streams_of, strict_of
 from anabranch.spark.positions import BEGIN, Position, from_json, is_new, raised, to_json
 from anabranch.spark.retention import still_there
 
@@ -54,7 +54,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._most = options.number("maxeventspertrigger", None)
         self._whole = options.choice("transactions", ("split", "whole"), "split") == "whole"
         self._by_epoch = options.choice("order", ("none", "epoch"), "none") == "epoch"
-        self._strict = options.choice("failondataloss", ("true", "false"), "true") == "true"
+        self._strict = strict_of(options)
         self._cutting = Cutting.of(options)
         options.check_all_used()
         self._found: Histories | None = None
@@ -125,7 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of a range, in order."""
-        return read_range(self._connection, self._schema, partition)
+        return read_range(self._connection, self._schema, partition, strict=self._strict)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: positions are in Spark's checkpoint, and streams keep what others may read."""

@@ -16,6 +16,12 @@ anabranch.errors.NotReady: no controller answers
 The above exception was the direct cause of the following exception:
 anabranch.errors.UnknownStream: there is no stream nyc/x
  SQLSTATE: 38000"""  # noqa: E501
+NOT_OURS = """[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: Traceback (most recent call last):
+  File "/x/pyspark/worker.py", line 1, in main
+    import anabranch
+ModuleNotFoundError: No module named 'anabranch'
+ SQLSTATE: 38000
+\tat org.apache.spark.sql.errors.QueryCompilationErrors$.x(QueryCompilationErrors.scala:1)"""  # noqa: E501
 IN_A_TASK = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are detected in record parsing: [null].
 Parse Mode: FAILFAST."""  # noqa: E501
 IN_A_COMMIT = (
@@ -28,6 +34,11 @@ IN_A_COMMIT = (
     [
         (AnalysisException(IN_A_PLANNER), UnknownStream, "there is no stream nyc/x"),
         (PySparkException(IN_A_COMMIT), OutcomeUnknown, "ask later"),
+        (
+            AnalysisException(NOT_OURS),
+            InvalidArgument,
+            "instance: ModuleNotFoundError: No module named 'anabranch' [PYTHON_DATA_SOURCE_ERROR]",
+        ),
         (
             StreamingQueryException(IN_A_TASK),
             InvalidArgument,
@@ -45,7 +56,7 @@ IN_A_COMMIT = (
         ),
         (Py4JError("\nAn error occurred while calling o1.x"), JobFailed, "An error occurred"),
     ],
-    ids=["planner", "commit", "task", "analysis", "query", "gateway"],
+    ids=["planner", "commit", "not ours", "task", "analysis", "query", "gateway"],
 )
 def test_an_error_of_sparks_is_told_by_its_innermost_name(
     error: Exception, kind: type[AnabranchError], says: str

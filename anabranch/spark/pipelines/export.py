@@ -48,7 +48,8 @@ class Pace:
     ``once``: all that is there now, then the end; else every ``interval`` seconds, until it is stopped.
     ``most_events``: in a micro-batch (None: no limit). ``whole``: a transaction bigger than that is a
     micro-batch of its own; else it is split. ``start``: of a new checkpoint: ``begin``, ``end``, a commit
-    timestamp, or a time with its zone.
+    timestamp, or a time with its zone. ``strict``: `SnapshotExpired` where retention removed events, or what the
+    history tells of them, before they were exported; else the export goes on without.
     """
 
     once: bool = True
@@ -56,6 +57,7 @@ class Pace:
     most_events: int | None = None
     whole: bool = True
     start: str = "begin"
+    strict: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def export(
 
     Raises:
         InvalidArgument: the call or a value can't be that; ``to`` holds another checkpoint's output.
-        UnknownStream. NoDelta: the package for Delta is missing.
+        UnknownStream. SnapshotExpired: see `Pace`. NoDelta: the package for Delta is missing.
         JobFailed: again is safe.
     """
     shape, pace = shape or Shape(), pace or Pace()
@@ -127,6 +129,7 @@ def _committed(
         transactions="whole" if pace.whole else "split",
         maxeventspertrigger=pace.most_events,
         start=pace.start,
+        failondataloss=str(pace.strict).lower(),
     )
     return spark.readStream.format("anabranch").options(**options).load()
 

@@ -1,0 +1,186 @@
+"""Sources over a history of which the beginning is deleted: no null that nobody asked for, no loss untold.
+
+On a real broker, without Spark: the planner's side, and what its tasks read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, LessThan
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+import anabranch
+from anabranch.errors import SnapshotExpired
+from anabranch.spark.columns import EVENT_SCHEMA
+from anabranch.spark.options import Options
+from anabranch.spark.plan import EventRange
+from anabranch.spark.positions import from_json
+from anabranch.spark.reader import SnapshotReader
+from anabranch.spark.stream_reader import StreamReader
+from anabranch.topics.names import history_topic, stream_topic
+
+pytestmark = pytest.mark.broker
+
+SOON_S = 60
+COMMITS, CUT = 5, 2
+UNTOLD = r"the history was cut, and does not tell .* of offset 0 any more; set option failOnDataLoss=false"
+
+Row = tuple[bytes, int | None, int | None]
+
+
+class Cut(NamedTuple):
+    """A stream of one partition with commits 0 to 4, of an event each; the history tells of 2 to 4 only.
+
+    ``positions``: of a query of one event each, before that: behind 0, 1, … commits.
+    """
+
+    bootstrap: str
+    client: anabranch.Client
+    stream: str
+    times: list[int]
+    positions: list[dict[str, Any]]
+
+    def rows(self, *numbers: int) -> list[Row]:
+        """What a source gives of these commits."""
+        return [
+            (b"%d" % n, 0, self.times[n]) if n >= CUT else (b"%d" % n, None, None) for n in numbers
+        ]
+
+    def delete(self, topic: str, before: int) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
+            future.result(SOON_S)
+
+
+@pytest.fixture(scope="module")
+def cut(bootstrap_: str, client: anabranch.Client) -> Cut:
+    stream = "cut/events"
+    client.create_stream(stream)
+    topic = history_topic(stream)
+    made = Cut(bootstrap_, client, stream, [], [])
+    reader = streaming(made)
+    made.positions.append(reader.initialOffset())
+    ends = []
+    consumer = Consumer({"bootstrap.servers": bootstrap_, "group.id": "none"})
+    for i in range(COMMITS):
+        with client.begin("cut") as txn:
+            txn.write(stream, b"%d" % i, key=b"k")
+            made.times.append(txn.commit().commit_timestamp)
+        ends.append(consumer.get_watermark_offsets(TopicPartition(topic, 0), SOON_S)[1])
+        made.positions.append(reader.latestOffset(made.positions[-1], ReadMaxRows(1)))
+    consumer.close()
+    reader.stop()
+    made.delete(topic, ends[CUT - 1])
+    return made
+
+
+@pytest.fixture(scope="module")
+def bootstrap_(cluster: Any) -> str:
+    return str(cluster.bootstrap)
+
+
+@pytest.fixture
+def source(cut: Cut) -> Iterator[Callable[..., StreamReader]]:
+    made = []
+
+    def make(**options: str) -> StreamReader:
+        made.append(streaming(cut, **options))
+        return made[-1]
+
+    yield make
+    for reader in made:
+        reader.stop()
+
+
+def streaming(cut: Cut, **options: str) -> StreamReader:
+    given = {"bootstrap": cut.bootstrap, "stream": cut.stream} | options
+    return StreamReader(Options(given), EVENT_SCHEMA)
+
+
+def read(reader: StreamReader | SnapshotReader, tasks: Any) -> list[Row]:
+    return [
+        (row["value"], row["segment"], row["commit_timestamp"])
+        for task in tasks
+        for batch in reader.read(task)
+        for row in batch.to_pylist()
+    ]
+
+
+def batch(cut: Cut, *filters: Filter, **options: str) -> list[Row]:
+    given = {"bootstrap": cut.bootstrap, "stream": cut.stream} | options
+    reader = SnapshotReader(Options(given), EVENT_SCHEMA)
+    list(reader.pushFilters(list(filters)))
+    return read(reader, reader.partitions())
+
+
+def test_a_query_that_begins_before_the_cut(cut: Cut, source: Callable[..., StreamReader]) -> None:
+    def everything(reader: StreamReader) -> list[Row]:
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        return read(reader, reader.partitions(start, end))
+
+    with pytest.raises(SnapshotExpired, match=UNTOLD):
+        everything(source())
+    assert everything(source(failondataloss="false")) == cut.rows(0, 1, 2, 3, 4)
+    assert everything(source(start=str(cut.times[CUT]))) == cut.rows(3, 4)
+
+
+def test_a_query_that_goes_on(cut: Cut, source: Callable[..., StreamReader]) -> None:
+    for first, strict in ((1, False), (CUT, True), (3, True)):
+        reader = source(failondataloss=str(strict).lower())
+        tasks = reader.partitions(cut.positions[first], cut.positions[-1])
+        assert read(reader, tasks) == cut.rows(*range(first, COMMITS))
+    reader = source()
+    with pytest.raises(SnapshotExpired, match="failOnDataLoss=false"):
+        read(reader, reader.partitions(cut.positions[1], cut.positions[-1]))
+
+
+def test_a_snapshot(cut: Cut) -> None:
+    lenient = {"failondataloss": "false"}
+    with pytest.raises(SnapshotExpired, match=UNTOLD):
+        batch(cut)
+    assert batch(cut, **lenient) == cut.rows(0, 1, 2, 3, 4)
+    # Filters that leave what is told of are as good as ever; others would leave out what they may want.
+    after = GreaterThanOrEqual(("commit_timestamp",), cut.times[CUT])
+    assert batch(cut, after) == cut.rows(2, 3, 4)
+    for wide in (EqualTo(("segment",), 0), LessThan(("commit_timestamp",), cut.times[4])):
+        with pytest.raises(SnapshotExpired, match=UNTOLD):
+            batch(cut, wide)
+    assert batch(cut, EqualTo(("segment",), 0), **lenient) == cut.rows(2, 3, 4)
+    assert batch(cut, GreaterThanOrEqual(("offset",), offset_of(cut, CUT))) == cut.rows(2, 3, 4)
+
+
+def test_events_that_are_gone_together_with_their_history(
+    cut: Cut, source: Callable[..., StreamReader]
+) -> None:
+    """The last test of the stream: what is left of the history can't tell that an event stood there."""
+    cut.delete(stream_topic(cut.stream), offset_of(cut, CUT))
+    reader = source()
+    with pytest.raises(
+        SnapshotExpired, match=r"retention removed offsets .* before they were read"
+    ):
+        reader.partitions(cut.positions[1], cut.positions[-1])
+    assert read(reader, reader.partitions(cut.positions[CUT], cut.positions[-1])) == cut.rows(
+        2, 3, 4
+    )
+    assert batch(cut) == cut.rows(2, 3, 4)
+    # Who begins now has lost nothing, and every event is told of.
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert read(reader, reader.partitions(start, end)) == cut.rows(2, 3, 4)
+
+
+def offset_of(cut: Cut, number: int) -> int:
+    """Where the event of a commit stands."""
+    reader = streaming(cut)
+    (task,) = reader.partitions(cut.positions[number], cut.positions[number + 1])
+    reader.stop()
+    assert isinstance(task, EventRange)
+    after = from_json(cut.positions[number + 1])[cut.stream].vector[0]
+    assert task.first < task.end == after
+    return after - 1
