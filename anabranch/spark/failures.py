@@ -25,9 +25,8 @@ from anabranch.errors import AnabranchError, FixCallError, InvalidArgument, Retr
 _OURS = re.compile(r"\banabranch(?:\.\w+)+\.([A-Z]\w+): ([^\n]*)")
 # "[PATH_NOT_FOUND] Path does not exist: …", as Spark's own errors begin.
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] (?=([^\n]*))")
-# A traceback's header, and what follows the line with its exception: Spark's SQLSTATE, or the JVM's stack.
+# A traceback's header, and the line with its exception: the first that is not indented.
 _TRACEBACK = "Traceback (most recent call last):"
-_BEHIND = re.compile(r"^(\s*SQLSTATE|\tat |JVM stacktrace)", re.MULTILINE)
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:: [^\n]*)?$", re.MULTILINE)
 # Conditions that wrap another one, which says more.
 _WRAPPERS = (
@@ -104,9 +103,8 @@ def _known(match: re.Match[str]) -> tuple[type[AnabranchError] | None, str]:
 def _raised(text: str) -> str:
     """The exception at the end of the last traceback in a text."""
     last = text[text.rindex(_TRACEBACK) + len(_TRACEBACK) :]
-    behind = _BEHIND.search(last)
-    found = _RAISED.findall(last[: behind.start()] if behind else last)
-    return str(found[-1]) if found else "no message"
+    found = _RAISED.search(last)
+    return found[0] if found else "no message"
 
 
 def _first_line(text: str) -> str:

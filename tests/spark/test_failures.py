@@ -19,7 +19,12 @@ anabranch.errors.UnknownStream: there is no stream nyc/x
 NOT_OURS = """[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: Traceback (most recent call last):
   File "/x/pyspark/worker.py", line 1, in main
     import anabranch
+KeyError: 'anabranch'
+During handling of the above exception, another exception occurred:
+Traceback (most recent call last):
+  File "/x/pyspark/worker.py", line 2, in main
 ModuleNotFoundError: No module named 'anabranch'
+hint: install it
  SQLSTATE: 38000
 \tat org.apache.spark.sql.errors.QueryCompilationErrors$.x(QueryCompilationErrors.scala:1)"""  # noqa: E501
 IN_A_TASK = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are detected in record parsing: [null].
