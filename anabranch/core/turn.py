@@ -77,6 +77,9 @@ class Hearing:
     not_before_ms: dict[bytes, int] = field(default_factory=dict)  # decided commits that wait
     rolls_by_ms: dict[bytes, int] = field(default_factory=dict)  # … at most so long to be collated
     to_carry: set[bytes] = field(default_factory=set)  # known to be big; another one is carried
+    trouble: dict[bytes, str] = field(
+        default_factory=dict
+    )  # why one that is carried does not go on
     may_grow_ms: dict[str, int] = field(default_factory=dict)  # stream -> when it may ask again
     next_clean_ms: int = 0
     crowded: list[tuple[str, int]] = field(default_factory=list)  # where something may have to move
@@ -198,6 +201,7 @@ class Turn:
     def outcome(self, row: TxnRow, *, full: bool = True) -> Outcome:
         """A transaction as its askers see it."""
         writers = self.state.writers(row.txn_id) if full else {}
+        trouble = self.hearing.trouble.get(row.txn_id, "") if row.state not in FINISHED else ""
         return Outcome(
             txn_id=row.txn_id,
             state=row.state,
@@ -207,7 +211,7 @@ class Turn:
             committed=row.committed,
             rejected=row.rejected,
             left_out=row.left_out,
-            reason=row.reason,
+            reason=row.reason or trouble,
             begun_ms=row.begun_ms,
             finished_ms=row.finished_ms,
             keepalive_ms=row.keepalive_ms,

@@ -22,7 +22,7 @@ from anabranch.core.decide_merge import runs_to_carry
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.state import State
-from anabranch.ports import Log, LogRefused, Producer, TopicPartition
+from anabranch.ports import Log, LogRefused, OffsetOutOfRange, Producer, TopicPartition
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CarryRow
 from anabranch.topics.builder import BatchBuilder
@@ -33,6 +33,8 @@ from anabranch.topics.splice import Piece, Splice, batch_limit
 log = logging.getLogger("anabranch.controller")
 
 RETRY_MS = 10_000  # how soon what the broker refused is tried again
+IN_TROUBLE = "its commit is decided, but its merge does not go on"  # what askers are told
+_OFFSET_OUT_OF_RANGE = 1
 _JOIN_S = 30.0
 Key = tuple[bytes, str, int]  # transaction, stream, segment number
 
@@ -116,6 +118,11 @@ class Lane:
         except LogRefused:
             producer.abort()
             raise
+        except OffsetOutOfRange as error:
+            # Somebody else deletes from a journal: this transaction's trouble, and nobody else's.
+            producer.abort()
+            gone = f"its journal records are gone: {error}"
+            raise LogRefused(gone, _OFFSET_OUT_OF_RANGE) from error
         producer.commit()
         if job.row.done:
             # They keep what they fetched ahead, for each journal partition.
@@ -135,8 +142,12 @@ class Carriers:
     small commits waited for more.
     """
 
-    def __init__(self, lanes: Sequence[Lane], *, threads: bool) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane], *, threads: bool, trouble: dict[bytes, str] | None = None
+    ) -> None:
+        """``trouble``: transaction id -> what the broker refuses of it; kept up here."""
         self._lanes = lanes
+        self._trouble = {} if trouble is None else trouble
         self._jobs: dict[Key, Job] = {}
         self._waiting: deque[Job] = deque()
         self._todo: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
@@ -194,10 +205,12 @@ class Carriers:
                 raise told
             if isinstance(told, CarryRow):
                 rows.append(told)
+                self._trouble.pop(told.txn_id, None)
                 if told.done:
                     self._forget((told.txn_id, told.stream, told.number))
             else:
                 log.warning("a decided merge can't be carried on: %s", told.error)
+                self._trouble[told.key[0]] = f"{IN_TROUBLE}: {told.error}"
                 self._forget(told.key)
                 self._not_before_ms[told.key] = wall_ms + RETRY_MS
         return rows

@@ -32,7 +32,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.autoscaling import Autoscaling
-from anabranch.processors.carrier import Carriers, Lane
+from anabranch.processors.carrier import IN_TROUBLE, Carriers, Lane
 from anabranch.processors.cleanup import Cutter, copy_runs
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.failpoints import AFTER_DECISION
@@ -122,6 +122,7 @@ class Controller:
                 for producers in self.lease.carriers
             ],
             threads=self.threads,
+            trouble=self._hearing.trouble,
         )
         self._growth = Growth(self.log, threads=self.threads)
         self._cutter = Cutter(self.log, threads=self.threads)
@@ -214,6 +215,7 @@ class Controller:
                 abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
             else:  # carried aside: there is no way back
                 self._hearing.not_before_ms[txn_id] = turn.now_ms + REFUSED_WAIT_MS
+                self._hearing.trouble[txn_id] = f"{IN_TROUBLE}: {error}"
         give_up(fresh, turn.round)
         check(
             not fresh.round.empty or bool(turn.round.merged),

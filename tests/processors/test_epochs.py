@@ -123,6 +123,7 @@ def test_a_carried_merge_that_the_broker_refuses_stops_nobody_else(broker: Broke
     assert isinstance(answer, Outcome)
     assert answer.state == "COMMITTED"
     assert broker.refused < 5  # it is tried again, but not all the time
+    assert "its merge does not go on: " in world.ask(controller, GetState(txn_id)).reason
     broker.refuses = set()
     for _ in range(200):
         controller.step(0)
@@ -130,6 +131,34 @@ def test_a_carried_merge_that_the_broker_refuses_stops_nobody_else(broker: Broke
     outcome = world.reply(commit)
     assert isinstance(outcome, Outcome)
     assert (outcome.state, outcome.committed) == ("COMMITTED", len(events))
+    assert (outcome.reason, world.ask(controller, GetState(txn_id)).reason) == ("", "")
+
+
+def test_a_carried_merge_whose_records_somebody_deleted_stops_nobody_else() -> None:
+    """It was the end of leading, again and again: nothing else was committed either."""
+    world = World()
+    controller = leading(world, chunk_bytes=2_000)
+    txn_id, token, touched = begun(world, controller)
+    events = [(key, b"x" * 100) for key in FIRST for _ in range(4)]
+    receipt = world.write(txn_id, 1, STREAM, touched.segments, events, one_batch=False)
+    assert world.ask(controller, Scale(STREAM, 3, (), ())) is not None
+    world.send(Commit(token, (receipt,), None, None, 10_000))
+    while not (carries := controller.state.open[txn_id].carries):
+        controller.step(0)
+        world.clock.sleep(0.1)
+    assert not all(carry.done for carry in carries.values())
+    log = world.cluster.log("somebody")
+    journals = [TopicPartition(journal_topic(STREAM), p) for p in range(3)]
+    log.delete_records(log.end_offsets(journals, committed=False))
+    for _ in range(10):
+        controller.step(0)
+        world.clock.sleep(0.1)
+    answer = world.ask(controller, one_shot(world))
+    assert isinstance(answer, Outcome)
+    assert answer.state == "COMMITTED"
+    stands = world.ask(controller, GetState(txn_id))
+    assert stands.state == "FINALIZE_IN_PROGRESS"
+    assert "its merge does not go on: its journal records are gone" in stands.reason
 
 
 def test_segments_begin_behind_what_a_partition_had_before() -> None:
