@@ -132,7 +132,7 @@ def _run(
     finally:
         if given.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    found = verdict.found or bool(verdict.oracle)
+    found = verdict.found or bool(verdict.oracle) or verdict.halted
     right = found is (mutant is not None)
     print(f"{'right' if right else 'WRONG'} {what} ({trial}, seed {seed}): {verdict}", flush=True)
     return {
@@ -172,9 +172,10 @@ def _cell(found: Found | None, occurs: bool) -> str:
     kinds = ", ".join(found.get("kinds", ()))
     if not kinds and found.get("oracle"):
         kinds = "by the log alone"
+    if not kinds and found.get("stopped"):
+        kinds = "the product's own checks stop it"
     if not found["found"]:
-        stopped = ", the product's own checks stop it" if found.get("stopped") else ""
-        return f"no, in {found['tries']}{stopped}"
+        return f"no, in {found['tries']}"
     return f"{found['tries']}{f': {kinds}' if kinds else ''}"
 
 

@@ -10,16 +10,33 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from tests.mutants import clients, decisions, journals, merges, rounds
+from tests.mutants import clients, decisions, journals, merges, plays, rounds
 
 Plant = Callable[[], AbstractContextManager[object]]
 CARRYING = {"chunk_bytes": 250, "scale_s": 0.7}
 CLEANING = {"cleaning": True, "linger": 0.8}
 SAFE = {"safe_s": 0.3, "readers": 3}
-RIVALS = {"slow_lead": 0.3, "director_s": 2.0, "machines": 3, "freeze": 0.003, "freeze_s": 3.0}
-BEHIND = {"small": True, "delay": 0.03, "delay_s": 1.0}  # commands are read late
+# Nothing goes wrong but what is said besides, and much is done.
+CALM = {
+    "crash": 0, "freeze": 0, "slow_lead": 0, "delay": 0, "uncertain": 0, "unavailable": 0, "late_end": 0,
+    "full_disk": 0, "slow_disk": 0, "checkpoint_loss": 0, "retain_s": 0, "scale_s": 0, "cleaning": False,
+    "readers": 0, "control_partitions": 1, "machines": 2, "clients": 3, "jobs": 8,
+}  # fmt: skip
+# A leader takes A and comes to B long after: meanwhile another one led, and still holds A.
+TORN = CALM | {
+    "torn_lead": 0.5,
+    "torn_lead_s": 2.0,
+    "director_s": 2.0,
+    "marker_delay_s": 0.0,
+    "plain_s": 0.5,
+}
+# A zombie reads on: it stood still where it reads, while another one led, and leads again.
+BLIND = CALM | {"blind": 0.05, "freeze_s": 1.0, "director_s": 3.0, "linger": 0.8}
+# Heartbeats wait unread: a leader without a rival stands still for longer than a keepalive, and reads in pieces.
+BEHIND = CALM | {"machines": 1, "freeze": 0.003, "freeze_s": 6.0, "small": True, "linger": 0.8}
+NUMBERED = CALM | {"numbered": 1.0}
+PLAINLY = CALM | {"plain_s": 0.5}
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
-BUSY = {"clients": 3, "jobs": 8}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
@@ -34,6 +51,7 @@ class Mutant:
     ``by_clients``: it is in the library of readers and writers, not in controllers.
     ``broker``: what brings it out on a real broker, one of `tests.mutants.workload.Trial`'s names; empty where
     that is not known (`docs/mutants.md` says why).
+    ``play``: the exact order of events in which it does harm; an `AssertionError` under the bug.
     """
 
     name: str
@@ -44,6 +62,7 @@ class Mutant:
     weather: Mapping[str, float] = field(default_factory=dict)
     by_clients: bool = False
     broker: str = ""
+    play: Callable[[], None] | None = None
 
     @property
     def breaks(self) -> str:
@@ -56,17 +75,19 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("answer before the commit", rounds.answer_early, quick=True, broker="kills"),
     Mutant("offsets are foreseen and not checked", rounds.unchecked_foresight, quick=True, seed=2,
            weather=MARKERS),
-    Mutant("table before the commit", rounds.table_early, quick=True, broker="tables"),
-    Mutant("position ahead of the rows", rounds.position_ahead, quick=True, seed=2, broker="tables"),
+    Mutant("table before the commit", rounds.table_early, quick=True, broker="unborn"),
+    Mutant("position ahead of the rows", rounds.position_ahead, quick=True, seed=2, broker="passed"),
     Mutant("merged, but logged a round later", rounds.rows_later, quick=True, broker="kills"),
     # -- leading
-    Mutant("no TERM record", rounds.no_term, weather=RIVALS),
+    Mutant("no TERM record", rounds.no_term, weather=TORN,
+           play=plays.a_rival_leads_between_a_and_b),
     Mutant("only A is fenced", rounds.one_fenced),
     Mutant("B is fenced late", rounds.late_b, broker="zombies"),
     Mutant("carriers are fenced late", rounds.late_carriers, weather=CARRYING),
     Mutant("folded before the fences only", rounds.fold_once, quick=True, seed=8, broker="rivals"),
     Mutant("acts before TERM", rounds.act_before_term, broker="rivals"),
-    Mutant("silence judged too early", rounds.hasty_staleness, weather=BEHIND),
+    Mutant("silence judged too early", rounds.hasty_staleness, weather=BEHIND,
+           play=plays.heartbeats_wait_unread),
     Mutant("keepalives do not begin afresh at takeover", rounds.old_hearing, quick=True),
     # -- answers
     Mutant("RESOLVE does not log ABORTED", rounds.resolve_unlogged, quick=True, seed=2),
@@ -83,7 +104,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("committed names are not looked up", decisions.forget_names, quick=True, seed=4),
     Mutant("a series' highest number is not looked up", decisions.forget_series, quick=True, seed=7,
            broker="steady"),
-    Mutant("numbers below the highest are taken", decisions.low_numbers, weather=BUSY),
+    Mutant("numbers below the highest are taken", decisions.low_numbers, weather=NUMBERED,
+           play=plays.a_number_comes_too_late),
     # -- merges
     Mutant("a merge is dropped", merges.drop_a_merge, quick=True, seed=1, broker="steady"),
     Mutant("a part of a merge is dropped", merges.drop_a_part, quick=True, seed=1, broker="steady"),
@@ -121,13 +143,14 @@ CATALOGUE: tuple[Mutant, ...] = (
            weather=CARRYING),
     Mutant("carried on before the journals are read", merges.begin_unread, weather=CARRYING),
     # -- journals
-    Mutant("a zombie writes its journal index", journals.zombie_index, weather=RIVALS),
+    Mutant("a zombie writes its journal index", journals.zombie_index, weather=BLIND,
+           play=plays.a_zombie_reads_on),
     Mutant("plain writes are lost", journals.plain_lost, quick=True, seed=10, broker="steady"),
     Mutant("plain writes are committed twice", journals.plain_twice, quick=True, seed=10,
            broker="steady"),
     Mutant("plain writes are misplaced", journals.plain_misplaced, quick=True, seed=13, broker="steady"),
-    Mutant("plain writes are committed backwards", journals.plain_backwards, weather=BUSY,
-           broker="steady"),
+    Mutant("plain writes are committed backwards", journals.plain_backwards, weather=PLAINLY,
+           broker="steady", play=plays.plain_writes_wait_together),
     Mutant("how far plain writes are committed is logged late", journals.plain_position_late,
            quick=True, seed=10, broker="kills"),
     Mutant("the low water is too high", journals.low_water_too_high, weather=CLEANING,

@@ -33,6 +33,7 @@ from tests.mutants.writing import ask_state, value_of
 
 SEGMENTS = 2
 MOST_SEGMENTS = 4
+INVARIANT = "InvariantViolation"
 START_S = 30.0
 END_S = 30.0
 
@@ -59,10 +60,11 @@ TRIALS = {
     "kills": Trial(
         kill=("end:commit|*|{n}|before", "end:commit|*|{n}|after", "append:*|*|{n}|after")
     ),
-    "tables": Trial(
-        kill=("end:commit|*_round*|{n}|before", "end:commit|*_round*|{n}|after"), machines=1
-    ),
-    "carrying": Trial(kill=("end:commit|*chunk*|{few}|after",), chunk_bytes=3 << 10),
+    # One machine, around the commit of a round that merges: what its table says then is believed, or passed over.
+    "unborn": Trial(kill=("end:commit|*_round*data*|{few}|before",), machines=1),
+    "passed": Trial(kill=("end:commit|*_round*data*|{few}|after",), machines=1),
+    # About one batch is a chunk, so that a leader ends between two of a segment.
+    "carrying": Trial(kill=("end:commit|*chunk*|{few}|after",), chunk_bytes=1 << 10),
     "zombies": Trial(stop="append:*|*_round*|{n}|before", meet="producer:b|*_round*|1|before"),
     "rivals": Trial(stop="", meet="producer:a|*|1|before"),
 }
@@ -82,6 +84,11 @@ class Verdict:
     def found(self) -> bool:
         """By the checker."""
         return not self.report.ok
+
+    @property
+    def halted(self) -> bool:
+        """Whether the product's own checks stopped a controller."""
+        return any(INVARIANT in why for why in self.stopped)
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(self.report.totals.items()))

@@ -113,6 +113,8 @@ class Worker:
             self.world.spawn(process, "scaler", lambda: self._scale(client))
         if self.faults.weather.safe_s:
             self.world.spawn(process, "watch", lambda: self._ask_safe_times(client))
+        if self.faults.weather.plain_s:
+            self.world.spawn(process, "plain", self._write_plainly)
         while not self.done:
             self.busy = True
             if self.in_doubt and (self.jobs == 0 or self.world.random.random() < 0.5):
@@ -153,6 +155,12 @@ class Worker:
         while self.jobs:
             self.world.sleep(self.faults.span(self.faults.weather.safe_s))
             ask_safe_time(self.world, self.cluster, client, SCOPE, self.ledger.safe_answers)
+
+    def _write_plainly(self) -> None:
+        """Beside the jobs, as long as there are any."""
+        while self.jobs:
+            self.world.sleep(self.faults.span(self.faults.weather.plain_s))
+            self.noise.burst()
 
     def _scale(self, client: Client) -> None:
         """Beside the jobs, as long as there are any."""
@@ -334,8 +342,9 @@ class Worker:
         kind = random.random()
         if deal.name is None and kind < 0.15:
             claimed = deal.name = random.choice(NAMES)
-        elif deal.name is None and kind < 0.65:
-            claimed, number = SERIES, self.ledger.number(deal, random.choice((-1, 0, 0, 0, 1, 1)))
+        elif deal.name is None and kind < 0.65 + self.faults.weather.numbered:
+            steps = (-1, -1, 0, 1, 1, 1) if self.faults.weather.numbered else (-1, 0, 0, 0, 1, 1)
+            claimed, number = SERIES, self.ledger.number(deal, random.choice(steps))
         attempt = deal.attempt(self.world.now, "own", named, name=deal.name)
         self._commit(
             deal,

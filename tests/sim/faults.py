@@ -98,6 +98,7 @@ class Faults:
         factor = _TELLING_FACTOR if call.startswith(_TELLING) else 1.0
         if process.kind == "controller":
             crash, freeze = weather.crash * factor, weather.freeze * factor
+            freeze += weather.blind if call.startswith("fetch:commands") else 0.0
         else:
             crash, freeze = weather.client_crash, weather.client_freeze
         chance -= crash

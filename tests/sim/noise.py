@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tests.sim.ports import SimCluster
 
 FOREIGN_REASON = "by an aborted native transaction"
+PLAIN_KEYS = (b"k0", b"k1", b"k2", b"k3", None)
 
 
 class Noise:
@@ -58,14 +59,25 @@ class Noise:
         info = self._cluster.topics.get(journal_topic(stream))
         if info is None:
             return
-        now_ms = int((START_S + self._world.now) * 1000)
         partition = random.randrange(info.partitions)
-        records = []
-        for _ in range(random.choice((1, 1, 2, 5))):
-            told = self._ledger.plainly(
-                stream, partition, random.choice((b"k0", b"k1", b"k2", b"k3", None))
-            )
-            records.append(Record(0, now_ms, told.key, told.value))
+        keys = [random.choice(PLAIN_KEYS) for _ in range(random.choice((1, 1, 2, 5)))]
+        self._write_plainly(stream, partition, keys)
+
+    def burst(self) -> None:
+        """Plain writes in several batches at once: they wait together in one journal partition."""
+        random = self._random
+        stream = random.choice(self._ledger.streams)
+        info = self._cluster.topics.get(journal_topic(stream))
+        if info is None:
+            return
+        partition, keys = random.randrange(info.partitions), random.sample(PLAIN_KEYS, 2)
+        for _ in range(random.randint(2, 4)):
+            self._write_plainly(stream, partition, keys)
+
+    def _write_plainly(self, stream: str, partition: int, keys: Sequence[bytes | None]) -> None:
+        now_ms = int((START_S + self._world.now) * 1000)
+        told = [self._ledger.plainly(stream, partition, key) for key in keys]
+        records = [Record(0, now_ms, event.key, event.value) for event in told]
         place = TopicPartition(journal_topic(stream), partition)
         events = [[text(record.key), event_id(record.value)] for record in records]
         with self._ledger.history.here.asking("plain", stream=stream, events=events):

@@ -155,6 +155,10 @@ class SimLog(MemoryLog):
     def producer(self, transactional_id: str, *, timeout: float) -> MemoryProducer:
         """See `anabranch.ports.Log.producer`."""
         self.detail = transactional_id.rpartition(".")[2]
+        faults, weather = self.sim.faults, self.sim.faults.weather
+        is_b = self.detail == "b" and ".carrier." not in transactional_id
+        if is_b and faults.strikes(weather.torn_lead, "torn lead"):
+            self.sim.world.sleep(faults.span(weather.torn_lead_s))
         made = super().producer(transactional_id, timeout=timeout)
         return SimProducer(self, transactional_id, made.producer_id, made.producer_epoch)
 
@@ -192,7 +196,7 @@ class SimProducer(MemoryProducer):
         self._sim = log
 
     def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """See `anabranch.ports.Producer.append`."""
+        """See `anabranch.ports.Producer.append`; of several partitions some may have it, and nobody knows which."""
         self._sim.detail = _kinds([partition for partition, _ in batches])
         faults = self._sim.sim.faults
         if len(batches) > 1 and faults.strikes(faults.weather.uncertain, "half an append"):

@@ -18,9 +18,14 @@ class Weather:
     delay: float = 0.0
     delay_s: float = 0.05  # mean
     slow_lead: float = 0.0  # a delay at the steps of taking the lead, where a rival may come in
+    torn_lead: float = 0.0  # a long one when A is taken and B is not. Never drawn
+    torn_lead_s: float = 3.0  # mean
     crash: float = 0.0  # of controllers; more often around what makes a round durable
     freeze: float = 0.0
     freeze_s: float = 5.0  # mean
+    blind: float = (
+        0.0  # a freeze where commands are fetched: it reads on before it writes. Never drawn
+    )
     uncertain: float = (
         0.0  # of appends and ends of native transactions; before or behind the effect
     )
@@ -65,6 +70,10 @@ class Weather:
     safe_s: float = (
         0.0  # mean time between a client's questions for safe times; 0: none. Never drawn
     )
+    plain_s: float = (
+        0.0  # mean time between a client's bursts of plain writes; 0: none. Never drawn
+    )
+    numbered: float = 0.0  # of the commits without a name: a number besides the usual. Never drawn
     tight: bool = False  # streams take small batches only; sometimes an event is too large
     # How much is done.
     machines: int = 2  # of controllers

@@ -1,0 +1,147 @@
+"""Short plays: the exact order of events in which a planted bug does harm, where chance rarely brings it about.
+
+Each is played by real controllers over the in-memory log, and fails under its bug (`catalogue.Mutant.play`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+from anabranch.errors import NotLeading
+from anabranch.ports import LogFenced, TopicPartition
+from anabranch.processors import controller as controllers
+from anabranch.processors.controller import Controller
+from anabranch.processors.memory_table import MemoryStore
+from anabranch.schemas import records as r
+from anabranch.topics.names import journal_topic, stream_topic, transactional_ids
+from anabranch.topics.records import Record
+from tests.processors.world import World
+
+STREAM = "nyc/a"
+PLACE = TopicPartition(stream_topic(STREAM), 0)
+KEEPALIVE_S = 2.0
+
+
+def _opened() -> tuple[World, Controller]:
+    """A leader with a stream of one segment."""
+    world = World()
+    leader = world.controller("leader")
+    leader.lead()
+    world.stream(leader, STREAM, segments=1)
+    return world, leader
+
+
+def _values(world: World) -> list[bytes | None]:
+    return [record.value for record in world.committed(PLACE)]
+
+
+def _begin(world: World, leader: Controller) -> tuple[bytes, bytes]:
+    """(transaction id, token) of a transaction that was begun."""
+    txn_id = world.txn_id()
+    begun = world.ask(leader, r.Begin(txn_id, "nyc", None, int(KEEPALIVE_S * 1000)))
+    return txn_id, begun.token
+
+
+class _Between:
+    """A log that does something just before a transactional id is initialised."""
+
+    def __init__(self, log: Any, transactional_id: str, meanwhile: Callable[[], None]) -> None:
+        self._log = log
+        self._id = transactional_id
+        self._meanwhile = meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def producer(self, transactional_id: str, *, timeout: float) -> Any:
+        if transactional_id == self._id:
+            self._meanwhile()
+        return self._log.producer(transactional_id, timeout=timeout)
+
+
+def a_rival_leads_between_a_and_b() -> None:
+    """One took A; another one led, did a round through B, and holds A; then the first takes B.
+
+    Only the TERM record, which goes through A, tells the first one that it is too late. Each of the two could do
+    one more round, on a fold without the other's.
+    """
+    world, _ = _opened()
+    rival = world.controller("rival")
+    torn = world.controller("torn")
+
+    def meanwhile() -> None:
+        rival.lead()
+        world.ask(rival, r.FindScope("other", True))  # one round: its next one goes through A
+
+    torn.log = _Between(torn.log, transactional_ids(0)[1], meanwhile)
+    leading = [rival]
+    with contextlib.suppress(LogFenced, NotLeading):
+        torn.lead()
+        leading.append(torn)
+    event = r.Event(STREAM, -1, b"k", b"once", (), -1)
+    world.send(r.OneShot(world.txn_id(), "nyc", None, (event,)))
+    for one in leading:
+        with contextlib.suppress(LogFenced):
+            one.step(0)
+    assert _values(world) == [b"once"]
+
+
+def heartbeats_wait_unread() -> None:
+    """A leader that stood still for longer than a keepalive reads what came meanwhile in pieces."""
+    world, leader = _opened()
+    txn_id, token = _begin(world, leader)
+    for _ in range(4):
+        world.clock.sleep(KEEPALIVE_S / 2)
+        world.send(r.GetState(txn_id))
+        world.send(r.Heartbeat((token,)))
+    with patch.object(controllers, "MAX_COMMANDS", 1):
+        leader.step(0)
+        state = world.ask(leader, r.GetState(txn_id), steps=20).state
+    assert state == "OPEN", f"it was never silent for its keepalive, and is {state}"
+
+
+def a_number_comes_too_late() -> None:
+    """Numbers 1 and 3 of a series are committed; then a client comes with number 2."""
+    world, leader = _opened()
+    told = []
+    for number in (1, 3, 2):
+        _, token = _begin(world, leader)
+        told.append(world.ask(leader, r.Commit(token, (), (), "series", 1000, number)))
+    assert [getattr(answer, "state", None) for answer in told[:2]] == ["COMMITTED"] * 2
+    assert isinstance(told[2], r.Refusal), f"number 2 is {told[2].state} after number 3"
+
+
+def a_zombie_reads_on() -> None:
+    """A leader that is fenced and does not know it reads journals with an old state, and leads again.
+
+    What it takes for strangers' must be read again, or it can never be committed.
+    """
+    world = World()
+    zombie = world.controller("zombie", store=MemoryStore())
+    zombie.lead()
+    world.stream(zombie, STREAM, segments=1)
+    successor = world.controller("successor")
+    successor.lead()
+    txn_id, token = _begin(world, successor)
+    touched = world.ask(successor, r.Touch(token, STREAM))
+    receipt = world.write(txn_id, 1, STREAM, touched.segments, [(b"k", b"v")])
+    with contextlib.suppress(LogFenced):
+        zombie.step(0)
+    zombie.lead()
+    outcome = world.ask(zombie, r.Commit(token, (receipt,), (), None, 1000))
+    assert getattr(outcome, "state", None) == "COMMITTED", f"it was answered with {outcome}"
+    assert _values(world) == [b"v"]
+
+
+def plain_writes_wait_together() -> None:
+    """Several batches of plain writes of one key are committed in one round."""
+    world, leader = _opened()
+    written = [b"%d" % number for number in range(4)]
+    for value in written:
+        world.cluster.produce(TopicPartition(journal_topic(STREAM), 0), [Record(0, 1, b"k", value)])
+    for _ in range(4):
+        leader.step(0)
+    assert _values(world) == written
