@@ -1,4 +1,4 @@
-"""Tiny histories of logs, answers and snapshots at the edges of conditions; see `test_edge_cases`."""
+"""Tiny histories of logs, answers and times at the edges of conditions; see `test_edge_cases`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ import pytest
 from tests.checker.table import (
     ONE,
     TWO,
-    A,
-    B,
-    C,
     Case,
     Table,
     commit_one,
-    commit_two,
-    log_two,
 )
 from tests.checker.tape import Tape, row
 
@@ -163,7 +158,69 @@ def below_what_a_raw_reader_was_given(tape: Tape) -> None:
     tape.commits([1, 20, [ONE], [[0, 0, 1]]])
 
 
+@wrong("non-monotone-timestamps")
+def below_the_higher_one_of_two_that_were_told_before(tape: Tape) -> None:
+    for txn, txn_id in (("t", ONE), ("v", "3" * 32)):
+        tape.begin(txn, txn_id)
+    asked = {txn: tape.ask(txn, "commit", txn=txn, writers=[]) for txn in "tv"}
+    tape.told("t", asked["t"], txn_id=ONE, timestamp=20, committed=0)
+    tape.told("v", asked["v"], txn_id="3" * 32, timestamp=10, committed=0)
+    commit_one(tape, "u", TWO, 15)
+
+
+@right
+def a_series_goes_on(tape: Tape) -> None:
+    for name, number in (("t", 1), ("u", 2)):
+        tape.begin(name, name * 32)
+        tape.commit(name, name * 32, 10 * number, 0, series="x", number=number)
+
+
 # What a commit takes.
+
+
+@right
+def the_second_commit_took_effect(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a", writer="first")
+    tape.write("t", "b", writer="second")
+    tape.ask("q", "commit", txn="t", writers=["first"])
+    tape.commit("t", ONE, 10, 1, writers=["second"])
+    tape.log(0, [0, "k", "b", ONE])
+
+
+@right
+def the_commit_that_takes_more_took_effect(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a", writer="first")
+    tape.write("t", "b", writer="second")
+    tape.ask("q", "commit", txn="t", writers=["first"])
+    tape.commit("t", ONE, 10, 2, writers=["first", "second"])
+    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE])
+
+
+@right
+def written_between_two_commits_of_which_the_first_took_effect(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    _ask_commit(tape)
+    tape.write("t", "b")
+    tape.commit("t", ONE, 10, 1)
+    tape.log(0, [0, "k", "a", ONE])
+
+
+@wrong("lost-write")
+def a_finished_writer_that_nobody_named_is_lost(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a", writer="done", file="q")
+    tape.do("q", "finish", txn="t", writer="done")
+    tape.commit("t", ONE, 10, 1, writers=None)
+    tape.log(0)
+
+
+@right
+def a_plain_write_where_no_log_was_read(tape: Tape) -> None:
+    tape.do("p", "plain", stream="s/a", events=[["k", "a"]])
+    tape.log(0, stream="s/b")
 
 
 @right
@@ -235,60 +292,6 @@ def retention_has_deleted_what_only_its_id_was_told_of(tape: Tape) -> None:
     tape.commit("u", ONE, 10, 1, series="x", number=1, replayed=True)
     tape.do("p", "plain", stream="s/a", events=[["k", "b"]])
     tape.log(0, start=5)
-
-
-# Snapshots.
-
-
-def _take(tape: Tape, timestamp: int, *rows: list[object], asked_for: int | None = None) -> None:
-    asked = {"snapshot": "n", "streams": ["s/a"], "asked_for": asked_for}
-    tape.do("n", "snapshot", {"timestamp": timestamp}, **asked)
-    tape.do("n", "snapshot_read", {"events": list(rows)}, snapshot="n", stream="s/a")
-
-
-@right
-def a_snapshot_at_the_last_commit_of_its_scope(tape: Tape) -> None:
-    commit_two(tape)
-    tape.do("p", "begin", {"txn_id": "3" * 32}, txn="v", scope="other")
-    tape.commit("v", "3" * 32, 90, 0)
-    _take(tape, 20, A, B, C)
-    log_two(tape)
-
-
-@wrong("snapshot-not-prefix")
-def committed_at_a_snapshot(tape: Tape) -> None:
-    commit_one(tape, "t", ONE, 10, "a", "b")
-    tape.do("n", "snapshot", {"timestamp": 20}, snapshot="n", streams=["s/a"], asked_for=None)
-    commit_one(tape, "u", TWO, 20, "c")
-    log_two(tape)
-
-
-@right
-def a_snapshot_lacks_what_may_not_have_been_written(tape: Tape) -> None:
-    tape.begin("t", ONE)
-    tape.write("t", "a")
-    rows = [["k", "b"]]
-    tape.ask("q", "write", txn="t", writer="w", stream="s/a", events=rows)
-    tape.commit("t", ONE, 10, 1)
-    _take(tape, 10, row("a", 0, ONE, 10))
-
-
-@wrong("snapshot-not-prefix")
-def a_snapshot_lacks_one_of_two_plain_writes(tape: Tape) -> None:
-    tape.do("p", "plain", stream="s/a", events=[["k", "a"], ["k", "b"]])
-    _take(tape, 10, row("a", 0, None, 10), asked_for=10)
-    tape.log(0, [0, "k", "a", None], [1, "k", "b", None])
-    tape.commits([1, 10, [], [[0, 0, 2]]])
-
-
-@right
-def a_snapshot_shows_keyless_events_of_two_partitions(tape: Tape) -> None:
-    tape.do("p", "plain", stream="s/a", events=[[None, "a"], [None, "b"]])
-    shown = row("b", 0, None, 20, 1, key=None), row("a", 0, None, 10, key=None)
-    _take(tape, 20, *shown, asked_for=20)
-    tape.log(0, [0, None, "a", None])
-    tape.log(1, [0, None, "b", None])
-    tape.commits([1, 10, [], [[0, 0, 1]]], [2, 20, [], [[1, 0, 1]]])
 
 
 # Orders of sending.
