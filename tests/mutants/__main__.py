@@ -1,8 +1,8 @@
 """``scripts/mutants``: the planted bugs, hunted in the simulator or on a real broker; a table of what was found.
 
 ``simulator``: seeds, until the simulator's own checks and the product's find it, and seeds until the checker does
-by itself. ``broker``: recorded workloads that the checker judges. ``table``: what both wrote with ``--json``, as
-in `docs/mutants.md`.
+by itself. ``broker``: recorded workloads that the checker judges. ``tests``: the plays, and the files of tests that
+find what neither can bring about. ``table``: what all wrote with ``--json``, as in `docs/mutants.md`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +26,7 @@ Found = dict[str, Any]
 def main() -> int:
     """Run what the arguments say; 1 if a bug survived, or something was found where none is planted."""
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
-    parser.add_argument("where", choices=("simulator", "broker", "table"))
+    parser.add_argument("where", choices=("simulator", "broker", "tests", "table"))
     parser.add_argument("names", nargs="*", metavar="NAME", help="these only; 'none': no bug")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--seeds", type=int, default=100, help="of the simulator, at most")
@@ -38,8 +39,8 @@ def main() -> int:
         print(table(json.loads(given.json.read_text())))
         return 0
     book = _Book(given.json)
-    hunt = _broker if given.where == "broker" else _simulator
-    return 0 if hunt(given, book) else 1
+    hunts = {"simulator": _simulator, "broker": _broker, "tests": _tests}
+    return 0 if hunts[given.where](given, book) else 1
 
 
 class _Book:
@@ -144,6 +145,57 @@ def _run(
     }
 
 
+# -- tests --------------------------------------------------------------------------------------------
+
+
+def _tests(given: argparse.Namespace, book: _Book) -> bool:
+    """Each play, and each file of tests, with its bug: it has to fail."""
+    good = True
+    for mutant in _wanted(given, lambda m: bool(m.play or m.suite)):
+        began = time.monotonic()
+        why = _played(mutant) if mutant.play else _run_tests(mutant)
+        seconds = round(time.monotonic() - began, 1)
+        what = "play" if mutant.play else mutant.suite
+        book.note(
+            mutant.name, "tests", {"found": bool(why), "tries": 1, "seconds": seconds, "why": why}
+        )
+        good = good and bool(why)
+        said = "caught  " if why else "survived"
+        print(f"{said} {what}, {seconds} s: {mutant.name}: {why:.120}", flush=True)
+    return good
+
+
+def _played(mutant: Mutant) -> str:
+    assert mutant.play is not None
+    with mutant.plant():
+        try:
+            mutant.play()
+        except AssertionError as error:
+            return str(error) or "it does not hold"
+    return ""
+
+
+def _run_tests(mutant: Mutant) -> str:
+    """The first test that fails; empty if none does, or they can't be run."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.mutants.plugin",
+        "--mutant",
+        mutant.name,
+    ]
+    ran = subprocess.run(
+        [*command, "-n0", "-q", "-x", "-p", "no:cacheprovider", mutant.suite],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    failed = [line for line in ran.stdout.splitlines() if line.startswith("FAILED ")]
+    return failed[0].removeprefix("FAILED ") if ran.returncode == 1 and failed else ""
+
+
 # -- the table ----------------------------------------------------------------------------------------
 
 
@@ -151,8 +203,8 @@ def table(found: dict[str, dict[str, Found]]) -> str:
     """In Markdown: each mutant, by which judge it was found and in how many tries."""
     heads = ("mutant", "what it breaks", "simulator's own checks", "checker in the simulator")
     lines = [
-        f"| {' | '.join((*heads, 'checker on a broker'))} |",
-        "| --- | --- | --- | --- | --- |",
+        f"| {' | '.join((*heads, 'checker on a broker', 'tests'))} |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for mutant in CATALOGUE:
         mine = found.get(mutant.name, {})
@@ -160,8 +212,19 @@ def table(found: dict[str, dict[str, Found]]) -> str:
             _cell(mine.get(judge), mutant.simulated if judge != "broker" else bool(mutant.broker))
             for judge in ("own", "checker", "broker")
         ]
+        cells.append(_tests_cell(mutant, mine.get("tests")))
         lines.append(f"| {mutant.name} | {mutant.breaks} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _tests_cell(mutant: Mutant, found: Found | None) -> str:
+    if not (mutant.play or mutant.suite):
+        return ""
+    if found is None:
+        return "not run"
+    if not found["found"]:
+        return "no"
+    return "play" if mutant.play else f"`{mutant.suite.removeprefix('tests/')}`"
 
 
 def _cell(found: Found | None, occurs: bool) -> str:

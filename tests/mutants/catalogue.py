@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from tests.mutants import clients, decisions, journals, merges, plays, rounds
+from tests.mutants import batches, clients, decisions, journals, merges, plays, rounds
 
 Plant = Callable[[], AbstractContextManager[object]]
 CARRYING = {"chunk_bytes": 250, "scale_s": 0.7}
@@ -51,6 +51,7 @@ class Mutant:
     ``by_clients``: it is in the library of readers and writers, not in controllers.
     ``broker``: what brings it out on a real broker, one of `tests.mutants.workload.Trial`'s names; empty where
     that is not known (`docs/mutants.md` says why).
+    ``suite``: the file of tests that finds it, where neither simulator nor workload can.
     ``play``: the exact order of events in which it does harm; an `AssertionError` under the bug.
     """
 
@@ -63,6 +64,7 @@ class Mutant:
     by_clients: bool = False
     broker: str = ""
     play: Callable[[], None] | None = None
+    suite: str = ""
 
     @property
     def breaks(self) -> str:
@@ -166,6 +168,18 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, broker="steady"),
     Mutant("readers read uncommitted", clients.read_uncommitted, simulated=False,
            by_clients=True, broker="kills"),
+    # -- bytes
+    Mutant("a run begins an offset late", batches.late_first_offset, simulated=False,
+           suite="tests/topics/test_framing.py"),
+    Mutant("one writer's run stands for a whole batch", batches.first_writer_for_all,
+           weather={"mixed_batches": True, "small": True}, suite="tests/topics/test_framing.py"),
+    Mutant("a spliced batch keeps its CRC", batches.crc_left, suite="tests/topics/test_batch.py"),
+    Mutant("the raw reader shows what was aborted", batches.aborted_read, simulated=False,
+           play=plays.one_aborts_and_commits_later),
+    Mutant("the raw reader passes over abort markers", batches.marker_passed, simulated=False,
+           play=plays.one_aborts_and_commits_later),
+    Mutant("columns are read beyond a range's end", batches.beyond_the_range, simulated=False,
+           suite="tests/topics/test_columns_read.py"),
 )  # fmt: skip
 
 

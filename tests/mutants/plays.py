@@ -16,8 +16,10 @@ from anabranch.processors import controller as controllers
 from anabranch.processors.controller import Controller
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
+from anabranch.topics.kafka_log import _fetched
 from anabranch.topics.names import journal_topic, stream_topic, transactional_ids
-from anabranch.topics.records import Record
+from anabranch.topics.records import Record, decode_records, encode_batch
+from anabranch.topics.wire.data import PartitionFetch
 from tests.processors.world import World
 
 STREAM = "nyc/a"
@@ -145,3 +147,21 @@ def plain_writes_wait_together() -> None:
     for _ in range(4):
         leader.step(0)
     assert _values(world) == written
+
+
+def one_aborts_and_commits_later() -> None:
+    """The bytes of a partition, as a broker answers a fetch: aborted, its marker, committed, by one producer."""
+    world, _ = _opened()
+    producer = world.cluster.log("native").producer("native", timeout=60.0)
+    for value, end in ((b"gone", producer.abort), (b"there", producer.commit)):
+        producer.append([(PLACE, encode_batch([Record(0, 1, b"k", value)]))])
+        end()
+    lying = world.cluster.partition(PLACE)
+    aborted = [(e.producer_id, e.base_offset) for e in lying.entries if e.is_aborted]
+    records = memoryview(b"".join(entry.data for entry in lying.entries))
+    answer = PartitionFetch(0, lying.end_offset, lying.stable_offset, 0, aborted, records)
+    found = _fetched(PLACE, answer, 0, True)
+    assert found is not None
+    assert found.next_offset == lying.end_offset
+    values = [record.value for batch in found.batches for record in decode_records(batch.data)]
+    assert values == [b"there"]
