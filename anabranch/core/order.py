@@ -7,24 +7,33 @@ successors wait for, each for what overlaps its own keys. So positions say every
 of a partition from which on it is not read yet), and nothing else has to be kept or told.
 
 Earlier segments on the same partition need no rule: a partition is read in the order of its offsets.
+
+Who has read a segment to its end has read what comes before it, too. But retention may have deleted it, and have
+left something older on a partition to which less was written: then that is waited for.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Mapping
-from typing import NamedTuple
+from collections.abc import Container, Iterable, Mapping
 
 from anabranch.schemas.records import EpochRecord, EpochSegment
 
 
-class _End(NamedTuple):
-    """The events of the keys [low, high) before this offset of the partition are to be read first."""
+class _End:
+    """The events of the keys [low, high) before this offset of the partition are to be read first.
 
-    low: int
-    high: int
-    partition: int
-    offset: int
+    ``before``: what was to be read before these, where it may not be read yet though these are gone.
+    """
+
+    __slots__ = ("before", "high", "low", "offset", "partition")
+
+    def __init__(self, segment: EpochSegment, offset: int, before: list[_End]) -> None:
+        self.low = segment.low
+        self.high = segment.high
+        self.partition = segment.partition
+        self.offset = offset
+        self.before = before
 
 
 class _Segment:
@@ -35,7 +44,7 @@ class _Segment:
     def __init__(self, segment: EpochSegment, awaits: list[_End]) -> None:
         self.segment = segment
         self.awaits = awaits
-        self.end: int | None = None  # when sealed
+        self.end: _End | None = None  # when sealed
 
 
 class StreamOrder:
@@ -84,7 +93,7 @@ class StreamOrder:
         if end <= segment.start_offset:
             self._closed.pop(segment.segment_id, None)
             return
-        old.end = end
+        old.end = _End(segment, end, old.awaits)
         if segment.partition in self._own:
             if end <= self._positions.get(segment.partition, 0):
                 self._finished = True
@@ -93,19 +102,32 @@ class StreamOrder:
 
     def _before(self, segment: EpochSegment, at: int) -> list[_End]:
         """What is to be read before a new segment; ``at``: the first of the old layout that may overlap it."""
-        ends: dict[_End, None] = {}
+        ends: list[_End] = []
         while at < len(self._layout) and self._layout[at].segment.low < segment.high:
             old = self._layout[at]
             at += 1
-            if old.end is None:
-                found = old.awaits
-            else:
-                was = old.segment
-                found = [_End(was.low, was.high, was.partition, old.end)]
-            for end in found:
-                if end.low < segment.high and segment.low < end.high and not self._is_read(end):
-                    ends[end] = None
-        return list(ends)
+            ends += old.awaits if old.end is None else [old.end]
+        return self._unread(ends, segment)
+
+    def _unread(self, ends: Iterable[_End], segment: EpochSegment) -> list[_End]:
+        """What is to be read before a segment; in the place of what is gone, what was to be read before that."""
+        found: list[_End] = []
+        gone: list[_End] = []
+        seen: set[_End] = set()
+        left = list(ends)
+        while left:
+            end = left.pop()
+            if end in seen or end.low >= segment.high or end.high <= segment.low:
+                continue
+            seen.add(end)
+            if not self._is_read(end):
+                found.append(end)
+            elif end.before:
+                gone.append(end)
+                left += end.before
+        for end in reversed(gone):  # so that nobody comes this way again for nothing
+            end.before = [one for one in end.before if one.before or not self._is_read(one)]
+        return found
 
     def _is_read(self, end: _End) -> bool:
         return self._positions.get(end.partition, 0) >= end.offset
@@ -128,7 +150,7 @@ class StreamOrder:
         segment = self._closed.get(segment_id)
         if segment is None:
             return True
-        segment.awaits = [end for end in segment.awaits if not self._is_read(end)]
+        segment.awaits = self._unread(segment.awaits, segment.segment)
         if segment.awaits:
             return False
         del self._closed[segment_id]

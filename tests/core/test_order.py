@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -175,12 +176,13 @@ def all_before_is_read(log: Log, event: Placed, positions: list[int]) -> bool:
 
 
 @settings(max_examples=150, deadline=None)
-@given(logs(), st.integers(1, 4), st.randoms(use_true_random=False), st.booleans())
+@given(logs(), st.integers(1, 4), st.randoms(use_true_random=False), st.booleans(), st.booleans())
 def test_members_read_every_key_in_order_and_everything(
-    log: Log, members: int, chance: random.Random, changes: bool
+    log: Log, members: int, chance: random.Random, changes: bool, retention: bool
 ) -> None:
     n = len(log.partitions)
     positions = [0] * n
+    deleted: set[tuple[int, int]] = set()
     start = 0
     seen: list[list[int]] = [[] for _ in range(KEYS)]
 
@@ -205,6 +207,16 @@ def test_members_read_every_key_in_order_and_everything(
             ]
             start = min(unread, default=len(log.history) - 1)
             group = assigned()
+        if retention and chance.random() < 0.05:
+            p = chance.randrange(n)
+            first = chance.randint(positions[p], max(positions[p], log.ends[p]))
+            deleted |= {
+                (e.key, e.sequence) for e in log.partitions[p] if positions[p] <= e.offset < first
+            }
+            positions[p] = first
+            for member in group:
+                if p in member.own:
+                    member.order.moved({p: first})
         progress = False
         for member in chance.sample(group, len(group)):
             if member.known < len(log.history) and chance.random() < 0.5:
@@ -237,6 +249,29 @@ def test_members_read_every_key_in_order_and_everything(
             idle += 1
         else:
             idle = 0
-    assert seen == [list(range(count)) for count in log.sequences]
+    assert seen == [
+        [s for s in range(count) if (key, s) not in deleted]
+        for key, count in enumerate(log.sequences)
+    ]
     for member in group:
         assert member.order.watched == set()
+
+
+@pytest.mark.parametrize("is_known_before", [True, False])
+def test_what_is_older_than_what_retention_deleted_is_waited_for(is_known_before: bool) -> None:
+    """A key moved from partition 1 to 0, and to 2: its events on 0 are gone, those on 1 are not."""
+    old, between, new = (
+        EpochSegment(segment_id(number, number), 0, KEYS, partition, 0)
+        for number, partition in ((0, 1), (1, 0), (2, 2))
+    )
+    order = StreamOrder({0, 1, 2})
+    if is_known_before:
+        order.moved({0: 3})
+    order.add(EpochRecord(0, 0, 10, (old,), (), (), -1))
+    order.add(EpochRecord(1, 1, 11, (between,), (SegmentEnd(old.segment_id, 5),), (), -1))
+    order.add(EpochRecord(2, 2, 12, (new,), (SegmentEnd(between.segment_id, 3),), (), -1))
+    order.moved({0: 3})
+    assert not order.readable(new.segment_id)
+    assert order.awaited(new.segment_id) == {1}
+    order.moved({1: 5})
+    assert order.readable(new.segment_id)
