@@ -143,7 +143,7 @@ def test_header_names_that_are_no_text_are_rejected(
         producer = JournalProducer(brokers, deadline)
         body = bytearray()
         for n, name in enumerate(("\udcff", "naïve", "\udced\udca0\udc80")):
-            encode_record(body, Record(0, 5, b"k", b"%d" % n, ((name, b"x"),)), 0, n)
+            encode_record(body, Record(0, 5, b"k", b"%d" % n, ((name, b"x"),)), n, 0)
         producer.append(place, Packed(bytes(body), NONE, 3, 1_000, 1_000), deadline)
         producer.flush(deadline)
         producer.close()

@@ -398,7 +398,8 @@ def test_a_topic_that_is_made_anew_is_another_one(bench: Bench) -> None:
     bench.append(partition, "b")
     with pytest.raises(LogUncertain, match="made anew"):
         bench.flush()
-    assert bench.stored(partition) == []
+    # Up to Kafka 4.0 a batch names its topic by name, and is stored before the offset tells.
+    assert bench.stored(partition) in ([], ["b"])
 
 
 def test_an_interrupted_call_ends_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -339,7 +339,7 @@ def test_header_names_that_are_no_text() -> None:
     body = bytearray()
     proper = (("a", b"x"),)
     encode_record(body, Record(0, 5, None, b"w", proper), 0, 0)
-    encode_record(body, Record(0, 5, None, b"v", (("\udcff", b"x"),)), 0, 1)
+    encode_record(body, Record(0, 5, None, b"v", (("\udcff", b"x"),)), 1, 0)
     place, deadline = TopicPartition("t", 0), time.monotonic() + 20
     brokers = Cluster(parse_settings(address, {}))
     try:
