@@ -30,11 +30,12 @@ from tests.faults.reading import Read
 from tests.faults.writing import Write
 
 READY_S = 60.0
-STARTING = 143  # the exit code of a process that SIGTERM meets before it is a controller
+# The exit codes of a process that SIGTERM meets before it is a controller.
+STARTING = (143, -signal.SIGTERM)
 END_S = 120.0
 CATCH_UP_S = 60.0
 # All of the end together: whoever waits for longer fails, and says for what.
-FINISH_S = 180.0
+FINISH_S = 240.0
 CONTROLLER = (
     *("--chunk-bytes", str(16 << 10)),
     # A frozen broker answers nothing: half a minute of patience would be most of a run.
@@ -232,8 +233,7 @@ class Team:
         leading = [c for c in self.controllers if c.leading()]
         some = leading if leading and self.chance.random() < 0.8 else self.controllers
         victim = self.chance.choice(some)
-        if not victim.running:
-            raise AssertionError(f"a controller ended by itself: {victim.log_file}")
+        self._restart_ended()
         if fault.how == "frozen":
             victim.signal(signal.SIGSTOP)
             self._over.wait(fault.hold)
@@ -241,10 +241,20 @@ class Team:
             return
         if fault.how == "hard":
             victim.kill()
-        elif (code := victim.stop()) not in (0, STARTING):
+        elif (code := victim.stop()) not in (0, *STARTING):
             raise AssertionError(f"a controller ended with {code}: {victim.log_file}")
         self._over.wait(fault.hold)
         victim.start()
+
+    def _restart_ended(self) -> None:
+        """As whoever supervises them does: a controller that starts while all brokers are away ends."""
+        for controller in self.controllers:
+            if controller.running:
+                continue
+            if "LogUnavailable: metadata: " not in controller.log_file.read_text(errors="replace"):
+                raise AssertionError(f"a controller ended by itself: {controller.log_file}")
+            self.troubles["controller without brokers"] += 1
+            controller.start()
 
     def _client(self, fault: Fault) -> None:
         victim = self.chance.choice(self.clients)
@@ -286,6 +296,7 @@ class Team:
         """Faults are over: everybody ends what is under way, catches up, and the log is read."""
         self._over.set()
         self._finish_by = time.monotonic() + FINISH_S
+        self._restart_ended()
         for kind in (Write, Help):
             for child in [c for c in self.clients if isinstance(c.spec, kind)]:
                 self._end(child, signal.SIGTERM)
