@@ -211,7 +211,8 @@ def join(spark: SparkSession, plan: Plan) -> None:
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
+    if not query.awaitTermination(int(RUN_DEADLINE_S)):
+        raise TimeoutError("the join does not come to its end")
 
 
 def _stream(spark: SparkSession, plan: Plan, name: str, fields: str) -> DataFrame:
@@ -246,11 +247,6 @@ def join_killed(plan: Plan, say: Callable[[str], None]) -> int:
         planned, done = _progress(plan)
         say(f"kill {killed + 1}: micro-batch {planned} was planned, {done} done")
     return plan.kills
-
-
-def join_to_the_end(plan: Plan) -> None:
-    """Run `join` once more, in a process that may end."""
-    _ended(plan, _start_join(plan))
 
 
 def _ended(plan: Plan, process: subprocess.Popen[bytes]) -> None:
@@ -387,7 +383,7 @@ def run(spark: SparkSession, plan: Plan, say: Callable[[str], None]) -> dict[str
     say(f"loaded {counts} in {transactions} transactions")
     killed = join_killed(plan, say)
     close(spark, plan)
-    join_to_the_end(plan)
+    join(spark, plan)  # once more, where nobody kills it
     planned, _ = _progress(plan)
     say(f"joined in {planned + 1} micro-batches, {killed} times killed")
     out = export_result(spark, plan)

@@ -6,7 +6,8 @@ With ``--bootstrap HOST:PORT`` (or ``$ANABRANCH_BOOTSTRAP``) ``broker`` is that 
 Tests share it: give topics names of your own (the ``unique`` fixture), and don't stop it. A test
 that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
 
-Workers of pytest-xdist (``-n 2``) get whole files, the long ones first, and a broker each.
+Workers of pytest-xdist (``-n 2``) get whole files, the long ones first, and a broker each. All files of
+tests/spark go to one worker: they share a JVM that takes long to warm up.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
 MEASURED = "measured"
+TOGETHER = ("tests/spark/",)
 # What a test costs that says nothing of it, with and without a broker.
 BROKER_TEST_S, OTHER_TEST_S = 0.7, 0.02
 
@@ -78,11 +79,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Log) -> Scheduling:
-    """Whole files go to workers, in the order of collection."""
+    """Whole files go to workers, in the order of collection; some folders as a whole."""
     from xdist.scheduler import LoadFileScheduling
 
+    class Scheduler(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
     config.option.loadscopereorder = False  # that is: by the count of a file's tests
-    return LoadFileScheduling(config, log)
+    return Scheduler(config, log)
+
+
+def scope_of(nodeid: str) -> str:
+    """What goes to a worker as a whole: a test's file, or its folder."""
+    file = nodeid.partition("::")[0]
+    return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
 
 @pytest.hookimpl(trylast=True)
@@ -90,10 +101,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Workers take the long files first, so that they end at the same time."""
     if not hasattr(config, "workerinput"):
         return
-    seconds: dict[Path, float] = defaultdict(float)
+    seconds: dict[str, float] = defaultdict(float)
     for item in items:
-        seconds[item.path] += expected_seconds(item)
-    items.sort(key=lambda item: -seconds[item.path])
+        seconds[scope_of(item.nodeid)] += expected_seconds(item)
+    items.sort(key=lambda item: -seconds[scope_of(item.nodeid)])
 
 
 def expected_seconds(item: pytest.Item) -> float:

@@ -6,6 +6,7 @@ It ends with the test process. Without a JDK these tests fail, with the message 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pyspark.sql import SparkSession
 
 import anabranch
 from anabranch.spark import spark_session
+from anabranch.spark.clients import close_clients
 from tests.cluster import Cluster
 from tests.spark import small_jvm
 from tests.spark.sink_place import Place, place_in
@@ -33,21 +35,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """A session with the format registered. Tests share it; those that kill a JVM start their own process."""
+def own_clients(cluster: Cluster) -> Iterator[None]:
+    """The clients that sinks and sources make in this process: closed before the cluster ends."""
+    yield
+    close_clients()
+
+
+@pytest.fixture(scope="session")
+def spark(own_clients: None) -> Iterator[SparkSession]:
+    """A session with the format registered, which ends before the cluster does. Tests share it; those that kill
+    a JVM start their own process."""
     folder = tempfile.mkdtemp(prefix="anabranch-spark-")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    session = spark_session(
-        "tests",
-        "local[2]",
-        small_jvm.settings(folder)
-        | {
-            "spark.sql.shuffle.partitions": "2",
-            # To compile the plan of every small query costs more than it brings.
-            "spark.sql.codegen.wholeStage": "false",
-            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        },
-    )
+    os.environ["PYSPARK_PYTHON"] = small_jvm.quick_python(
+        folder
+    )  # of drivers in other processes, too
+    session = spark_session("tests", "local[2]", small_jvm.settings(folder) | small_jvm.PLANS)
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
@@ -61,7 +64,7 @@ def bootstrap(cluster: Cluster) -> str:
 
 
 @pytest.fixture
-def place(cluster: Cluster, client: anabranch.Client, unique: str) -> Place:
+def place(own_clients: None, cluster: Cluster, client: anabranch.Client, unique: str) -> Place:
     """A stream of three segments, alone in its scope."""
     return place_in(cluster.bootstrap, client, f"sink{unique}")
 

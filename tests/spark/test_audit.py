@@ -315,7 +315,7 @@ class Audits:
 
 
 @pytest.fixture(scope="module")
-def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def audited(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One of its own: its controller is stopped before anything is planted. Small chunks: merges are carried."""
     folder = tmp_path_factory.mktemp("audited")
     running = start_cluster(broker.bootstrap, folder, PREFIX, ("--chunk-bytes", "65536"))
@@ -324,11 +324,11 @@ def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def audits(cluster: Cluster, spark: SparkSession) -> Audits:
+def audits(audited: Cluster, spark: SparkSession) -> Audits:
     """A real life, audited as of a moment in it; then every plant in a stream of its own, by the command."""
-    with closing(KafkaLog(cluster.bootstrap)) as log:
-        with anabranch.connect(cluster.bootstrap, prefix=PREFIX) as client:
-            events = live(client, cluster.bootstrap, MAIN, OTHER_STREAM)
+    with closing(KafkaLog(audited.bootstrap)) as log:
+        with anabranch.connect(audited.bootstrap, prefix=PREFIX) as client:
+            events = live(client, audited.bootstrap, MAIN, OTHER_STREAM)
             wait_for_events(log, MAIN, events[MAIN])
             with client.begin(SCOPE) as last:
                 last.write(OTHER_STREAM, b"last", key=b"k")
@@ -339,12 +339,12 @@ def audits(cluster: Cluster, spark: SparkSession) -> Audits:
                 later.write(OTHER_STREAM, b"later", key=b"k")
                 later.commit()
             create_streams(client)
-        connection = Connection(cluster.bootstrap, PREFIX, SOON_S, ())
+        connection = Connection(audited.bootstrap, PREFIX, SOON_S, ())
         clean = audit(spark, connection, [MAIN, OTHER_STREAM], moment)
-        cluster.controller.stop()
-        plant_all(log, cluster.bootstrap)
+        audited.controller.stop()
+        plant_all(log, audited.bootstrap)
     command = ["spark", "audit", "--stream", SCOPE, "--json", "--prefix", PREFIX]
-    result = CliRunner().invoke(app, [*command, "--bootstrap", cluster.bootstrap])
+    result = CliRunner().invoke(app, [*command, "--bootstrap", audited.bootstrap])
     return Audits(clean, events, json.loads(result.stdout), result.exit_code, result.stderr)
 
 

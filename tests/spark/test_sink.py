@@ -19,6 +19,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 
 import anabranch
 from anabranch.errors import (
@@ -37,7 +38,6 @@ from tests.spark.sink_place import (
     numbers,
     place_in,
     put_file,
-    schema_of,
     stream_files,
     texts,
 )
@@ -45,6 +45,7 @@ from tests.spark.sink_place import (
 pytestmark = [pytest.mark.broker, pytest.mark.slow(40)]
 
 COLUMNS = pa.schema([("key", pa.string()), ("value", pa.string())])
+SCHEMA = StructType([StructField("key", StringType()), StructField("value", StringType())])
 
 
 # -- a batch --------------------------------------------------------------------------------------------
@@ -215,15 +216,15 @@ def attempt(place: Place, sink: BatchSink | StreamSink, count: int, start: int =
 
 def batch_sink(place: Place, **options: str) -> BatchSink:
     given = {"bootstrap": place.bootstrap, "stream": place.stream} | options
-    return BatchSink(Options(given), schema_of("key string, value string"), False)
+    return BatchSink(Options(given), SCHEMA, False)
 
 
 def stream_sink(place: Place, **options: str) -> StreamSink:
     given = {"bootstrap": place.bootstrap, "stream": place.stream} | options
-    return StreamSink(Options(given), schema_of("key string, value string"), False)
+    return StreamSink(Options(given), SCHEMA, False)
 
 
-def test_only_accepted_attempts_count(spark: SparkSession, place: Place) -> None:
+def test_only_accepted_attempts_count(place: Place) -> None:
     sink = batch_sink(place)
     failed, accepted, speculative = (attempt(place, sink, 50, start) for start in (0, 100, 100))
     assert failed.receipt != accepted.receipt != speculative.receipt
@@ -236,7 +237,7 @@ def test_only_accepted_attempts_count(spark: SparkSession, place: Place) -> None
     assert place.values() == texts(50, 100)
 
 
-def test_abort_before_any_task_began(spark: SparkSession, place: Place) -> None:
+def test_abort_before_any_task_began(place: Place) -> None:
     sink = batch_sink(place)
     sink.abort([])
     with pytest.raises(TransactionAborted):
@@ -244,7 +245,18 @@ def test_abort_before_any_task_began(spark: SparkSession, place: Place) -> None:
     assert place.values() == []
 
 
-def test_numbers_of_a_series(spark: SparkSession, place: Place) -> None:
+def test_a_writer_that_is_left_goes_stale(place: Place) -> None:
+    """Neither commit nor abort comes: after the keepalive nothing is staged."""
+    sink = batch_sink(place, keepalive="2")
+    written = attempt(place, sink, 1000)
+    assert place.client.state(written.reservation).state == "OPEN"
+    place.nothing_staged()
+    info = place.client.state(written.reservation)
+    assert info.state == "ABORTED"
+    assert place.values() == []
+
+
+def test_numbers_of_a_series(place: Place) -> None:
     """Commits of query "q" in this order: sink, batch, and whether its rows show."""
     expected: list[bytes] = []
     for i, (name, batch, shows) in enumerate(
@@ -269,7 +281,7 @@ def test_numbers_of_a_series(spark: SparkSession, place: Place) -> None:
     place.nothing_staged()
 
 
-def test_messages_have_to_agree(spark: SparkSession, place: Place) -> None:
+def test_messages_have_to_agree(place: Place) -> None:
     sink = stream_sink(place)
     one = replace(attempt(place, sink, 3), query_id="q", batch_id="4")
     for other in (
@@ -288,7 +300,7 @@ def test_messages_have_to_agree(spark: SparkSession, place: Place) -> None:
 
 @pytest.mark.parametrize("arrived", [True, False])
 def test_a_commit_without_an_answer(
-    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch, arrived: bool
+    place: Place, monkeypatch: pytest.MonkeyPatch, arrived: bool
 ) -> None:
     """It is made known how it ended: an error means that no row is visible."""
     real = anabranch.Client.commit
@@ -309,9 +321,7 @@ def test_a_commit_without_an_answer(
     assert place.values() == (texts(3) if arrived else [])
 
 
-def test_a_controller_that_does_not_answer(
-    spark: SparkSession, broker: Broker, tmp_path: Path
-) -> None:
+def test_a_controller_that_does_not_answer(broker: Broker, tmp_path: Path) -> None:
     prefix = f"frozen{time.time_ns():x}"
     cluster = start_cluster(broker.bootstrap, tmp_path, prefix)
     with anabranch.connect(cluster.bootstrap, prefix=prefix) as client:
