@@ -116,7 +116,7 @@ def what_stands_before_the_gap_is_given_again_after_it(tape: Tape) -> None:
     commit_two(tape)
     tape.open("r", "raw", "g")
     tape.poll("r", A)
-    tape.ask("r", "poll", reader="r")  # b
+    tape.told("r", tape.ask("r", "poll", reader="r"), "unknown")  # b
     tape.open("q", "raw", "g", starts="position", file="q")
     tape.poll("q", A, file="q")
     tape.poll("q", C, file="q")
@@ -210,6 +210,16 @@ def retention_has_torn_what_a_reader_passes_over(tape: Tape) -> None:
     tape.commits([1, 10, [ONE], [[0, 0, 2]]], [2, 20, [TWO], [[0, 3, 4]]])
 
 
+@right
+def retention_has_torn_it_on_one_of_two_partitions(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a", "b")
+    tape.open("r", "transactions")
+    tape.do("r", "caught_up", reader="r")
+    tape.log(0, start=1)
+    tape.log(1, [0, "k", "b", ONE])
+    tape.commits([1, 10, [ONE], [[0, 0, 1], [1, 0, 1]]])
+
+
 @wrong("unseen-commit")
 def retention_has_torn_another_one(tape: Tape) -> None:
     commit_two(tape)
@@ -295,6 +305,17 @@ def seen_by_the_process_before_it_writes_at_that_moment(tape: Tape) -> None:
     tape.stands_still = True
     tape.do("p", "plain", stream="s/a", events=[["k", "a"]])
     tape.log(0, [0, "k", "a", None])
+
+
+@wrong("dirty-read")
+def seen_by_the_process_before_it_writes_beside_the_commit_at_that_moment(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.ask("q", "commit", txn="t", writers=["w"])
+    tape.open("r", "raw", file="p")
+    tape.poll("r", row("a", 0, ONE), file="p")
+    tape.stands_still = True
+    tape.write("t", "a")
+    tape.log(0, [0, "k", "a", ONE])
 
 
 @right
