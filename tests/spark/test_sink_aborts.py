@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from anabranch.errors import TransactionAborted
 from anabranch.spark.handover import LOCAL_DIRS
 from anabranch.spark.options import Options
 from anabranch.spark.sink import StreamSink, Written
-from tests.spark.sink_place import Place, texts
+from tests.spark.sink_place import DEADLINE_S, Place, put_file, texts
 
 pytestmark = pytest.mark.broker
 
@@ -104,3 +107,28 @@ def test_the_handover_never_fails_a_query(place: Place, driver: Path, broken: st
     sink(place, **own).commit([message], 4)
     assert place.values() == texts(10)
     sink(place, checkpointlocation="/checkpoints/a").abort([], 5)
+
+
+def test_a_query_whose_only_task_fails_leaves_nothing_staged(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    """It fails after it has written some megabytes; the keepalive is hours."""
+    put_file(tmp_path, 0, 20_000, 0)
+    late = F.when(F.col("value") == "19999", F.raise_error(F.lit("no such flight")))
+    rows = spark.readStream.schema("value string").text(str(tmp_path / "in"))
+    long = F.concat("value", F.lit("-" * 200))
+    rows = rows.select(late.otherwise(long).alias("value"))
+    writer = rows.writeStream.format("anabranch").option("bootstrap", place.bootstrap)
+    writer = writer.option("stream", place.stream).option("keepalive", HOURS_S)
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
+    try:
+        query = writer.trigger(availableNow=True).start()
+        with pytest.raises(PySparkException, match="no such flight"):
+            query.awaitTermination(int(3 * DEADLINE_S))
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    (info,) = place.transactions()
+    assert (info.state, info.reason) == ("ABORTED", "Spark aborted batch 0")
+    place.nothing_staged()
+    assert place.values() == []
