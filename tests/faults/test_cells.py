@@ -25,6 +25,7 @@ from tests.faults.team import Team
 __test__ = os.environ.get("ANABRANCH_FAULTS") == "all"
 CELLS = [(how, whom, group) for whom in WHOMS for how in HOWS for group in ("ordered", "grouped")]
 CELL_FAULTS = 2
+CELL_COMMITS = 10  # told before each of them
 pytestmark = pytest.mark.broker
 
 
@@ -55,6 +56,7 @@ def test_cell(
     try:
         team.start()
         for one in faults:
+            team.work_on(CELL_COMMITS, 30.0)
             team.suffer(one)
         team.finish()
     finally:

@@ -26,7 +26,7 @@ from tests.faults.faults import WHOMS, schedule
 from tests.faults.judging import SEED, judged
 from tests.faults.team import Team
 
-MIXED_S = float(os.environ.get("ANABRANCH_FAULTS_S", "20"))
+MIXED_S = float(os.environ.get("ANABRANCH_FAULTS_S", "15"))
 pytestmark = pytest.mark.broker
 
 
