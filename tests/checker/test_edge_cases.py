@@ -197,6 +197,16 @@ def committed_at_its_start_at_a_time(tape: Tape) -> None:
     tape.log(0, [0, "k", "d", None], stream="s/b")  # of which no time is known
 
 
+@right
+def a_groups_end_is_settled_when_it_is_given_something(tape: Tape) -> None:
+    tape.open("r", "raw", "g", starts="end")
+    tape.poll("r")
+    commit_two(tape)
+    tape.poll("r", C)
+    tape.do("r", "caught_up", reader="r")
+    log_two(tape)
+
+
 # Retention.
 
 

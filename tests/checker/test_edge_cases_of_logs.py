@@ -120,6 +120,38 @@ def open_again_while_it_is_committing(tape: Tape) -> None:
 
 
 @wrong("changed-answer")
+def committing_after_it_was_aborting(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    _state(tape, "aborting")
+    _state(tape, "committing")
+
+
+@wrong("changed-answer")
+def aborting_after_it_was_aborted(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    _state(tape, "aborted")
+    _state(tape, "aborting")
+
+
+@right
+def gave_way_to_one_that_claimed_the_number_later(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    _ask_commit(tape)
+    tape.commit("t", ONE, 10, 0, series="x", number=1)
+    tape.begin("u", TWO)
+    tape.commit("u", ONE, 10, 0, series="x", number=1, replayed=True)
+
+
+@right
+def which_of_two_names_it_has_is_not_known(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.told("p", tape.ask("p", "commit", txn="t", writers=[], name="x"), "unknown")
+    tape.commit("t", ONE, 10, 0, name="y")
+    tape.begin("u", TWO)
+    tape.commit("u", TWO, 20, 0, name="x")
+
+
+@wrong("changed-answer")
 def its_record_has_another_time(tape: Tape) -> None:
     commit_one(tape, "t", ONE, 10, "a")
     tape.log(0, [0, "k", "a", ONE])
