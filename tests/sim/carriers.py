@@ -20,8 +20,8 @@ _LOOK_S = 0.02
 def carriers_beside(world: World) -> Callable[..., Carriers]:
     """What takes the place of `Carriers` in a run."""
 
-    def make(lanes: Sequence[Lane], *, threads: bool) -> Carriers:
-        return CarriersBeside(world, lanes)
+    def make(lanes: Sequence[Lane], *, threads: bool, trouble: dict[bytes, str]) -> Carriers:
+        return CarriersBeside(world, lanes, trouble)
 
     return make
 
@@ -29,8 +29,8 @@ def carriers_beside(world: World) -> Callable[..., Carriers]:
 class CarriersBeside(Carriers):
     """See `Carriers`: what a lane does and says is the same, only who runs it is another."""
 
-    def __init__(self, world: World, lanes: Sequence[Lane]) -> None:
-        super().__init__(lanes, threads=False)
+    def __init__(self, world: World, lanes: Sequence[Lane], trouble: dict[bytes, str]) -> None:
+        super().__init__(lanes, threads=False, trouble=trouble)
         self._world = world
         self._busy = 0
         self._started = False
