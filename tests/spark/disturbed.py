@@ -1,8 +1,12 @@
-"""The sink with accidents: what a task or a driver suffers is written in a folder, each once.
+"""The sink with accidents: what a task or a driver suffers, each once, noted by a file in a folder.
 
-``tasks``: partition of the batch job -> "kill" (SIGKILL in mid-write), "fail" (after all is written and the
-receipt given), "zombie" (likewise, while a process that has joined goes on writing). ``commits``: micro-batch ->
-when its driver is killed: "before", "during" or "after" the commit.
+Tasks of the batch job, by partition: "early" (SIGKILL after it has joined, before its first row), "middle" (SIGKILL
+with rows in the journal), "late" (SIGKILL when the receipt is there, before Spark has it), "fail" (an error,
+there too), "zombie" (likewise, while a process that has joined goes on writing).
+
+Queries, by option ``accident``: when the driver is killed in each micro-batch from 1 on that `LIVES` has: "before",
+"during" or "after" its commit. All three wait until each is where it has to be: one SIGKILL takes them all. In
+the one of "after" a task attempt has been killed before.
 """
 
 from __future__ import annotations
@@ -10,14 +14,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -31,28 +35,30 @@ from pyspark.sql.types import StructType
 from anabranch.errors import AnabranchError
 from anabranch.spark.datasource import AnabranchDataSource
 from anabranch.spark.options import Options
-from anabranch.spark.sink import BatchSink, StreamSink
+from anabranch.spark.sink import BATCH_ID, BatchSink, StreamSink
 
 FOLDER = "DISTURB_FOLDER"
-DEADLINE_S = 60.0
+LIVES = int(os.environ.get("ANABRANCH_SPARK_LIVES", "1"))  # drivers that are killed; docs/spark.md
+SEED = int(os.environ.get("ANABRANCH_SEED", "0"))  # of the moments
+DEADLINE_S = 300.0  # a driver on a machine that is busy
+TASKS = {0: "middle", 1: "fail", 2: "zombie", 3: "early", 4: "late"}
+COMMITS = ("before", "during", "after")
 
 
 def folder() -> Path:
     return Path(os.environ[FOLDER])
 
 
-def take(kind: str, number: int) -> str | None:
-    """The accident that is due here; taken, it is no more."""
-    accident: str | None = json.loads((folder() / "plan.json").read_text())[kind].get(str(number))
-    if accident is not None:
-        try:
-            (folder() / f"{kind}-{number}-{accident}").touch(exist_ok=False)
-        except FileExistsError:
-            return None
-    return accident
+def once(accident: str) -> bool:
+    """Whether it is the first time that this happens."""
+    try:
+        (folder() / accident).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
-def wait_for(what: str, condition: Any) -> None:
+def wait_for(what: str, condition: Callable[[], bool]) -> None:
     until = time.monotonic() + DEADLINE_S
     while not condition():
         if time.monotonic() > until:
@@ -71,7 +77,14 @@ class DisturbedSource(AnabranchDataSource):
         return DisturbedBatch(Options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        return DisturbedStream(Options(self.options), schema, overwrite)
+        options = dict(self.options)
+        accident = options.pop("accident")
+        sink = DisturbedStream(Options(options), schema, overwrite)
+        sink.accident = accident
+        return sink
+
+
+# -- tasks -----------------------------------------------------------------------------------------------
 
 
 class DisturbedBatch(BatchSink):
@@ -80,25 +93,30 @@ class DisturbedBatch(BatchSink):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None
-        accident = take("tasks", context.partitionId())
-        if accident is None:
+        accident = TASKS.get(context.partitionId())
+        if accident is None or not once(f"task-{accident}"):
             return super().write(iterator)
-        if accident == "kill":
+        if accident == "early":
+            with self._target.client.join(self._reservation) as writer:
+                writer.open()
+                os.kill(os.getpid(), signal.SIGKILL)
+        if accident == "middle":
             return super().write(self._killed(iterator))
         rows = list(iterator)
         super().write(iter(rows))
+        if accident == "late":
+            os.kill(os.getpid(), signal.SIGKILL)
         if accident == "zombie":
             self._raise_zombie(rows)
         raise RuntimeError(f"this attempt fails: {accident}")
 
-    def _killed(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from iterator
-        stream = self._target.stream
+    def _killed(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All rows, and then death: they are in the journal, and no receipt tells of them."""
+        yield from rows
+        target = self._target
+        stream = target.stream
         assert stream is not None
-        wait_for(
-            "nothing is in the journal",
-            lambda: self._target.client.describe(stream).staged_bytes > 0,
-        )
+        wait_for("rows in the journal", lambda: target.client.describe(stream).staged_bytes > 0)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _raise_zombie(self, rows: Sequence[pa.RecordBatch]) -> None:
@@ -109,30 +127,7 @@ class DisturbedBatch(BatchSink):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
-        wait_for("no zombie", (folder() / "zombie-writes").exists)
-
-
-class DisturbedStream(StreamSink):
-    """Whose driver is killed."""
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        accident = take("commits", batchId)
-        if accident == "before":
-            kill_driver()
-        else:
-            if accident == "during":
-                threading.Thread(target=kill_driver).start()
-            super().commit(messages, batchId)
-            if accident == "after":
-                kill_driver()
-        if accident is not None:
-            time.sleep(DEADLINE_S)  # nobody is left to tell
-
-
-def kill_driver() -> None:
-    """SIGKILL the JVM and the Python driver."""
-    for pid in json.loads((folder() / "driver.json").read_text()):
-        os.kill(pid, signal.SIGKILL)
+        wait_for("a zombie", (folder() / "zombie-writes").exists)
 
 
 def zombie() -> None:
@@ -146,12 +141,52 @@ def zombie() -> None:
                     written += writer.write_batch(sink._target.stream, batch)
                 writer.flush()
                 (folder() / "zombie-writes").touch()
-                time.sleep(0.05)
+                time.sleep(0.2)
     except AnabranchError as error:
         end = type(error).__name__
     result = folder() / "zombie.tmp"
     result.write_text(json.dumps({"end": end, "written": written}))
     result.rename(folder() / "zombie.json")
+
+
+# -- drivers ---------------------------------------------------------------------------------------------
+
+
+class DisturbedStream(StreamSink):
+    """Whose driver is killed."""
+
+    accident = ""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        batch = int(context.getLocalProperty(BATCH_ID) or 0)
+        message = super().write(iterator)
+        if self.accident == "after" and 1 <= batch <= LIVES and once(f"attempt-{batch}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return message
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        if not (1 <= batchId <= LIVES and once(f"commit-{batchId}-{self.accident}")):
+            super().commit(messages, batchId)
+            return
+        if self.accident == "after":
+            super().commit(messages, batchId)
+        here = folder() / f"there-{batchId}-{self.accident}"
+        here.touch()
+        if self.accident == "during":
+            others = [here.with_name(f"there-{batchId}-{name}") for name in ("before", "after")]
+            wait_for("the other queries", lambda: all(other.exists() for other in others))
+            threading.Thread(target=kill_driver, args=(batchId,)).start()
+            super().commit(messages, batchId)
+        time.sleep(DEADLINE_S)  # nobody is left to tell
+
+
+def kill_driver(batch: int) -> None:
+    """SIGKILL of the Python driver, the JVM, and of the process that commits, at a moment of its commit."""
+    time.sleep(random.Random(SEED + batch).uniform(0.0, 0.02))
+    for pid in (*json.loads((folder() / "pids").read_text()), os.getpid()):
+        os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
