@@ -18,7 +18,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import beside, bulk, oneshot, ordered, ranges, rolling, scaling, setting, spark, splice
+from bench import (
+    beside,
+    bulk,
+    oneshot,
+    ordered,
+    pipelines,
+    ranges,
+    rolling,
+    scaling,
+    setting,
+    spark,
+    splice,
+)
 
 Rows = tuple[list[str], list[list[str]]]
 
@@ -76,6 +88,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         _on_cluster(beside),
     ),
     "spark": ("Spark's sink and source against its own Kafka connector", _on_cluster(spark)),
+    "pipelines": ("audit, export, compact and load of millions of events", _on_cluster(pipelines)),
 }
 GROUPS = {"epochs": ("rolling", "scaling", "ordered", "beside")}
 
