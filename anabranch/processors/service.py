@@ -8,9 +8,11 @@ run: the group's assignment says who tries, the sequence in `leadership` makes s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -19,7 +21,8 @@ from typing import Any
 import mode
 
 from anabranch.core.turn import Settings
-from anabranch.ports import TableError
+from anabranch.errors import AnabranchError, FixCallError
+from anabranch.ports import LogError, LogUnavailable, TableError
 from anabranch.processors.config import ControllerOptions
 from anabranch.processors.keyfile import load_or_create
 from anabranch.processors.leader import Leader
@@ -35,6 +38,7 @@ log = logging.getLogger("anabranch.controller")
 STOP_LEADER_S = 20.0
 LEAVE_GROUP_S = 10.0
 EXIT_OK = 0
+EXIT_FIX_CALL = 2
 EXIT_ENVIRONMENT = 6
 EXIT_DEFECT = 70
 
@@ -61,7 +65,8 @@ class ControllerService(mode.Service):
     async def on_start(self) -> None:
         # A second of work that the first big journal batch would have to wait for.
         threading.Thread(target=warm, name="warm", daemon=True).start()
-        await asyncio.to_thread(self._prepare)
+        if not await self._prepared():
+            return
         options = self.options
         self._membership = Membership(
             options.bootstrap,
@@ -85,6 +90,11 @@ class ControllerService(mode.Service):
                 self.failure = membership.error
             if self.failure is not None:
                 self.exit_code = _exit_code(self.failure)
+                if isinstance(self.failure, AnabranchError | LogError):
+                    # It says what to do: no traceback. A signal is mode's own way to stop a worker.
+                    log.error("%s", self.failure)
+                    signal.raise_signal(signal.SIGTERM)
+                    return
                 self.set_shutdown()
                 await self.crash(self.failure)
                 return
@@ -92,18 +102,46 @@ class ControllerService(mode.Service):
     async def on_stop(self) -> None:
         await asyncio.to_thread(self._leave)
 
-    def _prepare(self) -> None:
+    async def _prepared(self) -> bool:
+        """Whether the topics are there; not if stopped before, or failed."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[bool] = loop.create_future()
+
+        def end(found: bool) -> None:
+            if not ended.done():
+                ended.set_result(found)
+
+        def run() -> None:
+            found = False
+            try:
+                found = self._prepare()
+            except Exception as error:  # noqa: BLE001 - `_watch` ends the process with it
+                self.failure = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(end, found)
+
+        # asyncio's own threads would hold up the end of a process that is told to stop.
+        threading.Thread(target=run, name="prepare", daemon=True).start()
+        return await ended
+
+    def _prepare(self) -> bool:
+        """The topics are there; waits for brokers that are away. False if stopped before."""
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
         try:
-            topics = create_control_topics(
-                source,
-                self.options.prefix,
-                control_partitions=self.options.control_partitions,
-                replication_factor=self.options.replication_factor,
-            )
-            self._control_partitions, self._replies = topics
+            while not self.should_stop:
+                try:
+                    self._control_partitions, self._replies = create_control_topics(
+                        source,
+                        self.options.prefix,
+                        control_partitions=self.options.control_partitions,
+                        replication_factor=self.options.replication_factor,
+                    )
+                    return True
+                except LogUnavailable as error:
+                    log.warning("waiting for the brokers: %s", error)
         finally:
             source.close()
+        return False
 
     def _leave(self) -> None:
         with self._lock:
@@ -171,11 +209,9 @@ class ControllerService(mode.Service):
 
 
 def _exit_code(error: Exception) -> int:
-    from anabranch.errors import FixCallError
-
     if isinstance(error, FixCallError):
-        return 2
-    return EXIT_ENVIRONMENT if isinstance(error, TableError | OSError) else EXIT_DEFECT
+        return EXIT_FIX_CALL
+    return EXIT_ENVIRONMENT if isinstance(error, TableError | LogError | OSError) else EXIT_DEFECT
 
 
 def run_controller(options: ControllerOptions, *, loglevel: str = "INFO") -> int:

@@ -1,0 +1,91 @@
+"""A controller process that starts while brokers are away, or may not use what it finds."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anabranch.errors import TopicMisconfigured
+from anabranch.ports import LogUnavailable
+from anabranch.processors import service
+from anabranch.processors.config import ControllerOptions
+
+ENDS = """
+import sys
+from pathlib import Path
+from anabranch.errors import TopicMisconfigured
+from anabranch.processors import service
+from anabranch.processors.config import ControllerOptions
+
+def create_control_topics(*_, **__):
+    raise TopicMisconfigured("cleanup.policy is delete: set it to compact")
+
+service.create_control_topics = create_control_topics
+folder = Path(sys.argv[1])
+sys.exit(service.run_controller(
+    ControllerOptions("127.0.0.1:1", data_dir=folder, key_file=folder / "key")))
+"""
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> service.ControllerService:
+    options = ControllerOptions("127.0.0.1:1", data_dir=tmp_path, key_file=tmp_path / "key")
+    return service.ControllerService(options)
+
+
+def test_it_waits_for_brokers_that_are_away(
+    controller: service.ControllerService,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answers: list[Exception | tuple[int, int]] = [
+        LogUnavailable("nobody there"),
+        LogUnavailable("no leader"),
+        (3, 2),
+    ]
+
+    def create_control_topics(*_: object, **__: object) -> tuple[int, int]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(service, "create_control_topics", create_control_topics)
+    assert asyncio.run(controller._prepared())
+    assert (controller.failure, answers) == (None, [])
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for the brokers: nobody there",
+        "waiting for the brokers: no leader",
+    ]
+
+
+def test_what_waiting_does_not_mend_is_a_failure(
+    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = TopicMisconfigured("cleanup.policy is delete")
+
+    def create_control_topics(*_: object, **__: object) -> tuple[int, int]:
+        raise problem
+
+    monkeypatch.setattr(service, "create_control_topics", create_control_topics)
+    assert not asyncio.run(controller._prepared())
+    assert controller.failure is problem
+
+
+@pytest.mark.slow(2)
+def test_it_ends_with_a_line_that_says_what_to_do(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == service.EXIT_FIX_CALL, output
+    assert "ERROR   cleanup.policy is delete: set it to compact" in output
+    assert "Traceback" not in output
