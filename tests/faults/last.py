@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
 
+from anabranch.ports import TopicPartition as Place
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord
+from anabranch.topics.kafka_log import KafkaLog
 from anabranch.topics.names import history_topic, stream_topic
 from checker.recorder import SUFFIX, Recorder
 from tests.faults.reading import id_of, txn_of
@@ -116,6 +119,30 @@ def record_log(
                 for m in messages
                 if isinstance(record := decode(m.value() or b""), CommitRecord)
             ]
+
+
+def undecided(bootstrap: str, prefix: str) -> list[str]:
+    """Partitions of a run's topics where an open native transaction keeps committed readers from the end."""
+    log = KafkaLog(bootstrap)
+    try:
+        topics = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(
+            timeout=20
+        )
+        places = [
+            Place(name, number)
+            for name, topic in topics.topics.items()
+            if prefix in name
+            for number in topic.partitions
+        ]
+        ends = log.end_offsets(places, committed=False)
+        stable = log.end_offsets(places, committed=True)
+    finally:
+        log.close()
+    return [
+        f"{p.topic}[{p.partition}] from {stable[p]} to {ends[p]}"
+        for p in places
+        if stable[p] < ends[p]
+    ]
 
 
 def under_way(path: Path) -> str:

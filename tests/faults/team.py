@@ -25,7 +25,7 @@ from tests.faults.coordinators import wait_group, wait_transaction
 from tests.faults.faults import Fault, strike
 from tests.faults.groups import Watcher
 from tests.faults.helping import Help
-from tests.faults.last import Given, Log, ids_of, read_with_plain, record_log, under_way
+from tests.faults.last import Given, Log, ids_of, read_with_plain, record_log, undecided, under_way
 from tests.faults.reading import Read
 from tests.faults.writing import Write
 
@@ -319,6 +319,7 @@ class Team:
         given = Given(self.history)
         with self.connect() as client:
             self._wait_ended(client)
+            self._wait_decided()
             given.look()
             for turn in range(2):
                 self.note(f"asks for {len(given.begun)} outcomes")
@@ -366,7 +367,10 @@ class Team:
             child.signal(number)
             child.wait_ended(left)
         except AssertionError as error:
-            raise AssertionError(f"waited {left:.0f} s for {what()}: {error}") from None
+            hanging = undecided(self.cluster.bootstrap, self.prefix)
+            raise AssertionError(
+                f"waited {left:.0f} s for {what()}; undecided: {hanging}: {error}"
+            ) from None
         self._count(child)
         if child.status != 0:
             self.defects.append(f"{child.spec.name} ended with {child.status}: {child.events[-3:]}")
@@ -391,6 +395,14 @@ class Team:
             assert time.monotonic() < until, f"still open after {END_S:.0f} s: {left[:3]}"
             self._left(END_S, lambda left=left: f"the end of {left[:3]}")  # type: ignore[misc]
             time.sleep(0.2)
+
+    def _wait_decided(self) -> None:
+        """No native transaction hangs: it would hold up committed readers of streams and of replies for ever."""
+        self.note("no native transaction may hang")
+        until = time.monotonic() + CATCH_UP_S
+        while left := undecided(self.cluster.bootstrap, self.prefix):
+            assert time.monotonic() < until, f"undecided for {CATCH_UP_S:.0f} s: {left}"
+            time.sleep(0.5)
 
     def _move_lead(self) -> None:
         """Another controller answers from now on."""
