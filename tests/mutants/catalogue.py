@@ -75,7 +75,7 @@ class Mutant:
 CATALOGUE: tuple[Mutant, ...] = (
     # -- durability
     Mutant("answer before the commit", rounds.answer_early, quick=True, broker="kills"),
-    Mutant("offsets are foreseen and not checked", rounds.unchecked_foresight, quick=True, seed=2,
+    Mutant("offsets are foreseen and not checked", rounds.unchecked_foresight, quick=True, seed=59,
            weather=MARKERS),
     Mutant("table before the commit", rounds.table_early, quick=True, broker="unborn"),
     Mutant("position ahead of the rows", rounds.position_ahead, quick=True, seed=2, broker="passed"),
@@ -86,13 +86,13 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("only A is fenced", rounds.one_fenced),
     Mutant("B is fenced late", rounds.late_b, broker="zombies"),
     Mutant("carriers are fenced late", rounds.late_carriers, weather=CARRYING),
-    Mutant("folded before the fences only", rounds.fold_once, quick=True, seed=8, broker="rivals"),
+    Mutant("folded before the fences only", rounds.fold_once, quick=True, seed=24, broker="rivals"),
     Mutant("acts before TERM", rounds.act_before_term, broker="rivals"),
     Mutant("silence judged too early", rounds.hasty_staleness, weather=BEHIND,
            play=plays.heartbeats_wait_unread),
     Mutant("keepalives do not begin afresh at takeover", rounds.old_hearing, quick=True),
     # -- answers
-    Mutant("RESOLVE does not log ABORTED", rounds.resolve_unlogged, quick=True, seed=2),
+    Mutant("RESOLVE does not log ABORTED", rounds.resolve_unlogged, quick=True, seed=9),
     Mutant("safe times are not logged", rounds.safe_unlogged, weather=SAFE),
     Mutant("times to come are called safe", rounds.safe_ahead, weather=SAFE),
     Mutant("stale snapshot", rounds.safe_stale, weather=SAFE, broker="steady"),
@@ -131,7 +131,7 @@ CATALOGUE: tuple[Mutant, ...] = (
            broker="steady"),
     Mutant("a former layout is forgotten too early", merges.forget_layouts, quick=True, seed=1),
     Mutant("former layouts are kept", merges.keep_layouts, quick=True, seed=1),
-    Mutant("a touch is answered with the active layout", merges.answer_active, quick=True, seed=6),
+    Mutant("a touch is answered with the active layout", merges.answer_active, quick=True, seed=29),
     Mutant("a duplicate is pinned as reference epoch", merges.pin_the_epoch, quick=True),
     Mutant("segment numbers are used again", merges.numbers_again, quick=True, seed=1),
     # -- merges that are carried aside
