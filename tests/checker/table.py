@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.checker.tape import Tape, row
 
 Case = Callable[[Tape], None]
@@ -31,28 +33,33 @@ class Table:
         self.rights.append(case)
         return case
 
-    @staticmethod
-    def name_of(one: object) -> str:
-        """For test ids."""
-        return " ".join(one) if isinstance(one, tuple) else str(getattr(one, "__name__", one))
+    def tests(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """``test_an_anomaly`` and ``test_no_anomaly`` of all cases so far, for pytest to find in a file."""
 
-    @staticmethod
-    def judge_wrong(kinds: tuple[str, ...], case: Case) -> None:
-        """Found, and nothing else; the evidence are lines of the history."""
-        tape = Tape()
-        case(tape)
-        report = tape.judge()
-        assert report.kinds == set(kinds), report.anomalies
-        lines = {f"{file}:{line}" for file, line, _ in tape.entries}
-        assert all(set(one.evidence) <= lines and one.evidence for one in report.anomalies)
+        @pytest.mark.parametrize(("kinds", "case"), self.wrongs, ids=_name_of)
+        def test_an_anomaly(kinds: tuple[str, ...], case: Case) -> None:
+            """Its kind is named, and nothing else; the evidence are lines of the history."""
+            tape = Tape()
+            case(tape)
+            report = tape.judge()
+            assert report.kinds == set(kinds), report.anomalies
+            lines = {f"{file}:{line}" for file, line, _ in tape.entries}
+            assert all(set(one.evidence) <= lines and one.evidence for one in report.anomalies)
 
-    @staticmethod
-    def judge_right(case: Case) -> None:
-        """Nothing is found."""
-        tape = Tape()
-        case(tape)
-        report = tape.judge()
-        assert report.ok, report.anomalies
+        @pytest.mark.parametrize("case", self.rights, ids=_name_of)
+        def test_no_anomaly(case: Case) -> None:
+            """It only looks like one: nothing is found."""
+            tape = Tape()
+            case(tape)
+            report = tape.judge()
+            assert report.ok, report.anomalies
+
+        return test_an_anomaly, test_no_anomaly
+
+
+def _name_of(one: object) -> str:
+    """For test ids."""
+    return " ".join(one) if isinstance(one, tuple) else str(getattr(one, "__name__", one))
 
 
 def commit_one(tape: Tape, txn: str, txn_id: str, timestamp: int, *ids: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.checker.table import ONE, TWO, A, B, C, Case, Table, commit_one, commit_two, log_two
+from tests.checker.table import ONE, TWO, A, B, C, Table, commit_one, commit_two, log_two
 from tests.checker.tape import Tape, row
 
 TABLE = Table()
@@ -372,13 +370,4 @@ def committed_while_a_snapshot_was_taken(tape: Tape) -> None:
     log_two(tape)
 
 
-@pytest.mark.parametrize(("kinds", "case"), TABLE.wrongs, ids=Table.name_of)
-def test_an_anomaly(kinds: tuple[str, ...], case: Case) -> None:
-    """Its kind is named, and where to look."""
-    Table.judge_wrong(kinds, case)
-
-
-@pytest.mark.parametrize("case", TABLE.rights, ids=Table.name_of)
-def test_no_anomaly(case: Case) -> None:
-    """It only looks like one."""
-    Table.judge_right(case)
+test_an_anomaly, test_no_anomaly = TABLE.tests()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.checker.table import (
     MOVED,
     ONE,
@@ -13,7 +11,6 @@ from tests.checker.table import (
     A,
     B,
     C,
-    Case,
     Table,
     commit_moved,
     commit_one,
@@ -369,13 +366,4 @@ def committed_and_seen_and_gone(tape: Tape) -> None:
     tape.log(0)
 
 
-@pytest.mark.parametrize(("kinds", "case"), TABLE.wrongs, ids=Table.name_of)
-def test_an_anomaly(kinds: tuple[str, ...], case: Case) -> None:
-    """Its kind is named, and where to look."""
-    Table.judge_wrong(kinds, case)
-
-
-@pytest.mark.parametrize("case", TABLE.rights, ids=Table.name_of)
-def test_no_anomaly(case: Case) -> None:
-    """It only looks like one."""
-    Table.judge_right(case)
+test_an_anomaly, test_no_anomaly = TABLE.tests()

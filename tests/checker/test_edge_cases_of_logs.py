@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.checker.table import (
     ONE,
     TWO,
-    Case,
     Table,
     commit_one,
 )
@@ -401,13 +398,4 @@ def commit_one_of(tape: Tape, file: str, txn: str, txn_id: str, timestamp: int) 
     tape.commit(txn, txn_id, timestamp, 1, file)
 
 
-@pytest.mark.parametrize(("kinds", "case"), TABLE.wrongs, ids=Table.name_of)
-def test_an_anomaly(kinds: tuple[str, ...], case: Case) -> None:
-    """Its kind is named, and where to look."""
-    Table.judge_wrong(kinds, case)
-
-
-@pytest.mark.parametrize("case", TABLE.rights, ids=Table.name_of)
-def test_no_anomaly(case: Case) -> None:
-    """It only looks like one."""
-    Table.judge_right(case)
+test_an_anomaly, test_no_anomaly = TABLE.tests()

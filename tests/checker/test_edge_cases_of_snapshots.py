@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.checker.table import (
     ONE,
     TWO,
     A,
     B,
     C,
-    Case,
     Table,
     commit_one,
     commit_two,
@@ -114,13 +111,4 @@ def a_snapshot_shows_keyless_events_of_two_partitions(tape: Tape) -> None:
     tape.commits([1, 10, [], [[0, 0, 1]]], [2, 20, [], [[1, 0, 1]]])
 
 
-@pytest.mark.parametrize(("kinds", "case"), TABLE.wrongs, ids=Table.name_of)
-def test_an_anomaly(kinds: tuple[str, ...], case: Case) -> None:
-    """Its kind is named, and where to look."""
-    Table.judge_wrong(kinds, case)
-
-
-@pytest.mark.parametrize("case", TABLE.rights, ids=Table.name_of)
-def test_no_anomaly(case: Case) -> None:
-    """It only looks like one."""
-    Table.judge_right(case)
+test_an_anomaly, test_no_anomaly = TABLE.tests()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.checker.table import (
     MOVED,
     ONE,
@@ -11,7 +9,6 @@ from tests.checker.table import (
     A,
     B,
     C,
-    Case,
     Table,
     commit_moved,
     commit_two,
@@ -263,13 +260,4 @@ def a_transaction_is_taken_up_at_the_position_in_the_history(tape: Tape) -> None
     tape.poll("q", C, file="q")
 
 
-@pytest.mark.parametrize(("kinds", "case"), TABLE.wrongs, ids=Table.name_of)
-def test_an_anomaly(kinds: tuple[str, ...], case: Case) -> None:
-    """Its kind is named, and where to look."""
-    Table.judge_wrong(kinds, case)
-
-
-@pytest.mark.parametrize("case", TABLE.rights, ids=Table.name_of)
-def test_no_anomaly(case: Case) -> None:
-    """It only looks like one."""
-    Table.judge_right(case)
+test_an_anomaly, test_no_anomaly = TABLE.tests()

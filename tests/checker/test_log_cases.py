@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from tests.checker.table import ONE, TWO, Case, Table, commit_one, commit_two
+from tests.checker.table import ONE, TWO, Table, commit_one, commit_two
 from tests.checker.tape import Tape, row
 
 TABLE = Table()
@@ -353,13 +351,4 @@ def the_two_overlapped(tape: Tape) -> None:
     tape.log(0, [0, "k", "b", TWO], [1, "k", "a", ONE])
 
 
-@pytest.mark.parametrize(("kinds", "case"), TABLE.wrongs, ids=Table.name_of)
-def test_an_anomaly(kinds: tuple[str, ...], case: Case) -> None:
-    """Its kind is named, and where to look."""
-    Table.judge_wrong(kinds, case)
-
-
-@pytest.mark.parametrize("case", TABLE.rights, ids=Table.name_of)
-def test_no_anomaly(case: Case) -> None:
-    """It only looks like one."""
-    Table.judge_right(case)
+test_an_anomaly, test_no_anomaly = TABLE.tests()

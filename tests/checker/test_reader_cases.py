@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from checker.report import KINDS
 from tests.checker import test_answer_cases, test_group_cases, test_log_cases
 from tests.checker.table import (
@@ -13,7 +11,6 @@ from tests.checker.table import (
     A,
     B,
     C,
-    Case,
     Table,
     commit_moved,
     commit_one,
@@ -299,16 +296,7 @@ def a_raw_reader_takes_any_partition_first(tape: Tape) -> None:
     tape.poll("r", A, B)
 
 
-@pytest.mark.parametrize(("kinds", "case"), TABLE.wrongs, ids=Table.name_of)
-def test_an_anomaly(kinds: tuple[str, ...], case: Case) -> None:
-    """Its kind is named, and where to look."""
-    Table.judge_wrong(kinds, case)
-
-
-@pytest.mark.parametrize("case", TABLE.rights, ids=Table.name_of)
-def test_no_anomaly(case: Case) -> None:
-    """It only looks like one."""
-    Table.judge_right(case)
+test_an_anomaly, test_no_anomaly = TABLE.tests()
 
 
 def test_every_kind_has_a_case() -> None:
