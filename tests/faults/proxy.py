@@ -138,7 +138,14 @@ class Before:
     then: Callable[[], object]
 
 
-Action = Delay | Cut | Swallow | Split | Hold | Before
+@dataclass(frozen=True)
+class Change:
+    """The client gets another answer: what ``to`` makes of the broker's, a frame with its length."""
+
+    to: Callable[[Request, bytes], bytes]
+
+
+Action = Delay | Cut | Swallow | Split | Hold | Before | Change
 Policy = Callable[[Request], Action | None]
 
 
@@ -336,7 +343,7 @@ class _Connection:
                 answer = read_frame(self._broker)
                 with self._lock:
                     # An answer that nobody asked for is the broker's affair; it goes on as it is.
-                    _, action = self._awaited.pop(correlation_of(answer), (None, None))
+                    request, action = self._awaited.pop(correlation_of(answer), (None, None))
                     self._lock.notify_all()
                 match action:
                     case Hold(held=held, copy=False):
@@ -348,6 +355,8 @@ class _Connection:
                         self._proxy._closed.wait(seconds)
                     case Before(then=then):
                         then()
+                    case Change(to=to) if request is not None:
+                        answer = to(request, answer)
                 if isinstance(action, Split):
                     _send_pieces(self._client, answer, action.size)
                     continue

@@ -9,18 +9,39 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 import anabranch
 from anabranch.topics.names import stream_topic
-from tests.cluster import Cluster
-from tests.faults.blind_broker import BlindBroker
+from tests.cluster import ControllerProcess
+from tests.faults.blind_broker import Blindness
+from tests.faults.network_proxy import Network, start_network
 
 __test__ = os.environ.get("ANABRANCH_FAULTS") == "all"
 _DEADLINE_S = 30.0
 pytestmark = [pytest.mark.broker, pytest.mark.slow(3)]
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """A broker behind the proxy, and a controller that is always told the truth."""
+    folder = tmp_path_factory.mktemp("blind")
+    with (
+        start_network() as made,
+        ControllerProcess(made.direct, folder, folder / "key") as controller,
+    ):
+        controller.wait_leading()
+        yield made
+
+
+@pytest.fixture
+def blindness(network: Network) -> Blindness:
+    """Of this test alone."""
+    network.proxy.policy = made = Blindness()
+    return made
 
 
 def _commit(client: anabranch.Client, stream: str, value: bytes) -> None:
@@ -31,64 +52,55 @@ def _commit(client: anabranch.Client, stream: str, value: bytes) -> None:
         txn.commit(timeout=_DEADLINE_S)
 
 
-def test_a_client_outlives_it(cluster: Cluster, unique: str) -> None:
+def test_a_client_outlives_it(network: Network, blindness: Blindness, unique: str) -> None:
     """Commands, replies and reading: all of a client's handles on librdkafka are told, and go on."""
     stream = f"b{unique}/events"
-    host, port = cluster.bootstrap.split(",")[0].split(":")
-    with BlindBroker((host, int(port))) as network:
-        often = {"topic.metadata.refresh.interval.ms": 200, "metadata.max.age.ms": 1000}
-        with anabranch.connect(network.bootstrap, prefix=cluster.prefix, config=often) as client:
-            client.create_stream(stream)
-            _commit(client, stream, b"before")
-            network.blind.set()
-            assert network.told.wait(_DEADLINE_S), "nobody asked"
-            time.sleep(0.5)  # every handle asks each 0.2 s
-            network.blind.clear()
-            _commit(client, stream, b"after")
-            with client.read(stream, timeout=_DEADLINE_S) as reader:
-                events = iter(reader)
-                assert [next(events).value, next(events).value] == [b"before", b"after"]
+    often = {"topic.metadata.refresh.interval.ms": 200, "metadata.max.age.ms": 1000}
+    with anabranch.connect(network.proxied, config=often) as client:
+        client.create_stream(stream)
+        _commit(client, stream, b"before")
+        blindness.blind.set()
+        assert blindness.told.wait(_DEADLINE_S), "nobody asked"
+        time.sleep(0.5)  # every handle asks each 0.2 s
+        blindness.blind.clear()
+        _commit(client, stream, b"after")
+        with client.read(stream, timeout=_DEADLINE_S) as reader:
+            events = iter(reader)
+            assert [next(events).value, next(events).value] == [b"before", b"after"]
 
 
-def test_a_plain_consumer_outlives_it(cluster: Cluster, unique: str) -> None:
+def test_a_plain_consumer_outlives_it(network: Network, blindness: Blindness, unique: str) -> None:
     """What any reader of a stream rests on."""
     stream = f"b{unique}/events"
     topic = stream_topic(stream)
-    host, port = cluster.bootstrap.split(",")[0].split(":")
-    with anabranch.connect(cluster.bootstrap, prefix=cluster.prefix) as client:
+    often = {"topic.metadata.refresh.interval.ms": 1000}
+    consumer = Consumer({"bootstrap.servers": network.proxied, "group.id": unique, **often})
+    until = time.monotonic() + _DEADLINE_S
+    values: list[bytes | None] = []
+
+    def take() -> None:
+        message = consumer.poll(0.1)
+        if message is not None and message.error() is None:
+            values.append(message.value())
+
+    with anabranch.connect(network.direct) as client:
         client.create_stream(stream)
         _commit(client, stream, b"before")
-        with BlindBroker((host, int(port))) as network:
-            consumer = Consumer(
-                {
-                    "bootstrap.servers": network.bootstrap,
-                    "group.id": unique,
-                    "topic.metadata.refresh.interval.ms": 1000,
-                }
-            )
-            consumer.assign([TopicPartition(topic, 0, 0)])
-            until = time.monotonic() + _DEADLINE_S
-            values: list[bytes | None] = []
-
-            def take() -> None:
-                message = consumer.poll(0.1)
-                if message is not None and message.error() is None:
-                    values.append(message.value())
-
-            while not values:
-                assert time.monotonic() < until
-                take()
-            network.blind.set()
-            looks = time.monotonic() + 1.0
-            while not network.told.is_set() or time.monotonic() < looks:
-                assert time.monotonic() < until
-                consumer.poll(0.1)
-                with contextlib.suppress(KafkaException):
-                    consumer.list_topics(topic, timeout=1)
-            network.blind.clear()
-            _commit(client, stream, b"after")
-            while len(values) < 2:
-                assert time.monotonic() < until, "it never connected again"
-                take()
-            consumer.close()
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        while not values:
+            assert time.monotonic() < until
+            take()
+        blindness.blind.set()
+        looks = time.monotonic() + 1.0
+        while not blindness.told.is_set() or time.monotonic() < looks:
+            assert time.monotonic() < until
+            consumer.poll(0.1)
+            with contextlib.suppress(KafkaException):
+                consumer.list_topics(topic, timeout=1)
+        blindness.blind.clear()
+        _commit(client, stream, b"after")
+        while len(values) < 2:
+            assert time.monotonic() < until, "it never connected again"
+            take()
+    consumer.close()
     assert values == [b"before", b"after"]

@@ -10,7 +10,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.proxy import HOST, Action, Before, Cut, Delay, Held, Hold, Proxy, Split, Swallow
+from tests.faults.proxy import (
+    HOST,
+    Action,
+    Before,
+    Change,
+    Cut,
+    Delay,
+    Held,
+    Hold,
+    Proxy,
+    Split,
+    Swallow,
+)
 from tests.faults.proxy_frames import (
     END_TXN,
     PRODUCE,
@@ -163,6 +175,14 @@ def test_swallow(proxy: Proxy, server: Server, client: socket.socket) -> None:
     assert is_silent(client)
     assert ask(client, 2) == 2
     assert server.got == [request(2)]
+
+
+def test_change(proxy: Proxy, client: socket.socket) -> None:
+    def to(asked: Request, answer: bytes) -> bytes:
+        return answer[:4] + struct.pack(">i", 70 + asked.correlation) + answer[8:]
+
+    on(proxy, 1, Change(to))
+    assert [ask(client, 1), ask(client, 2)] == [71, 2]
 
 
 def test_hold_keeps_the_order_of_a_connection(
