@@ -26,7 +26,7 @@ from anabranch.ports import Log, LogRefused, OffsetOutOfRange, Producer, TopicPa
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CarryRow
 from anabranch.topics.builder import BatchBuilder
-from anabranch.topics.journal_reader import JournalReaders
+from anabranch.topics.journal_reader import JournalReaders, records_gone
 from anabranch.topics.names import journal_topic, stream_topic
 from anabranch.topics.splice import Piece, Splice, batch_limit
 
@@ -34,7 +34,6 @@ log = logging.getLogger("anabranch.controller")
 
 RETRY_MS = 10_000  # how soon what the broker refused is tried again
 IN_TROUBLE = "its commit is decided, but its merge does not go on"  # what askers are told
-_OFFSET_OUT_OF_RANGE = 1
 _JOIN_S = 30.0
 Key = tuple[bytes, str, int]  # transaction, stream, segment number
 
@@ -119,10 +118,8 @@ class Lane:
             producer.abort()
             raise
         except OffsetOutOfRange as error:
-            # Somebody else deletes from a journal: this transaction's trouble, and nobody else's.
             producer.abort()
-            gone = f"its journal records are gone: {error}"
-            raise LogRefused(gone, _OFFSET_OUT_OF_RANGE) from error
+            raise records_gone(error) from error
         producer.commit()
         if job.row.done:
             # They keep what they fetched ahead, for each journal partition.

@@ -38,7 +38,7 @@ from anabranch.processors.merge import Merge, Placed
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import EpochRecord, Reply
 from anabranch.topics.builder import BatchBuilder
-from anabranch.topics.journal_reader import JournalReaders
+from anabranch.topics.journal_reader import JournalReaders, records_gone
 from anabranch.topics.names import (
     commands_topic,
     history_topic,
@@ -52,7 +52,6 @@ from anabranch.topics.splice import batch_limit
 SMALL_BYTES = 1 << 20  # of merged data: one request together with the records
 BATCH_BYTES = 512 << 10
 _OP_BYTES = 64  # of an op's record, beside its value: key, header, framing
-_OFFSET_OUT_OF_RANGE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +103,8 @@ def write_round(
         producer.abort()
         raise
     except OffsetOutOfRange as error:
-        # Somebody else deletes from a journal. It is for good: who needed it can't be merged.
         producer.abort()
-        raise LogRefused(f"its journal records are gone: {error}", _OFFSET_OUT_OF_RANGE) from error
+        raise records_gone(error) from error
     producer.commit()
     if to.foresight is not None and done.history:
         to.foresight.committed(done.data, done.bases)

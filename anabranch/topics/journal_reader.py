@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from anabranch.errors import check
-from anabranch.ports import Log, LogError, LogUnavailable, RawBatch, TopicPartition
+from anabranch.ports import (
+    Log,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    OffsetOutOfRange,
+    RawBatch,
+    TopicPartition,
+)
 
 # Enough for a round trip to be cheap; little enough that the broker stores while we fetch the next.
 FETCH_BYTES = 2 << 20
@@ -16,7 +24,14 @@ MAX_AHEAD = 4
 _FETCH_WAIT_S = 0.5
 _EMPTY_FETCHES = 20
 
+_OFFSET_OUT_OF_RANGE = 1  # of brokers' error codes
+
 _Batches = Sequence[RawBatch]
+
+
+def records_gone(error: OffsetOutOfRange) -> LogRefused:
+    """What it is to a merge that somebody else deleted from a journal: for good, and its own trouble alone."""
+    return LogRefused(f"its journal records are gone: {error}", _OFFSET_OUT_OF_RANGE)
 
 
 class JournalReaders:
