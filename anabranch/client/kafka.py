@@ -14,11 +14,13 @@ from typing import Any, TypeAlias
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from anabranch.client.kafka_admin import KafkaAdmin
-from anabranch.client.options import Options, with_error_callback
+from anabranch.client.options import Options
 from anabranch.client.ports import Entropy
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.errors import EventTooLarge, NotReady, UnsupportedSetting
 from anabranch.ports import Clock
+from anabranch.topics.contact import Contact, with_error_callback
+from anabranch.topics.lasting_consumer import LastingConsumer
 from anabranch.topics.names import commands_topic, replies_topic
 
 log = logging.getLogger("anabranch.client")
@@ -56,7 +58,8 @@ class KafkaBus:
         self._reply_header = (REPLY_HEADER, b"")
         self._trouble = ""
         self._producer: Producer | None = None
-        self._consumer: Consumer | None = None
+        self._contact: Contact | None = None  # the producer's
+        self._consumer: LastingConsumer | None = None
         self._thread: threading.Thread | None = None
 
     # -- starting -------------------------------------------------------------------------------------
@@ -80,12 +83,12 @@ class KafkaBus:
         limits = self._admin.max_message_bytes([self._commands], deadline)
         self._max_bytes = min(limits[self._commands], self._options.message_max_bytes)
         partition = int.from_bytes(self._entropy(4), "big") % counts[self._replies]
-        consumer = make(Consumer, self._options.replies(), self._on_error)
-        producer = self._new_producer()
+        consumer = make_consumer(self._options, self._options.replies(), self._on_error)
+        producer, contact = self._new_producer()
         end = self._admin.end_offsets([(self._replies, partition)], deadline)
         consumer.assign([TopicPartition(self._replies, partition, end[self._replies, partition])])
         self._reply_header = (REPLY_HEADER, partition.to_bytes(4, "big"))
-        self._consumer, self._producer = consumer, producer
+        self._consumer, self._producer, self._contact = consumer, producer, contact
         self._thread = threading.Thread(target=self._receive, name="anabranch-replies", daemon=True)
         self._thread.start()
 
@@ -103,10 +106,16 @@ class KafkaBus:
             self._clock.sleep(pause)
             pause = min(2 * pause, 1.0)
 
-    def _new_producer(self) -> Producer:
+    def _new_producer(self) -> tuple[Producer, Contact]:
         config = self._options.commands(self._max_bytes) | {"on_delivery": self._undelivered}
-        producer: Producer = make(Producer, config, self._on_error)
-        return producer
+        producer: Producer = make(Producer, config, self._producer_error)
+        return producer, Contact(producer, self._options.admin(), self._commands)
+
+    def _renew_producer(self, producer: Producer) -> None:
+        """A new producer id: commands are told apart by their own ids, and sent again, so nothing is lost by it."""
+        with self._lock:
+            if self._producer is producer and not self._closed:
+                self._producer, self._contact = self._new_producer()
 
     def control_partitions(self) -> int:
         """Partitions of the commands topic."""
@@ -143,10 +152,7 @@ class KafkaBus:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._answer(correlation_id, EventTooLarge(f"a command is too large: {error}"))
         elif error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
-            # A new producer id: commands are told apart by their own ids, so nothing is lost by it.
-            with self._lock:
-                if self._producer is producer and not self._closed:
-                    self._producer = self._new_producer()
+            self._renew_producer(producer)
 
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
         """The next reply."""
@@ -187,9 +193,7 @@ class KafkaBus:
         try:
             while not self._closed:
                 message = consumer.poll(_POLL_S)
-                producer = self._producer
-                if producer is not None:
-                    producer.poll(0)
+                self._serve_producer()
                 if message is None:
                     continue
                 self._take_reply(message)
@@ -198,6 +202,18 @@ class KafkaBus:
                     self._take_reply(message)
         finally:
             consumer.close()
+
+    def _serve_producer(self) -> None:
+        """Its delivery reports; and a new one, if commands wait in vain for brokers that others find."""
+        producer, contact = self._producer, self._contact
+        if producer is None or contact is None:
+            return
+        producer.poll(0)
+        if not len(producer):
+            contact.heard()
+        elif contact.lost():
+            self._renew_producer(producer)
+            drop(producer)
 
     def _take_reply(self, message: Message) -> None:
         error = message.error()
@@ -219,6 +235,11 @@ class KafkaBus:
             if isinstance(correlation_id, bytes):
                 refusal = EventTooLarge(f"the broker refused a command: {error}")
                 self._answer(correlation_id, refusal)
+
+    def _producer_error(self, error: KafkaError) -> None:
+        if self._contact is not None:
+            self._contact.complaint(error)
+        self._on_error(error)
 
     def _on_error(self, error: KafkaError) -> None:
         self._trouble = str(error)
@@ -243,8 +264,9 @@ class KafkaBus:
 
     def after_fork(self) -> None:
         """See `CommandBus`."""
-        for thing in (self._producer, self._consumer):
-            leak(thing)
+        leak(self._producer)
+        if self._consumer is not None:
+            leak(self._consumer.native)
 
 
 class SystemClock:
@@ -267,9 +289,22 @@ def make(
     kind: Callable[[dict[str, Any]], Any], config: dict[str, Any], on_error: Callable[[Any], None]
 ) -> Any:
     """A producer or consumer; an option that librdkafka does not take is `UnsupportedSetting`."""
+    return _make(kind, with_error_callback(config, on_error))
+
+
+def make_consumer(
+    options: Options, config: dict[str, Any], on_error: Callable[[Any], None]
+) -> LastingConsumer:
+    """A consumer that outlives brokers; an option that librdkafka does not take is `UnsupportedSetting`."""
+    return LastingConsumer(
+        config, options.admin(), make=lambda config: _make(Consumer, config), on_error=on_error
+    )
+
+
+def _make(kind: Callable[[dict[str, Any]], Any], config: dict[str, Any]) -> Any:
     _last_made[0] = time.monotonic()
     try:
-        return kind(with_error_callback(config, on_error))
+        return kind(config)
     except (KafkaException, TypeError, ValueError) as error:
         raise UnsupportedSetting(f"librdkafka refuses the options: {error}") from error
 

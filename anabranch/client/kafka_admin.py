@@ -127,9 +127,9 @@ class KafkaAdmin:
 
     def _ask(self, deadline: float, ask: Callable[[AdminClient, float], T]) -> T:
         """Ask until there is an answer: leaders may be moving, and new topics are known late."""
-        client = self._connected()
         pause = _FIRST_PAUSE_S
         while True:
+            client = self._connected()
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 raise DeadlineExceeded("no time was left to ask the brokers; call again with more")
@@ -148,11 +148,17 @@ class KafkaAdmin:
             self._refresh(client)
 
     def _refresh(self, client: AdminClient) -> None:
-        """Learn the leaders anew: questions about offsets go by the leaders known, for ever."""
+        """Learn the leaders anew: questions about offsets go by the leaders known, for ever.
+
+        A client that is not answered is let go: it may have lost all brokers for good (decision 0010).
+        """
         try:
             client.list_topics(timeout=_TRY_S)
         except KafkaException as error:
             log.debug("metadata: %s", error)
+            with self._lock:
+                if self._client is client:
+                    self._client = None
 
     def _connected(self) -> AdminClient:
         with self._lock:

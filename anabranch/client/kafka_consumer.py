@@ -8,12 +8,13 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from anabranch.client.kafka import leak, make
+from anabranch.client.kafka import leak, make_consumer
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.options import Options
 from anabranch.errors import FixCallError, InvalidArgument, NotReady, UnknownStream
+from anabranch.topics.lasting_consumer import LastingConsumer
 from anabranch.topics.names import stream_topic
 
 log = logging.getLogger("anabranch.client")
@@ -69,7 +70,7 @@ class CommittedConsumer:
             config["enable.partition.eof"] = True
         if group is not None:
             config.setdefault("topic.metadata.refresh.interval.ms", _REFRESH_MS)
-        self.native: Consumer = make(Consumer, config, _on_error)
+        self.native = make_consumer(options, config, _on_error)
         self._size = 100
         self._asked_at = 0.0
         self._at_end = False
@@ -180,7 +181,7 @@ class CommittedConsumer:
         """
         gain, lose = weakref.WeakMethod(gained), weakref.WeakMethod(lost)
 
-        def on_assign(_: Consumer, partitions: list[TopicPartition]) -> None:
+        def on_assign(_: LastingConsumer, partitions: list[TopicPartition]) -> None:
             method = gain()
             if method is not None:
                 method(partitions)
@@ -234,7 +235,7 @@ class CommittedConsumer:
 
     def leak(self) -> None:
         """In a forked child: free nothing, ever."""
-        leak(self.native)
+        leak(self.native.native)
 
 
 def _on_error(error: KafkaError) -> None:

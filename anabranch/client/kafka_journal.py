@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaException
 
-from anabranch.client.kafka import drop, leak, make
+from anabranch.client.kafka import leak
 from anabranch.client.kafka_admin import DEFAULT_MAX_MESSAGE_BYTES, KafkaAdmin
+from anabranch.client.kafka_channel import Channel
 from anabranch.client.options import Options
 from anabranch.client.ports import JournalRecord, Opened, RecordHeaders
 from anabranch.errors import AnabranchError, DeadlineExceeded, NotReady, WriteFailed
@@ -26,8 +27,6 @@ _SPARE = 4  # producers kept for the next writers
 _POLL_EVERY = 1000  # writes between polls: delivery reports are freed while their memory is warm
 _FULL_POLL_S = 0.05
 _SLICE_S = 0.2
-_METADATA_S = 5.0
-_PAUSE_S = 0.05
 
 
 class KafkaJournals:
@@ -39,8 +38,8 @@ class KafkaJournals:
         self._clock = clock
         self._timeout = timeout
         self._lock = threading.Lock()
-        self._spare: list[_Channel] = []
-        self._used: set[_Channel] = set()
+        self._spare: list[Channel] = []
+        self._used: set[Channel] = set()
         self._likely_bytes = DEFAULT_MAX_MESSAGE_BYTES
         self._closed = False
         self._columns: ColumnJournals | None = None
@@ -53,7 +52,7 @@ class KafkaJournals:
         """
         with self._lock:
             if not self._spare and not self._closed:
-                self._spare.append(_Channel(self._options, self._likely_bytes))
+                self._spare.append(Channel(self._options, self._likely_bytes))
         return KafkaJournal(self, self._admin, self._clock, self._timeout)
 
     def columns(self) -> ColumnJournal:
@@ -67,7 +66,7 @@ class KafkaJournals:
                     self._columns.close()
             return ColumnJournal(self._columns)
 
-    def take(self, max_bytes: int) -> _Channel:
+    def take(self, max_bytes: int) -> Channel:
         """A producer for topics of this size limit."""
         with self._lock:
             if self._closed:
@@ -76,15 +75,15 @@ class KafkaJournals:
             for channel in [spare for spare in self._spare if spare.max_bytes == max_bytes]:
                 self._spare.remove(channel)
                 channel.poll(0)
-                if channel.failure is None:
+                if channel.failure is None and not channel.contact.complained:
                     self._used.add(channel)
                     return channel
                 channel.close()
-            channel = _Channel(self._options, max_bytes)
+            channel = Channel(self._options, max_bytes)
             self._used.add(channel)
             return channel
 
-    def give_back(self, channel: _Channel) -> None:
+    def give_back(self, channel: Channel) -> None:
         """Keep a producer that is flushed and has never failed; drop any other."""
         with self._lock:
             self._used.discard(channel)
@@ -95,7 +94,7 @@ class KafkaJournals:
                 return
         channel.close()
 
-    def drop(self, channel: _Channel) -> None:
+    def drop(self, channel: Channel) -> None:
         """Free a producer with all that it has not delivered."""
         with self._lock:
             self._used.discard(channel)
@@ -122,67 +121,6 @@ class KafkaJournals:
             leak(channel.producer)
 
 
-class _Channel:
-    """A producer and what went wrong with it."""
-
-    def __init__(self, options: Options, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.failure: str | None = None
-        config = options.journal(max_bytes) | {"on_delivery": self._undelivered}
-        self.producer: Producer = make(Producer, config, self._on_error)
-        self._known: dict[str, int] = {}  # topic -> partitions that the producer knows of, at least
-        self._closing = threading.Lock()
-        self._closed = False
-
-    def _undelivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            self.fail(f"a write to {message.topic()}[{message.partition()}] failed: {error.str()}")
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            self.fail(f"the producer failed: {error.str()}")
-        else:
-            log.debug("journal writes: %s", error)
-
-    def fail(self, reason: str) -> None:
-        """The first failure stays."""
-        if self.failure is None:
-            self.failure = reason
-
-    def learn(self, topic: str, partitions: int, clock: Clock, deadline: float) -> None:
-        """See that the producer knows a topic with so many partitions.
-
-        librdkafka refreshes what it knows every few minutes, and gives up records for partitions that were
-        added since. Brokers, too, may learn of new ones a little late.
-        """
-        trouble = "they know fewer"
-        while self._known.get(topic, 0) < partitions:
-            left = deadline - clock.monotonic()
-            if left <= 0:
-                raise NotReady(
-                    f"the brokers were asked in vain for {partitions} partitions of {topic}: {trouble}"
-                )
-            try:
-                found = self.producer.list_topics(topic, timeout=min(left, _METADATA_S))
-            except KafkaException as error:
-                trouble = error.args[0].str()
-            else:
-                self._known[topic] = len(found.topics[topic].partitions)
-            if self._known.get(topic, 0) < partitions:
-                clock.sleep(min(_PAUSE_S, max(0.0, deadline - clock.monotonic())))
-
-    def poll(self, seconds: float) -> None:
-        """Serve delivery reports."""
-        self.producer.poll(seconds)
-
-    def close(self) -> None:
-        """Free the producer. Its unsent records are purged; what is in flight may still be written."""
-        with self._closing:
-            if not self._closed:
-                self._closed = True
-                drop(self.producer)
-
-
 class KafkaJournal:
     """See `JournalWriter`."""
 
@@ -193,8 +131,8 @@ class KafkaJournal:
         self._admin = admin
         self._clock = clock
         self._timeout = timeout
-        self._channels: dict[int, _Channel] = {}
-        self._by_topic: dict[str, _Channel] = {}
+        self._channels: dict[int, Channel] = {}
+        self._by_topic: dict[str, Channel] = {}
         self._produce: dict[str, Callable[..., None]] = {}  # looked up once, not for each event
         self._countdown = _POLL_EVERY
         self._failure: str | None = None
@@ -205,9 +143,17 @@ class KafkaJournal:
         limit = self._admin.max_message_bytes([topic], deadline)[topic]
         ends = self._admin.end_offsets([(topic, p) for p in partitions], deadline)
         channel = self._channels.get(limit)
+        count = max(partitions, default=-1) + 1
         if channel is None:
-            channel = self._channels[limit] = self._pool.take(limit)
-        channel.learn(topic, max(partitions, default=-1) + 1, self._clock, deadline)
+            channel = self._pool.take(limit)
+            try:
+                channel.learn(topic, count, self._clock, deadline)
+            except NotReady:
+                self._pool.drop(channel)  # it may be the producer that finds no brokers
+                raise
+            self._channels[limit] = channel
+        else:
+            channel.learn(topic, count, self._clock, deadline)
         self._by_topic[topic] = channel
         self._produce[topic] = channel.producer.produce
         return Opened({p: ends[topic, p] for p in partitions}, limit)
@@ -258,7 +204,7 @@ class KafkaJournal:
 
     def _write_when_room(
         self,
-        channel: _Channel,
+        channel: Channel,
         topic: str,
         partition: int,
         key: bytes | None,
@@ -270,6 +216,7 @@ class KafkaJournal:
         deadline = self._clock.monotonic() + self._timeout
         while True:
             channel.poll(_FULL_POLL_S)
+            channel.watch()
             self._check()
             try:
                 channel.producer.produce(
@@ -315,6 +262,7 @@ class KafkaJournal:
                     n = len(channel.producer)
                     raise self._fail(f"{n} writes were not acknowledged before the deadline")
                 channel.producer.flush(min(left, _SLICE_S))
+                channel.watch()
                 self._check()
             channel.poll(0)
         self._check()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from anabranch.client import kafka_logging
@@ -239,15 +239,3 @@ def _merge(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
         if synonym is not None and synonym in given:
             del merged[name]
     return merged | dict(given)
-
-
-def with_error_callback(config: dict[str, Any], ours: Callable[[Any], None]) -> dict[str, Any]:
-    """The config with an ``error_cb`` that calls ours, then the caller's own if there is one."""
-    theirs = config.get("error_cb")
-
-    def both(error: Any) -> None:
-        ours(error)
-        if theirs is not None:
-            theirs(error)
-
-    return config | {"error_cb": both}

@@ -6,13 +6,13 @@ import logging
 import time
 from typing import NoReturn, Protocol
 
-from confluent_kafka import Consumer, KafkaError, Message
+from confluent_kafka import KafkaError, Message
 from confluent_kafka import TopicPartition as Place
 
 from anabranch.client.commits import CommitHistory, KafkaParts, LogParts
 from anabranch.client.headers import headers_of
 from anabranch.client.history_search import HistorySearch
-from anabranch.client.kafka import SystemClock, make
+from anabranch.client.kafka import SystemClock, make_consumer
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_consumer import HOPELESS, NO_GROUP, CommittedConsumer, partitions_of
 from anabranch.client.log_consumer import LogConsumer, expired, fetch_committed, raw_log
@@ -85,7 +85,7 @@ class KafkaSource:
         self._admin = KafkaAdmin(options, SystemClock())
         self._history = CommittedConsumer(options, group=None, eof=True)
         config = options.reader(NO_GROUP, "error") | {"enable.partition.eof": True}
-        self._consumer: Consumer = make(Consumer, config, lambda _: None)
+        self._consumer = make_consumer(options, config, lambda _: None)
         self._next: tuple[TopicPartition, int] | None = None  # where the consumer stands
 
     def fetch(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import KafkaException, TopicPartition
+
+from anabranch.topics.lasting_consumer import LastingConsumer
 
 _POLL_S = 0.1
 
@@ -34,17 +35,18 @@ class Membership:
         self._topic = topic
         self._stop = threading.Event()
         self.error: KafkaException | None = None
-        self._consumer = Consumer(
+        common = {**options, "bootstrap.servers": bootstrap}
+        self._consumer = LastingConsumer(
             {
-                **options,
-                "bootstrap.servers": bootstrap,
+                **common,
                 "group.id": group,
                 "session.timeout.ms": int(session_timeout_s * 1000),
                 "heartbeat.interval.ms": min(500, int(session_timeout_s * 1000 / 4)),
                 "enable.auto.commit": False,
                 "auto.offset.reset": "latest",
                 "partition.assignment.strategy": "cooperative-sticky",
-            }
+            },
+            common,
         )
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
@@ -65,7 +67,7 @@ class Membership:
 
     def _run(self) -> None:
         self._consumer.subscribe(
-            [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+            [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._gone
         )
         try:
             while not self._stop.is_set():
@@ -78,14 +80,17 @@ class Membership:
         finally:
             self._consumer.close()
 
-    def _assigned(self, consumer: Consumer, partitions: list[Any]) -> None:
+    def _assigned(self, consumer: LastingConsumer, partitions: list[TopicPartition]) -> None:
         # Nothing is to be fetched through it: the controller reads the log itself.
         consumer.incremental_assign(partitions)
         if partitions:
             consumer.pause(partitions)
             self._on_gained({p.partition for p in partitions})
 
-    def _revoked(self, consumer: Consumer, partitions: list[Any]) -> None:
+    def _revoked(self, consumer: LastingConsumer, partitions: list[TopicPartition]) -> None:
+        self._gone(consumer, partitions)
+        consumer.incremental_unassign(partitions)
+
+    def _gone(self, _: LastingConsumer, partitions: list[TopicPartition]) -> None:
         if partitions:
             self._on_lost({p.partition for p in partitions})
-        consumer.incremental_unassign(partitions)

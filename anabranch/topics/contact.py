@@ -1,0 +1,99 @@
+"""Whether a handle of librdkafka still has brokers to talk to.
+
+librdkafka forgets all brokers when one that has just started names none, and may then never connect again (decision
+0010). Nothing tells of that; so who hears nothing for long asks, and where others are answered makes a new handle.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ClusterMetadata
+
+log = logging.getLogger("anabranch.kafka")
+
+SILENCE_S = 30.0  # so long nothing may be heard before the handle is asked
+SUSPECT_S = 5.0  # so long, if it has complained, or did not answer last time
+_ANSWER_S = 2.0
+_ALL_DOWN = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
+
+
+class Handle(Protocol):
+    """A producer, consumer or admin client of confluent-kafka."""
+
+    def list_topics(self, topic: str, timeout: float) -> ClusterMetadata:
+        """What the brokers say about a topic, and about themselves."""
+
+
+class Contact:
+    """Watches one handle. For the thread that uses the handle."""
+
+    def __init__(self, handle: Handle, common: Mapping[str, Any], topic: str = "") -> None:
+        """``common``: the options of any client of these brokers. ``topic``: to be asked for; "": none yet."""
+        self._handle = handle
+        self._common = dict(common)
+        self.topic = topic
+        self._since = time.monotonic()  # when something was heard, or asked, last
+        self._unanswered = 0
+        self.complained = False  # since it last answered
+
+    def complaint(self, error: KafkaError) -> None:
+        """What the handle's ``error_cb`` is told."""
+        if error.code() == _ALL_DOWN:
+            self.complained = True
+
+    def heard(self) -> None:
+        """Something came from a broker."""
+        self._since = time.monotonic()
+        self._unanswered = 0
+        self.complained = False
+
+    def lost(self) -> bool:
+        """Whether to make a new handle: this one is not answered, twice, and another one is.
+
+        Costs nothing but a look at the clock until nothing was heard for `SILENCE_S`, and then up to 4 seconds.
+        """
+        suspect = self.complained or self._unanswered
+        patience = SUSPECT_S if suspect else SILENCE_S
+        if time.monotonic() - self._since < patience or not self.topic:
+            return False
+        answered = _is_answered(self._handle, self.topic)
+        lost = not answered and self._unanswered > 0 and self._others_are()
+        self._since = time.monotonic()
+        if answered:
+            self.heard()
+        else:
+            self._unanswered += 1
+        return lost
+
+    def _others_are(self) -> bool:
+        found = _is_answered(AdminClient(self._common), self.topic)
+        if found:
+            log.warning(
+                "a handle has lost all brokers, and another one finds them: it is made anew"
+            )
+        return found
+
+
+def _is_answered(handle: Handle, topic: str) -> bool:
+    """By somebody who knows the brokers."""
+    try:
+        return bool(handle.list_topics(topic, timeout=_ANSWER_S).brokers)
+    except KafkaException:
+        return False
+
+
+def with_error_callback(config: dict[str, Any], ours: Callable[[Any], None]) -> dict[str, Any]:
+    """The config with an ``error_cb`` that calls ours, then the caller's own if there is one."""
+    theirs = config.get("error_cb")
+
+    def both(error: Any) -> None:
+        ours(error)
+        if theirs is not None:
+            theirs(error)
+
+    return config | {"error_cb": both}
