@@ -24,6 +24,7 @@ from tests.faults.groups import note_resumes, note_resumes_of_history
 
 QUIET_S = 0.3  # a poll ends when nothing came for so long
 POLL_EVENTS = 200
+_FORSAKEN_S = 10.0  # without an answer of any broker
 # As soon as a broker allows by default, a killed member is out of the group.
 GROUP = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 1_500, **PATIENCE}
 
@@ -192,12 +193,10 @@ def _poll_transactions(reading: _Reading, reader: Any) -> None:
         reading.polled(op, [])
 
 
-def _raw(reading: _Reading) -> None:
-    """Any consumer, with partitions assigned by hand; it looks for new ones now and then."""
-    topics = {stream_topic(stream): stream for stream in reading.spec.streams}
-    consumer = Consumer(
+def _plain_consumer(bootstrap: str) -> Consumer:
+    return Consumer(
         {
-            "bootstrap.servers": reading.spec.bootstrap,
+            "bootstrap.servers": bootstrap,
             "group.id": "nobody",
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
@@ -206,17 +205,34 @@ def _raw(reading: _Reading) -> None:
             **GROUP,
         }
     )
+
+
+def _raw(reading: _Reading) -> None:
+    """Any consumer, with partitions assigned by hand; it looks for new ones now and then.
+
+    Who runs a plain consumer has to make it anew when it finds no brokers any more (decision 0010).
+    """
+    topics = {stream_topic(stream): stream for stream in reading.spec.streams}
+    consumer = _plain_consumer(reading.spec.bootstrap)
     reading.opens()
-    known: set[tuple[str, int]] = set()
+    places: dict[tuple[str, int], int] = {}
     looked = 0.0
+    answered = time.monotonic()
     say(reading.number, "works")
     while not reading.is_over():
         if time.monotonic() - looked > 1.0:
             looked = time.monotonic()
-            _add_new(consumer, topics, known)
+            if _add_new(consumer, topics, places):
+                answered = looked
+            elif looked - answered > _FORSAKEN_S:
+                answered = looked
+                consumer.close()
+                consumer = _plain_consumer(reading.spec.bootstrap)
+                consumer.assign([TopicPartition(*place, at) for place, at in places.items()])
         op = reading.ask()
         messages = consumer.consume(POLL_EVENTS, QUIET_S)
         good = [m for m in messages if m.error() is None]
+        places |= {(str(m.topic()), m.partition() or 0): (m.offset() or 0) + 1 for m in good}
         reading.polled(
             op,
             [
@@ -236,16 +252,22 @@ def _raw(reading: _Reading) -> None:
     consumer.close()
 
 
-def _add_new(consumer: Consumer, topics: dict[str, str], known: set[tuple[str, int]]) -> None:
+def _add_new(
+    consumer: Consumer, topics: dict[str, str], places: dict[tuple[str, int], int]
+) -> bool:
+    """Whether any broker answered."""
+    answered = False
     for topic in topics:
         try:
             found = consumer.list_topics(topic, timeout=5.0).topics[topic]
         except KafkaException:
             continue
-        new = [p for p in found.partitions if (topic, p) not in known]
+        answered = True
+        new = [p for p in found.partitions if (topic, p) not in places]
         if new:
             consumer.incremental_assign([TopicPartition(topic, p, 0) for p in new])
-            known.update((topic, p) for p in new)
+            places |= {(topic, p): 0 for p in new}
+    return answered
 
 
 def txn_of(headers: Any) -> str | None:

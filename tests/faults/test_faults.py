@@ -22,14 +22,11 @@ from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.topics.kafka_log import KafkaLog
 from anabranch.topics.records import Record, decode_records, encode_batch
 from tests.crash.zygote import Zygote
-from tests.faults.faults import WHOMS, Whom, schedule
+from tests.faults.faults import WHOMS, schedule
 from tests.faults.judging import SEED, judged
 from tests.faults.team import Team
 
 MIXED_S = float(os.environ.get("ANABRANCH_FAULTS_S", "15"))
-# All brokers at once, and coordinators at work, only where it is asked for: clients on librdkafka sometimes never
-# connect again after those (docs/decisions/0010-brokers-that-know-nobody.md, open).
-BROKERS: tuple[Whom, ...] = WHOMS[:3] if "ANABRANCH_FAULTS_S" in os.environ else ("broker",)
 pytestmark = pytest.mark.broker
 
 
@@ -107,7 +104,7 @@ def test_mixed(
         ("snapshots", False),
     ]
     team = Team(zygote, three_brokers, tmp_path, chance, readers)
-    plans = [schedule(random.Random(f"{SEED}/{whoms}"), whoms) for whoms in (BROKERS, WHOMS[3:])]
+    plans = [schedule(random.Random(f"{SEED}/{whoms}"), whoms) for whoms in (WHOMS[:3], WHOMS[3:])]
     print(f"ANABRANCH_SEED={SEED}")
     problems: list[BaseException] = []
     began = time.monotonic()
