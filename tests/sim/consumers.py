@@ -55,7 +55,7 @@ def simulated(cluster: SimCluster) -> Iterator[None]:
     """
     world = cluster.world
 
-    def make(_: object, config: dict[str, Any], __: object) -> SimConsumer:
+    def make_consumer(_: object, config: dict[str, Any], __: object) -> SimConsumer:
         return SimConsumer(cluster, world.current, config)
 
     def raw_log(*_: object) -> SimLog:
@@ -64,7 +64,7 @@ def simulated(cluster: SimCluster) -> Iterator[None]:
         return cluster.log_of(world.current)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(kafka_consumer, "make", make))
+        stack.enter_context(patch.object(kafka_consumer, "make_consumer", make_consumer))
         for name in _MODULES:
             if find_spec(f"anabranch.client.{name}") is None:
                 continue
@@ -167,7 +167,7 @@ class _Feed:
 
 
 class SimConsumer:
-    """See `confluent_kafka.Consumer`."""
+    """See `LastingConsumer`, whose brokers are never lost here."""
 
     def __init__(self, cluster: SimCluster, process: Process, config: Mapping[str, Any]) -> None:
         self._cluster = cluster
