@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -89,7 +90,8 @@ class SnapshotReader(Iterator[Event]):
             raise
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        # Of a process that ends its client takes care, as long as modules are there to do it with.
+        if not getattr(self, "_closed", True) and not sys.is_finalizing():
             self.close()
 
     def __enter__(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -106,7 +107,8 @@ class TransactionReader(Iterator[Committed]):
             raise
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        # Of a process that ends its client takes care, as long as modules are there to do it with.
+        if not getattr(self, "_closed", True) and not sys.is_finalizing():
             self.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""A process that ends with its client open: it ends in silence, and leaves nothing open."""
+"""A process that ends with its client and readers open: it ends in silence, and leaves nothing open."""
 
 from __future__ import annotations
 
@@ -11,25 +11,11 @@ import pytest
 
 from tests.cluster import Cluster
 
-PROGRAM = """
-import sys
-import pyarrow as pa
-import anabranch
 
-client = anabranch.connect(sys.argv[1])
-client.create_stream(sys.argv[2])
-writer = client.join(client.begin(sys.argv[2].partition("/")[0]).token())
-writer.write_batch(sys.argv[2], pa.record_batch({"value": [b"x"] * 1000}))
-writer.flush()
-kept = [client, writer]  # until the interpreter takes its modules apart
-"""
-
-
-@pytest.mark.broker
-@pytest.mark.slow(3)
-def test_a_client_that_is_left_open_ends_in_silence(cluster: Cluster, unique: str) -> None:
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Which has to end well and say nothing on stderr."""
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", PROGRAM, cluster.bootstrap, f"e{unique}/events"],
+        [sys.executable, "-X", "dev", "-c", program, *arguments],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
@@ -37,6 +23,41 @@ def test_a_client_that_is_left_open_ends_in_silence(cluster: Cluster, unique: st
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+    return done
+
+
+PROGRAM = """
+import sys
+import pyarrow as pa
+import anabranch
+
+client = anabranch.connect(sys.argv[1], timeout=60)
+stream = sys.argv[2]
+scope = stream.partition("/")[0]
+client.create_stream(stream)
+with client.begin(scope) as txn:
+    txn.write(stream, b"first")
+    txn.write(stream, b"second")
+    txn.commit()
+writer = client.join(client.begin(scope).token())
+writer.write_batch(stream, pa.record_batch({"value": [b"x"] * 1000}))
+writer.flush()
+readers = [
+    client.read(stream, timeout=60),
+    client.read(stream, group=scope, timeout=60),
+    client.read_transactions(stream, timeout=60),
+    client.snapshot(stream).read(stream),
+]
+for reader in readers:
+    next(reader)
+kept = [client, writer, *readers]  # until the interpreter takes its modules apart
+"""
+
+
+@pytest.mark.broker
+@pytest.mark.slow(3)
+def test_a_client_that_is_left_open_ends_in_silence(cluster: Cluster, unique: str) -> None:
+    run(PROGRAM, cluster.bootstrap, f"e{unique}/events")
 
 
 STUBBED = """
@@ -56,13 +77,36 @@ anabranch.errors.kept = Client(ports, threads=False)  # in a module that is take
 """
 
 
+LATE = """
+import sys
+import anabranch.errors
+from anabranch.client.reader import Reader
+from anabranch.client.snapshot_reader import SnapshotReader
+from anabranch.client.transaction_reader import TransactionReader
+
+
+def left(kind):
+    class Left(kind):
+        def __init__(self):
+            self._closed = False
+
+        def close(self):
+            sys.stdout.write(kind.__name__ + (" late\\n" if sys.is_finalizing() else " in time\\n"))
+
+    return Left()
+
+
+for kind in (Reader, SnapshotReader, TransactionReader):
+    left(kind)
+anabranch.errors.kept = [left(kind) for kind in (Reader, SnapshotReader, TransactionReader)]
+"""
+
+
+def test_readers_close_by_themselves_only_while_modules_are_there() -> None:
+    assert run(LATE).stdout.splitlines() == [
+        f"{kind} in time" for kind in ("Reader", "SnapshotReader", "TransactionReader")
+    ]
+
+
 def test_it_is_closed_while_modules_are_there() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", STUBBED],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "in time\nin time\n", "")
+    assert run(STUBBED).stdout == "in time\nin time\n"
