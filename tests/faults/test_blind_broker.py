@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 import anabranch
+from anabranch.processors.membership import Membership
 from anabranch.topics import contact
 from anabranch.topics.lasting_consumer import LastingConsumer
 from anabranch.topics.names import stream_topic
@@ -24,9 +25,10 @@ from tests.faults.blind_broker import Blindness
 from tests.faults.network_proxy import Network, start_network
 
 _DEADLINE_S = 60.0
-_WINDOWS_S = (0.5, 1.0, 2.0, 0.1, 0.5, 1.0)  # each makes about a fifth of plain consumers deaf
+_WINDOWS_S = (0.5, 1.0, 2.0, 0.5)  # each makes about a fifth of plain consumers deaf
 _PLAIN = 8
 _OURS = 8
+_MEMBERS = 4
 pytestmark = [pytest.mark.broker, pytest.mark.slow(20)]
 
 
@@ -85,6 +87,22 @@ class Polled:
         self.consumer.close()
 
 
+class Member:
+    """A controller's membership in a group of its own; which control partitions it is given."""
+
+    def __init__(self, bootstrap: str, group: str, topic: str) -> None:
+        self.held: set[int] = set()
+        self.membership = Membership(
+            bootstrap,
+            group=group,
+            topic=topic,
+            session_timeout_s=6.0,
+            options={"topic.metadata.refresh.interval.ms": "50", "log_level": "0"},
+            on_gained=self.held.update,
+            on_lost=self.held.difference_update,
+        )
+
+
 def _wait(done: Callable[[], bool], seconds: float) -> bool:
     until = time.monotonic() + seconds
     while not done():
@@ -139,10 +157,14 @@ def test_our_consumers_outlive_it(network: Network, blindness: Blindness, unique
         _commit(client, stream, b"before")
         plain, ours = _consumers(network.proxied, topic, unique)
         everybody = [*plain, *ours]
+        members = [Member(network.proxied, f"{unique}-m{n}", topic) for n in range(_MEMBERS)]
+        for member in members:
+            member.membership.start()
         runs = [threads.submit(polled.run, stop) for polled in plain]
         runs += [threads.submit(polled.run, ours_stop) for polled in ours]
         try:
             assert _wait(lambda: all(b"before" in p.values for p in everybody), _DEADLINE_S)
+            assert _wait(lambda: all(m.held == {0} for m in members), _DEADLINE_S)
             for seconds in _WINDOWS_S:
                 blindness.blind.set()
                 time.sleep(seconds)
@@ -150,6 +172,7 @@ def test_our_consumers_outlive_it(network: Network, blindness: Blindness, unique
                 time.sleep(1.0)
             _commit(client, stream, b"after")
             assert _wait(lambda: all(b"after" in p.values for p in ours), _DEADLINE_S)
+            assert _wait(lambda: all(m.held == {0} for m in members), _DEADLINE_S)
             stop.set()
             deaf = [polled for polled in plain if b"after" not in polled.values]
             assert deaf, "no plain consumer was struck: this shows nothing"
@@ -157,6 +180,9 @@ def test_our_consumers_outlive_it(network: Network, blindness: Blindness, unique
         finally:
             stop.set()
             ours_stop.set()
+            for member in members:
+                member.membership.stop(_DEADLINE_S)
+        assert not any(m.membership.alive or m.membership.error for m in members)
         for run in runs:
             run.result(_DEADLINE_S)
 
