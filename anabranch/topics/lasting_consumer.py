@@ -213,6 +213,7 @@ class LastingConsumer:
         threading.Thread(target=old.close, name="anabranch-lost-handle", daemon=True).start()
         if self._subscription is None:
             self.native.assign(places)
+            self._offsets = {(p.topic, p.partition): p.offset for p in places}
             if paused:
                 self.native.pause(paused)
             return

@@ -1,0 +1,123 @@
+"""A consumer that is made anew goes on where it stood; the loss itself is in tests/faults/test_blind_broker.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from anabranch.topics.contact import Contact
+from anabranch.topics.lasting_consumer import LastingConsumer
+from tests.conftest import Broker
+
+DEADLINE_S = 30.0
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def topic(broker: Broker, unique: str) -> str:
+    """Two partitions with ten messages each."""
+    name = f"lasting-{unique}"
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(name, 2, 1)])[name].result(DEADLINE_S)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for partition in (0, 1):
+        for number in range(10):
+            producer.produce(name, b"%d" % number, partition=partition)
+    assert not producer.flush(DEADLINE_S)
+    return name
+
+
+@contextmanager
+def lasting(broker: Broker, group: str) -> Iterator[LastingConsumer]:
+    common = {"bootstrap.servers": broker.bootstrap}
+    config = common | {
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "session.timeout.ms": 6000,
+    }
+    consumer = LastingConsumer(config, common)
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+class Reading:
+    """Offsets read, by partition."""
+
+    def __init__(self, consumer: LastingConsumer) -> None:
+        self.consumer = consumer
+        self.found: dict[int, list[int]] = {0: [], 1: []}
+
+    def until(self, done: Callable[[], bool]) -> None:
+        until = time.monotonic() + DEADLINE_S
+        while not done():
+            assert time.monotonic() < until, self.found
+            message = self.consumer.poll(0.1)
+            if message is not None and message.error() is None:
+                self.found[message.partition() or 0].append(message.offset() or 0)
+
+
+@pytest.fixture
+def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[LastingConsumer], None]:
+    """Makes a consumer believe, once, that it has lost the brokers."""
+
+    def once(consumer: LastingConsumer) -> None:
+        before = consumer.native
+        with monkeypatch.context() as patch:
+            patch.setattr(Contact, "lost", lambda _: True)
+            until = time.monotonic() + DEADLINE_S
+            while consumer.native is before:
+                assert time.monotonic() < until
+                assert consumer.poll(0.0) is None
+
+    return once
+
+
+def test_what_is_assigned_is_read_on(
+    broker: Broker, topic: str, lose: Callable[[LastingConsumer], None]
+) -> None:
+    with lasting(broker, "nobody") as consumer:
+        reading = Reading(consumer)
+        consumer.assign([TopicPartition(topic, 0, 2)])
+        reading.until(lambda: len(reading.found[0]) == 5)
+        consumer.pause([TopicPartition(topic, 0)])
+        consumer.incremental_assign([TopicPartition(topic, 1, 8)])
+        consumer.pause([TopicPartition(topic, 1)])
+        lose(consumer)
+        consumer.resume([TopicPartition(topic, 1)])
+        reading.until(lambda: len(reading.found[1]) == 2)
+        assert reading.found == {0: [2, 3, 4, 5, 6], 1: [8, 9]}
+        consumer.seek(TopicPartition(topic, 1, 5))
+        consumer.pause([TopicPartition(topic, 1)])
+        lose(consumer)
+        consumer.resume([TopicPartition(topic, 0), TopicPartition(topic, 1)])
+        reading.until(lambda: sum(map(len, reading.found.values())) == 15)
+        assert reading.found == {0: [2, 3, 4, 5, 6, 7, 8, 9], 1: [8, 9, 5, 6, 7, 8, 9]}
+
+
+def test_a_member_loses_all_and_joins_anew(
+    broker: Broker, topic: str, unique: str, lose: Callable[[LastingConsumer], None]
+) -> None:
+    told: list[tuple[str, list[int]]] = []
+
+    def tell(what: str) -> Callable[[LastingConsumer, list[TopicPartition]], None]:
+        return lambda _, places: told.append((what, sorted(p.partition for p in places)))
+
+    with lasting(broker, f"g-{unique}") as consumer:
+        reading = Reading(consumer)
+        consumer.subscribe([topic], tell("gained"), tell("revoked"), tell("lost"))
+        reading.until(lambda: len(reading.found[0]) == len(reading.found[1]) == 10)
+        consumer.commit([TopicPartition(topic, 0, 10)], asynchronous=False)
+        lose(consumer)
+        assert told == [("gained", [0, 1]), ("lost", [0, 1])]
+        reading.until(lambda: len(reading.found[1]) == 20)
+        assert told == [("gained", [0, 1]), ("lost", [0, 1]), ("gained", [0, 1])]
+        assert reading.found == {0: list(range(10)), 1: [*range(10), *range(10)]}
+    assert told[-1] == ("revoked", [0, 1])
