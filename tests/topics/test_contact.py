@@ -37,7 +37,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.handle, self.other = Brokers(), Brokers()
-    X
+        monkeypatch.setattr(contact, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(contact, "AdminClient", lambda config: self.other)
         self.contact = Contact(self.handle, {}, "t")
 
