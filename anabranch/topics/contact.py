@@ -71,7 +71,8 @@ class Contact:
         return lost
 
     def _others_are(self) -> bool:
-        found = _is_answered(AdminClient(self._common), self.topic)
+        quiet = self._common | {"log_level": 0}  # the handle itself has told enough
+        found = _is_answered(AdminClient(quiet), self.topic)
         if found:
             log.warning(
                 "a handle has lost all brokers, and another one finds them: it is made anew"
