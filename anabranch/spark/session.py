@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from anabranch.spark.datasource import AnabranchDataSource
 from anabranch.spark.java import check_java
+from anabranch.spark.worker_python import use_installed_pyspark
 
 # Spark refuses sources that take filters unless this is on.
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -36,7 +37,8 @@ def spark_session(
     """The session of this process, with the format registered; made if there is none.
 
     ``master``: as Spark spells it; None: what spark-submit or the configuration says, else ``local[*]``.
-    ``settings``: more of Spark's. Workers run this Python unless PYSPARK_PYTHON says another.
+    ``settings``: more of Spark's. Workers run this Python unless PYSPARK_PYTHON says another;
+    on this machine they start quickly.
 
     Raises:
         NoJdk: there is no JDK 17 or later; the message says how to get one.
@@ -49,5 +51,9 @@ def spark_session(
     for name, value in (_DEFAULTS | dict(settings or {})).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
+    if isinstance(
+        spark, SparkSession
+    ):  # with SPARK_REMOTE it is Spark Connect's, whose workers are elsewhere
+        use_installed_pyspark(spark.sparkContext)
     register(spark)
     return spark

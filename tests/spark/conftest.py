@@ -6,7 +6,6 @@ It ends with the test process. Without a JDK these tests fail, with the message 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -47,9 +46,6 @@ def spark(own_clients: None) -> Iterator[SparkSession]:
     a JVM start their own process."""
     folder = tempfile.mkdtemp(prefix="anabranch-spark-")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    os.environ["PYSPARK_PYTHON"] = small_jvm.quick_python(
-        folder
-    )  # of drivers in other processes, too
     session = spark_session("tests", "local[2]", small_jvm.settings(folder) | small_jvm.PLANS)
     session.sparkContext.setLogLevel("ERROR")
     yield session
