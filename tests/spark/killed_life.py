@@ -113,6 +113,7 @@ class Life:
 
     def went_on(self) -> None:
         """Until there are more micro-batches, also than the one that is in hand."""
+        self.look()  # what the driver before had done is not this one's
         seen = len(self.batches)
         self.wait_for(lambda: len(self.batches) >= seen + 2)
 
@@ -127,8 +128,16 @@ class Life:
     def workers(self) -> tuple[psutil.Process, list[psutil.Process]]:
         """The reading query's planner, which lives as long as the query, and the tasks' workers."""
         _, jvm = self.pids()
-        commands = [(p, _command(p)[-2:]) for p in psutil.Process(jvm).children()]
-        (planner,) = (p for p, said in commands if said and said[-1].endswith("source_runner"))
+        commands: list[tuple[psutil.Process, list[str]]] = []
+        planners: list[psutil.Process] = []
+
+        def there_is_one() -> bool:  # none while the query starts again
+            commands[:] = [(p, _command(p)[-2:]) for p in _children(psutil.Process(jvm))]
+            planners[:] = [p for p, said in commands if said and said[-1].endswith("source_runner")]
+            return len(planners) == 1
+
+        self.wait_until(there_is_one)
+        (planner,) = planners
         daemons = [p for p, said in commands if said == ["pyspark.daemon", "pyspark.worker"]]
         return planner, [worker for daemon in daemons for worker in _children(daemon)]
 
