@@ -45,6 +45,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable
@@ -237,13 +238,13 @@ def join_killed(plan: Plan, say: Callable[[str], None]) -> int:
     dice = random.Random(plan.seed)
     for killed in range(plan.kills):
         before = _progress(plan)
-        process = _start_join(plan)
-        if not _comes_to(plan, process, before):
-            _ended(plan, process)  # by itself: all that is there is done
-            return killed
-        time.sleep(dice.uniform(0.0, 1.5))  # somewhere in or between micro-batches
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
+        with _start_join(plan) as process:  # however this ends, that does, too
+            if not _comes_to(plan, process, before):
+                _ended(plan, process)  # by itself: all that is there is done
+                return killed
+            time.sleep(dice.uniform(0.0, 1.5))  # somewhere in or between micro-batches
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
         planned, done = _progress(plan)
         say(f"kill {killed + 1}: micro-batch {planned} was planned, {done} done")
     return plan.kills
@@ -257,17 +258,23 @@ def _ended(plan: Plan, process: subprocess.Popen[bytes]) -> None:
 
 
 def _start_join(plan: Plan) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(Path(__file__).resolve()), "--join", "--scope", plan.scope]
-    command += ["--bootstrap", plan.bootstrap, "--folder", str(plan.folder)]
+    command = [sys.executable, str(Path(__file__).resolve()), "--join", "--owned"]
+    command += ["--scope", plan.scope, "--bootstrap", plan.bootstrap, "--folder", str(plan.folder)]
     command += ["--slice-days", str(plan.slice_days)]
     with (plan.folder / "join.log").open("ab") as log:
         return subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # ends with this process, whatever kills it: `_end_with_owner`
             stdout=log,
             stderr=log,
             start_new_session=True,  # a process group of driver and JVM, to be killed as one
         )
+
+
+def _end_with_owner() -> None:
+    """When stdin ends: SIGKILL of this process group, driver and JVM."""
+    os.read(0, 1)  # not by sys.stdin, whose lock a thread may not hold when Python ends
+    os.killpg(0, signal.SIGKILL)
 
 
 def _comes_to(plan: Plan, process: subprocess.Popen[bytes], before: tuple[int, int]) -> bool:
@@ -277,7 +284,6 @@ def _comes_to(plan: Plan, process: subprocess.Popen[bytes], before: tuple[int, i
         if process.poll() is not None:
             return False
         if time.monotonic() > until:
-            os.killpg(process.pid, signal.SIGKILL)
             raise TimeoutError(f"the join does not get on; see {plan.folder / 'join.log'}")
         time.sleep(0.02)
     return process.poll() is None
@@ -418,7 +424,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--folder", type=Path, help="checkpoints and the export")
     parser.add_argument("--join", action="store_true", help="only the streaming query")
+    parser.add_argument("--owned", action="store_true", help="end as soon as stdin does")
     options = parser.parse_args()
+    if options.owned:
+        threading.Thread(target=_end_with_owner, daemon=True).start()
     if not options.bootstrap:
         parser.error("--bootstrap HOST:PORT, or $ANABRANCH_BOOTSTRAP (`anabranch dev` gives one)")
     plan = Plan(
