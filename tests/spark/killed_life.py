@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from tests.owned import start_module
 from tests.spark.disturbed import FOLDER
 
 ROOT = Path(__file__).parents[2]
@@ -65,13 +65,11 @@ class Life:
             (self.folder / name).unlink(missing_ok=True)
         settings = self.settings | {"folder": str(self.folder), "batch": batch}
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.killed_driver", json.dumps(settings)],
-                cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": str(ROOT), FOLDER: str(self.folder)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+            self.process = start_module(
+                "tests.spark.killed_driver",
+                [json.dumps(settings)],
+                output=log,
+                environment=os.environ | {"PYTHONPATH": str(ROOT), FOLDER: str(self.folder)},
             )
 
     def wait_for(self, holds: Callable[[], bool]) -> None:
