@@ -116,6 +116,10 @@ class UnknownStream(FixCallError):
     """The stream does not exist: create it first."""
 
 
+class StreamLost(FixCallError):
+    """A topic of the stream was deleted, or made anew: nothing can be committed there any more."""
+
+
 class UnknownScope(FixCallError):
     """The scope does not exist: create a stream in it first."""
 

@@ -209,6 +209,26 @@ class LogRefused(LogError):
         self.error = error
 
 
+class TopicGone(LogRefused):
+    """A topic, or a partition of it, does not exist, or is another one than it was. Nothing happened.
+
+    ``lost``: what it held is known to be gone; else it may yet be found.
+    """
+
+    def __init__(self, message: str, topic: str, *, lost: bool = False) -> None:
+        super().__init__(message, 3)  # UNKNOWN_TOPIC_OR_PARTITION
+        self.topic = topic
+        self.lost = lost
+
+
+class TopicUncertain(LogUncertain):
+    """An append's topic went away, or was made anew."""
+
+    def __init__(self, message: str, topic: str = "") -> None:
+        super().__init__(message)
+        self.topic = topic
+
+
 class OffsetOutOfRange(LogError):
     """The position asked for is not in the log (any more)."""
 

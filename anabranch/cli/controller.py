@@ -33,6 +33,7 @@ OPTIONS = {
     "chunk_bytes": "--chunk-bytes",
     "collate_s": "--collate",
     "move_bytes": "--move-bytes",
+    "lost_after_s": "--lost-after",
     "native_timeout_s": "--native-timeout",
     "status_file": "--status-file",
     "kafka": "--kafka",
@@ -110,6 +111,15 @@ def command(
             help="What an old open transaction may keep in a journal before it is moved forward.",
         ),
     ] = 256 << 20,
+    lost_after: Annotated[
+        float,
+        typer.Option(
+            OPTIONS["lost_after_s"],
+            metavar="SECONDS",
+            min=0.0,
+            help="How long a stream waits for a topic that is not found, before it is given up.",
+        ),
+    ] = 10.0,
     native_timeout: Annotated[
         float,
         typer.Option(
@@ -157,6 +167,7 @@ def command(
                 chunk_bytes=chunk_bytes,
                 collate_s=collate,
                 move_bytes=move_bytes,
+                lost_after_s=lost_after,
                 native_timeout_s=native_timeout,
                 status_file=status_file,
                 kafka=parse_kafka(kafka),

@@ -110,6 +110,7 @@ def describe(
     _show_segments(found)
     if past is not None:
         print_table("Epochs", _EPOCH_COLUMNS, (list(e.values()) for e in _epoch_rows(past)))
+    print_line(f"state: {found.state}")
     print_line(f"partitions: {found.partitions:,}")
     journal = ", ".join(f"{p}: {end:,}" for p, end in sorted(found.journal.items()))
     print_line(f"journal indexed up to: {journal or 'nothing yet'}")
@@ -312,6 +313,7 @@ def document_of(found: StreamDescription) -> dict[str, Any]:
         "journal": {str(partition): end for partition, end in sorted(found.journal.items())},
         "low_water": {str(partition): at for partition, at in sorted(found.low_water.items())},
         "staged_bytes": found.staged_bytes,
+        "state": found.state,
     }
 
 
@@ -326,6 +328,6 @@ def _show(
         return
     print_table(
         title,
-        ("stream", "segments", "stream epoch", "reference epoch"),
-        ((s.stream, len(s.segments), s.stream_epoch, s.reference_epoch) for s in found),
+        ("stream", "segments", "stream epoch", "reference epoch", "state"),
+        ((s.stream, len(s.segments), s.stream_epoch, s.reference_epoch, s.state) for s in found),
     )

@@ -147,7 +147,8 @@ class StreamDescription:
     ``segments``: the active ones, by key range. ``rejected``: journal records rejected, by reason, since the
     present controller leads. ``journal``: how far each journal partition is indexed. ``partitions`` is how many
     there are, of the stream and of its journal. ``low_water``: what lies below may be deleted from a journal
-    partition. ``staged_bytes``: what open transactions have in the journal, about.
+    partition. ``staged_bytes``: what open transactions have in the journal, about. ``state``: ACTIVE; CREATING;
+    MISSING while a topic of it is not found; LOST once it is given up for that.
     """
 
     stream: str
@@ -160,6 +161,7 @@ class StreamDescription:
     partitions: int
     low_water: Mapping[int, int]
     staged_bytes: int
+    state: str = "ACTIVE"
 
 
 def info_of(outcome: r.Outcome) -> TransactionInfo:
@@ -198,6 +200,7 @@ def description_of(info: r.StreamInfo) -> StreamDescription:
         partitions=info.partitions,
         low_water={int(partition): offset for partition, offset in info.low_water.items()},
         staged_bytes=info.staged_bytes,
+        state=info.state,
     )
 
 

@@ -14,7 +14,9 @@ from anabranch.core.turn import Turn, refuse
 from anabranch.errors import (
     AnabranchError,
     InvalidArgument,
+    NotReady,
     StreamExists,
+    StreamLost,
     UnknownScope,
     UnknownStream,
 )
@@ -34,6 +36,8 @@ from anabranch.schemas.records import (
 DIRECTORY = 0  # the control partition that knows where each scope is served
 CREATING = "CREATING"
 ACTIVE = "ACTIVE"
+LOST = "LOST"  # a topic of it was deleted, or made anew: there is no way back
+MISSING = "MISSING"  # a topic of it is not found now: shown, never logged
 
 
 def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
@@ -75,11 +79,26 @@ def check_served(turn: Turn, scope: str) -> None:
 
 
 def active_stream(turn: Turn, stream: str) -> StreamRow:
-    """The row of a stream that can be written to."""
+    """The row of a stream that can be written to.
+
+    `NotReady` while a topic of it is not found, `StreamLost` once it is given up.
+    """
     row = turn.state.streams.get(stream)
+    if row is not None and row.state == LOST:
+        raise lost_error(stream)
+    if stream in turn.hearing.missing:
+        raise NotReady(f"{stream}: {turn.hearing.missing[stream]}; ask again")
     if row is None or row.state != ACTIVE:
         raise UnknownStream(f"there is no stream {stream!r}: create it first")
     return row
+
+
+def lost_error(stream: str) -> StreamLost:
+    """What everyone is told who wants to commit something in a lost stream."""
+    return StreamLost(
+        f"{stream} is lost: a topic of it was deleted, or made anew. Nothing can be committed there any more; "
+        "write to another stream"
+    )
 
 
 def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None:
@@ -89,6 +108,8 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     even_ranges(command.segments)  # refuses impossible counts
     row = turn.state.streams.get(command.stream)
     if row is not None:
+        if row.state == LOST:
+            raise lost_error(command.stream)
         if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
             raise StreamExists(
                 f"{command.stream} exists with {row.segment_count} segments and settings "
@@ -152,7 +173,12 @@ def stream_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
 def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -> None:
     """One stream, a scope's, or all of this control partition."""
     if command.stream is not None:
-        rows = [active_stream(turn, command.stream)]
+        known = turn.state.streams.get(command.stream)
+        rows = [
+            known
+            if known is not None and known.state in (ACTIVE, LOST)
+            else active_stream(turn, command.stream)
+        ]
     else:
         rows = [
             row
@@ -166,7 +192,7 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
     """A stream as its askers see it."""
     return StreamInfo(
         stream=row.stream,
-        state=row.state,
+        state=MISSING if row.stream in turn.hearing.missing else row.state,
         stream_epoch=row.stream_epoch,
         reference_epoch=row.reference_epoch,
         segments=row.segments,

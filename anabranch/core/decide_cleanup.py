@@ -17,10 +17,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from anabranch.core import rows as k
-from anabranch.core.decide_admin import ACTIVE
 from anabranch.core.journal_runs import StoredRun, moved_run
 from anabranch.core.staged import Place, Use, uses
-from anabranch.core.state import State
 from anabranch.core.turn import Turn
 from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
 
@@ -38,7 +36,7 @@ def clean_up(turn: Turn) -> None:
     turn.hearing.next_clean_ms = turn.now_ms + turn.settings.clean_ms
     used = uses(turn.index.staged, turn.state.open)
     turn.hearing.crowded = []
-    for place in _places(turn.state):
+    for place in _places(turn):
         low = low_water(turn, place, used.get(place))
         if _pays(turn, place, low):
             _cut(turn, place, low)
@@ -47,9 +45,9 @@ def clean_up(turn: Turn) -> None:
             turn.hearing.crowded.append(place)
 
 
-def _places(state: State) -> Iterator[Place]:
-    for stream, row in state.streams.items():
-        if row.state == ACTIVE:
+def _places(turn: Turn) -> Iterator[Place]:
+    for stream, row in turn.state.streams.items():
+        if turn.usable(stream):
             yield from ((stream, partition) for partition in range(row.partitions))
 
 

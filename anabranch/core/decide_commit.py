@@ -207,6 +207,9 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
 def _why_not(
     turn: Turn, txn_id: bytes, weighed: Weighed, pending: PendingCommitRow
 ) -> AnabranchError | None:
+    gone = [s for s in sorted(turn.open(txn_id).participants) if not turn.usable(s)]
+    if gone:
+        return NotReady(f"a topic of {', '.join(gone)} is not found; the transaction is still open")
     if not weighed.covered:
         return ReceiptsNotCovered(
             "the journal did not show all that the receipts claim before the deadline; the transaction "

@@ -28,6 +28,7 @@ from anabranch.schemas.records import CarryRow, JournalOp, SegmentRange
 
 # How soon a commit that waits for a carrier or for partitions is looked at again.
 LOOK_AGAIN_MS = 50
+MISSING_MS = 1_000  # … and one whose stream's topics are not found
 
 
 class Source(NamedTuple):
@@ -158,6 +159,9 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     if turn.hearing.not_before_ms.get(txn_id, 0) > turn.now_ms:
         return None
     txn = turn.open(txn_id)
+    if not all(turn.usable(stream) for stream in txn.participants):
+        _wait(turn, txn_id, MISSING_MS)  # either it is aborted soon, or carried and in trouble
+        return None
     if not all(carry.done for carry in txn.carries.values()):
         _wait(turn, txn_id, LOOK_AGAIN_MS)
         return None

@@ -8,7 +8,6 @@ records go is said by their keys, which only the shell sees; here it is said int
 from __future__ import annotations
 
 from anabranch.core import rows as k
-from anabranch.core.decide_admin import ACTIVE
 from anabranch.core.ids import NO_TXN
 from anabranch.core.journal_runs import StoredRun, plain_run_key
 from anabranch.core.plan import Part, PlainWrites, Round, StreamCommit
@@ -26,11 +25,7 @@ def commit_plain(turn: Turn) -> None:
     """
     if turn.plain_waits:
         return
-    waiting = [
-        place
-        for place in turn.index.plain_waiting(turn.state)
-        if turn.state.streams[place[0]].state == ACTIVE
-    ]
+    waiting = [place for place in turn.index.plain_waiting(turn.state) if turn.usable(place[0])]
     if not waiting:
         return
     if turn.merge_limit is not None:

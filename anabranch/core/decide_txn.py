@@ -201,7 +201,12 @@ def check_in_scope(stream: str, scope: str) -> None:
 
 
 def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
-    """A participant op stands on the journal partition of the first segment of its epoch."""
+    """A participant op stands on the journal partition of the first segment of its epoch.
+
+    It decides nothing: where a stream's topics are not there it is left out.
+    """
+    if not turn.usable(stream):
+        return
     row = turn.state.streams[stream]
     turn.round.ops.append((stream, min(s.partition for s in row.segments), op))
 

@@ -31,6 +31,7 @@ from anabranch.errors import (
 from anabranch.schemas.records import Outcome, Refusal, RoundRow, TxnRow
 
 DAY_MS = 86_400_000
+IN_TROUBLE = "its commit is decided, but its merge does not go on"  # what askers are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Settings:
     chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of so many bytes
     collate_ms: int = 200  # a stream rolls at most once in this time; what comes sooner is collated
     purge_per_round: int = 500
+    lost_after_ms: int = 10_000  # a stream is given up when a topic of it is not found for so long
 
     @property
     def max_ahead_ms(self) -> int:
@@ -80,6 +82,7 @@ class Hearing:
     trouble: dict[bytes, str] = field(
         default_factory=dict
     )  # why one that is carried does not go on
+    missing: dict[str, str] = field(default_factory=dict)  # stream -> which topic is not found
     may_grow_ms: dict[str, int] = field(default_factory=dict)  # stream -> when it may ask again
     next_clean_ms: int = 0
     crowded: list[tuple[str, int]] = field(default_factory=list)  # where something may have to move
@@ -194,6 +197,19 @@ class Turn:
         """Journal records of an open transaction that were rejected so far."""
         return row.rejected + self.index.rejected_of(row.txn_id)
 
+    def usable(self, stream: str) -> bool:
+        """Whether the stream's topics can be read and written, as far as is known."""
+        return is_usable(self.state, self.hearing, stream)
+
+    def trouble(self, txn_id: bytes) -> str:
+        """Why a transaction that is being committed does not go on; empty if nothing is known against it."""
+        txn = self.state.open.get(txn_id)
+        if txn is not None and txn.row.state == "FINALIZE_IN_PROGRESS":
+            gone = [stream for stream in sorted(txn.participants) if not self.usable(stream)]
+            if gone:
+                return f"{IN_TROUBLE}: topics of {', '.join(gone)} were deleted, or made anew"
+        return self.hearing.trouble.get(txn_id, "")
+
     def hear(self, txn_id: bytes) -> None:
         """A command about this transaction was received."""
         self.hearing.heard[txn_id] = self.now_ms
@@ -201,7 +217,7 @@ class Turn:
     def outcome(self, row: TxnRow, *, full: bool = True) -> Outcome:
         """A transaction as its askers see it."""
         writers = self.state.writers(row.txn_id) if full else {}
-        trouble = self.hearing.trouble.get(row.txn_id, "") if row.state not in FINISHED else ""
+        trouble = self.trouble(row.txn_id) if row.state not in FINISHED else ""
         return Outcome(
             txn_id=row.txn_id,
             state=row.state,
@@ -218,6 +234,12 @@ class Turn:
             streams=tuple(sorted(self.state.participants(row.txn_id))) if full else (),
             writers=tuple(writers[writer] for writer in sorted(writers)),
         )
+
+
+def is_usable(state: State, hearing: Hearing, stream: str) -> bool:
+    """Whether a stream's topics can be read and written, as far as is known."""
+    row = state.streams.get(stream)
+    return row is not None and row.state == "ACTIVE" and stream not in hearing.missing
 
 
 def refuse(error: AnabranchError) -> Refusal:

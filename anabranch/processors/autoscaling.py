@@ -154,7 +154,7 @@ class Autoscaling:
         self._ask_at_ms = turn.now_ms + ASK_MS
         for stream, row in list(turn.state.streams.items()):
             scaler = self._scaler(row)
-            if scaler is not None and row.scaling is None:
+            if scaler is not None and row.scaling is None and turn.usable(stream):
                 self._scale(turn, stream, row, scaler)
 
     def _scaler(self, row: StreamRow) -> Autoscaler | None:

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,7 +22,8 @@ from anabranch.core.decide_merge import runs_to_carry
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.state import State
-from anabranch.ports import Log, LogRefused, OffsetOutOfRange, Producer, TopicPartition
+from anabranch.core.turn import IN_TROUBLE
+from anabranch.ports import Log, LogRefused, OffsetOutOfRange, Producer, TopicGone, TopicPartition
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CarryRow
 from anabranch.topics.builder import BatchBuilder
@@ -33,7 +34,6 @@ from anabranch.topics.splice import Piece, Splice, batch_limit
 log = logging.getLogger("anabranch.controller")
 
 RETRY_MS = 10_000  # how soon what the broker refused is tried again
-IN_TROUBLE = "its commit is decided, but its merge does not go on"  # what askers are told
 _JOIN_S = 30.0
 Key = tuple[bytes, str, int]  # transaction, stream, segment number
 
@@ -149,6 +149,7 @@ class Carriers:
         self._waiting: deque[Job] = deque()
         self._todo: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
         self._told: queue.SimpleQueue[CarryRow | _Refused | Exception] = queue.SimpleQueue()
+        self.gone: list[TopicGone] = []  # topics that were not found
         self._not_before_ms: dict[Key, int] = {}  # what the broker refused, wall clock
         self._stop = threading.Event()
         self._one_chunk = threading.Lock()
@@ -163,12 +164,19 @@ class Carriers:
         for thread in self._threads:
             thread.start()
 
-    def sync(self, state: State, index: JournalIndex, wall_ms: int) -> None:
-        """Begin with what the log says is to be carried and nobody here is at."""
+    def sync(
+        self, state: State, index: JournalIndex, wall_ms: int, usable: Callable[[str], bool]
+    ) -> None:
+        """Begin with what the log says is to be carried and nobody here is at.
+
+        ``usable``: whether a stream's topics are there. Where one's are not, nothing of the transaction is carried.
+        """
         for txn_id in state.committing:
             txn = state.open[txn_id]
             if not txn.carries or txn.pending is None or not index.covers(txn.pending.writers):
                 continue  # a new leader still reads the journals
+            if not all(usable(stream) for stream in txn.participants):
+                continue
             for (stream, number), row in txn.carries.items():
                 key = (txn_id, stream, number)
                 if row.done or key in self._jobs or self._not_before_ms.get(key, 0) > wall_ms:
@@ -207,6 +215,8 @@ class Carriers:
                     self._forget((told.txn_id, told.stream, told.number))
             else:
                 log.warning("a decided merge can't be carried on: %s", told.error)
+                if isinstance(told.error, TopicGone):
+                    self.gone.append(told.error)
                 self._trouble[told.key[0]] = f"{IN_TROUBLE}: {told.error}"
                 self._forget(told.key)
                 self._not_before_ms[told.key] = wall_ms + RETRY_MS

@@ -20,6 +20,7 @@ class ControllerOptions:
     ``max_staged_bytes``: what open transactions may have in journals, before new ones are refused.
     ``chunk_bytes``: a bigger commit is carried aside in such chunks. ``collate_s``: a stream rolls at most once
     in this time. ``move_bytes``: what an old open transaction may keep in a journal before it is moved.
+    ``lost_after_s``: how long a stream waits for a topic that is not found, before it is given up.
     ``status_file``: where to write, as JSON, which control partitions this process leads.
     """
 
@@ -36,6 +37,7 @@ class ControllerOptions:
     chunk_bytes: int = 16 << 20
     collate_s: float = 0.2
     move_bytes: int = 256 << 20
+    lost_after_s: float = 10.0
     native_timeout_s: float = 60.0
     status_file: Path | None = None
     kafka: Mapping[str, str] = field(default_factory=dict)

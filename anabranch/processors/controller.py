@@ -6,7 +6,9 @@ time and I/O come through the ports, so the same loop runs on Kafka and in the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
@@ -14,12 +16,13 @@ from anabranch.core.decide import CHECK_MS, anything_stale, decide, decide_due
 from anabranch.core.decide_admin import CREATING, stream_created, stream_refused
 from anabranch.core.decide_cleanup import has_moved, moved, not_now, runs_to_move
 from anabranch.core.decide_commit import next_due_ms
+from anabranch.core.decide_lost import give_up_stream
 from anabranch.core.decide_plain import give_up
 from anabranch.core.decide_scale import partitions_added, partitions_refused
 from anabranch.core.decide_txn import abort_txn
-from anabranch.core.plan import Tail
+from anabranch.core.plan import NO_PREVIOUS, Round, Tail
 from anabranch.core.state import State
-from anabranch.core.turn import Hearing, Settings, Turn, close_round, refuse
+from anabranch.core.turn import IN_TROUBLE, Hearing, Settings, Turn, close_round, is_usable, refuse
 from anabranch.errors import AnabranchError, EventTooLarge, InvalidArgument, NotLeading, check
 from anabranch.ports import (
     Clock,
@@ -29,10 +32,12 @@ from anabranch.ports import (
     OffsetOutOfRange,
     Producer,
     Table,
+    TopicGone,
     TopicPartition,
+    TopicUncertain,
 )
 from anabranch.processors.autoscaling import Autoscaling
-from anabranch.processors.carrier import IN_TROUBLE, Carriers, Lane
+from anabranch.processors.carrier import Carriers, Lane
 from anabranch.processors.cleanup import Cutter, copy_runs
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.failpoints import AFTER_DECISION
@@ -41,11 +46,14 @@ from anabranch.processors.growth import Growth
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.intake import Command, Intake
 from anabranch.processors.leadership import Lease, take_lead
+from anabranch.processors.lookout import Lookout
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import AdoptScope
 from anabranch.topics.declarations import create_stream_topics, refusal_of
-from anabranch.topics.names import status_topic
+from anabranch.topics.names import history_topic, status_topic
 from anabranch.topics.splice import batch_limit
+
+log = logging.getLogger("anabranch.controller")
 
 MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
 INDEX_ROWS = 5_000  # so many changes of the journal index call for a round of their own
@@ -80,18 +88,24 @@ class Controller:
     _tails: dict[str, Tail] = field(default_factory=dict)
     _foresight: Foresight = field(default_factory=Foresight)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
+    _lookout: Lookout = field(init=False)
     _careful: int = 0  # in so many rounds there is one thing each: the broker refused a round
 
     def __post_init__(self) -> None:
         self._state = State(self.table)
         self._intake = Intake(self.log, self.table, self.settings)
         self._hearing = Hearing(0)
+        self._lookout = Lookout(self.log, self.clock)
 
     # -- leading --------------------------------------------------------------------------------------
 
     def lead(self) -> None:
         """Take the lead (design §5). Everything unlogged is dropped first."""
         self.resign()
+        with self._hinting():
+            self._lead()
+
+    def _lead(self) -> None:
         self._state = State(self.table)
         self.lease = take_lead(
             self.log,
@@ -104,8 +118,11 @@ class Controller:
             token_key=self.settings.token_key,
             native_timeout=self.native_timeout,
         )
-        self._intake.begin(self._state)
         self._hearing = Hearing(self._now_ms())
+        self._intake.missing = self._hearing.missing
+        self._lookout.begin(self._state, self._hearing.missing)
+        self._intake.begin(self._state)
+        self._find_journals()
         self._tails.clear()
         self._autoscaling = Autoscaling()
         self._carriers = Carriers(
@@ -126,7 +143,9 @@ class Controller:
         )
         self._growth = Growth(self.log, threads=self.threads)
         self._cutter = Cutter(self.log, threads=self.threads)
-        self._cutter.logged(self._state.low_water)  # a former leader may not have come to it
+        self._cutter.logged(  # a former leader may not have come to it
+            {place: low for place, low in self._state.low_water.items() if self._usable(place[0])}
+        )
         self._finish_topics()
 
     def resign(self) -> None:
@@ -154,11 +173,21 @@ class Controller:
     def step(self, max_wait: float) -> bool:
         """One pass; waits at most ``max_wait`` seconds for something to do. True if a round was written."""
         check(self.lease is not None, "step is for a controller that leads")
+        with self._hinting():
+            return self._step(max_wait)
+
+    def _step(self, max_wait: float) -> bool:
+        self._give_up_streams()
         self._carry()
         self._shorten_journals()
         queue = self._intake.queue
         if not queue:
-            self._intake.fetch(self._state, self._wait_for(max_wait))
+            try:
+                self._intake.fetch(self._state, self._wait_for(max_wait))
+            except TopicGone as error:
+                if not self._lookout.find(self._state, error):
+                    raise
+                return False
         # Carefully: a command, plain writes, merges in turn, or one kind could keep the others waiting.
         limit = MAX_COMMANDS if not self._careful else int(self._careful % 3 == 0)
         batch = queue[:limit]
@@ -199,6 +228,8 @@ class Controller:
         self._tails.clear()
         for txn_id in turn.ended:  # they did not end: without this they would look silent
             self._hearing.heard[txn_id] = turn.now_ms
+        if isinstance(error, TopicGone) and self._lookout.find(self._state, error):
+            return  # decided anew, without that stream
         if not self._careful:
             most = max(len(commands), len(turn.state.committing), turn.round.plain_runs)
             self._careful = 3 * (most + 1)
@@ -241,7 +272,7 @@ class Controller:
             return False
         for stream in round_.streams:
             if stream not in self._tails:
-                self._tails[stream] = load_tail(self.log, self.clock, stream)
+                self._tails[stream] = self._tail(stream, round_)
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
@@ -270,6 +301,15 @@ class Controller:
         if self.on_event is not None and any(op.op == "BEGIN_COMMIT" for _, _, op in round_.ops):
             self.on_event(AFTER_DECISION, "after")
         return True
+
+    def _tail(self, stream: str, round_: Round) -> Tail:
+        """The end of a stream's history. `TopicGone` if there is none, and this round does not begin it."""
+        tail = load_tail(self.log, self.clock, stream)
+        begins = any(new.stream == stream and not new.stream_epoch for new in round_.epochs)
+        if tail.last == NO_PREVIOUS and not begins:
+            topic = history_topic(stream)
+            raise TopicGone(f"{topic} is empty: it was made anew", topic, lost=True)
+        return tail
 
     def _turn(self) -> Turn:
         return Turn(
@@ -303,7 +343,8 @@ class Controller:
 
     def _wait_for(self, max_wait: float) -> float:
         """Seconds that this pass may wait for new records: until the next deadline."""
-        if self._hearing.crowded or self._intake.index.plain_waiting(self._state):
+        plain = self._intake.index.plain_waiting(self._state)
+        if self._hearing.crowded or any(self._usable(stream) for stream, _ in plain):
             return 0.0  # there is more to move, or the round before was full
         wall_ms = int(self.clock.wall() * 1000)
         due_ms = next_due_ms(
@@ -316,6 +357,45 @@ class Controller:
         if self._growth is not None and self._growth.busy:
             max_wait = min(max_wait, GROWTH_LOOK_S)
         return max(0.0, max_wait)
+
+    # -- topics that are gone -------------------------------------------------------------------------
+
+    @contextmanager
+    def _hinting(self) -> Iterator[None]:
+        """A topic that ends leading is looked for when that begins anew."""
+        try:
+            yield
+        except (TopicGone, TopicUncertain) as error:
+            self._lookout.hint(error.topic)
+            raise
+
+    def _usable(self, stream: str) -> bool:
+        return is_usable(self._state, self._hearing, stream)
+
+    def _find_journals(self) -> None:
+        """Where the journals end, as the intake has to know; without those that are not there."""
+        while True:
+            known = len(self._hearing.missing)
+            try:
+                self._intake.find_ends(self._state)
+            except TopicGone as error:
+                if (
+                    not self._lookout.find(self._state, error)
+                    or len(self._hearing.missing) == known
+                ):
+                    raise
+            else:
+                return
+
+    def _give_up_streams(self) -> None:
+        """Log which streams are lost, and what that ends. One round each: it may end many transactions."""
+        after_s = self.settings.lost_after_ms / 1000
+        for stream, why in self._lookout.given_up(self._state, after_s):
+            turn = self._turn()
+            aborted = give_up_stream(turn, stream, why)
+            self._write(turn)
+            self._lookout.settled(stream)
+            log.error("%s is lost: %s; %d transactions are aborted", stream, why, len(aborted))
 
     # -- effects --------------------------------------------------------------------------------------
 
@@ -331,7 +411,10 @@ class Controller:
                 self._hearing.not_before_ms.pop(row.txn_id, None)
         if rows:
             self.table.write(self._state.take_changes())
-        self._carriers.sync(self._state, self._intake.index, wall_ms)
+        gone, self._carriers.gone = self._carriers.gone, []
+        for error in gone:
+            self._lookout.find(self._state, error)
+        self._carriers.sync(self._state, self._intake.index, wall_ms, self._usable)
 
     def _shorten_journals(self) -> None:
         """Delete what is below the logged low waters; move the next chunk of what keeps them low."""

@@ -28,11 +28,12 @@ from typing import NamedTuple
 from anabranch.core import hybrid_time
 from anabranch.core.ids import OP_HEADER
 from anabranch.core.overlay import Overlay
-from anabranch.core.plan import NewEpoch, Round, Tail, history_records
+from anabranch.core.plan import Landed, NewEpoch, Round, Tail, history_records
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation
 from anabranch.ports import Log, LogRefused, OffsetOutOfRange, Producer, Table, TopicPartition
 from anabranch.processors.foresight import Foresight
+from anabranch.processors.intake import made_anew
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.merge import Merge, Placed
 from anabranch.schemas.codec import encode
@@ -180,7 +181,10 @@ def _append(
         )
     }
     for stream, tail in moved.items():
-        tail.last = ends[TopicPartition(history_topic(stream), 0)] - 1
+        place = TopicPartition(history_topic(stream), 0)
+        tail.last = ends[place] - 1
+        if tail.last <= tails[stream].last:
+            raise made_anew(place, ends[place], tails[stream].last + 1)
     tails.update(moved)
     return _Appended(small, data, bool(history), ends.get(status))
 
@@ -254,13 +258,30 @@ def _batches(
         builder = BatchBuilder()
 
 
+def _check_behind(
+    round_: Round, landed: Mapping[tuple[int, int], Landed], tails: Mapping[str, Tail]
+) -> None:
+    """`TopicGone` if events came to stand before what was committed: then it is another topic."""
+    for i, commit in enumerate(round_.history):
+        if isinstance(commit, NewEpoch):
+            continue
+        known = tails[commit.stream].vector
+        for j, part in enumerate(commit.parts):
+            at = part.carried or landed.get((i, j))
+            if at is not None and at.records and at.first < known.get(part.partition, 0):
+                place = TopicPartition(stream_topic(commit.stream), part.partition)
+                raise made_anew(place, at.first, known[part.partition])
+
+
 def _history(
     round_: Round, merge: Merge, tails: Mapping[str, Tail]
 ) -> tuple[list[_Batch], dict[str, Tail]]:
     """The histories' batches, and the tails that they leave but for the last offset."""
     moved = {s: replace(tails[s], vector=dict(tails[s].vector)) for s in round_.streams}
     batches = []
-    for stream, records in history_records(round_, merge.landed(), moved).items():
+    landed = merge.landed()
+    _check_behind(round_, landed, tails)
+    for stream, records in history_records(round_, landed, moved).items():
         builder = BatchBuilder()
         for record in records:
             key = b"" if isinstance(record, EpochRecord) else record.txn_id

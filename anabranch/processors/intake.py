@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from anabranch.core.decide_admin import ACTIVE
@@ -22,6 +22,7 @@ from anabranch.ports import (
     OffsetOutOfRange,
     RawBatch,
     Table,
+    TopicGone,
     TopicPartition,
 )
 from anabranch.processors.journals import index_fetched
@@ -37,6 +38,15 @@ MAX_UNPACKED_BYTES = 128 << 20
 MAX_BATCH_RECORDS = 100_000
 QUEUED_BYTES = 32 << 20
 _RECORD_BYTES = 300  # what a queued command takes, beyond its payload
+
+
+def made_anew(place: TopicPartition, end: int, known: int) -> TopicGone:
+    """What a partition is that holds less than it once did: another one of the same name."""
+    return TopicGone(
+        f"{place.topic}[{place.partition}] ends at {end} and was known up to {known}: it was made anew",
+        place.topic,
+        lost=True,
+    )
 
 
 @dataclass(slots=True)
@@ -64,6 +74,7 @@ class Intake:
     rows: Overlay = field(init=False)
     index: JournalIndex = field(init=False)
     queue: list[Command] = field(default_factory=list)
+    missing: Mapping[str, str] = field(default_factory=dict)  # streams whose journals are not read
     unreadable: int = 0
     _commands_at: int = 0
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -73,7 +84,7 @@ class Intake:
         self.index = JournalIndex(self.rows)
 
     def begin(self, state: State) -> None:
-        """Go on where the folded state says; forget what a former leader's time left here."""
+        """Go on where the folded state says; forget what a former leader's time left here. Then `find_ends`."""
         self.rows.take()  # a successor may have led meanwhile: it was read with an old state
         self.index.load()
         self.table.write(self.index.sweep(state))
@@ -81,11 +92,21 @@ class Intake:
         for place, low in state.low_water.items():
             # What lies below was dealt with; a table that was not kept up, or is new, need not read it.
             self.index.positions[place] = max(low, self.index.positions.get(place, 0))
-        journals = {tp: stream for tp, (stream, _) in self._journal_positions(state)}
-        ends = self.log.end_offsets(journals, committed=False)
-        self._known_until = {(journals[tp], tp.partition): end for tp, end in ends.items()}
         self.queue.clear()
         self._commands_at = state.round.commands_offset
+
+    def find_ends(self, state: State) -> None:
+        """Find where the journals end now: what stands before that was judged by a former leader.
+
+        `TopicGone`: one is not there, or holds less than was read of it. Do it again without that stream.
+        """
+        journals = dict(self._journal_positions(state))
+        ends = self.log.end_offsets(journals, committed=False)
+        self._known_until = {}
+        for tp, (stream, at) in journals.items():
+            self._known_until[stream, tp.partition] = ends[tp]
+            if ends[tp] < at:
+                raise made_anew(tp, ends[tp], at)
 
     def done(self, commands: Iterable[Command]) -> int:
         """The position in the commands once these, the first of the queue, are decided."""
@@ -130,6 +151,10 @@ class Intake:
     ) -> None:
         """Retention took records that were not read: go on where the log begins now."""
         start = self.log.start_offsets([error.partition])[error.partition]
+        if start <= error.position and error.partition != commands:
+            end = self.log.end_offsets([error.partition], committed=False)[error.partition]
+            if end < error.position:
+                raise made_anew(error.partition, end, error.position)
         check(start > error.position, f"{error} but it begins at {start}")
         if error.partition == commands:
             self._commands_at = start
@@ -140,7 +165,7 @@ class Intake:
     def _journal_positions(self, state: State) -> list[tuple[TopicPartition, tuple[str, int]]]:
         found = []
         for name, row in state.streams.items():
-            if row.state != ACTIVE:
+            if row.state != ACTIVE or name in self.missing:
                 continue
             for partition in range(row.partitions):
                 at = self.index.positions.get((name, partition), 0)

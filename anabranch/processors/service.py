@@ -193,6 +193,7 @@ class ControllerService(mode.Service):
             chunk_bytes=self.options.chunk_bytes,
             collate_ms=int(self.options.collate_s * 1000),
             move_bytes=self.options.move_bytes,
+            lost_after_ms=int(self.options.lost_after_s * 1000),
         )
 
     def _write_status(self) -> None:

@@ -20,6 +20,7 @@ from anabranch.ports import (
     LogUnavailable,
     LogUncertain,
     TopicPartition,
+    TopicUncertain,
 )
 from anabranch.topics.batch import Buffer, next_sequence, patch_parts, read_header
 from anabranch.topics.wire import codes, data
@@ -38,6 +39,7 @@ from anabranch.topics.wire.produce import read_produced, send_produce
 
 # More requests under way on one connection don't help: the broker takes them one at a time.
 MAX_IN_FLIGHT = 5
+_TOPIC_GONE = (3, 100)  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
 
 
 @dataclass(slots=True)
@@ -131,6 +133,7 @@ class KafkaProducer:
                 self._cluster.leaders(seen, self._cluster.deadline())
                 self._add_partitions(seen)
             except LogError as error:
+                self._cluster.forget({partition.topic for partition in seen})
                 self._after_failure(error)
                 raise
         offsets = self.append_stream(batches[index] for index in order)
@@ -378,10 +381,13 @@ class KafkaProducer:
                     continue
                 meant = meant._replace(act=Act.UNCERTAIN)
             what = f"{self._id}: append to {piece.partition.topic}[{piece.partition.partition}]"
-            errors.append(error_for(meant, produced.error, what, produced.message))
+            error = error_for(meant, produced.error, what, produced.message)
+            if produced.error in _TOPIC_GONE:
+                error = TopicUncertain(str(error), piece.partition.topic)
+            errors.append(error)
         if not errors:
             return None
-        for kind in (LogFenced, LogUncertain):
+        for kind in (LogFenced, TopicUncertain, LogUncertain):
             for error in errors:
                 if isinstance(error, kind):
                     return error

@@ -6,7 +6,15 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from anabranch.ports import Clock, LogFenced, LogRefused, TopicInfo, TopicPartition, TopicSpec
+from anabranch.ports import (
+    Clock,
+    LogFenced,
+    LogRefused,
+    TopicGone,
+    TopicInfo,
+    TopicPartition,
+    TopicSpec,
+)
 from anabranch.topics.memory_partition import Partition
 from anabranch.topics.records import Record, encode_batch
 
@@ -97,6 +105,13 @@ class MemoryBroker:
             target.check(data, self.now_ms())
             return target.append(data, -1, -1, -1, transactional=False)
 
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic, as an operator may by hand."""
+        with self.lock:
+            self.topics.pop(topic)
+            for partition in [place for place in self.partitions if place.topic == topic]:
+                del self.partitions[partition]
+
     # -- time and topics ------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
@@ -104,11 +119,11 @@ class MemoryBroker:
         return int(self.clock.wall() * 1000)
 
     def partition(self, partition: TopicPartition) -> Partition:
-        """The partition; `LogRefused` (3) if it does not exist."""
+        """The partition; `TopicGone` if it does not exist."""
         found = self.partitions.get(partition)
         if found is None:
-            raise LogRefused(
-                f"{partition.topic}[{partition.partition}] does not exist", UNKNOWN_TOPIC
+            raise TopicGone(
+                f"{partition.topic}[{partition.partition}] does not exist", partition.topic
             )
         return found
 

@@ -35,9 +35,11 @@ class CarriersBeside(Carriers):
         self._busy = 0
         self._started = False
 
-    def sync(self, state: State, index: JournalIndex, wall_ms: int) -> None:
+    def sync(
+        self, state: State, index: JournalIndex, wall_ms: int, usable: Callable[[str], bool]
+    ) -> None:
         """See `Carriers`; the tasks begin with the first work."""
-        super().sync(state, index, wall_ms)
+        super().sync(state, index, wall_ms, usable)
         if self._waiting and not self._started:
             self._started = True
             for number, lane in enumerate(self._lanes):

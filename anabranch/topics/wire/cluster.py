@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from anabranch.ports import LogRefused, LogUnavailable, TopicPartition
+from anabranch.ports import LogUnavailable, TopicGone, TopicPartition
 from anabranch.topics.settings import Settings
 from anabranch.topics.wire import calls
 from anabranch.topics.wire.broken import MalformedAnswer
@@ -17,7 +17,6 @@ from anabranch.topics.wire.calls import FIND_COORDINATOR, METADATA
 from anabranch.topics.wire.codes import (
     NONE,
     READ_CODES,
-    UNKNOWN_TOPIC_OR_PARTITION,
     Act,
     error_for,
     meaning,
@@ -277,7 +276,7 @@ class Cluster:
         """The leaders of all these partitions, asked for where they are not known.
 
         Raises:
-            LogRefused: (3) a topic or partition does not exist.
+            TopicGone: a topic or partition does not exist.
             LogUnavailable: there was no leader until the deadline.
         """
         wanted = list(partitions)
@@ -293,9 +292,7 @@ class Cluster:
                 topic = found.get(p.topic)
                 absent = topic is None or not 0 <= p.partition < topic.partitions
                 if absent and now - started > _UNKNOWN_TOPIC_S:
-                    raise LogRefused(
-                        f"{p.topic}[{p.partition}] does not exist", UNKNOWN_TOPIC_OR_PARTITION
-                    )
+                    raise TopicGone(f"{p.topic}[{p.partition}] does not exist", p.topic)
             if any(self.leader(p) is None for p in missing):
                 if now + self.settings.retry_backoff > deadline:
                     raise LogUnavailable(f"{missing[0].topic} has partitions without a leader")

@@ -1,0 +1,115 @@
+"""Topics that are not there: which streams have to wait for that, and which are given up.
+
+Nothing is looked for as long as nothing fails. When a call says that a topic is gone, the streams of this control
+partition are looked at once; those that lack a topic are *missing*: nothing is read or written there, all others
+go on. Brokers that just started may not know a topic yet, so only what stays missing is given up; but a topic that
+holds less than was known of it is another one, and there is nothing to wait for.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from anabranch.core.decide_admin import ACTIVE
+from anabranch.core.state import State
+from anabranch.ports import Clock, Log, LogError, TopicGone
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
+
+log = logging.getLogger("anabranch.controller")
+
+LOOK_S = 1.0  # how often it is looked whether a missing topic is there again
+
+
+@dataclass(slots=True)
+class Lookout:
+    """``missing``: stream -> which topic is not found; decisions see it. It lasts as long as its leader leads.
+
+    ``_hints``: what failed; these outlast a change of leadership, which such a failure may be the end of.
+    """
+
+    log: Log
+    clock: Clock
+    missing: dict[str, str] = field(default_factory=dict)
+    _since: dict[str, float] = field(default_factory=dict)
+    _lost: set[str] = field(default_factory=set)
+    _hints: list[str] = field(default_factory=list)
+    _next: float = 0.0
+
+    def hint(self, topic: str) -> None:
+        """An append failed for this topic, in a way that ends leading: it is looked for when that begins anew."""
+        self._hints.append(topic)
+
+    def begin(self, state: State, missing: dict[str, str]) -> None:
+        """A leader begins: look for what made the former one fail. ``missing`` is kept up from now on."""
+        self.missing = missing
+        self._since.clear()
+        self._lost.clear()
+        hints, self._hints = self._hints, []
+        if hints:
+            self._look(state)
+
+    def find(self, state: State, error: TopicGone) -> bool:
+        """Look for what this error names. False if that is of no stream here, and its cause is another one."""
+        stream = _streams(state).get(error.topic)
+        if stream is not None and error.lost:
+            self._note(stream, str(error))
+            self._lost.add(stream)
+            return True
+        self._look(state)
+        return stream is not None
+
+    def given_up(self, state: State, after_s: float) -> list[tuple[str, str]]:
+        """(stream, why) of those that are not to be waited for any longer."""
+        now = self.clock.monotonic()
+        if self.missing and now >= self._next:
+            self._look(state)
+        return [
+            (stream, why)
+            for stream, why in sorted(self.missing.items())
+            if stream in self._lost or now - self._since[stream] >= after_s
+        ]
+
+    def settled(self, stream: str) -> None:
+        """It is on the log that a stream is lost."""
+        self.missing.pop(stream, None)
+
+    def _look(self, state: State) -> None:
+        self._next = self.clock.monotonic() + LOOK_S
+        topics = _streams(state)
+        try:
+            found = self.log.describe_topics(sorted(topics))
+        except LogError as error:
+            log.warning("topics can't be looked for now: %s", error)
+            return
+        gone: dict[str, str] = {}
+        for topic, stream in topics.items():
+            info = found.get(topic)
+            if info is None:
+                gone.setdefault(stream, f"there is no topic {topic}")
+            elif topic != history_topic(stream) and (
+                info.partitions < state.streams[stream].partitions
+            ):
+                gone[stream] = f"topic {topic} has only {info.partitions} partitions: made anew"
+                self._lost.add(stream)
+        for stream, why in gone.items():
+            self._note(stream, why)
+        for stream in [s for s in self.missing if s not in gone and s not in self._lost]:
+            log.info("%s: its topics are there again", stream)
+            del self.missing[stream]
+
+    def _note(self, stream: str, why: str) -> None:
+        if stream not in self.missing:
+            self._since[stream] = self.clock.monotonic()
+            log.warning("%s waits: %s", stream, why)
+        self.missing[stream] = why
+
+
+def _streams(state: State) -> dict[str, str]:
+    """topic -> stream, of all streams that can be written to."""
+    return {
+        topic: stream
+        for stream, row in state.streams.items()
+        if row.state == ACTIVE
+        for topic in (stream_topic(stream), journal_topic(stream), history_topic(stream))
+    }

@@ -1,0 +1,89 @@
+"""Topics deleted by hand on a real broker: the streams that have them are given up, all others go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+import anabranch
+from anabranch.errors import StreamLost, TransactionAborted
+from tests.cluster import Cluster, start_cluster
+from tests.conftest import Broker
+
+pytestmark = pytest.mark.broker
+
+SOON_S = 60.0
+KINDS = ("", ".journal", ".history")
+
+
+@pytest.fixture
+def own(broker: Broker, unique: str, tmp_path: Path) -> Iterator[Cluster]:
+    cluster = start_cluster(broker.bootstrap, tmp_path, f"lost{unique}", ("--lost-after", "0.5"))
+    yield cluster
+    cluster.controller.kill()
+
+
+def until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON_S
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique: str) -> None:
+    scope = f"p{unique}"
+    lost = [f"{scope}/lost{n}" for n in range(3)]
+    fine = f"{scope}/fine"
+    with anabranch.connect(own.bootstrap, prefix=own.prefix) as client:
+        for stream in (*lost, fine):
+            client.create_stream(stream)
+
+        def commit_fine() -> None:
+            with client.begin(scope) as txn:
+                txn.token()  # so it is no one-shot
+                txn.write(fine, b"fine")
+                txn.commit()
+
+        def write_late(stream: str) -> None:
+            with client.begin(scope) as txn:
+                txn.write(stream, b"late")
+                txn.commit()
+
+        under_way = []
+        for stream in lost:
+            txn = client.begin(scope)
+            for place in (stream, fine):
+                txn.write(place, b"torn", key=b"k")
+            txn.flush()
+            under_way.append(txn)
+        commit_fine()
+        topics = [stream.replace("/", ".") + kind for stream, kind in zip(lost, KINDS, strict=True)]
+        admin = AdminClient({"bootstrap.servers": own.bootstrap})
+        for done in admin.delete_topics(topics).values():
+            done.result()
+        for stream, txn in zip(lost, under_way, strict=True):
+            commit_fine()
+            if stream == lost[1]:  # no journal: not even the flush gets through
+                token = txn.token()
+                until(lambda token=token: client.state(token).state == "ABORTED")
+                assert f"{stream} is lost" in client.state(token).reason
+                continue
+            with pytest.raises(TransactionAborted, match=f"{stream} is lost"):
+                txn.commit(timeout=SOON_S)
+        until(lambda: {client.describe(stream).state for stream in lost} == {"LOST"})
+        for stream in lost:
+            with pytest.raises(StreamLost):
+                write_late(stream)
+        assert {s.stream: s.state for s in client.streams(scope)} == {
+            fine: "ACTIVE", **dict.fromkeys(lost, "LOST"),
+        }  # fmt: skip
+        with client.snapshot(fine).read(fine) as events:
+            assert [event.value for event in events] == [b"fine"] * 4
+    written = own.controller.log_file.read_text()
+    for stream in lost:
+        assert written.count(f"{stream} is lost") == 1
+    assert written.count("WARNING") < 12, written

@@ -1,0 +1,251 @@
+"""A topic of a stream is deleted, or made anew, by hand: that stream is given up, all others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from anabranch.core.decide_admin import ACTIVE, LOST, MISSING
+from anabranch.core.keyspace import position_of
+from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.processors.memory_table import MemoryStore
+from anabranch.schemas.records import (
+    Abort,
+    Begin,
+    Begun,
+    Commit,
+    CreateStream,
+    DescribeStreams,
+    Event,
+    GetState,
+    OneShot,
+    Outcome,
+    Receipt,
+    Refusal,
+    Scale,
+    StreamList,
+    Touch,
+    Touched,
+)
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from anabranch.topics.records import Record
+from tests.processors.world import World
+
+GONE, OTHER = "nyc/gone", "nyc/other"
+TOPICS = (stream_topic, journal_topic, history_topic)
+KEYS = tuple(b"k%d" % n for n in range(8))
+LOST_S = 10.0
+
+each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])
+
+
+class Play:
+    """A control partition with two streams; one loses a topic."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.world = World()
+        self.store = MemoryStore()
+        self.controller = self.world.controller(store=self.store, **settings)
+        self.controller.lead()
+        self.world.stream(self.controller, GONE)
+        self.world.stream(self.controller, OTHER)
+        assert self.one_shot(GONE) == self.one_shot(OTHER) == "COMMITTED"
+
+    def lead_anew(self, *, keeps_table: bool = True, **settings: Any) -> None:
+        """Another process takes over."""
+        self.controller.table.close()
+        self.store = self.store if keeps_table else MemoryStore()
+        self.controller = self.world.controller(store=self.store, **settings)
+        self.controller.lead()
+
+    def ask(self, command: Any) -> Any:
+        """The answer, whatever has to be led anew for it, as `Leader` does."""
+        correlation_id = self.world.send(command)
+        for _ in range(20):
+            self.play(1)
+            answer = self.world.reply(correlation_id)
+            if answer is not None:
+                return answer
+        raise AssertionError(f"no answer to {command}")
+
+    def play(self, steps: int, seconds: float = 0.0) -> None:
+        """Steps of the controller; a stream's trouble must not end its lead."""
+        for _ in range(steps):
+            self.controller.step(0)
+            self.world.clock.sleep(seconds / steps)
+
+    def one_shot(self, stream: str) -> str:
+        """The state of a one-shot's transaction, or what it was refused with."""
+        event = Event(stream, 0, b"k", b"v", (), -1)
+        answer = self.ask(OneShot(self.world.txn_id(), "nyc", None, (event,)))
+        return answer.code if isinstance(answer, Refusal) else str(answer.state)
+
+    def begun(self, *streams: str, size: int = 8) -> tuple[bytes, bytes, Receipt]:
+        """(id, token, receipt) of a transaction that has written to these streams."""
+        txn_id = self.world.txn_id()
+        begun = self.ask(Begin(txn_id, "nyc", None, 600_000))
+        assert isinstance(begun, Begun)
+        extents: list[Any] = []
+        for stream in streams:
+            touched = self.ask(Touch(begun.token, stream))
+            assert isinstance(touched, Touched)
+            events = [(key, b"x" * size) for key in KEYS]
+            receipt = self.world.write(txn_id, 1, stream, touched.segments, events, one_batch=False)
+            extents += receipt.extents
+        self.play(3)
+        return txn_id, begun.token, Receipt(txn_id, 1, 1, True, tuple(extents))
+
+    def stream_state(self, stream: str) -> str:
+        found = self.ask(DescribeStreams(None, stream))
+        assert isinstance(found, StreamList)
+        return found.streams[0].state
+
+    def state(self, txn_id: bytes) -> tuple[str, str]:
+        outcome = self.ask(GetState(txn_id))
+        assert isinstance(outcome, Outcome)
+        return outcome.state, outcome.reason
+
+    def make_anew(self, topic: str) -> None:
+        info = self.world.cluster.topics[topic]
+        self.world.cluster.delete_topic(topic)
+        spec = TopicSpec(topic, info.partitions, dict(info.config))
+        self.world.cluster.log("somebody").create_topics([spec])
+
+    def events(self, stream: str) -> int:
+        places = [TopicPartition(stream_topic(stream), p) for p in (0, 1)]
+        return sum(len(self.world.committed(place)) for place in places)
+
+
+@each_topic
+def test_a_missing_topic_stops_nobody_else_and_is_given_up_in_time(topic: str) -> None:
+    play = Play()
+    txn_id, token, receipt = play.begun(GONE, OTHER)
+    play.world.cluster.delete_topic(topic)
+    commit = play.world.send(Commit(token, (receipt,), None, None, 60_000))
+    play.play(10, 1.0)
+    assert play.one_shot(OTHER) == "COMMITTED"
+    assert play.stream_state(GONE) == MISSING
+    assert play.one_shot(GONE) == "NotReady"
+    assert play.world.reply(commit) is None
+    play.play(20, LOST_S)
+    refusal = play.world.reply(commit)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == "TransactionAborted"
+    assert "nyc/gone is lost: there is no topic" in refusal.message
+    assert play.state(txn_id)[0] == "ABORTED"
+    assert play.stream_state(GONE) == LOST
+    assert play.one_shot(GONE) == "StreamLost"
+    assert play.ask(CreateStream(GONE, 2, {})).code == "StreamLost"
+    assert play.ask(Scale(GONE, 3, (), ())).code == "StreamLost"
+    assert play.one_shot(OTHER) == "COMMITTED"
+    assert play.events(OTHER) == 3, "one-shots only: nothing of what was aborted"
+
+
+@each_topic
+@pytest.mark.parametrize("keeps_table", [True, False])
+def test_a_new_leader_finds_the_topic_missing(topic: str, keeps_table: bool) -> None:
+    play = Play()
+    txn_id, token, _ = play.begun(GONE)
+    play.world.cluster.delete_topic(topic)
+    play.lead_anew(keeps_table=keeps_table)
+    assert play.one_shot(OTHER) == "COMMITTED"
+    assert play.one_shot(GONE) == "NotReady"
+    play.play(20, LOST_S)
+    assert play.state(txn_id)[0] == "ABORTED"
+    play.lead_anew()  # it is on the log
+    assert play.stream_state(GONE) == LOST
+    assert play.one_shot(OTHER) == "COMMITTED"
+    aborted = play.ask(Abort(token, ""))
+    assert isinstance(aborted, Outcome)
+    assert aborted.state == "ABORTED"
+
+
+@each_topic
+def test_a_topic_made_anew_is_another_one(topic: str) -> None:
+    play = Play()
+    txn_id, token, receipt = play.begun(GONE, OTHER)
+    play.make_anew(topic)
+    play.world.send(Commit(token, (receipt,), None, None, 60_000))
+    play.play(20, 1.0)
+    assert play.stream_state(GONE) == LOST
+    state, reason = play.state(txn_id)
+    assert state == "ABORTED"
+    assert "made anew" in reason
+    assert play.one_shot(OTHER) == "COMMITTED"
+    assert play.events(OTHER) == 2
+
+
+@each_topic
+def test_a_topic_that_is_found_again_was_only_not_known(topic: str) -> None:
+    play = Play()
+    _, token, receipt = play.begun(GONE, OTHER)
+    broker = play.world.cluster
+    kept = (
+        broker.topics[topic],
+        {p: log for p, log in broker.partitions.items() if p.topic == topic},
+    )
+    broker.delete_topic(topic)
+    commit = play.world.send(Commit(token, (receipt,), None, None, 60_000))
+    play.play(10, LOST_S / 2)
+    assert play.world.reply(commit) is None
+    broker.topics[topic] = kept[0]
+    broker.partitions.update(kept[1])
+    play.play(10, LOST_S)
+    outcome = play.world.reply(commit)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.state, outcome.committed) == ("COMMITTED", 2 * len(KEYS))
+    assert play.stream_state(GONE) == ACTIVE
+    assert play.events(GONE) == play.events(OTHER) == len(KEYS) + 1
+
+
+@each_topic
+def test_a_carried_merge_past_the_point_of_no_return_says_its_trouble(topic: str) -> None:
+    """Its decision stands, so nothing of it is aborted, and the other stream gets nothing of it alone."""
+    play = Play(chunk_bytes=1_000)
+    txn_id, token, receipt = play.begun(GONE, OTHER, size=300)
+    commit = play.world.send(Commit(token, (receipt,), None, None, 60_000))
+    while not play.controller.state.open[txn_id].carries:
+        play.play(1, 0.1)
+    play.world.cluster.delete_topic(topic)
+    play.play(30, 2 * LOST_S)
+    assert play.one_shot(OTHER) == "COMMITTED"
+    if play.stream_state(GONE) == ACTIVE:  # nothing there was needed yet
+        assert play.one_shot(GONE) == "NotReady"
+        play.play(30, 2 * LOST_S)
+    assert play.stream_state(GONE) == LOST
+    state, reason = play.state(txn_id)
+    assert state == "FINALIZE_IN_PROGRESS"
+    assert "its merge does not go on: topics of nyc/gone were deleted" in reason
+    assert play.world.reply(commit) is None
+    play.lead_anew(chunk_bytes=1_000)
+    assert play.state(txn_id) == (state, reason)
+    assert play.one_shot(OTHER) == "COMMITTED"
+
+
+def test_plain_writes_of_a_lost_stream_keep_nobody_busy() -> None:
+    play = Play()
+    play.world.cluster.delete_topic(stream_topic(GONE))
+    place = TopicPartition(journal_topic(GONE), 0)
+    for n in range(4):
+        play.world.cluster.produce(place, [Record(0, 1, KEYS[n], b"plain", ())])
+    play.play(20, 2 * LOST_S)
+    assert play.stream_state(GONE) == LOST
+    play.play(3)
+    rounds, waits = play.controller.rounds, []
+    fetch: Callable[..., Any] = play.controller.log.fetch
+
+    def waited(*args: Any, max_wait: float, **more: Any) -> Any:
+        waits.append(max_wait)
+        return fetch(*args, max_wait=0, **more)
+
+    play.controller.log.fetch = waited  # type: ignore[method-assign]
+    for _ in range(3):
+        play.controller.step(0.5)
+    assert play.controller.rounds == rounds
+    assert min(waits) > 0.1
+
+
+def test_keys_reach_both_segments() -> None:
+    assert {position_of(key) >> 31 for key in KEYS} == {0, 1}
