@@ -98,15 +98,11 @@ class Intake:
     def find_ends(self, state: State) -> None:
         """Find where the journals end now: what stands before that was judged by a former leader.
 
-        `TopicGone`: one is not there, or holds less than was read of it. Do it again without that stream.
+        `TopicGone`: one is not there. Do it again without that stream.
         """
-        journals = dict(self._journal_positions(state))
+        journals = {tp: stream for tp, (stream, _) in self._journal_positions(state)}
         ends = self.log.end_offsets(journals, committed=False)
-        self._known_until = {}
-        for tp, (stream, at) in journals.items():
-            self._known_until[stream, tp.partition] = ends[tp]
-            if ends[tp] < at:
-                raise made_anew(tp, ends[tp], at)
+        self._known_until = {(journals[tp], tp.partition): end for tp, end in ends.items()}
 
     def done(self, commands: Iterable[Command]) -> int:
         """The position in the commands once these, the first of the queue, are decided."""

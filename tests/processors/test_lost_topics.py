@@ -163,10 +163,13 @@ def test_a_new_leader_finds_the_topic_missing(topic: str, keeps_table: bool) -> 
 
 
 @each_topic
-def test_a_topic_made_anew_is_another_one(topic: str) -> None:
+@pytest.mark.parametrize("leader", ["same", "new"])
+def test_a_topic_made_anew_is_another_one(topic: str, leader: str) -> None:
     play = Play()
     txn_id, token, receipt = play.begun(GONE, OTHER)
     play.make_anew(topic)
+    if leader == "new":
+        play.lead_anew()
     play.world.send(Commit(token, (receipt,), None, None, 60_000))
     play.play(20, 1.0)
     assert play.stream_state(GONE) == LOST
@@ -201,7 +204,9 @@ def test_a_topic_that_is_found_again_was_only_not_known(topic: str) -> None:
 
 
 @each_topic
-def test_a_carried_merge_past_the_point_of_no_return_says_its_trouble(topic: str) -> None:
+def test_a_carried_merge_past_the_point_of_no_return_says_its_trouble(
+    topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its decision stands, so nothing of it is aborted, and the other stream gets nothing of it alone."""
     play = Play(chunk_bytes=1_000)
     txn_id, token, receipt = play.begun(GONE, OTHER, size=300)
@@ -220,7 +225,12 @@ def test_a_carried_merge_past_the_point_of_no_return_says_its_trouble(topic: str
     assert "its merge does not go on: topics of nyc/gone were deleted" in reason
     assert play.world.reply(commit) is None
     play.lead_anew(chunk_bytes=1_000)
+    carries = dict(play.controller.state.open[txn_id].carries)
+    said = len(caplog.records)
+    play.play(20, 6 * LOST_S)
     assert play.state(txn_id) == (state, reason)
+    assert play.controller.state.open[txn_id].carries == carries, "nothing is carried in vain"
+    assert len(caplog.records) == said, "it is said once"
     assert play.one_shot(OTHER) == "COMMITTED"
 
 
@@ -245,6 +255,8 @@ def test_plain_writes_of_a_lost_stream_keep_nobody_busy() -> None:
         play.controller.step(0.5)
     assert play.controller.rounds == rounds
     assert min(waits) > 0.1
+    described = play.ask(DescribeStreams(None, GONE)).streams[0]
+    assert not described.rejected, "they were not passed over"
 
 
 def test_keys_reach_both_segments() -> None:
