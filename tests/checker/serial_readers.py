@@ -14,11 +14,18 @@ Cursors = dict[int, int]  # partition -> how many events (commits) were read
 
 @dataclass(eq=False)
 class Member:
-    """A reader."""
+    """A reader.
+
+    ``notes``: it notes each line that it takes up. ``given``: lines that it has not taken up yet. ``lost``: lines
+    that it reads on, and does not know yet that they are another member's.
+    """
 
     name: str
     file: str
+    notes: bool = False
     cursors: Cursors = field(default_factory=lambda: defaultdict(int))
+    given: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -57,9 +64,12 @@ class Group:
         """Of a member; what nobody has yet is dealt."""
         for line in self.lines():
             if line not in self.owners:
-                self.owners[line] = world.random.choice(self.alive)
-                self.owners[line].cursors[line] = self.committed[line]
+                self._give(line, world.random.choice(self.alive))
         return [line for line in self.lines() if self.owners[line] is member]
+
+    def reads(self, world: World, member: Member) -> list[int]:
+        """What it has, and has taken up."""
+        return [line for line in self.owned(world, member) if line not in member.given]
 
     def deal(self, world: World) -> None:
         """Members came or went: some lines get another owner, which goes on at what is committed."""
@@ -67,13 +77,39 @@ class Group:
             new = world.random.choice(self.alive) if self.alive else None
             if new is owner:
                 continue
-            if owner in self.alive and world.random.random() < 0.6:
+            if owner in self.alive and line not in owner.given and world.random.random() < 0.6:
                 self.committed[line] = owner.cursors[line]
+            if owner.notes and line not in owner.given and world.random.random() < 0.5:
+                owner.lost.add(line)
             if new is None:
                 del self.owners[line]
             else:
-                self.owners[line] = new
-                new.cursors[line] = self.committed[line]
+                self._give(line, new)
+
+    def _give(self, line: int, member: Member) -> None:
+        self.owners[line] = member
+        member.lost.discard(line)
+        if member.notes:
+            member.given.add(line)
+        else:
+            member.cursors[line] = self.committed[line]
+
+    def take_up(self, world: World, member: Member) -> Task:
+        """It notes what it is given, and then looks where the group has come to."""
+        if world.random.random() < 0.5:
+            member.lost.clear()
+        lines = [line for line in self.owned(world, member) if line in member.given]
+        if not lines:
+            return
+        places = [[self.stream.name, None if line == HISTORY else line] for line in lines]
+        op = world.tape.ask(member.file, "resume", reader=member.name, places=places)
+        yield
+        for line in lines:
+            if self.owners.get(line) is member:
+                member.cursors[line] = self.committed[line]
+                member.given.discard(line)
+        world.tape.told(member.file, op)
+        yield
 
     def leave(self, world: World, member: Member) -> None:
         """It is gone."""
@@ -84,7 +120,7 @@ class Group:
     def commit(self, world: World, member: Member, cursors: Cursors) -> list[Row]:
         """Where a member has come to, as positions of partitions."""
         positions: list[Row] = []
-        for line in self.owned(world, member):
+        for line in self.reads(world, member):
             at = self.committed[line] = max(self.committed[line], cursors[line])
             if line != HISTORY and at:
                 positions.append([self.stream.name, line, self._offset(line, at)])
@@ -120,7 +156,8 @@ def _groups(world: World) -> list[Group]:
 def _read(world: World, group: Group) -> Task:
     """A member's life."""
     random, tape, file = world.random, world.tape, world.file
-    member = Member(world.new("r"), file)
+    notes = group.name is not None and random.random() < 0.5
+    member = Member(world.new("r"), file, notes)
     starts = "position" if group.is_made and random.random() < 0.5 else group.starts
     more: dict[str, Any] = {"mode": group.mode, "streams": [group.stream.name]}
     op = tape.ask(file, "open", reader=member.name, starts=starts, group=group.name, **more)
@@ -132,6 +169,8 @@ def _read(world: World, group: Group) -> Task:
     group.alive.append(member)
     group.deal(world)
     for _ in range(random.randint(2, 12)):
+        if notes:
+            yield from group.take_up(world, member)
         op = tape.ask(file, "poll", reader=member.name)
         yield
         rows = give(world, group, member, random.randint(0, 6))
@@ -165,7 +204,7 @@ def _position(world: World, group: Group, member: Member) -> Task:
 def give(world: World, group: Group, member: Member, most: int) -> list[Row]:
     """What comes next, in an order that the mode allows. Of it, something may be committed at once."""
     stream, cursors = group.stream, member.cursors
-    owned = group.owned(world, member)
+    owned = group.reads(world, member) + sorted(member.lost)
     if group.mode == "transactions":
         if HISTORY not in owned or cursors[HISTORY] >= len(stream.records):
             return []
