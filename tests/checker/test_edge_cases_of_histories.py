@@ -59,6 +59,14 @@ def a_writer_that_could_not_finish(tape: Tape) -> None:
     tape.log(0)
 
 
+@wrong("aborted-read")
+def a_writer_that_could_not_finish_is_taken(tape: Tape) -> None:
+    _begins(tape)
+    _finishes(tape, "failed")
+    tape.commit("t", ONE, 10, 1, writers=None)
+    tape.log(0, [0, "k", "a", ONE])
+
+
 @right
 def a_writer_that_finishes_twice(tape: Tape) -> None:
     _begins(tape)

@@ -12,7 +12,7 @@ import pytest
 from checker import BrokenHistory, judge, judge_entries
 from checker.__main__ import main
 from checker.recorder import Failed, Recorder, Unknown
-from checker.report import EXAMPLES
+from checker.report import EXAMPLES, Report
 from tests.checker.table import ONE, commit_two, log_two
 from tests.checker.tape import Tape
 
@@ -65,6 +65,12 @@ def test_examples_are_bounded() -> None:
     report = tape.judge()
     assert report.totals == {"unexplained": 99}
     assert len(report.anomalies) == EXAMPLES
+
+
+def test_a_kind_has_to_be_known() -> None:
+    """A judge can't name one that no reader of the report would see."""
+    with pytest.raises(ValueError, match="'odd' is no kind of anomaly"):
+        Report().add("odd", "", [])
 
 
 def test_it_runs_as_a_program(tmp_path: Path) -> None:
