@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import uuid
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -422,16 +424,26 @@ def test_export_continues_until_it_is_interrupted(
 # -- compact ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def history(client: anabranch.Client, stream: str) -> list[int]:
-    """Commit timestamps of a few transactions that write and delete keys, over a scaling."""
+@dataclass(frozen=True)
+class History:
+    """A stream, and the commit timestamps of a few transactions that write and delete keys, over a scaling."""
+
+    stream: str
+    moments: list[int]
+
+
+@pytest.fixture(scope="module")
+def history(client: anabranch.Client) -> History:
+    """Tests only read it."""
+    stream = f"history{uuid.uuid4().hex[:8]}/events"
+    client.create_stream(stream, segments=2)
     found = [
         commit(client, stream, ("a", "a1"), ("b", "b1"), (None, "x"), ("a", "a2"), ("c", "c1")),
         commit(client, stream, ("b", None), ("d", "d1")),
     ]
     client.scale(stream, segments=3)
     found.append(commit(client, stream, ("b", "b2"), ("d", None), ("a", "a3"), ("a", "a4")))
-    return found
+    return History(stream, found)
 
 
 LATEST = [
@@ -443,12 +455,11 @@ LATEST = [
 
 @pytest.mark.parametrize("moment", [0, 1, 2])
 def test_compact_is_as_of_a_commit(
-    spark: SparkSession, connection: Connection, stream: str, history: list[int], moment: int,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    to = str(tmp_path / "latest")
-    found = compact(spark, connection, stream, to=to, at=history[moment])
-    assert (found.at, found.keyless) == (history[moment], 1)
+    spark: SparkSession, connection: Connection, history: History, moment: int, tmp_path: Path
+) -> None:
+    to, at = str(tmp_path / "latest"), history.moments[moment]
+    found = compact(spark, connection, history.stream, to=to, at=at)
+    assert (found.at, found.keyless) == (at, 1)
     assert (found.events, found.keys) == ((5, 7, 11)[moment], len(LATEST[moment]))
     rows = spark.read.parquet(to).collect()
     assert {bytes(row.key).decode(): bytes(row.value).decode() for row in rows} == LATEST[moment]
@@ -456,13 +467,12 @@ def test_compact_is_as_of_a_commit(
 
 
 def test_compact_into_another_stream_is_one_transaction(
-    spark: SparkSession, connection: Connection, client: anabranch.Client, stream: str,
-    history: list[int],
-) -> None:  # fmt: skip
-    into = stream + "-latest"
+    spark: SparkSession, connection: Connection, client: anabranch.Client, history: History
+) -> None:
+    stream, into = history.stream, history.stream + "-latest"
     found = compact(spark, connection, stream, into=into, segments=2, name="c")
     again = compact(spark, connection, stream, into=into, name="c")
-    assert (found.at > history[-1], found.keys, found.already_committed) == (True, 3, False)
+    assert (found.at > history.moments[-1], found.keys, found.already_committed) == (True, 3, False)
     assert (again.already_committed, again.txn_id) == (True, found.txn_id)
     events = read_all(connection.bootstrap, into)
     assert {(e.key or b"").decode(): (e.value or b"").decode() for e in events} == LATEST[2]
@@ -472,9 +482,9 @@ def test_compact_into_another_stream_is_one_transaction(
 
 
 def test_compact_refuses(
-    spark: SparkSession, connection: Connection, stream: str, history: list[int], tmp_path: Path
+    spark: SparkSession, connection: Connection, history: History, tmp_path: Path
 ) -> None:
-    to = str(tmp_path / "latest")
+    stream, to = history.stream, str(tmp_path / "latest")
     refused: list[tuple[dict[str, Any], type[AnabranchError]]] = [
         ({}, InvalidArgument),
         ({"to": to, "into": "a/b"}, InvalidArgument),
@@ -484,7 +494,7 @@ def test_compact_refuses(
     for arguments, error in refused:
         with pytest.raises(error):
             compact(spark, connection, stream, **arguments)
-    compact(spark, connection, stream, to=to, at=history[0])
+    compact(spark, connection, stream, to=to, at=history.moments[0])
     with pytest.raises(InvalidArgument, match="exists"):
         compact(spark, connection, stream, to=to)
     compact(spark, connection, stream, to=to, overwrite=True)
