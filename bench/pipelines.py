@@ -141,6 +141,7 @@ def _measured(place: Place, command: str, arguments: list[str]) -> dict[str, Any
     if isinstance(found, dict):
         found.pop("checks", None)
     most_mb = {kind: round(used / 1e6) for kind, used in most.items()}
+    print(f"{command}: {seconds:.1f} s, {most_mb} MB", file=sys.stderr, flush=True)
     return {"seconds": round(seconds, 1), "most_mb": most_mb, "said": found}
 
 
