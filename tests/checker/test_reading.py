@@ -67,6 +67,31 @@ def test_examples_are_bounded() -> None:
     assert len(report.anomalies) == EXAMPLES
 
 
+def test_the_report_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was judged, how many of each kind there are, and some examples of each."""
+    tape = _good()
+    _write(tmp_path, tape)
+    assert main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in _good().judge().counts), said
+    assert "No anomaly." in said
+    more = Tape()
+    more.log(1, *([number, "k", f"e{number}", None] for number in range(9)))
+    more.entries = [("y", line, entry) for _, line, entry in more.entries]
+    more.begin("v", "3" * 32, file="z")
+    more.write("v", "lost", file="z")
+    more.commit("v", "3" * 32, 30, 1, file="z")
+    _write(tmp_path, more)
+    assert main([str(tmp_path), "--examples", "3"]) == 1
+    said = capsys.readouterr().out
+    assert "No anomaly." not in said
+    rows = [line.strip("│ ").replace(" ", "").split("│") for line in said.splitlines()]
+    assert ["unexplained", "9"] in rows
+    assert ["lost-write", "1"] in rows
+    assert said.count("unexplained: ") == 3
+    assert said.count("lost-write: ") == 1
+
+
 def test_a_kind_has_to_be_known() -> None:
     """A judge can't name one that no reader of the report would see."""
     with pytest.raises(ValueError, match="'odd' is no kind of anomaly"):
