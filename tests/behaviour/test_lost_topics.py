@@ -53,6 +53,10 @@ def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique
                 txn.write(stream, b"late")
                 txn.commit()
 
+        def wait_aborted(token: bytes, stream: str) -> None:
+            until(lambda: client.state(token).state == "ABORTED")
+            assert f"{stream} is lost" in client.state(token).reason
+
         under_way = []
         for stream in lost:
             txn = client.begin(scope)
@@ -68,9 +72,7 @@ def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique
         for stream, txn in zip(lost, under_way, strict=True):
             commit_fine()
             if stream == lost[1]:  # no journal: not even the flush gets through
-                token = txn.token()
-                until(lambda token=token: client.state(token).state == "ABORTED")
-                assert f"{stream} is lost" in client.state(token).reason
+                wait_aborted(txn.token(), stream)
                 continue
             with pytest.raises(TransactionAborted, match=f"{stream} is lost"):
                 txn.commit(timeout=SOON_S)
