@@ -57,7 +57,7 @@ class Settings:
     chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of so many bytes
     collate_ms: int = 200  # a stream rolls at most once in this time; what comes sooner is collated
     purge_per_round: int = 500
-    lost_after_ms: int = 10_000  # a stream is given up when a topic of it is not found for so long
+    lost_after_ms: int = 30_000  # a stream is given up when a topic of it is not found for so long
 
     @property
     def max_ahead_ms(self) -> int:

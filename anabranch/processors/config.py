@@ -37,7 +37,7 @@ class ControllerOptions:
     chunk_bytes: int = 16 << 20
     collate_s: float = 0.2
     move_bytes: int = 256 << 20
-    lost_after_s: float = 10.0
+    lost_after_s: float = 30.0
     native_timeout_s: float = 60.0
     status_file: Path | None = None
     kafka: Mapping[str, str] = field(default_factory=dict)

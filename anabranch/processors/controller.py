@@ -95,7 +95,7 @@ class Controller:
         self._state = State(self.table)
         self._intake = Intake(self.log, self.table, self.settings)
         self._hearing = Hearing(0)
-        self._lookout = Lookout(self.log, self.clock)
+        self._lookout = Lookout(self.log, self.clock, status_topic(self.settings.prefix))
 
     # -- leading --------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 Nothing is looked for as long as nothing fails. When a call says that a topic is gone, the streams of this control
 partition are looked at once; those that lack a topic are *missing*: nothing is read or written there, all others
-go on. Brokers that just started may not know a topic yet, so only what stays missing is given up; but a topic that
-holds less than was known of it is another one, and there is nothing to wait for.
+go on. Giving up can't be undone, and a broker that has just started, or lags behind, may not know a topic or a
+partition yet. So an answer counts only if it knows the status topic, too, and only what stays missing is given up.
+But a topic that holds less than was known of it is another one, by its leader's word: there is nothing to wait for.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ LOOK_S = 1.0  # how often it is looked whether a missing topic is there again
 class Lookout:
     """``missing``: stream -> which topic is not found; decisions see it. It lasts as long as its leader leads.
 
+    ``witness``: a topic that is there, since this partition is led: who does not know it knows nothing.
     ``_hints``: what failed; these outlast a change of leadership, which such a failure may be the end of.
     """
 
     log: Log
     clock: Clock
+    witness: str
     missing: dict[str, str] = field(default_factory=dict)
     _since: dict[str, float] = field(default_factory=dict)
     _lost: set[str] = field(default_factory=set)
@@ -78,9 +81,12 @@ class Lookout:
         self._next = self.clock.monotonic() + LOOK_S
         topics = _streams(state)
         try:
-            found = self.log.describe_topics(sorted(topics))
+            found = self.log.describe_topics([self.witness, *sorted(topics)])
         except LogError as error:
             log.warning("topics can't be looked for now: %s", error)
+            return
+        if self.witness not in found:
+            log.warning("topics can't be looked for now: a broker does not know %s", self.witness)
             return
         gone: dict[str, str] = {}
         for topic, stream in topics.items():
@@ -90,8 +96,7 @@ class Lookout:
             elif topic != history_topic(stream) and (
                 info.partitions < state.streams[stream].partitions
             ):
-                gone[stream] = f"topic {topic} has only {info.partitions} partitions: made anew"
-                self._lost.add(stream)
+                gone.setdefault(stream, f"topic {topic} has only {info.partitions} partitions")
         for stream, why in gone.items():
             self._note(stream, why)
         for stream in [s for s in self.missing if s not in gone and s not in self._lost]:

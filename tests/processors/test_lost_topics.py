@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ from tests.processors.world import World
 GONE, OTHER = "nyc/gone", "nyc/other"
 TOPICS = (stream_topic, journal_topic, history_topic)
 KEYS = tuple(b"k%d" % n for n in range(8))
-LOST_S = 10.0
+LOST_S = 30.0
 
 each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])
 
@@ -129,7 +130,7 @@ def test_a_missing_topic_stops_nobody_else_and_is_given_up_in_time(topic: str) -
     assert play.stream_state(GONE) == MISSING
     assert play.one_shot(GONE) == "NotReady"
     assert play.world.reply(commit) is None
-    play.play(20, LOST_S)
+    play.play(20, 1.2 * LOST_S)
     refusal = play.world.reply(commit)
     assert isinstance(refusal, Refusal)
     assert refusal.code == "TransactionAborted"
@@ -180,22 +181,34 @@ def test_a_topic_made_anew_is_another_one(topic: str, leader: str) -> None:
     assert play.events(OTHER) == 2
 
 
+@pytest.mark.parametrize(
+    ("known", "hidden_s"),
+    [
+        pytest.param("all but the topic", 0.5 * LOST_S, id="not known for a while"),
+        pytest.param("nothing", 3 * LOST_S, id="a broker that knows nothing yet"),
+        pytest.param("a partition less", 0.5 * LOST_S, id="a broker that lags behind"),
+    ],
+)
 @each_topic
-def test_a_topic_that_is_found_again_was_only_not_known(topic: str) -> None:
+def test_a_topic_that_is_found_again_was_only_not_known(
+    topic: str, known: str, hidden_s: float
+) -> None:
     play = Play()
     _, token, receipt = play.begun(GONE, OTHER)
     broker = play.world.cluster
-    kept = (
-        broker.topics[topic],
-        {p: log for p, log in broker.partitions.items() if p.topic == topic},
-    )
+    topics = dict(broker.topics)
+    kept = {p: log for p, log in broker.partitions.items() if p.topic == topic}
     broker.delete_topic(topic)
-    commit = play.world.send(Commit(token, (receipt,), None, None, 60_000))
-    play.play(10, LOST_S / 2)
+    if known == "nothing":
+        broker.topics.clear()
+    elif known == "a partition less":
+        broker.topics[topic] = replace(topics[topic], partitions=topics[topic].partitions - 1)
+    commit = play.world.send(Commit(token, (receipt,), None, None, 600_000))
+    play.play(20, hidden_s)
     assert play.world.reply(commit) is None
-    broker.topics[topic] = kept[0]
-    broker.partitions.update(kept[1])
-    play.play(10, LOST_S)
+    broker.topics.update(topics)
+    broker.partitions.update(kept)
+    play.play(10, 5.0)
     outcome = play.world.reply(commit)
     assert isinstance(outcome, Outcome)
     assert (outcome.state, outcome.committed) == ("COMMITTED", 2 * len(KEYS))
