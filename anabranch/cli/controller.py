@@ -119,7 +119,7 @@ def command(
             min=0.0,
             help="How long a stream waits for a topic that is not found, before it is given up.",
         ),
-    ] = 10.0,
+    ] = 30.0,
     native_timeout: Annotated[
         float,
         typer.Option(
