@@ -19,7 +19,9 @@ def settings(folder: str) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         # As with the broker: in some minutes a second compiler costs more than it brings.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-        "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+        "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
+        # With one compiler it is 48 MB, which hundreds of plans fill: then nothing more is compiled.
+        "-XX:ReservedCodeCacheSize=240m",
         "spark.local.dir": folder,
         "spark.sql.warehouse.dir": folder,
     }
