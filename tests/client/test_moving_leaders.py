@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_consumer import CommittedConsumer
 from anabranch.client.options import Options
 from anabranch.errors import NotReady
+from anabranch.topics.lasting_consumer import LastingConsumer
 from tests.client.doubles import ManualClock
 
 NO_OFFSET = -1001
@@ -113,7 +114,7 @@ class Searched:
 
 def search(found: Searched) -> int | None:
     consumer = CommittedConsumer.__new__(CommittedConsumer)
-    consumer.native = cast("Consumer", found)
+    consumer.native = cast("LastingConsumer", found)
     return consumer.offset_for_time("topic", 1000, 5.0)
 
 

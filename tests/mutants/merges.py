@@ -369,7 +369,7 @@ def begin_unread() -> Planted:
         def covers(self, _: object) -> bool:
             return True
 
-    def sync(self: Any, state: Any, index: Any, wall_ms: int) -> None:
-        real(self, state, _All(index), wall_ms)  # type: ignore[arg-type]
+    def sync(self: Any, state: Any, index: Any, *more: Any) -> None:
+        real(self, state, _All(index), *more)  # type: ignore[arg-type]
 
     return patch.object(carrier.Carriers, "sync", sync)
