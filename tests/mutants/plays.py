@@ -25,6 +25,7 @@ from tests.processors.world import World
 STREAM = "nyc/a"
 PLACE = TopicPartition(stream_topic(STREAM), 0)
 KEEPALIVE_S = 2.0
+CHUNK_BYTES = 1000  # of a merge that is carried; the write below has more
 
 
 def _opened() -> tuple[World, Controller]:
@@ -136,6 +137,41 @@ def a_zombie_reads_on() -> None:
     outcome = world.ask(zombie, r.Commit(token, (receipt,), (), None, 1000))
     assert getattr(outcome, "state", None) == "COMMITTED", f"it was answered with {outcome}"
     assert _values(world) == [b"v"]
+
+
+def a_carrier_outlives_its_leader() -> None:
+    """A leader that carries a merge is followed by another one, and does one more chunk before it hears of it."""
+    world = World()
+    old = world.controller("old", chunk_bytes=CHUNK_BYTES)
+    old.lead()
+    world.stream(old, STREAM, segments=1)
+    txn_id, token = _begin(world, old)
+    touched = world.ask(old, r.Touch(token, STREAM))
+    written = [b"%d" % number * 300 for number in range(8)]
+    events = [(b"k", value) for value in written]
+    receipt = world.write(txn_id, 1, STREAM, touched.segments, events, one_batch=False)
+    commit = world.send(r.Commit(token, (receipt,), (), None, 60_000))
+
+    def carried() -> int:
+        return sum(row.count for row in old.state.open[txn_id].carries.values())
+
+    for _ in range(20):
+        old.step(0)
+        world.clock.sleep(0.1)
+        if carried():
+            break
+    assert 0 < carried() < len(written), "it is not carried in chunks"
+    successor = world.controller("successor", chunk_bytes=CHUNK_BYTES)
+    successor.lead()
+    with contextlib.suppress(LogFenced):
+        old.step(0)
+    for _ in range(20):
+        successor.step(0)
+        world.clock.sleep(0.1)
+    assert getattr(world.reply(commit), "state", None) == "COMMITTED"
+    places = [place for place in world.cluster.partitions if place.topic == PLACE.topic]
+    found = [record.value for place in places for record in world.committed(place)]
+    assert found == written, f"{len(found)} events of {len(written)}"
 
 
 def plain_writes_wait_together() -> None:
