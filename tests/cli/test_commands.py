@@ -103,6 +103,7 @@ def test_stream_describe(run: Run, fake: FakeClient) -> None:
         "journal": {"0": 12, "1": 34},
         "low_water": {"0": 10},
         "staged_bytes": 0,
+        "state": "ACTIVE",
     }
     text = run("stream", "describe", "nyc/flights").stdout
     for part in (

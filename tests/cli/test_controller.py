@@ -51,6 +51,7 @@ def test_options_come_back_from_their_arguments(
         chunk_bytes=9,
         collate_s=0.5,
         move_bytes=11,
+        lost_after_s=12.0,
         native_timeout_s=9.0,
         status_file=tmp_path / "status",
         kafka={"security.protocol": "SSL", "sasl.password": "a=b c"},
