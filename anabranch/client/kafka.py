@@ -111,11 +111,16 @@ class KafkaBus:
         producer: Producer = make(Producer, config, self._producer_error)
         return producer, Contact(producer, self._options.admin(), self._commands)
 
-    def _renew_producer(self, producer: Producer) -> None:
-        """A new producer id: commands are told apart by their own ids, and sent again, so nothing is lost by it."""
+    def _renew_producer(self, producer: Producer) -> bool:
+        """A new producer id: commands are told apart by their own ids, and sent again, so nothing is lost by it.
+
+        Returns whether this one was replaced: somebody may have been quicker, or the bus is closed.
+        """
         with self._lock:
-            if self._producer is producer and not self._closed:
-                self._producer, self._contact = self._new_producer()
+            if self._producer is not producer or self._closed:
+                return False
+            self._producer, self._contact = self._new_producer()
+            return True
 
     def control_partitions(self) -> int:
         """Partitions of the commands topic."""
@@ -144,6 +149,8 @@ class KafkaBus:
             )
         except BufferError:
             self._trouble = "the queue of commands is full"
+        except RuntimeError:  # closed meanwhile, since it was lost: the command is sent again
+            self._trouble = "the producer of commands is being replaced"
         except KafkaException as error:
             self._refused(error.args[0], correlation_id, producer)
 
@@ -211,8 +218,7 @@ class KafkaBus:
         producer.poll(0)
         if not len(producer):
             contact.heard()
-        elif contact.lost():
-            self._renew_producer(producer)
+        elif contact.lost() and self._renew_producer(producer):
             drop(producer)
 
     def _take_reply(self, message: Message) -> None:
