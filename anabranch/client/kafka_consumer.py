@@ -222,10 +222,7 @@ class CommittedConsumer:
             return
         wanted = [TopicPartition(t, p, offset) for (t, p), offset in offsets.items()]
         try:
-            if wait:
-                self.native.commit(offsets=wanted, asynchronous=False)
-            else:
-                self.native.commit(offsets=wanted, asynchronous=True)
+            self.native.commit(offsets=wanted, asynchronous=not wait)
         except (KafkaException, RuntimeError) as error:
             log.warning("positions were not committed, some events will come again: %s", error)
 

@@ -61,13 +61,12 @@ class Contact:
         patience = SUSPECT_S if suspect else SILENCE_S
         if time.monotonic() - self._since < patience or not self.topic:
             return False
-        answered = _is_answered(self._handle, self.topic)
-        lost = not answered and self._unanswered > 0 and self._others_are()
-        self._since = time.monotonic()
-        if answered:
+        if _is_answered(self._handle, self.topic):
             self.heard()
-        else:
-            self._unanswered += 1
+            return False
+        lost = self._unanswered > 0 and self._others_are()
+        self._unanswered += 1
+        self._since = time.monotonic()
         return lost
 
     def _others_are(self) -> bool:

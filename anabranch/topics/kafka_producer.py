@@ -39,7 +39,7 @@ from anabranch.topics.wire.produce import read_produced, send_produce
 
 # More requests under way on one connection don't help: the broker takes them one at a time.
 MAX_IN_FLIGHT = 5
-_TOPIC_GONE = (3, 100)  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
+_TOPIC_GONE = (codes.UNKNOWN_TOPIC_OR_PARTITION, codes.UNKNOWN_TOPIC_ID)
 
 
 @dataclass(slots=True)
