@@ -121,6 +121,7 @@ class Handle:
             EventTooLarge: bigger than the stream's journal takes; nothing was written, go on.
             UnknownStream: found out by the first write that isn't buffered, or by the commit.
             TransactionAborted, AlreadyCommitted, IllegalState: the transaction is over.
+            OutcomeUnknown: it is being committed without this write; ``client.state`` tells how it ends.
             WriteFailed: a write of this writer failed; it gives no receipt any more.
             DeadlineExceeded: no room in the queue, or no answer, within the client's timeout.
         """

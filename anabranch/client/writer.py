@@ -120,7 +120,7 @@ class Writer(Handle):
         One that joined a reservation and wrote nothing has an empty receipt, of which nobody is told.
 
         Raises: WriteFailed (for ever: join again and rewrite), DeadlineExceeded (again is safe),
-        TransactionAborted, AlreadyCommitted, IllegalState.
+        TransactionAborted, AlreadyCommitted, IllegalState, OutcomeUnknown (it is being committed without this).
         """
         with self._lock:
             self._check_writable()

@@ -215,8 +215,8 @@ def _help_noting(
 ) -> None:
     try:
         _help_with(client, spec, task)
-    except (RetryError, BeginAgainError, AlreadyCommitted) as error:
-        # The last one: the driver waited for so long, and committed without this helper.
+    except (RetryError, BeginAgainError, AskOutcomeError, AlreadyCommitted) as error:
+        # The last two: the driver waited for so long, and commits, or has committed, without this helper.
         diary.note("trouble", kind=type(error).__name__, why=str(error))
     except Exception as error:
         diary.note("defect", kind=type(error).__name__, why=str(error))
