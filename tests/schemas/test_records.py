@@ -22,7 +22,7 @@ SCHEMAS = {
 CLASSES = {
     name: cls
     for name, cls in vars(records).items()
-    if isinstance(cls, type) and cls.__module__ == records.__name__
+    if isinstance(cls, type) and cls.__module__.startswith(f"{records.__name__}.")
 }
 PRIMITIVES = {
     "string": str,

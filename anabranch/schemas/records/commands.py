@@ -1,0 +1,162 @@
+"""Commands, on the commands topic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from anabranch.schemas.records.parts import KeyRange, Receipt
+
+
+class EventHeader(NamedTuple):
+    """A header of an event."""
+
+    key: str
+    value: bytes | None
+
+
+class Event(NamedTuple):
+    """An event inside a one-shot commit."""
+
+    stream: str
+    segment_id: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[EventHeader, ...]
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindScope:
+    """Command to control partition 0, the directory: which control partition serves a scope?"""
+
+    scope: str
+    create: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStream:
+    """Command: create a stream; answered again if it exists with equal settings."""
+
+    stream: str
+    segments: int
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Command: change the segments of a stream. A repeated command is answered as the first was."""
+
+    stream: str
+    segments: int
+    seal: tuple[int, ...]
+    ranges: tuple[KeyRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeStreams:
+    """Command: describe one stream, or all of a scope, or all of this control partition."""
+
+    scope: str | None
+    stream: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Command: begin a transaction under an id that the client made. Repeating it is harmless."""
+
+    txn_id: bytes
+    scope: str
+    name: str | None
+    keepalive_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """Command: register a stream with a transaction before the first write to it."""
+
+    token: bytes
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Command: register a writer's receipt."""
+
+    token: bytes
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Command: commit. Repeating it is harmless."""
+
+    token: bytes
+    own: tuple[Receipt, ...]
+    receipts: tuple[Receipt, ...] | None
+    name: str | None
+    wait_ms: int
+    number: int | None = None
+
+
+class OneShot(NamedTuple):
+    """Command: a whole transaction in one command. Repeating it is harmless."""
+
+    txn_id: bytes
+    scope: str
+    name: str | None
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Command: abort. Repeating it is harmless."""
+
+    token: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Command: the outcome of a transaction; where there is none, it is aborted first."""
+
+    txn_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GetState:
+    """Command: the state of a transaction, changing nothing."""
+
+    txn_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Command: these transactions live. Answered only if some of them is not open (any more)."""
+
+    tokens: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptScope:
+    """Command from the directory (control partition 0) to the partition that serves a new scope."""
+
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListTransactions:
+    """Command: list transactions."""
+
+    scope: str | None
+    include_finished: bool
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class SafeTime:
+    """Command: make a timestamp safe: all commits up to it are on the log, later ones exceed it."""
+
+    scope: str
+    at: int | None

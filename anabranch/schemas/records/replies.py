@@ -1,0 +1,134 @@
+"""Replies, on the replies topic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from anabranch.schemas.records.parts import Receipt, SegmentRange, TxnState
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Reply: refused, nothing changed."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeInfo:
+    """Reply to FindScope."""
+
+    scope: str
+    control_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """A stream as it is now."""
+
+    stream: str
+    state: str
+    stream_epoch: int
+    reference_epoch: int
+    segments: tuple[SegmentRange, ...]
+    settings: Mapping[str, str]
+    rejected: Mapping[str, int]
+    journal: Mapping[str, int]
+    partitions: int
+    low_water: Mapping[str, int]
+    staged_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamList:
+    """Reply to CreateStream and DescribeStreams."""
+
+    streams: tuple[StreamInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Reply to Begin."""
+
+    txn_id: bytes
+    token: bytes
+    keepalive_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Reply to Touch: where to write."""
+
+    stream: str
+    stream_epoch: int
+    segments: tuple[SegmentRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Reply to Register."""
+
+    sequence: int
+
+
+class Outcome(NamedTuple):
+    """Reply to Commit, OneShot, Abort, Resolve, GetState, and to Begin on a committed name."""
+
+    txn_id: bytes
+    state: TxnState
+    scope: str
+    name: str | None
+    commit_timestamp: int
+    committed: int
+    rejected: int
+    left_out: int
+    reason: str
+    begun_ms: int
+    finished_ms: int
+    keepalive_ms: int
+    streams: tuple[str, ...]
+    writers: tuple[Receipt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Reply to Heartbeat when some transaction is not open."""
+
+    not_open: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionList:
+    """Reply to ListTransactions."""
+
+    transactions: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SafeTimeIs:
+    """Reply to SafeTime."""
+
+    scope: str
+    timestamp: int
+
+
+class Reply(NamedTuple):
+    """A controller's answer, on the replies topic."""
+
+    correlation_id: bytes
+    hybrid_time: int
+    result: (
+        Refusal
+        | ScopeInfo
+        | StreamList
+        | Begun
+        | Touched
+        | Registered
+        | Outcome
+        | Alive
+        | TransactionList
+        | SafeTimeIs
+    )

@@ -1,0 +1,206 @@
+"""Rows of the status table, on the status topic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from anabranch.schemas.records.parts import KeyRange, Receipt, SegmentRange, TxnState
+
+
+@dataclass(frozen=True, slots=True)
+class TermRow:
+    """Status row: who leads."""
+
+    term: int
+    leader: str
+    since_ms: int
+    key_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """Status row: how far the control partition has come; written by every round."""
+
+    term: int
+    hybrid_time: int
+    commands_offset: int
+    expired_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeRow:
+    """Status row (control partition 0): a scope and its control partition."""
+
+    scope: str
+    control_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A scaling that waits for partitions."""
+
+    seal: tuple[int, ...]
+    ranges: tuple[KeyRange, ...]
+    correlation_id: bytes
+    reply_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """Status row: a stream."""
+
+    stream: str
+    state: str
+    segment_count: int
+    settings: Mapping[str, str]
+    stream_epoch: int
+    reference_epoch: int
+    segments: tuple[SegmentRange, ...]
+    next_number: int
+    partitions: int
+    wanted_partitions: int
+    scaling: Scaling | None
+    scaled_by: bytes
+    correlation_id: bytes
+    reply_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRow:
+    """Status row: the layout of a reference epoch that may still be written to."""
+
+    stream: str
+    stream_epoch: int
+    segments: tuple[SegmentRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LowWaterRow:
+    """Status row: what may be deleted of a journal partition."""
+
+    stream: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRow:
+    """Status row: how far the plain writes of a journal partition are committed."""
+
+    stream: str
+    partition: int
+    offset: int
+
+
+class TxnRow(NamedTuple):
+    """Status row: a transaction."""
+
+    txn_id: bytes
+    scope: str
+    name: str | None
+    state: TxnState
+    keepalive_ms: int
+    begun_ms: int
+    finished_ms: int
+    commit_timestamp: int
+    committed: int
+    rejected: int
+    left_out: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantRow:
+    """Status row: a stream of a transaction."""
+
+    stream: str
+    reference_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriterRow:
+    """Status row: a writer's receipt."""
+
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class NameRow:
+    """Status row: a name and the transaction that holds it."""
+
+    txn_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesRow:
+    """Status row: the highest number of a series and the transaction that has it."""
+
+    number: int
+    txn_id: bytes
+    earlier_number: int
+    earlier_txn_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCommitRow:
+    """Status row: a commit that waits for the journal, or that is decided and not yet merged."""
+
+    correlation_ids: tuple[bytes, ...]
+    reply_partitions: tuple[int, ...]
+    decided: bool
+    writers: tuple[Receipt, ...]
+    name: str | None
+    number: int | None
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class YieldedRow:
+    """Status row: what an aborted transaction's commit gave way to."""
+
+    name: str
+    number: int | None
+    highest: int
+    txn_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CarryRow:
+    """Status row: a segment of a decided transaction that is carried aside."""
+
+    txn_id: bytes
+    stream: str
+    number: int
+    source: int
+    partition: int
+    cursor: int
+    first: int
+    end: int
+    count: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MovedRun:
+    """A run of a writer, and where its records stand now."""
+
+    writer: int
+    first: int
+    end: int
+    count: int
+    crc_sum: int
+    at: int
+    batch_base: int
+    batch_size: int
+    pure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MovedRow:
+    """Status row: runs of a transaction that were moved forward in the journal."""
+
+    stream: str
+    partition: int
+    runs: tuple[MovedRun, ...]
