@@ -132,6 +132,26 @@ class Lane:
         self._readers.close()
 
 
+def is_carrying(state: State) -> bool:
+    """Whether something is to be carried, or being carried."""
+    return any(
+        not carry.done
+        for txn_id in state.committing
+        for carry in state.open[txn_id].carries.values()
+    )
+
+
+def lanes_of(
+    log: Log,
+    status: TopicPartition,
+    pairs: Sequence[Sequence[Producer]],
+    chunk_bytes: int,
+    read_ahead: bool,
+) -> list[Lane]:
+    """A lane for each pair of producers."""
+    return [Lane(log, status, pair, chunk_bytes, read_ahead=read_ahead) for pair in pairs]
+
+
 class Carriers:
     """All lanes of a leader. Steppable: without ``threads`` each `take` carries one chunk a lane itself.
 

@@ -9,19 +9,29 @@ everyone, and the low water rises in a later round only.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from anabranch.core.decide_cleanup import Copied, Lying
+from anabranch.core.decide_cleanup import Copied, Lying, has_moved, moved, not_now, runs_to_move
 from anabranch.core.staged import Place
+from anabranch.core.turn import Turn
 from anabranch.errors import check
-from anabranch.ports import Log, LogError, LogRefused, Producer, RawBatch, TopicPartition
+from anabranch.ports import (
+    CorruptBatch,
+    Log,
+    LogError,
+    LogRefused,
+    OffsetOutOfRange,
+    Producer,
+    RawBatch,
+    TopicPartition,
+)
 from anabranch.topics.batch import read_header
 from anabranch.topics.builder import BatchBuilder
 from anabranch.topics.compression import NAMES
 from anabranch.topics.journal_reader import JournalReader, JournalReaders
 from anabranch.topics.names import journal_topic
-from anabranch.topics.splice import BATCH_BYTES, worth_splicing
+from anabranch.topics.splice import BATCH_BYTES, batch_limit, worth_splicing
 
 log = logging.getLogger("anabranch.controller")
 
@@ -87,6 +97,40 @@ class Cutter:
         for partition, offset in due.items():
             failed |= self._delete({partition: offset})
         return failed
+
+
+def move_next(
+    source: Log,
+    turn: Turn,
+    next_producer: Callable[[], Producer],
+    write: Callable[[Producer], object],
+) -> None:
+    """Move the next chunk of what keeps the first crowded journal partition long.
+
+    ``write``: makes this turn's round durable in the native transaction of that producer. `LogRefused`: nothing
+    happened, and the state has to be read again.
+    """
+    place = turn.hearing.crowded[0]
+    lying = runs_to_move(turn, place)
+    if not lying:
+        not_now(turn, place)
+        return
+    producer = next_producer()
+    limit = batch_limit(turn.state.streams[place[0]].settings)
+    try:
+        copies = copy_runs(source, producer, place, lying, limit)
+    except (LogRefused, OffsetOutOfRange, CorruptBatch):
+        # Not an end of leading: the same would come again.
+        producer.abort()
+        not_now(turn, place)
+        return
+    moved(turn, place, lying, copies)
+    try:
+        write(producer)
+    except LogRefused:
+        not_now(turn, place)
+        raise
+    has_moved(turn, place, lying, copies)
 
 
 def copy_runs(

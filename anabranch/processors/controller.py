@@ -7,51 +7,40 @@ time and I/O come through the ports, so the same loop runs on Kafka and in the s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
-from anabranch.core.decide import CHECK_MS, anything_stale, decide, decide_due
-from anabranch.core.decide_admin import CREATING, stream_created, stream_refused
-from anabranch.core.decide_cleanup import has_moved, moved, not_now, runs_to_move
+from anabranch.core.decide import CHECK_MS, anything_stale, decide_due
 from anabranch.core.decide_commit import next_due_ms
 from anabranch.core.decide_lost import give_up_stream
 from anabranch.core.decide_plain import give_up
-from anabranch.core.decide_scale import partitions_added, partitions_refused
 from anabranch.core.decide_txn import abort_txn
-from anabranch.core.plan import NO_PREVIOUS, Round, Tail
+from anabranch.core.plan import Tail
 from anabranch.core.state import State
 from anabranch.core.turn import IN_TROUBLE, Hearing, Settings, Turn, close_round, is_usable, refuse
-from anabranch.errors import AnabranchError, EventTooLarge, InvalidArgument, NotLeading, check
+from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
 from anabranch.ports import (
     Clock,
-    CorruptBatch,
     Log,
     LogRefused,
-    OffsetOutOfRange,
     Producer,
     Table,
     TopicGone,
     TopicPartition,
-    TopicUncertain,
 )
 from anabranch.processors.autoscaling import Autoscaling
-from anabranch.processors.carrier import Carriers, Lane
-from anabranch.processors.cleanup import Cutter, copy_runs
+from anabranch.processors.carrier import Carriers, is_carrying, lanes_of
+from anabranch.processors.cleanup import Cutter, move_next
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.failpoints import AFTER_DECISION
 from anabranch.processors.foresight import Foresight
-from anabranch.processors.growth import Growth
-from anabranch.processors.history_tail import load_tail
-from anabranch.processors.intake import Command, Intake
+from anabranch.processors.history_tail import tail_for
+from anabranch.processors.intake import Command, Intake, decide_command
 from anabranch.processors.leadership import Lease, take_lead
 from anabranch.processors.lookout import Lookout
-from anabranch.schemas.codec import decode
-from anabranch.schemas.records import AdoptScope
-from anabranch.topics.declarations import create_stream_topics, refusal_of
-from anabranch.topics.names import history_topic, status_topic
-from anabranch.topics.splice import batch_limit
+from anabranch.processors.stream_topics import StreamTopics
+from anabranch.topics.names import status_topic
 
 log = logging.getLogger("anabranch.controller")
 
@@ -83,7 +72,7 @@ class Controller:
     _intake: Intake = field(init=False)
     _hearing: Hearing = field(init=False)
     _carriers: Carriers | None = None
-    _growth: Growth | None = None
+    _topics: StreamTopics | None = None
     _cutter: Cutter | None = None
     _tails: dict[str, Tail] = field(default_factory=dict)
     _foresight: Foresight = field(default_factory=Foresight)
@@ -102,7 +91,7 @@ class Controller:
     def lead(self) -> None:
         """Take the lead (design §5). Everything unlogged is dropped first."""
         self.resign()
-        with self._hinting():
+        with self._lookout.hinting():
             self._lead()
 
     def _lead(self) -> None:
@@ -122,26 +111,18 @@ class Controller:
         self._intake.missing = self._hearing.missing
         self._lookout.begin(self._state, self._hearing.missing)
         self._intake.begin(self._state)
-        self._find_journals()
+        self._lookout.find_journals(self._intake, self._state)
         self._tails.clear()
         self._autoscaling = Autoscaling()
+        status = TopicPartition(status_topic(self.settings.prefix), self.settings.control_partition)
         self._carriers = Carriers(
-            [
-                Lane(
-                    self.log,
-                    TopicPartition(
-                        status_topic(self.settings.prefix), self.settings.control_partition
-                    ),
-                    producers,
-                    self.settings.chunk_bytes,
-                    read_ahead=self.threads,
-                )
-                for producers in self.lease.carriers
-            ],
+            lanes_of(
+                self.log, status, self.lease.carriers, self.settings.chunk_bytes, self.threads
+            ),
             threads=self.threads,
             trouble=self._hearing.trouble,
         )
-        self._growth = Growth(self.log, threads=self.threads)
+        self._topics = StreamTopics(self.log, threads=self.threads)
         self._cutter = Cutter(self.log, threads=self.threads)
         self._cutter.logged(  # a former leader may not have come to it
             {place: low for place, low in self._state.low_water.items() if self._usable(place[0])}
@@ -153,9 +134,9 @@ class Controller:
         if self._carriers is not None:
             self._carriers.close()
             self._carriers = None
-        if self._growth is not None:
-            self._growth.close()
-            self._growth = None
+        if self._topics is not None:
+            self._topics.close()
+            self._topics = None
         if self._cutter is not None:
             self._cutter.close()
             self._cutter = None
@@ -173,7 +154,7 @@ class Controller:
     def step(self, max_wait: float) -> bool:
         """One pass; waits at most ``max_wait`` seconds for something to do. True if a round was written."""
         check(self.lease is not None, "step is for a controller that leads")
-        with self._hinting():
+        with self._lookout.hinting():
             return self._step(max_wait)
 
     def _step(self, max_wait: float) -> bool:
@@ -209,7 +190,7 @@ class Controller:
 
     def _round(self, turn: Turn, commands: list[Command], *, read_to_end: bool) -> bool:
         for command in commands:
-            self._decide(turn, command)
+            decide_command(turn, command)
         horizon = None
         if not self._careful:
             self._autoscaling.decide(turn)
@@ -272,7 +253,7 @@ class Controller:
             return False
         for stream in round_.streams:
             if stream not in self._tails:
-                self._tails[stream] = self._tail(stream, round_)
+                self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
@@ -291,7 +272,7 @@ class Controller:
             self._intake.rows,
             self._tails,
             wall_ms=turn.wall_ms,
-            carrying=self._is_carrying(),
+            carrying=is_carrying(self._state),
         )
         self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
         self._intake.index.settle(turn.ended, turn.cut)
@@ -301,15 +282,6 @@ class Controller:
         if self.on_event is not None and any(op.op == "BEGIN_COMMIT" for _, _, op in round_.ops):
             self.on_event(AFTER_DECISION, "after")
         return True
-
-    def _tail(self, stream: str, round_: Round) -> Tail:
-        """The end of a stream's history. `TopicGone` if there is none, and this round does not begin it."""
-        tail = load_tail(self.log, self.clock, stream)
-        begins = any(new.stream == stream and not new.stream_epoch for new in round_.epochs)
-        if tail.last == NO_PREVIOUS and not begins:
-            topic = history_topic(stream)
-            raise TopicGone(f"{topic} is empty: it was made anew", topic, lost=True)
-        return tail
 
     def _turn(self) -> Turn:
         return Turn(
@@ -326,19 +298,6 @@ class Controller:
     def _now_ms(self) -> int:
         return int(self.clock.monotonic() * 1000)
 
-    def _decide(self, turn: Turn, command: Command) -> None:
-        try:
-            record = decode(command.payload)
-        except AnabranchError as error:
-            turn.reply(command.to, refuse(error))
-            return
-        if command.native and not isinstance(record, AdoptScope):
-            # It is read before its transaction ends, so it could take effect and yet be aborted.
-            refusal = InvalidArgument("send commands outside of native transactions")
-            turn.reply(command.to, refuse(refusal))
-            return
-        decide(turn, record, command.to)
-
     # -- reading --------------------------------------------------------------------------------------
 
     def _wait_for(self, max_wait: float) -> float:
@@ -354,38 +313,14 @@ class Controller:
             max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:
             max_wait = min(max_wait, CHECK_MS / 1000)
-        if self._growth is not None and self._growth.busy:
+        if self._topics is not None and self._topics.busy:
             max_wait = min(max_wait, GROWTH_LOOK_S)
         return max(0.0, max_wait)
 
     # -- topics that are gone -------------------------------------------------------------------------
 
-    @contextmanager
-    def _hinting(self) -> Iterator[None]:
-        """A topic that ends leading is looked for when that begins anew."""
-        try:
-            yield
-        except (TopicGone, TopicUncertain) as error:
-            self._lookout.hint(error.topic)
-            raise
-
     def _usable(self, stream: str) -> bool:
         return is_usable(self._state, self._hearing, stream)
-
-    def _find_journals(self) -> None:
-        """Where the journals end, as the intake has to know; without those that are not there."""
-        while True:
-            known = len(self._hearing.missing)
-            try:
-                self._intake.find_ends(self._state)
-            except TopicGone as error:
-                if (
-                    not self._lookout.find(self._state, error)
-                    or len(self._hearing.missing) == known
-                ):
-                    raise
-            else:
-                return
 
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and what that ends. One round each: it may end many transactions."""
@@ -422,63 +357,16 @@ class Controller:
             self._cutter.cut(self._now_ms())
         if not self._hearing.crowded or self._careful or self.lease is None:
             return
-        place = self._hearing.crowded[0]
         turn = self._turn()
-        lying = runs_to_move(turn, place)
-        if not lying:
-            not_now(turn, place)
-            return
-        producer = self.lease.next_producer()
-        limit = batch_limit(self._state.streams[place[0]].settings)
+        producer = self.lease.next_producer
         try:
-            copies = copy_runs(self.log, producer, place, lying, limit)
-        except (LogRefused, OffsetOutOfRange, CorruptBatch):
-            # Not an end of leading: the same would come again.
-            producer.abort()
-            not_now(turn, place)
-            return
-        moved(turn, place, lying, copies)
-        try:
-            self._write(turn, producer=producer)
+            move_next(self.log, turn, producer, lambda used: self._write(turn, producer=used))
         except LogRefused:
             self._state = State(self.table)
-            not_now(turn, place)
-            return
-        has_moved(turn, place, lying, copies)
-
-    def _is_carrying(self) -> bool:
-        return any(
-            not carry.done
-            for txn_id in self._state.committing
-            for carry in self._state.open[txn_id].carries.values()
-        )
 
     def _finish_topics(self) -> None:
-        """Make or grow the topics of streams where that is logged; also what a former leader left."""
-        for stream, row in list(self._state.streams.items()):
-            if row.state == CREATING:
-                self._create_topics(stream)
-        for stream, grown in self._growth.step(self._state) if self._growth is not None else ():
+        """What is logged about topics is done; also what a former leader left."""
+        for decide_done in self._topics.step(self._state) if self._topics is not None else ():
             turn = self._turn()
-            if isinstance(grown, int):
-                partitions_added(turn, stream, grown)
-            else:
-                partitions_refused(turn, stream, grown)
+            decide_done(turn)
             self._write(turn)
-
-    def _create_topics(self, stream: str) -> None:
-        row = self._state.streams[stream]
-        try:
-            starts = create_stream_topics(
-                self.log, stream, segments=row.segment_count, settings=row.settings
-            )
-        except AnabranchError as error:
-            turn = self._turn()
-            stream_refused(turn, stream, error)
-        except LogRefused as error:
-            turn = self._turn()
-            stream_refused(turn, stream, refusal_of(error))
-        else:
-            turn = self._turn()
-            stream_created(turn, stream, starts)
-        self._write(turn)

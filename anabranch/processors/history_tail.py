@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from anabranch.core.plan import Tail
+from anabranch.core.plan import NO_PREVIOUS, Round, Tail
 from anabranch.errors import InvariantViolation
-from anabranch.ports import Clock, Log, LogUnavailable, TopicPartition
+from anabranch.ports import Clock, Log, LogUnavailable, TopicGone, TopicPartition
 from anabranch.schemas.records import CommitRecord, EpochRecord
 from anabranch.topics.history_record import HistoryRecord, decode_history
 from anabranch.topics.names import history_topic
@@ -12,6 +12,16 @@ from anabranch.topics.records import Record, decode_records
 
 DEADLINE_S = 30.0
 _WINDOW = 64
+
+
+def tail_for(log: Log, clock: Clock, stream: str, round_: Round) -> Tail:
+    """The end of a stream's history. `TopicGone` if there is none, and this round does not begin it."""
+    tail = load_tail(log, clock, stream)
+    begins = any(new.stream == stream and not new.stream_epoch for new in round_.epochs)
+    if tail.last == NO_PREVIOUS and not begins:
+        topic = history_topic(stream)
+        raise TopicGone(f"{topic} is empty: it was made anew", topic, lost=True)
+    return tail
 
 
 def load_tail(log: Log, clock: Clock, stream: str) -> Tail:

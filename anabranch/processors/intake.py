@@ -7,14 +7,15 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from anabranch.core.decide import decide
 from anabranch.core.decide_admin import ACTIVE
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.overlay import Overlay
 from anabranch.core.plan import ReplyTo
 from anabranch.core.state import State
-from anabranch.core.turn import Settings
-from anabranch.errors import check
+from anabranch.core.turn import Settings, Turn, refuse
+from anabranch.errors import AnabranchError, InvalidArgument, check
 from anabranch.ports import (
     CorruptBatch,
     Fetched,
@@ -26,6 +27,8 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.journals import index_fetched
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import AdoptScope
 from anabranch.topics.batch import read_header
 from anabranch.topics.names import commands_topic, journal_topic
 from anabranch.topics.records import Record, decode_records
@@ -57,6 +60,21 @@ class Command:
     to: ReplyTo | None
     payload: bytes
     native: bool  # sent inside a native transaction
+
+
+def decide_command(turn: Turn, command: Command) -> None:
+    """Decide it. What is no command is answered, too."""
+    try:
+        record = decode(command.payload)
+    except AnabranchError as error:
+        turn.reply(command.to, refuse(error))
+        return
+    if command.native and not isinstance(record, AdoptScope):
+        # It is read before its transaction ends, so it could take effect and yet be aborted.
+        refusal = InvalidArgument("send commands outside of native transactions")
+        turn.reply(command.to, refuse(refusal))
+        return
+    decide(turn, record, command.to)
 
 
 @dataclass(slots=True)

@@ -10,11 +10,14 @@ But a topic that holds less than was known of it is another one, by its leader's
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from anabranch.core.decide_admin import ACTIVE
 from anabranch.core.state import State
-from anabranch.ports import Clock, Log, LogError, TopicGone
+from anabranch.ports import Clock, Log, LogError, TopicGone, TopicUncertain
+from anabranch.processors.intake import Intake
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 
 log = logging.getLogger("anabranch.controller")
@@ -39,9 +42,14 @@ class Lookout:
     _hints: list[str] = field(default_factory=list)
     _next: float = 0.0
 
-    def hint(self, topic: str) -> None:
-        """An append failed for this topic, in a way that ends leading: it is looked for when that begins anew."""
-        self._hints.append(topic)
+    @contextmanager
+    def hinting(self) -> Iterator[None]:
+        """A topic for which something fails in a way that ends leading is looked for when that begins anew."""
+        try:
+            yield
+        except (TopicGone, TopicUncertain) as error:
+            self._hints.append(error.topic)
+            raise
 
     def begin(self, state: State, missing: dict[str, str]) -> None:
         """A leader begins: look for what made the former one fail. ``missing`` is kept up from now on."""
@@ -61,6 +69,18 @@ class Lookout:
             return True
         self._look(state)
         return stream is not None
+
+    def find_journals(self, intake: Intake, state: State) -> None:
+        """Where the journals end, as the intake has to know; without those that are not there."""
+        while True:
+            known = len(self.missing)
+            try:
+                intake.find_ends(state)
+            except TopicGone as error:
+                if not self.find(state, error) or len(self.missing) == known:
+                    raise
+            else:
+                return
 
     def given_up(self, state: State, after_s: float) -> list[tuple[str, str]]:
         """(stream, why) of those that are not to be waited for any longer."""

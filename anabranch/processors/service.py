@@ -50,6 +50,7 @@ class ControllerService(mode.Service):
         self.options = options
         self.exit_code = EXIT_OK
         self.failure: Exception | None = None
+        self._leader_failed = False
         self._leaders: dict[int, Leader] = {}
         self._lock = threading.Lock()
         self._key = load_or_create(options.key_file)
@@ -90,9 +91,11 @@ class ControllerService(mode.Service):
                 self.failure = membership.error
             if self.failure is not None:
                 self.exit_code = _exit_code(self.failure)
-                if isinstance(self.failure, AnabranchError | LogError):
+                said = self._leader_failed  # it has named its control partition, too
+                if said or isinstance(self.failure, AnabranchError | LogError):
+                    if not said:
+                        log.error("%s", self.failure)
                     # It says what to do: no traceback. A signal is mode's own way to stop a worker.
-                    log.error("%s", self.failure)
                     signal.raise_signal(signal.SIGTERM)
                     return
                 self.set_shutdown()
@@ -177,6 +180,7 @@ class ControllerService(mode.Service):
                 log.warning("control partition %d did not stop in time; it gets fenced", partition)
 
     def _failed(self, error: Exception) -> None:
+        self._leader_failed = True
         self.failure = error
 
     def _settings(self, partition: int) -> Settings:

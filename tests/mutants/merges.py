@@ -340,7 +340,7 @@ def _decision(command: str, decision: Callable[..., None]) -> Planted:
 
 def position_moves_on() -> Planted:
     """The table's position moves over rows of carriers that the leader has not heard of."""
-    return patch.object(controller.Controller, "_is_carrying", lambda _: False)
+    return patch.object(controller, "is_carrying", lambda _: False)
 
 
 def numbers_again() -> Planted:

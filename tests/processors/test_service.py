@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from anabranch.errors import TopicMisconfigured
-from anabranch.ports import LogUnavailable
+from anabranch.errors import ClockSkew, TopicMisconfigured
+from anabranch.ports import Log, LogUnavailable
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions
+from anabranch.processors.leader import Leader
+from anabranch.processors.system_clock import SystemClock
 
 ENDS = """
 import sys
@@ -74,6 +77,36 @@ def test_what_waiting_does_not_mend_is_a_failure(
     monkeypatch.setattr(service, "create_control_topics", create_control_topics)
     assert not asyncio.run(controller._prepared())
     assert controller.failure is problem
+
+
+def test_a_failure_of_a_leader_is_said_once_by_the_one_who_knows_most(
+    controller: service.ControllerService,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    def refuse() -> Log:
+        raise ClockSkew("set the clock")
+
+    leader = Leader(
+        refuse,
+        SystemClock(),
+        controller._settings(3),
+        folder=tmp_path / "control-3",
+        leader="me",
+        native_timeout=60.0,
+        on_change=controller._write_status,
+        on_failure=controller._failed,
+    )
+    leader.start()
+    assert leader.stop(60)
+    raised: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    asyncio.run(asyncio.wait_for(service.ControllerService._watch.fun(controller), 60))
+    assert (raised, controller.exit_code) == ([signal.SIGTERM], service.EXIT_FIX_CALL)
+    assert [record.getMessage() for record in caplog.records] == [
+        "control partition 3: set the clock"
+    ]
 
 
 @pytest.mark.slow(2)
