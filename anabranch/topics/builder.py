@@ -210,7 +210,7 @@ class BatchBuilder:
     def add_encoded(self, copy: Callable[[Any, Any], int], at: int, room: int) -> int:
         """Let compiled code add records, from its ``at`` on, in at most ``room`` bytes; where it stopped.
 
-        ``copy`` is given the bytes to fill and a copy's state, as `anabranch.topics.framing_kernel` has it.
+        ``copy`` is given the bytes to fill and a copy's state, as `anabranch.topics.copy_kernel` has it.
 
         Raises:
             CorruptBatch: nothing was added.

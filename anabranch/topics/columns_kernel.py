@@ -6,17 +6,23 @@ there and have been checked: nothing here looks whether a field lies inside its 
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN202, SLF001
+# ruff: noqa: ANN001, ANN202
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numba
 import numpy as np
 from numba import types
 
-from anabranch.topics import framing_kernel as parts
+from anabranch.topics.kernel_parts import (
+    _U,
+    _crc,
+    _inline,
+    _move,
+    _position,
+    _put_varint,
+    _varint_size,
+    compiled,
+)
 
 # Of a journal partition's slot, a row of an array: where its batch begins in the room, where the next
 # record goes and where the room ends; the batch's records, base and highest timestamp; and what was laid
@@ -31,14 +37,7 @@ ROW, STICKY, STICKY_LEFT, NEEDED = range(4)
 # The result when all rows are laid out; else the slot in which the next row has no room.
 DONE = -1
 
-_U = np.uint64
 _MOST_RECORDS = (1 << 31) - 1
-_crc = parts._crc
-_position = parts._position
-_put_varint = parts._put_varint
-_varint_size = parts._varint_size
-_move = parts._move
-_inline = numba.njit(inline="always", nogil=True)
 
 
 @_inline
@@ -187,17 +186,11 @@ def _lay(
     return result
 
 
-# numba's cache sees changes of this file alone: the name in it says with which version of the other one this
-# was compiled, as numba says it, by time and size.
-_shared = Path(parts.__file__).stat()
-_lay.__qualname__ += f"_{_shared.st_mtime_ns:x}_{_shared.st_size:x}"
-
 _I64 = types.int64
 _NUMBERS = types.Array(types.int64, 1, "C", readonly=True)
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 
-# Compiled at import, from the cache if there: callers never wait in mid-write.
-lay = numba.njit(
+lay = compiled(
     types.int64(
         *(_NUMBERS, _NUMBERS, _BYTES),  # keys
         *(_NUMBERS, _NUMBERS, _BYTES),  # values
@@ -211,6 +204,4 @@ lay = numba.njit(
         types.int64[:, ::1],
         types.int64[::1],
     ),
-    cache=True,
-    nogil=True,
 )(_lay)

@@ -3,8 +3,6 @@
 Import it only through `anabranch.topics.columns_read`: numba takes a second to load. Everything is checked
 against the body's bounds before it is read, and the caller has seen to the room in the columns; what does not
 fit gives a negative result, never an exception. The oracle is `anabranch.topics.records.decode_records`.
-
-One file, with what `framing_kernel` has too: numba's cache does not see changes in others.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors
@@ -12,12 +10,25 @@ One file, with what `framing_kernel` has too: numba's cache does not see changes
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
+
+from anabranch.topics.kernel_parts import (
+    _BYTES_IN,
+    _BYTES_OUT,
+    _MIN_RECORD,
+    _U,
+    MALFORMED_RESULT,
+    NO_ROOM,
+    _byte,
+    _inline,
+    _move,
+    _varint,
+    _varlong,
+    compiled,
+)
 
 # What the state counts: all but the last are how far the columns are filled.
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, NAME_BYTES, HEADER_BYTES = range(6)
@@ -31,35 +42,7 @@ KEY, VALUE, TXN = range(3)  # of flags (1: there is one), and KEY and VALUE of e
 HEADER_LIST = 2  # of ends
 HEADER_NAME, HEADER_VALUE = range(2)  # of header ends
 
-MALFORMED_RESULT = -1
-NO_ROOM = -2  # for headers
-
 _TXN_ID_SIZE = 16
-_MIN_RECORD = 7
-
-_U = np.uint64
-_inline = numba.njit(inline="always", nogil=True)
-_BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
-_BYTES_OUT = types.Array(types.uint8, 1, "C")
-
-
-@intrinsic
-def _move(context, target, target_at, source, source_at, size):
-    """memcpy between two byte arrays; the caller has checked the bounds."""
-
-    def generate(context, builder, signature, arguments):
-        into = context.make_array(signature.args[0])(context, builder, arguments[0])
-        out_of = context.make_array(signature.args[2])(context, builder, arguments[2])
-        cgutils.raw_memcpy(
-            builder,
-            builder.gep(into.data, [arguments[1]]),
-            builder.gep(out_of.data, [arguments[3]]),
-            arguments[4],
-            1,
-        )
-        return context.get_dummy_value()
-
-    return types.void(target, target_at, source, source_at, size), generate
 
 
 @intrinsic
@@ -79,65 +62,6 @@ def _move16(context, target, target_at, source, source_at):
         return context.get_dummy_value()
 
     return types.void(target, target_at, source, source_at), generate
-
-
-@_inline
-def _byte(body, at):
-    # An unsigned index saves numba's handling of negative ones.
-    return np.int64(body[_U(at)])
-
-
-@_inline
-def _varint(body, at, end):
-    """(value, next) of a zigzag varint of 32 bits; next is -1 if it is none."""
-    if at < end and _byte(body, at) < 0x80:
-        raw = _byte(body, at)
-        return (raw >> 1) ^ -(raw & 1), at + 1
-    if at + 1 < end and _byte(body, at + 1) < 0x80:
-        raw = (_byte(body, at) & 0x7F) | _byte(body, at + 1) << 7
-        return (raw >> 1) ^ -(raw & 1), at + 2
-    raw = np.int64(0)
-    shift = 0
-    while shift < 35:
-        if at >= end:
-            return np.int64(0), np.int64(-1)
-        byte = _byte(body, at)
-        at += 1
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if raw >> 32 != 0:
-                return np.int64(0), np.int64(-1)
-            return (raw >> 1) ^ -(raw & 1), at
-        shift += 7
-    return np.int64(0), np.int64(-1)
-
-
-@_inline
-def _varlong(body, at, end):
-    """(value, next) of a zigzag varint of 64 bits; next is -1 if it is none."""
-    if at < end and _byte(body, at) < 0x80:
-        raw = _byte(body, at)
-        return (raw >> 1) ^ -(raw & 1), at + 1
-    if at + 1 < end and _byte(body, at + 1) < 0x80:
-        raw = (_byte(body, at) & 0x7F) | _byte(body, at + 1) << 7
-        return (raw >> 1) ^ -(raw & 1), at + 2
-    bits = np.uint64(0)
-    shift = 0
-    while shift < 70:
-        if at >= end:
-            return np.int64(0), np.int64(-1)
-        byte = np.uint64(body[_U(at)])
-        at += 1
-        if shift == 63 and byte > 1:
-            return np.int64(0), np.int64(-1)
-        bits |= (byte & np.uint64(0x7F)) << np.uint64(shift)
-        if byte < 0x80:
-            half = np.int64(bits >> np.uint64(1))
-            if bits & np.uint64(1):
-                return ~half, at
-            return half, at
-        shift += 7
-    return np.int64(0), np.int64(-1)
 
 
 @_inline
@@ -326,8 +250,7 @@ def _columns(
     return 0
 
 
-# Compiled at import, from the cache if there.
-columns = numba.njit(
+columns = compiled(
     types.int64(
         _BYTES_IN,
         types.int64,
@@ -349,6 +272,4 @@ columns = numba.njit(
         _BYTES_OUT,
         types.int64[::1],
     ),
-    cache=True,
-    nogil=True,
 )(_columns)

@@ -1,4 +1,4 @@
-"""The walk of `anabranch.topics.framing_kernel` in plain Python: the tests' oracle, and for small batches."""
+"""The walk of `anabranch.topics.scan_kernel` in plain Python: the tests' oracle, and for small batches."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.core.keyspace import position_of, record_checksum
 from anabranch.ports import RawBatch
-from anabranch.topics import framing, framing_kernel, framing_oracle
+from anabranch.topics import framing, framing_kernel, framing_oracle, scan_kernel
 from anabranch.topics.batch import HEADER_SIZE, with_base_offset
 from anabranch.topics.framing import Kind, Run, scan_batch
 from anabranch.topics.records import Record, decode_records, encode_batch, encode_sparse
@@ -185,7 +185,7 @@ def test_other_names_are_not_ours(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def _is_utf8(name: bytes) -> bool:
     """The kernel's own answer."""
-    return bool(framing_kernel._is_utf8(np.frombuffer(name, dtype=np.uint8), 0, len(name)))
+    return bool(scan_kernel._is_utf8(np.frombuffer(name, dtype=np.uint8), 0, len(name)))
 
 
 def test_utf8_is_what_python_says_it_is() -> None:

@@ -1,0 +1,236 @@
+"""What the kernels beside this file are made of: numbers, checksums and positions of keys, in and out of bytes.
+
+A function that is not given an end checks no bounds: whoever calls it has.
+"""
+# The types of this code are numba's, not Python's.
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN202
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+MALFORMED_RESULT = -1
+NO_ROOM = -2
+
+_MIN_RECORD = 7
+_MAX_I32 = (1 << 31) - 1
+
+
+def _crc_tables() -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
+    """Slicing-by-16 tables of the CRC-32 of zlib (polynomial 0xEDB88320, reflected)."""
+    tables = np.zeros((16, 256), dtype=np.uint32)
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0xEDB88320 if crc & 1 else 0)
+        tables[0, byte] = crc
+    for k in range(1, 16):
+        for byte in range(256):
+            before = int(tables[k - 1, byte])
+            tables[k, byte] = before >> 8 ^ int(tables[0, before & 0xFF])
+    return tables
+
+
+_T = _crc_tables().reshape(-1)
+_U = np.uint64
+_inline = numba.njit(inline="always", nogil=True)
+_BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
+_BYTES_OUT = types.Array(types.uint8, 1, "C")
+
+# numba's cache sees changes of a function's own file alone.
+_VERSION = hashlib.sha256((files(__package__) / "kernel_parts.py").read_bytes()).hexdigest()[:16]
+
+
+def compiled(signature: Any) -> Callable[..., Any]:
+    """Compiles a function at import, from the cache if it is there: callers never wait in mid-round.
+
+    Its name says with which version of this file it was compiled.
+    """
+
+    def compile_now(function):
+        function.__qualname__ += f"_{_VERSION}"
+        return numba.njit(signature, cache=True, nogil=True)(function)
+
+    return compile_now
+
+
+@intrinsic
+def _load64(context, array, index):
+    """Eight bytes at any address as a little-endian number (of a little-endian machine)."""
+
+    def generate(context, builder, signature, arguments):
+        made = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = builder.gep(made.data, [arguments[1]])
+        loaded = builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()))
+        loaded.align = 1
+        return loaded
+
+    return types.uint64(array, index), generate
+
+
+@intrinsic
+def _move(context, target, target_at, source, source_at, size):
+    """memcpy between two byte arrays; the caller has checked the bounds."""
+
+    def generate(context, builder, signature, arguments):
+        into = context.make_array(signature.args[0])(context, builder, arguments[0])
+        out_of = context.make_array(signature.args[2])(context, builder, arguments[2])
+        cgutils.raw_memcpy(
+            builder,
+            builder.gep(into.data, [arguments[1]]),
+            builder.gep(out_of.data, [arguments[3]]),
+            arguments[4],
+            1,
+        )
+        return context.get_dummy_value()
+
+    return types.void(target, target_at, source, source_at, size), generate
+
+
+@_inline
+def _byte(body, at):
+    # An unsigned index saves numba's handling of negative ones.
+    return np.int64(body[_U(at)])
+
+
+@_inline
+def _crc(body, start, stop, crc):
+    i = _U(start)
+    end = _U(stop)
+    low = _U(0xFF)
+    while end - i >= _U(16):
+        a = _load64(body, i) ^ crc
+        b = _load64(body, i + _U(8))
+        crc = _U(
+            _T[_U(15 * 256) + (a & low)]
+            ^ _T[_U(14 * 256) + ((a >> _U(8)) & low)]
+            ^ _T[_U(13 * 256) + ((a >> _U(16)) & low)]
+            ^ _T[_U(12 * 256) + ((a >> _U(24)) & low)]
+            ^ _T[_U(11 * 256) + ((a >> _U(32)) & low)]
+            ^ _T[_U(10 * 256) + ((a >> _U(40)) & low)]
+            ^ _T[_U(9 * 256) + ((a >> _U(48)) & low)]
+            ^ _T[_U(8 * 256) + (a >> _U(56))]
+            ^ _T[_U(7 * 256) + (b & low)]
+            ^ _T[_U(6 * 256) + ((b >> _U(8)) & low)]
+            ^ _T[_U(5 * 256) + ((b >> _U(16)) & low)]
+            ^ _T[_U(4 * 256) + ((b >> _U(24)) & low)]
+            ^ _T[_U(3 * 256) + ((b >> _U(32)) & low)]
+            ^ _T[_U(2 * 256) + ((b >> _U(40)) & low)]
+            ^ _T[_U(1 * 256) + ((b >> _U(48)) & low)]
+            ^ _T[b >> _U(56)]
+        )
+        i += _U(16)
+    if end - i >= _U(8):
+        a = _load64(body, i) ^ crc
+        crc = _U(
+            _T[_U(7 * 256) + (a & low)]
+            ^ _T[_U(6 * 256) + ((a >> _U(8)) & low)]
+            ^ _T[_U(5 * 256) + ((a >> _U(16)) & low)]
+            ^ _T[_U(4 * 256) + ((a >> _U(24)) & low)]
+            ^ _T[_U(3 * 256) + ((a >> _U(32)) & low)]
+            ^ _T[_U(2 * 256) + ((a >> _U(40)) & low)]
+            ^ _T[_U(1 * 256) + ((a >> _U(48)) & low)]
+            ^ _T[a >> _U(56)]
+        )
+        i += _U(8)
+    while i < end:
+        crc = _U(_T[(crc ^ _U(body[i])) & low]) ^ (crc >> _U(8))
+        i += _U(1)
+    return crc
+
+
+@_inline
+def _position(crc):
+    """The position of a key, of the CRC's running value."""
+    mixed = np.uint32(crc ^ _U(0xFFFFFFFF))
+    mixed = np.uint32(mixed ^ (mixed >> np.uint32(16)))
+    mixed = np.uint32(mixed * np.uint32(0x85EBCA6B))
+    mixed = np.uint32(mixed ^ (mixed >> np.uint32(13)))
+    mixed = np.uint32(mixed * np.uint32(0xC2B2AE35))
+    mixed = np.uint32(mixed ^ (mixed >> np.uint32(16)))
+    return np.int64(mixed)
+
+
+@_inline
+def _varint(body, at, end):
+    """(value, next) of a zigzag varint of 32 bits; next is -1 if it is none."""
+    if at < end and _byte(body, at) < 0x80:
+        raw = _byte(body, at)
+        return (raw >> 1) ^ -(raw & 1), at + 1
+    if at + 1 < end and _byte(body, at + 1) < 0x80:
+        raw = (_byte(body, at) & 0x7F) | _byte(body, at + 1) << 7
+        return (raw >> 1) ^ -(raw & 1), at + 2
+    raw = np.int64(0)
+    shift = 0
+    while shift < 35:
+        if at >= end:
+            return np.int64(0), np.int64(-1)
+        byte = _byte(body, at)
+        at += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if raw >> 32 != 0:
+                return np.int64(0), np.int64(-1)
+            return (raw >> 1) ^ -(raw & 1), at
+        shift += 7
+    return np.int64(0), np.int64(-1)
+
+
+@_inline
+def _varlong(body, at, end):
+    """(value, next) of a zigzag varint of 64 bits; next is -1 if it is none."""
+    if at < end and _byte(body, at) < 0x80:
+        raw = _byte(body, at)
+        return (raw >> 1) ^ -(raw & 1), at + 1
+    if at + 1 < end and _byte(body, at + 1) < 0x80:
+        raw = (_byte(body, at) & 0x7F) | _byte(body, at + 1) << 7
+        return (raw >> 1) ^ -(raw & 1), at + 2
+    bits = np.uint64(0)
+    shift = 0
+    while shift < 70:
+        if at >= end:
+            return np.int64(0), np.int64(-1)
+        byte = np.uint64(body[_U(at)])
+        at += 1
+        if shift == 63 and byte > 1:
+            return np.int64(0), np.int64(-1)
+        bits |= (byte & np.uint64(0x7F)) << np.uint64(shift)
+        if byte < 0x80:
+            half = np.int64(bits >> np.uint64(1))
+            if bits & np.uint64(1):
+                return ~half, at
+            return half, at
+        shift += 7
+    return np.int64(0), np.int64(-1)
+
+
+@_inline
+def _put_varint(out, at, value):
+    raw = (np.uint64(value) << np.uint64(1)) ^ np.uint64(value >> 63)
+    while raw > np.uint64(0x7F):
+        out[at] = np.uint8((raw & np.uint64(0x7F)) | np.uint64(0x80))
+        at += 1
+        raw >>= np.uint64(7)
+    out[at] = np.uint8(raw)
+    return at + 1
+
+
+@_inline
+def _varint_size(value):
+    raw = (np.uint64(value) << np.uint64(1)) ^ np.uint64(value >> 63)
+    size = 1
+    while raw > np.uint64(0x7F):
+        size += 1
+        raw >>= np.uint64(7)
+    return size
