@@ -13,103 +13,27 @@ said is an empty text.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any, NamedTuple
-from zlib import crc32
+from typing import Any
 
 from anabranch.core import rows as k
 from anabranch.core.decide import decide, decide_due
 from anabranch.core.decide_admin import stream_created, stream_refused
 from anabranch.core.decide_commit import next_due_ms
-from anabranch.core.ids import NO_TXN, make_txn_id
-from anabranch.core.journal_index import CRC_MODULUS, JournalIndex
-from anabranch.core.journal_runs import Run
+from anabranch.core.journal_index import JournalIndex
 from anabranch.core.plan import ReplyTo, Round
 from anabranch.core.state import State
-from anabranch.core.tokens import Token, sign
 from anabranch.core.turn import Hearing, Settings, Turn, close_round
 from anabranch.errors import AnabranchError
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
+from tests.core.journals import Journals
+from tests.core.labels import KEY, MINUTE
+from tests.core.tables import Memory, Row, fold, table_of, views_of
 
-KEY = bytes(range(32))
 START_MS = 1_700_000_000_000
-MINUTE = 60_000
 DAY = 86_400_000
-
-Row = tuple[bytes, bytes | None]
-
-
-class Memory:
-    """A table: a dict, scanned in key order."""
-
-    def __init__(self, rows: Mapping[bytes, bytes] | None = None) -> None:
-        self.rows: dict[bytes, bytes] = dict(rows or {})
-
-    def get(self, key: bytes) -> bytes | None:
-        return self.rows.get(key)
-
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        yield from sorted((key, v) for key, v in self.rows.items() if key.startswith(prefix))
-
-    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        for key, value in changes.items():
-            if value is None:
-                self.rows.pop(key, None)
-            else:
-                self.rows[key] = value
-
-
-class Written(NamedTuple):
-    """A batch in a journal partition: records of one writer."""
-
-    run: Run
-    checksums: tuple[int, ...]
-
-
-def table_of(state: State) -> dict[bytes, bytes]:
-    """The whole table as the state sees it, changes not yet written included."""
-    return dict(state._table.scan(b""))
-
-
-def rows_of(table: Mapping[bytes, bytes], prefixes: bytes = b"sof") -> dict[bytes, bytes]:
-    """The rows that follow from the status log alone."""
-    return {key: value for key, value in table.items() if key[0] in prefixes}
-
-
-def views_of(state: State) -> dict[str, Any]:
-    """The decoded views, as data to compare; also the orders that decisions follow."""
-    return {
-        "term": state.term,
-        "round": state.round,
-        "scopes": dict(state.scopes),
-        "streams": dict(state.streams),
-        "open": {
-            txn_id: (txn.row, dict(txn.participants), dict(txn.writers), txn.pending)
-            for txn_id, txn in state.open.items()
-        },
-        "committing": set(state.committing),
-    }
-
-
-def fold(
-    rounds: Iterable[Sequence[Row]],
-    pieces: Sequence[int] = (),
-    table: Memory | None = None,
-) -> State:
-    """The state of a log. ``pieces``: after so many rounds it is derived and written."""
-    table = table or Memory()
-    state = State(table)
-    for i, rows in enumerate(rounds):
-        if i in pieces:
-            state.rederive()
-            table.write(state.take_changes())
-        for key, value in rows:
-            state.fold_row(key, value)
-    state.rederive()
-    table.write(state.take_changes())
-    return state
 
 
 def settings(**changes: Any) -> Settings:
@@ -123,23 +47,17 @@ def settings(**changes: Any) -> Settings:
     return Settings(**(given | changes))
 
 
-class World:
+class World(Journals):
     """A control partition with its table, log, journals and clocks."""
 
     def __init__(self, **changes: Any) -> None:
+        super().__init__()
         self.settings = settings(**changes)
         self.table = Memory()
         self.log: list[list[Row]] = []
         self.wall_us = START_MS * 1000
         self.now_ms = 5_000
-        self.journals: dict[tuple[str, int], list[Written]] = {}
-        self.plain_runs: dict[tuple[str, int], list[Run]] = {}
-        self.ends: dict[tuple[str, int], int] = {}
-        self.held = False  # journals are not read
         self.read_to_end = True
-        self.ids: dict[str, bytes] = {}
-        self.writers: dict[str, int] = {}
-        self.sequences: dict[int, int] = {}
         self.asked: dict[bytes, str] = {}
         self.offset = 0
         self.rounds: list[Round] = []
@@ -166,10 +84,6 @@ class World:
         self.table.write(self.state.take_changes())
 
     # -- time ------------------------------------------------------------------------------------
-
-    @property
-    def wall_ms(self) -> int:
-        return self.wall_us // 1000
 
     def wait(self, ms: int) -> str:
         """Let time pass, then have a turn."""
@@ -265,170 +179,6 @@ class World:
         assert to.partition == len(who), "answered on another partition of replies"
         text = self.text(result)
         return text if who == asker else f"[{who}] {text}"
-
-    def text(self, result: Any) -> str:
-        """How an answer reads."""
-        if isinstance(result, r.Refusal):
-            return result.code
-        if isinstance(result, r.Begun):
-            return f"begun {self.label(result.txn_id)}"
-        if isinstance(result, r.Touched):
-            partitions = ",".join(str(s.partition) for s in result.segments)
-            return f"touched {result.stream} epoch {result.stream_epoch} on {partitions}"
-        if isinstance(result, r.Registered):
-            return f"registered {result.sequence}"
-        if isinstance(result, r.Outcome):
-            return self.outcome_text(result)
-        if isinstance(result, r.Alive):
-            return "not open: " + ", ".join(self.outcome_text(o) for o in result.not_open)
-        if isinstance(result, r.TransactionList):
-            return ", ".join(self.outcome_text(o) for o in result.transactions) or "none"
-        if isinstance(result, r.ScopeInfo):
-            return f"{result.scope} at {result.control_partition}"
-        if isinstance(result, r.StreamList):
-            streams = (f"{s.stream} {s.state} {len(s.segments)}" for s in result.streams)
-            return ", ".join(streams) or "none"
-        if isinstance(result, r.SafeTimeIs):
-            return f"safe at {result.timestamp}"
-        raise AssertionError(f"no text for {result}")
-
-    def outcome_text(self, o: r.Outcome) -> str:
-        text = f"{self.label(o.txn_id)} {o.state}"
-        if o.state == "COMMITTED":
-            text += f" {o.committed}"
-        elif o.committed or o.commit_timestamp:
-            text += f" (but {o.committed} committed at {o.commit_timestamp})"
-        if o.left_out:
-            text += f", {o.left_out} left out"
-        if o.rejected:
-            text += f", {o.rejected} rejected"
-        return text + (f" ({o.reason})" if o.reason else "")
-
-    # -- labels ----------------------------------------------------------------------------------
-
-    def id(self, label: str) -> bytes:
-        """A transaction's id; made at its first mention."""
-        if label not in self.ids:
-            self.new_id(label)
-        return self.ids[label]
-
-    def new_id(
-        self, label: str, *, made_ms: int | None = None, partition: int | None = None
-    ) -> str:
-        partition = self.settings.control_partition if partition is None else partition
-        made_ms = self.wall_ms if made_ms is None else made_ms
-        self.ids[label] = make_txn_id(partition, made_ms, len(self.ids) + 1)
-        return label
-
-    def label(self, txn_id: bytes) -> str:
-        return next((label for label, known in self.ids.items() if known == txn_id), txn_id.hex())
-
-    def writer(self, label: str) -> int:
-        """A writer's 64 bits; every second one is negative as a signed number."""
-        if label not in self.writers:
-            n = len(self.writers) + 1
-            self.writers[label] = -n if n % 2 == 0 else n
-        return self.writers[label]
-
-    def token(self, label: str, keepalive_ms: int = MINUTE, scope: str = "nyc") -> bytes:
-        return sign(Token(self.id(label), keepalive_ms, scope), KEY)
-
-    # -- journals --------------------------------------------------------------------------------
-
-    def write(
-        self,
-        label: str,
-        writer: str,
-        stream: str = "nyc/a",
-        count: int = 1,
-        *,
-        partition: int = 0,
-        epoch: int = 0,
-        keys: tuple[int, int] = (-1, -1),
-        size: int | None = None,
-    ) -> Run:
-        """One batch of a writer's records in a journal; read in the next turn, unless held."""
-        place = (stream, partition)
-        first = self.ends.get(place, 0)
-        self.ends[place] = first + count
-        seed = crc32(f"{label} {writer} {stream} {partition} {first}".encode()) << 31
-        checksums = tuple((seed + i * 2_654_435_761) % CRC_MODULUS for i in range(count))
-        run = Run(
-            txn_id=self.id(label),
-            writer=self.writer(writer),
-            stream_epoch=epoch,
-            first=first,
-            end=first + count,
-            records=count,
-            crc_sum=sum(checksums) % CRC_MODULUS,
-            low=keys[0],
-            high=keys[1],
-            batch_base=first,
-            batch_size=100 * count if size is None else size,
-            pure=True,
-        )
-        self.journals.setdefault(place, []).append(Written(run, checksums))
-        return run
-
-    def write_plainly(
-        self, stream: str = "nyc/a", count: int = 1, *, partition: int = 0, size: int | None = None
-    ) -> Run:
-        """One batch of plain records in a journal; read in the next turn, unless held."""
-        place = (stream, partition)
-        first = self.ends.get(place, 0)
-        self.ends[place] = first + count
-        size = 100 * count if size is None else size
-        run = Run(NO_TXN, 0, -1, first, first + count, count, 0, 0, 9, first, size, pure=True)
-        self.plain_runs.setdefault(place, []).append(run)
-        return run
-
-    def read_journals(self) -> None:
-        """Index all that was written, unless the journals are held."""
-        if self.held:
-            return
-        for (stream, partition), end in self.ends.items():
-            place = (stream, partition)
-            start = self.index.positions.get(place, 0)
-            if end > start:
-                written = [batch.run for batch in self.journals.get(place, ())]
-                runs = [run for run in written if run.first >= start]
-                plain = [run for run in self.plain_runs.get(place, ()) if run.first >= start]
-                size = sum(run.batch_size for run in (*runs, *plain))
-                changes = self.index.add(
-                    self.state, stream, partition, runs, end, plain=plain, size=size
-                )
-                self.table.write(changes)
-
-    def receipt(
-        self,
-        label: str,
-        writer: str,
-        *,
-        finished: bool = True,
-        sequence: int | None = None,
-        loose: int = 0,
-        count: int = 0,
-        crc: int = 0,
-    ) -> r.Receipt:
-        """A true account of all that a writer wrote; ``loose``, ``count`` and ``crc`` bend it."""
-        txn_id, w = self.id(label), self.writer(writer)
-        if sequence is None:
-            sequence = self.sequences[w] = self.sequences.get(w, 0) + 1
-        extents = []
-        for (stream, partition), batches in sorted(self.journals.items()):
-            mine = [b for b in batches if (b.run.txn_id, b.run.writer) == (txn_id, w)]
-            if mine:
-                extents.append(
-                    r.Extent(
-                        stream=stream,
-                        partition=partition,
-                        first=max(0, mine[0].run.first - loose),
-                        end=mine[-1].run.end + loose,
-                        count=sum(b.run.records for b in mine) + count,
-                        crc_sum=(sum(b.run.crc_sum for b in mine) + crc) % CRC_MODULUS,
-                    )
-                )
-        return r.Receipt(txn_id, w, sequence, finished, tuple(extents))
 
     # -- commands --------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from anabranch.core.decide_admin import CREATING
 from anabranch.errors import InvalidArgument
 from anabranch.schemas import records as r
-from tests.core.harness import DAY, MINUTE, World, event, nyc
+from tests.core.harness import DAY, World, event, nyc
+from tests.core.labels import MINUTE
 
 LABELS = "ABCDEF"
 WRITERS = ("w1", "w2", "w3")

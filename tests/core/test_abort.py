@@ -7,7 +7,8 @@ import pytest
 from anabranch.core import rows as k
 from anabranch.core.decide import anything_stale
 from anabranch.schemas import records as r
-from tests.core.harness import MINUTE, World, nyc
+from tests.core.harness import World, nyc
+from tests.core.labels import MINUTE
 
 
 @pytest.fixture

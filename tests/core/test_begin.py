@@ -9,7 +9,8 @@ import pytest
 from anabranch.core import rows as k
 from anabranch.core.tokens import verify
 from anabranch.core.turn import DAY_MS
-from tests.core.harness import DAY, KEY, MINUTE, World, nyc
+from tests.core.harness import DAY, World, nyc
+from tests.core.labels import KEY, MINUTE
 
 
 def test_begin(world: World) -> None:

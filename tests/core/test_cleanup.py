@@ -17,7 +17,8 @@ from anabranch.core.decide_txn import abort_txn
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.staged import Read, Staged
 from anabranch.schemas import records as r
-from tests.core.harness import MINUTE, World, nyc
+from tests.core.harness import World, nyc
+from tests.core.labels import MINUTE
 
 PLACE = ("nyc/a", 0)
 OFTEN: dict[str, Any] = {"clean_ms": 0, "clean_records": 1, "clean_bytes": 1}

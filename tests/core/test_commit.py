@@ -14,7 +14,8 @@ from anabranch.core import rows as k
 from anabranch.core.decide import decide_due
 from anabranch.core.decide_commit import MAX_WAIT_MS
 from anabranch.schemas import records as r
-from tests.core.harness import MINUTE, World, nyc
+from tests.core.harness import World, nyc
+from tests.core.labels import MINUTE
 
 
 @pytest.fixture

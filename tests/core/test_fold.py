@@ -18,8 +18,9 @@ from anabranch.core.journal_index import JournalIndex
 from anabranch.core.state import State
 from anabranch.core.turn import Hearing
 from anabranch.schemas import records as r
-from tests.core.harness import Memory, Row, World, fold, nyc, rows_of, table_of, views_of
+from tests.core.harness import World, nyc
 from tests.core.moves import everything, lives, new_world, play
+from tests.core.tables import Memory, Row, fold, rows_of, table_of, views_of
 
 random_lives = settings(
     max_examples=60,

@@ -20,7 +20,8 @@ from anabranch.core.plan import (
 )
 from anabranch.core.state import State
 from anabranch.schemas import records as r
-from tests.core.harness import World, event, fold, nyc, rows_of, views_of
+from tests.core.harness import World, event, nyc
+from tests.core.tables import fold, rows_of, views_of
 
 
 def index_rows(world: World) -> list[bytes]:

@@ -15,7 +15,7 @@ from anabranch.core.rows import Entry
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation, MalformedRecord
 from anabranch.schemas import records as r
-from tests.core.harness import Memory
+from tests.core.tables import Memory
 
 TXN = bytes(range(16))
 

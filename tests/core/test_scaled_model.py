@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from anabranch.core.ids import segment_number
 from anabranch.schemas import records as r
-from tests.core.harness import Row, fold, rows_of, table_of, views_of
 from tests.core.harness import event as an_event
 from tests.core.scaled_world import ScaledWorld, Taken
+from tests.core.tables import Row, fold, rows_of, table_of, views_of
 from tests.sim.check_epochs import check_epochs
 
 STREAMS = ("nyc/a", "nyc/b")

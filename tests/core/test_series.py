@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from anabranch.core import rows as k
 from anabranch.schemas import records as r
-from tests.core.harness import DAY, MINUTE, World, fold, nyc, rows_of, table_of
+from tests.core.harness import DAY, World, nyc
+from tests.core.labels import MINUTE
+from tests.core.tables import fold, rows_of, table_of
 from tests.core.test_model import Watch
 
 

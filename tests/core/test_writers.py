@@ -9,7 +9,8 @@ import pytest
 from anabranch.core import rows as k
 from anabranch.core.tokens import Token, sign
 from anabranch.schemas import records as r
-from tests.core.harness import KEY, World, nyc
+from tests.core.harness import World, nyc
+from tests.core.labels import KEY
 
 
 def receipt(world: World, *extents: r.Extent, sequence: int = 1, txn: str = "A") -> r.Receipt:

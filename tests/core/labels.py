@@ -1,0 +1,95 @@
+"""Transactions and writers by labels ("A", "w1"), and how answers to them read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anabranch.core.ids import make_txn_id
+from anabranch.core.tokens import Token, sign
+from anabranch.core.turn import Settings
+from anabranch.schemas import records as r
+
+KEY = bytes(range(32))
+MINUTE = 60_000
+
+
+class Labels:
+    """Which transactions and writers the labels stand for."""
+
+    settings: Settings
+    wall_us: int
+
+    def __init__(self) -> None:
+        self.ids: dict[str, bytes] = {}
+        self.writers: dict[str, int] = {}
+
+    @property
+    def wall_ms(self) -> int:
+        return self.wall_us // 1000
+
+    def id(self, label: str) -> bytes:
+        """A transaction's id; made at its first mention."""
+        if label not in self.ids:
+            self.new_id(label)
+        return self.ids[label]
+
+    def new_id(
+        self, label: str, *, made_ms: int | None = None, partition: int | None = None
+    ) -> str:
+        partition = self.settings.control_partition if partition is None else partition
+        made_ms = self.wall_ms if made_ms is None else made_ms
+        self.ids[label] = make_txn_id(partition, made_ms, len(self.ids) + 1)
+        return label
+
+    def label(self, txn_id: bytes) -> str:
+        return next((label for label, known in self.ids.items() if known == txn_id), txn_id.hex())
+
+    def writer(self, label: str) -> int:
+        """A writer's 64 bits; every second one is negative as a signed number."""
+        if label not in self.writers:
+            n = len(self.writers) + 1
+            self.writers[label] = -n if n % 2 == 0 else n
+        return self.writers[label]
+
+    def token(self, label: str, keepalive_ms: int = MINUTE, scope: str = "nyc") -> bytes:
+        return sign(Token(self.id(label), keepalive_ms, scope), KEY)
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    def text(self, result: Any) -> str:
+        """How an answer reads."""
+        if isinstance(result, r.Refusal):
+            return result.code
+        if isinstance(result, r.Begun):
+            return f"begun {self.label(result.txn_id)}"
+        if isinstance(result, r.Touched):
+            partitions = ",".join(str(s.partition) for s in result.segments)
+            return f"touched {result.stream} epoch {result.stream_epoch} on {partitions}"
+        if isinstance(result, r.Registered):
+            return f"registered {result.sequence}"
+        if isinstance(result, r.Outcome):
+            return self.outcome_text(result)
+        if isinstance(result, r.Alive):
+            return "not open: " + ", ".join(self.outcome_text(o) for o in result.not_open)
+        if isinstance(result, r.TransactionList):
+            return ", ".join(self.outcome_text(o) for o in result.transactions) or "none"
+        if isinstance(result, r.ScopeInfo):
+            return f"{result.scope} at {result.control_partition}"
+        if isinstance(result, r.StreamList):
+            streams = (f"{s.stream} {s.state} {len(s.segments)}" for s in result.streams)
+            return ", ".join(streams) or "none"
+        if isinstance(result, r.SafeTimeIs):
+            return f"safe at {result.timestamp}"
+        raise AssertionError(f"no text for {result}")
+
+    def outcome_text(self, o: r.Outcome) -> str:
+        text = f"{self.label(o.txn_id)} {o.state}"
+        if o.state == "COMMITTED":
+            text += f" {o.committed}"
+        elif o.committed or o.commit_timestamp:
+            text += f" (but {o.committed} committed at {o.commit_timestamp})"
+        if o.left_out:
+            text += f", {o.left_out} left out"
+        if o.rejected:
+            text += f", {o.rejected} rejected"
+        return text + (f" ({o.reason})" if o.reason else "")

@@ -1,0 +1,74 @@
+"""Tables in memory, and what states derive from logs of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from anabranch.core.state import State
+
+Row = tuple[bytes, bytes | None]
+
+
+class Memory:
+    """A table: a dict, scanned in key order."""
+
+    def __init__(self, rows: Mapping[bytes, bytes] | None = None) -> None:
+        self.rows: dict[bytes, bytes] = dict(rows or {})
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.rows.get(key)
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        yield from sorted((key, v) for key, v in self.rows.items() if key.startswith(prefix))
+
+    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        for key, value in changes.items():
+            if value is None:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = value
+
+
+def table_of(state: State) -> dict[bytes, bytes]:
+    """The whole table as the state sees it, changes not yet written included."""
+    return dict(state._table.scan(b""))
+
+
+def rows_of(table: Mapping[bytes, bytes], prefixes: bytes = b"sof") -> dict[bytes, bytes]:
+    """The rows that follow from the status log alone."""
+    return {key: value for key, value in table.items() if key[0] in prefixes}
+
+
+def views_of(state: State) -> dict[str, Any]:
+    """The decoded views, as data to compare; also the orders that decisions follow."""
+    return {
+        "term": state.term,
+        "round": state.round,
+        "scopes": dict(state.scopes),
+        "streams": dict(state.streams),
+        "open": {
+            txn_id: (txn.row, dict(txn.participants), dict(txn.writers), txn.pending)
+            for txn_id, txn in state.open.items()
+        },
+        "committing": set(state.committing),
+    }
+
+
+def fold(
+    rounds: Iterable[Sequence[Row]],
+    pieces: Sequence[int] = (),
+    table: Memory | None = None,
+) -> State:
+    """The state of a log. ``pieces``: after so many rounds it is derived and written."""
+    table = table or Memory()
+    state = State(table)
+    for i, rows in enumerate(rounds):
+        if i in pieces:
+            state.rederive()
+            table.write(state.take_changes())
+        for key, value in rows:
+            state.fold_row(key, value)
+    state.rederive()
+    table.write(state.take_changes())
+    return state
