@@ -9,3 +9,11 @@ from tests.core.harness import World, nyc
 def world() -> World:
     """A control partition that serves the scope nyc with the stream nyc/a of two segments."""
     return nyc()
+
+
+@pytest.fixture
+def opened(world: World) -> World:
+    """A is open and touched nyc/a."""
+    world.begin("A")
+    world.touch("A")
+    return world

@@ -351,3 +351,11 @@ def event(
     """An event of a one-shot."""
     carried = tuple(r.EventHeader(name, v) for name, v in (headers or {}).items())
     return r.Event(stream, segment_id, key, value, carried, timestamp)
+
+
+def states(world: World, label: str = "A") -> tuple[str, bool | None]:
+    """The transaction's state, and whether its commit is decided (None: there is none)."""
+    pending = (
+        world.state.open[world.id(label)].pending if world.id(label) in world.state.open else None
+    )
+    return world.row(label).state, None if pending is None else pending.decided

@@ -11,14 +11,6 @@ from tests.core.harness import World, nyc
 from tests.core.labels import MINUTE
 
 
-@pytest.fixture
-def opened(world: World) -> World:
-    """A is open and touched nyc/a."""
-    world.begin("A")
-    world.touch("A")
-    return world
-
-
 def index_keys(world: World) -> list[bytes]:
     return [key for key in world.table.rows if key[:1] in (k.INDEX, k.REJECTED)]
 

@@ -29,14 +29,6 @@ from tests.core.harness import World, nyc
 HALF = SPACE // 2
 
 
-@pytest.fixture
-def opened(world: World) -> World:
-    """A is open and touched nyc/a."""
-    world.begin("A")
-    world.touch("A")
-    return world
-
-
 def index_rows(world: World) -> dict[bytes, bytes]:
     return {key: v for key, v in world.table.rows.items() if key[:1] in (k.INDEX, k.REJECTED)}
 

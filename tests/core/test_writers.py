@@ -21,14 +21,6 @@ def extent(stream: str = "nyc/a", partition: int = 0, first: int = 0, end: int =
     return r.Extent(stream, partition, first, end, end - first, 7)
 
 
-@pytest.fixture
-def opened(world: World) -> World:
-    """A is open and touched nyc/a."""
-    world.begin("A")
-    world.touch("A")
-    return world
-
-
 # -- touch -------------------------------------------------------------------------------------
 
 
