@@ -1,0 +1,164 @@
+"""Events that are too large, and a full disk."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+import anabranch
+from anabranch import errors
+from anabranch.ports import Log
+from anabranch.schemas import records as r
+from tests.behaviour.bad_input.place import WAIT_MS, Place
+from tests.cluster import Cluster, start_cluster
+from tests.crash.oracle import check_stream, read_stream
+from tests.crash.raw import Pen, Refused, make_txn_id
+
+pytestmark = pytest.mark.broker
+
+
+LIMIT = 20_000
+
+
+def small_stream(place: Place) -> str:
+    name = f"{place.scope}/small"
+    place.client.create_stream(name, settings={"max.message.bytes": LIMIT})
+    return name
+
+
+def test_one_shot_event_that_the_stream_does_not_take(place: Place) -> None:
+    """Refused by name; commands of the same round, before and behind it, go on."""
+    small = small_stream(place)
+
+    def one_shot(stream: str, size: int) -> r.OneShot:
+        event = r.Event(stream, -1, b"k", b"x" * size, (), -1)
+        return r.OneShot(make_txn_id(), place.scope, None, (event,))
+
+    sizes = [10, LIMIT + 1, 10, LIMIT * 2, LIMIT // 2, 10]
+    commands = [one_shot(small, size) for size in sizes]
+    answers = place.raw.ask_all(commands)
+    told = [a.code if isinstance(a, r.Refusal) else a.state for a in answers]
+    assert told == ["EventTooLarge" if size > LIMIT else "COMMITTED" for size in sizes]
+    for command, answer in zip(commands, answers, strict=True):
+        if isinstance(answer, r.Refusal):
+            with pytest.raises(Refused) as refused:
+                place.raw.ask(r.GetState(command.txn_id))
+            assert refused.value.code == "UnknownTransaction"
+            assert place.raw.ask(r.Resolve(command.txn_id)).state == "ABORTED"
+    found = read_stream(place.log, small)
+    check_stream(found)
+    assert [len(e.value) for e in found.events] == [10, 10, LIMIT // 2, 10]
+
+
+def test_event_that_the_library_does_not_take(place: Place) -> None:
+    small = small_stream(place)
+    with place.client.begin(place.scope) as txn:
+        txn.token()
+        with pytest.raises(errors.EventTooLarge, match=r"max\.message\.bytes"):
+            txn.write(small, b"x" * LIMIT, key=b"k")
+        txn.write(small, b"fits", key=b"k")
+        assert txn.commit().counts.committed == 1
+
+
+def test_data_that_the_stream_refuses_once_merged(place: Place) -> None:
+    """The stream's limit was lowered behind the journal's back: that transaction is aborted, others go on."""
+    token, pen, touched = place.touched()
+    pen.write(place.stream, touched.segments, [(b"k", b"x" * 5_000)])
+    admin = AdminClient({"bootstrap.servers": place.cluster.bootstrap, "log_level": 0})
+    limit = ConfigResource(
+        ResourceType.TOPIC,
+        place.stream.replace("/", "."),
+        incremental_configs=[
+            ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
+        ],
+    )
+    for future in admin.incremental_alter_configs([limit]).values():
+        future.result(20)
+    others = [place.touched() for _ in range(4)]
+    for _, other_pen, _ in others:
+        other_pen.write(place.stream, touched.segments, [(b"k", b"fits")])
+    commands = [r.Commit(t, (p.receipt(),), None, None, WAIT_MS) for t, p, _ in others]
+    refused = r.Commit(token, (pen.receipt(),), None, None, WAIT_MS)
+    answers = place.raw.ask_all([*commands[:2], refused, *commands[2:]])
+    assert isinstance(answers[2], r.Refusal)
+    assert answers[2].code == "TransactionAborted"
+    assert {a.state for i, a in enumerate(answers) if i != 2} == {"COMMITTED"}
+    outcome = place.state(token)
+    assert outcome.state == "ABORTED"
+    assert "refused" in outcome.reason
+    assert place.visible().count(b"fits") == 4
+
+
+# The topic's limit, and sizes of events that writers put into one partition, in order. The journal takes each.
+FITTING = {
+    "small ones, many": (LIMIT, [[1_000] * 60]),
+    "a big one behind small ones": (LIMIT, [[4_000, 4_000, 18_000]]),
+    "two writers": (LIMIT, [[9_000], [15_000], [9_000]]),
+    "just what fits, again and again": (LIMIT, [[19_000] * 5]),
+    "a big one behind small ones, default limit": (1_048_588, [[200_000, 200_000, 900_000]]),
+}
+
+
+@pytest.mark.parametrize("what", FITTING)
+def test_all_that_the_journal_takes_is_merged(place: Place, what: str) -> None:
+    """The pieces of a commit are put together into batches: never into one that the stream refuses."""
+    limit, writers = FITTING[what]
+    small = f"{place.scope}/fitting"
+    place.client.create_stream(small, settings={"max.message.bytes": limit})
+    token = place.begin()
+    touched = place.raw.ask(r.Touch(token, small))
+    receipts = []
+    for writer in writers:
+        pen = Pen(place.raw, token[5:21])
+        for n, size in enumerate(writer):
+            pen.write(small, touched.segments, [(b"k", f"{n:04}".encode() + b"x" * (size - 4))])
+        receipts.append(pen.receipt())
+    outcome = place.raw.ask(r.Commit(token, tuple(receipts), None, None, WAIT_MS))
+    assert (outcome.state, outcome.committed) == ("COMMITTED", sum(map(len, writers)))
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
+@pytest.mark.slow(8)
+def test_full_disk_under_the_table(cluster: Cluster, log: Log, unique: str, tmp_path: Path) -> None:
+    """The controller says so and ends; the next one, with room, goes on where the log stands."""
+    prefix = f"full{unique}"
+    controller = start_cluster(cluster.bootstrap, tmp_path, prefix).controller
+    stream = f"{prefix}-scope/events"
+    with ExitStack() as stack:
+        stack.callback(controller.kill)
+        client = stack.enter_context(anabranch.connect(cluster.bootstrap, prefix=prefix))
+        client.create_stream(stream)
+        txn = client.begin(f"{prefix}-scope")
+        txn.token()
+        txn.write(stream, b"before", key=b"k")
+        txn.flush()
+        resource.prlimit(controller.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
+        told = []
+        until = time.monotonic() + 30
+        while controller.running and time.monotonic() < until:
+            other = client.begin(f"{prefix}-scope")
+            other.write(stream, os.urandom(5_000), key=b"o")
+            with suppress(errors.OutcomeUnknown, errors.RetryError):
+                told.append(other.commit(timeout=3).txn_id)
+        assert controller.process is not None
+        assert controller.process.wait(30) == 6
+        assert "can't be written" in controller.log_file.read_text()
+        controller.folder = tmp_path / "another disk"
+        controller.start()
+        controller.wait_leading()
+        txn.write(stream, b"after", key=b"k")
+        assert txn.commit().counts.committed == 2
+        assert {client.state(txn_id).state for txn_id in told} <= {"COMMITTED"}
+        check_stream(read_stream(log, stream))

@@ -1,0 +1,178 @@
+"""Records and batches that are not as they should be, most of them in journals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Producer
+
+from anabranch.ports import TopicPartition
+from anabranch.processors.intake import MAX_UNPACKED_BYTES
+from anabranch.schemas import records as r
+from anabranch.topics.batch import Packed
+from anabranch.topics.compression import NONE, ZSTD, compress
+from anabranch.topics.journal_producer import JournalProducer
+from anabranch.topics.records import put_varint
+from anabranch.topics.settings import parse_settings
+from anabranch.topics.wire.cluster import Cluster as Brokers
+from tests.behaviour.bad_input.place import SEGMENTS, SOON_S, WAIT_MS, Place
+from tests.crash.raw import make_txn_id, partition_of
+
+pytestmark = pytest.mark.broker
+
+
+def header_of(txn_id: bytes, epoch: int = 0, writer: int = 7) -> bytes:
+    return txn_id + writer.to_bytes(8, "big", signed=True) + epoch.to_bytes(4, "big", signed=True)
+
+
+GOOD = "ab.txn"
+# What is written, given the id of an open transaction -> the reason under which it is counted.
+RECORDS: dict[str, tuple[Callable[[bytes], list[tuple[str, bytes]]], str]] = {
+    "a header too short": (lambda i: [(GOOD, header_of(i)[:-1])], "bad_header"),
+    "a header too long": (lambda i: [(GOOD, header_of(i) + b"\0")], "bad_header"),
+    "an empty header": (lambda i: [(GOOD, b"")], "bad_header"),
+    "the header twice": (lambda i: [(GOOD, header_of(i))] * 2, "bad_header"),
+    "another reserved header": (lambda i: [(GOOD, header_of(i)), ("ab.x", b"")], "bad_header"),
+    "a reserved header alone": (lambda i: [("ab.x", b"")], "bad_header"),
+    "an unknown transaction": (lambda i: [(GOOD, header_of(make_txn_id()))], "unknown_transaction"),
+    "an id of zeros": (lambda i: [(GOOD, header_of(bytes(16)))], "unknown_transaction"),
+    "a stream epoch from the future": (lambda i: [(GOOD, header_of(i, 1))], "wrong_stream_epoch"),
+    "a negative stream epoch": (lambda i: [(GOOD, header_of(i, -1))], "wrong_stream_epoch"),
+}
+
+
+@pytest.mark.parametrize("what", RECORDS)
+def test_record_that_is_rejected(place: Place, what: str) -> None:
+    headers, reason = RECORDS[what]
+    token, pen, touched = place.touched()
+    place.write(headers(token[5:21]), count=3)
+    pen.write(place.stream, touched.segments, [(b"k", b"good")])
+    assert place.rejected(reason, 3) == 3
+    outcome = place.raw.ask(r.Commit(token, (pen.receipt(),), None, None, WAIT_MS))
+    assert (outcome.state, outcome.committed) == ("COMMITTED", 1)
+    assert outcome.rejected == (3 if reason == "wrong_stream_epoch" else 0)
+    assert b"bad" not in place.visible()
+
+
+def test_record_of_a_transaction_that_never_touched_the_stream(place: Place) -> None:
+    token = place.begin()
+    place.write([(GOOD, header_of(token[5:21]))])
+    assert place.rejected("untouched_stream", 1) == 1
+    assert place.raw.ask(r.Abort(token, "")).rejected == 1
+
+
+def test_record_in_the_wrong_segment_for_its_key(place: Place) -> None:
+    token, pen, touched = place.touched()
+    right = partition_of(b"k", touched.segments)
+    wrong = place.journal, 1 - right, b"k", b"bad", [pen.header]
+    place.raw.produce([wrong])
+    assert place.rejected("wrong_segment", 1) == 1
+    assert place.raw.ask(r.Abort(token, "")).rejected == 1
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_record_that_comes_too_late(place: Place, end: str) -> None:
+    token, pen, touched = place.touched()
+    pen.write(place.stream, touched.segments, [(b"k", b"in time")])
+    if end == "commit":
+        place.raw.ask(r.Commit(token, (pen.receipt(),), None, None, WAIT_MS))
+    else:
+        place.raw.ask(r.Abort(token, ""))
+    pen.write(place.stream, touched.segments, [(b"k", b"bad")])
+    assert place.rejected("late", 1) == 1
+    assert b"bad" not in place.visible()
+    assert place.state(token).state == {"commit": "COMMITTED", "abort": "ABORTED"}[end]
+
+
+def test_native_transaction_left_open_on_the_journal(place: Place) -> None:
+    """Nobody stalls: not the merge of others, not the reader of the stream."""
+    token, _, _ = place.touched()
+    rude = Producer(
+        {
+            "bootstrap.servers": place.cluster.bootstrap,
+            "transactional.id": place.scope,
+            "log_level": 0,
+        }
+    )
+    rude.init_transactions(20)
+    rude.begin_transaction()
+    for partition in range(SEGMENTS):
+        header = (GOOD, header_of(token[5:21]))
+        rude.produce(place.journal, b"bad", None, partition, headers=[header])
+    rude.flush(20)
+    assert place.rejected("native_transaction", SEGMENTS) == SEGMENTS
+    with place.client.begin(place.scope) as txn:  # a whole life while it is open
+        txn.token()
+        txn.write(place.stream, b"meanwhile", key=b"k")
+        txn.flush()
+        assert txn.commit(timeout=SOON_S).counts.committed == 1
+    assert b"meanwhile" in place.visible()
+    rude.commit_transaction(20)
+    assert place.raw.ask(r.Abort(token, "")).state == "ABORTED"
+    assert b"bad" not in place.visible()
+
+
+NOW_MS = int(time.time() * 1000)
+
+
+def varlong(value: int) -> bytes:
+    out = bytearray()
+    put_varint(out, value)
+    return bytes(out)
+
+
+def one_record(timestamp_delta: int, value: int) -> bytes:
+    """A record without key whose value is so many zeros."""
+    inner = b"\0" + varlong(timestamp_delta) + b"\0\1" + varlong(value) + bytes(value) + b"\0"
+    return varlong(len(inner)) + inner
+
+
+# Batches that a broker takes, and nobody can read (of commands, it looks at the timestamps).
+UNREADABLE: dict[str, Callable[[], Packed]] = {
+    # The sum of two numbers of 64 bits.
+    "a timestamp beyond 64 bits": lambda: Packed(
+        one_record(1 << 40, 3), NONE, 1, (1 << 63) - (1 << 39), (1 << 63) - 1
+    ),
+    "a bomb": lambda: Packed(
+        compress(ZSTD, one_record(0, MAX_UNPACKED_BYTES + 1)), ZSTD, 1, NOW_MS, NOW_MS
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("topic", "what"),
+    [("journal", "a timestamp beyond 64 bits"), ("journal", "a bomb"), ("commands", "a bomb")],
+)
+def test_batch_that_nobody_can_read(place: Place, topic: str, what: str) -> None:
+    name = f"{place.cluster.prefix}.commands" if topic == "commands" else place.journal
+    brokers = Brokers(parse_settings(place.cluster.bootstrap, {}))
+    deadline = time.monotonic() + 20
+    try:
+        producer = JournalProducer(brokers, deadline)
+        try:
+            producer.append(TopicPartition(name, 0), UNREADABLE[what](), deadline)
+            producer.flush(deadline)
+        finally:
+            producer.close()
+    finally:
+        brokers.close()
+    assert place.state(place.begin()).state == "OPEN"
+
+
+def test_rejections_are_seen_by_an_operator(place: Place) -> None:
+    place.write([("ab.x", b"")], count=2)
+    assert place.rejected("bad_header", 2) == 2
+    command = [sys.executable, "-m", "anabranch.cli", "stream", "describe", place.stream, "--json"]
+    told = subprocess.run(
+        [*command, "--bootstrap", place.cluster.bootstrap],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(told.stdout)["rejected"] == {"bad_header": 2}
