@@ -172,6 +172,8 @@ def _append(
                 foresight.wrong()
                 return None
             foresight.right()
+        # Only now: offsets that were foreseen, perhaps before somebody else led, prove nothing.
+        _check_behind(round_, merge.landed(), tails)
     finally:
         readers.close()
     ends = {
@@ -280,7 +282,6 @@ def _history(
     moved = {s: replace(tails[s], vector=dict(tails[s].vector)) for s in round_.streams}
     batches = []
     landed = merge.landed()
-    _check_behind(round_, landed, tails)
     for stream, records in history_records(round_, landed, moved).items():
         builder = BatchBuilder()
         for record in records:

@@ -204,6 +204,23 @@ def test_a_successor_foresees_nothing_from_its_forerunner(calls: Calls) -> None:
     check_history(world, 3)
 
 
+def test_who_leads_again_foresees_wrong_what_others_wrote_meanwhile(calls: Calls) -> None:
+    """Its offsets are from before theirs: no sign of a topic that was made anew."""
+    world = World()
+    first = leading(world)
+    commit(world, first)
+    second = world.controller("d")
+    second.lead()
+    for _ in range(3):
+        commit(world, second)
+    first.lead()
+    calls.take()
+    commit(world, first)
+    assert calls.take() == (3, 1)
+    assert first.state.streams[STREAM].state == "ACTIVE"
+    check_history(world, 5)
+
+
 def test_after_big_data_nothing_is_foreseen(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     controller = leading(world)
