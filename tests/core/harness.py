@@ -359,3 +359,8 @@ def states(world: World, label: str = "A") -> tuple[str, bool | None]:
         world.state.open[world.id(label)].pending if world.id(label) in world.state.open else None
     )
     return world.row(label).state, None if pending is None else pending.decided
+
+
+def index_rows(world: World) -> dict[bytes, bytes]:
+    """What the table has of the journals."""
+    return {key: v for key, v in world.table.rows.items() if key[:1] in (k.INDEX, k.REJECTED)}
