@@ -17,7 +17,8 @@ from anabranch.core.plan import Part
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from tests.core.harness import World
-from tests.core.model import Merged, Model
+from tests.core.ledger import Merged
+from tests.core.model import Model
 from tests.core.moves import (
     Hold,
     TakeOver,
