@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 import anabranch
 from anabranch.spark import spark_session
 from anabranch.spark.clients import close_clients
+from anabranch.spark.options import Connection
 from tests.cluster import Cluster
 from tests.spark import small_jvm
 from tests.spark.sink_place import Place, place_in
@@ -57,6 +58,20 @@ def spark(own_clients: None) -> Iterator[SparkSession]:
 def bootstrap(cluster: Cluster) -> str:
     """The cluster's address."""
     return cluster.bootstrap
+
+
+@pytest.fixture
+def connection(bootstrap: str) -> Connection:
+    """As pipelines take it."""
+    return Connection(bootstrap, "anabranch", 60.0, ())
+
+
+@pytest.fixture
+def stream(client: anabranch.Client, unique: str) -> str:
+    """A stream of two segments, with nothing in it."""
+    name = f"p{unique}/events"
+    client.create_stream(name, segments=2)
+    return name
 
 
 @pytest.fixture

@@ -1,0 +1,201 @@
+"""Streams to files: on a real broker, by real jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import anabranch
+from anabranch.errors import InvalidArgument
+from anabranch.spark.options import Connection
+from anabranch.spark.pipelines.export import Batch, Exported, Pace, Shape, export
+from tests.spark.pipeline_input import commit
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow(60)]
+
+
+class Table:
+    """An export's folder, read as its format is meant to be read."""
+
+    def __init__(
+        self, spark: SparkSession, connection: Connection, folder: Path, form: str
+    ) -> None:
+        self._spark, self._connection = spark, connection
+        self.folder, self._form = folder, form
+        self.batches: list[Batch] = []
+
+    def export(self, *streams: str, most: int | None = None, **more: Any) -> Exported:
+        """A run to the end of what is there."""
+        shape = Shape(self._form, **more)
+        self.batches = []
+        return export(
+            self._spark,
+            self._connection,
+            streams,
+            str(self.folder),
+            shape=shape,
+            pace=Pace(most_events=most),
+            progress=self.batches.append,
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All of it."""
+        if self._form == "delta":
+            from deltalake import DeltaTable
+
+            if not self.folder.exists():
+                return []
+            rows: list[dict[str, Any]] = DeltaTable(self.folder).to_pyarrow_table().to_pylist()
+            return rows
+        return [row.asDict() for row in self._spark.read.parquet(str(self.folder)).collect()]
+
+    def values(self) -> Counter[str]:
+        """The events' values."""
+        return Counter(bytes(row["value"]).decode() for row in self.rows())
+
+    def forget(self, *, also_the_table: bool = False) -> None:
+        """As after a crash: the last micro-batch is written, and Spark does not know that it is.
+
+        ``also_the_table``: or only its files are, and the table does not know of them.
+        """
+        commits = self.folder / "_checkpoint" / "commits"
+        last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink()
+        if also_the_table:
+            log = self.folder / ("_delta_log" if self._form == "delta" else "_spark_metadata")
+            entry = max(path for path in log.iterdir() if path.name[0].isdigit())
+            entry.unlink()
+            (log / f".{entry.name}.crc").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def table(
+    request: pytest.FixtureRequest, spark: SparkSession, connection: Connection, tmp_path: Path
+) -> Table:
+    """Parquet, where a test does not ask for both."""
+    return Table(spark, connection, tmp_path / "out", getattr(request, "param", "parquet"))
+
+
+both_formats = pytest.mark.parametrize("table", ["parquet", "delta"], indirect=True)
+
+
+def test_export_goes_on_where_it_was(client: anabranch.Client, stream: str, table: Table) -> None:
+    commit(client, stream, ("a", "1"), ("b", "2"), ("c", "3"))
+    commit(client, stream, ("a", "4"))
+    with client.begin(stream.partition("/")[0]) as undecided:
+        undecided.write(stream, b"never")
+        undecided.flush()
+        first = table.export(stream)
+    assert (first.rows, table.values()) == (4, Counter("1234"))
+    assert table.export(stream).batches == 0
+    commit(client, stream, ("a", "5"))
+    again = table.export(stream)
+    assert (again.rows, again.query_id) == (1, first.query_id)
+    assert table.values() == Counter("12345")
+
+
+@both_formats
+def test_export_repeats_a_batch_that_was_cut_off(
+    client: anabranch.Client, stream: str, table: Table
+) -> None:
+    """Crashes before Spark's own note of the batch, and before the table's."""
+    for lost, value in ((False, "1"), (True, "2")):
+        commit(client, stream, ("a", value), ("b", value))
+        table.export(stream)
+        before = table.values()
+        table.forget(also_the_table=lost)
+        table.export(stream)
+        assert table.values() == before, f"the table's note lost: {lost}"
+    assert table.values() == Counter("1122")
+
+
+def test_a_micro_batch_is_made_of_whole_transactions(
+    client: anabranch.Client, stream: str, table: Table
+) -> None:
+    for size in (3, 2, 2, 9, 1):
+        commit(client, stream, *((f"k{i}", f"{size}") for i in range(size)))
+    table.export(stream, most=4)
+    assert [batch.rows for batch in table.batches] == [3, 4, 9, 1]
+    assert len(table.rows()) == 17
+
+
+@both_formats
+def test_export_partitions_and_takes_values_apart(
+    spark: SparkSession, client: anabranch.Client, stream: str, table: Table
+) -> None:
+    other = stream + "-2"
+    client.create_stream(other)
+    commit(client, stream, ("a", '{"n": 1, "s": "x"}'), ("b", None))
+    commit(client, other, ("c", '{"n": 2, "more": []}'))
+    by = ("date", "stream")
+    table.export(stream, other, partition_by=by, schema="n INT, s STRING")
+    folders = {path.relative_to(table.folder) for path in table.folder.rglob("*.parquet")}
+    names = {"/".join(path.parts[-3:-1]) for path in folders}
+    assert names == {
+        f"date=2013-01-01/stream={name.replace('/', '%2F')}" for name in (stream, other)
+    }
+    found = {bytes(row["key"]): row["value"] for row in table.rows()}
+    plain = {key: value and dict(_fields(value)) for key, value in found.items()}
+    assert plain == {b"a": {"n": 1, "s": "x"}, b"b": None, b"c": {"n": 2, "s": None}}
+    assert Counter(row["stream"] for row in table.rows()) == {stream: 2, other: 1}
+    assert {str(row["date"]) for row in table.rows()} == {"2013-01-01"}
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from (value if isinstance(value, dict) else value.asDict()).items()
+
+
+def test_export_ends_at_a_value_that_does_not_fit(
+    client: anabranch.Client, stream: str, table: Table
+) -> None:
+    commit(client, stream, ("a", '{"n": 1}'))
+    table.export(stream, schema="n INT")
+    commit(client, stream, ("a", '{"n": "one"}'))
+    with pytest.raises(InvalidArgument, match="Malformed"):
+        table.export(stream, schema="n INT")
+    assert len(table.rows()) == 1
+
+
+def test_a_folder_belongs_to_its_checkpoint(
+    spark: SparkSession, connection: Connection, client: anabranch.Client, stream: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Spark's file sink would leave out what a new checkpoint counts from 0."""
+    commit(client, stream, ("a", "1"))
+    to = str(tmp_path / "out")
+    export(spark, connection, [stream], to)
+    with pytest.raises(InvalidArgument, match="another checkpoint"):
+        export(spark, connection, [stream], to, checkpoint=str(tmp_path / "other"))
+
+
+def test_export_continues_until_it_is_interrupted(
+    spark: SparkSession, connection: Connection, client: anabranch.Client, stream: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    seen: list[Batch] = []
+
+    def interrupt(batch: Batch) -> None:
+        seen.append(batch)
+        if len(seen) == 1:
+            commit(client, stream, ("a", "2"))
+        else:
+            raise KeyboardInterrupt
+
+    commit(client, stream, ("a", "1"))
+    with pytest.raises(KeyboardInterrupt):
+        export(
+            spark,
+            connection,
+            [stream],
+            str(tmp_path / "out"),
+            pace=Pace(once=False, interval=0.1),
+            progress=interrupt,
+        )
+    assert [batch.rows for batch in seen] == [1, 1]
+    assert spark.streams.active == []
