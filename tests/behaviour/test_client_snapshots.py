@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import threading
 import time
@@ -15,10 +14,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.client import history, ordered
-from anabranch.client.history import HistoryIndex
 from anabranch.core.hybrid_time import from_us, to_datetime
-from anabranch.core.ids import NO_TXN
 from anabranch.errors import (
     CrossScope,
     IllegalState,
@@ -29,12 +25,10 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.ports import TopicPartition
-from anabranch.schemas.records import CommitRecord
 from anabranch.topics.kafka_log import KafkaLog
 from anabranch.topics.names import history_topic, stream_topic
-from tests.behaviour.test_client_order import ONE, scaled
 from tests.client.members import by_key
-from tests.client.written import Keys, WrittenStream
+from tests.client.written import Keys
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
 
@@ -220,100 +214,6 @@ def test_a_reader_that_is_left_goes_on_and_closes(client: anabranch.Client, one:
     with snapshot.read(one) as closed:
         next(closed)
     assert list(closed) == []
-
-
-# -- many epochs ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def written(broker: Broker, unique: str) -> Iterator[WrittenStream]:
-    stream = WrittenStream(broker.bootstrap, f"w{unique}/events", 3)
-    yield stream
-    stream.close()
-
-
-@pytest.fixture
-def slow_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The history is read ahead by a few commits only, and comes with pauses."""
-    asked = itertools.count()
-    read_on = HistoryIndex.read_on
-
-    def halting(index: HistoryIndex, deadline: float = 0.0) -> bool:
-        index._consumer._size = 1  # messages at once, or two
-        return next(asked) % 3 == 2 and read_on(index, deadline)
-
-    monkeypatch.setattr(HistoryIndex, "read_on", halting)
-    monkeypatch.setattr(history, "MOST_SPANS", 2)
-    monkeypatch.setattr(ordered, "_STARTS_EVERY_S", 1e9)  # nor is it helped on by other means
-
-
-def as_of(client: anabranch.Client, written: WrittenStream, timestamp: int) -> anabranch.Snapshot:
-    """A snapshot of a stream that has no controller: every time in its past is safe."""
-    deadline = time.monotonic() + LONG_S
-    return client.open_snapshot(client._readers().plan([written.stream], timestamp, deadline))
-
-
-@pytest.mark.slow(4)
-@pytest.mark.usefixtures("slow_history")
-def test_of_every_record_of_a_history(client: anabranch.Client, written: WrittenStream) -> None:
-    """Scaled, rolled and merged back: each record's snapshot has the events until then, each key in order."""
-    scaled(written, Keys())
-    count = 0
-    for i, (offset, record) in enumerate(written.records):
-        snapshot = as_of(client, written, record.timestamp)
-        assert snapshot.offsets(written.stream) == {p.partition: p.offset for p in record.vector}
-        assert snapshot.history(written.stream) == offset + 1
-        if isinstance(record, CommitRecord):
-            count += sum(part.count for part in record.segments)
-        if i % 4 == 3 or record is written.records[-1][1]:
-            events = list(snapshot.read(written.stream))
-            assert len(events) == count
-            assert all(event.commit_timestamp <= record.timestamp for event in events)
-            assert {e.value: e.segment_id for e in events}.items() <= written.where.items()
-            assert all(numbers == list(range(len(numbers))) for numbers in by_key(events).values())
-
-
-@pytest.mark.usefixtures("slow_history")
-def test_a_partition_of_which_nothing_is_left(
-    client: anabranch.Client, written: WrittenStream
-) -> None:
-    """It holds nobody up, however much the history tells of it."""
-    written.scale((0, 0, 4, 0), (1, 4, 8, 1))
-    keys = Keys(12)
-    for _ in range(8):
-        written.commit(keys.events())
-    gone = written.vector[1]
-    written.log.delete_records({TopicPartition(written.topic, 1): gone})
-    snapshot = as_of(client, written, written.timestamp)
-    assert snapshot.start_offsets(written.stream) == {0: 0, 1: gone}
-    found = by_key(snapshot.read(written.stream))
-    assert set(map(len, found.values())) == {8}
-    assert 0 < len(found) < 12
-
-
-def test_what_is_carried_aside_counts_from_its_commit(
-    client: anabranch.Client, written: WrittenStream
-) -> None:
-    reference = written.scale(ONE)
-    first = written.commit([(b"k", b"k:0")])
-    carried = written.carry(2, [(b"c", b"c:0")], [(b"c", b"c:1")])
-    second = written.commit([(b"k", b"k:1")])
-    written.roll(reference, carried)
-    times = (first.timestamp, second.timestamp, written.timestamp)
-    found = [by_key(as_of(client, written, at).read(written.stream)) for at in times]
-    assert found == [{b"k": [0]}, {b"k": [0, 1]}, {b"k": [0, 1], b"c": [0, 1]}]
-
-
-def test_a_topic_that_was_used_before(client: anabranch.Client, written: WrittenStream) -> None:
-    """The first epoch begins behind a marker, where no event stands."""
-    written._append(0, [(b"k", b"k:0")], NO_TXN)
-    written.producer.commit()
-    written.vector[0] = 2
-    written.scale(ONE)
-    snapshot = as_of(client, written, written.timestamp)
-    assert snapshot.offsets(written.stream) == {0: 2}
-    with snapshot.read(written.stream) as reader:
-        assert [event.value for event in reader] == [b"k:0"]
 
 
 # -- while much happens ---------------------------------------------------------------------------------

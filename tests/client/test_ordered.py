@@ -23,11 +23,9 @@ from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
 from anabranch.schemas.records import CommitRecord
 from anabranch.topics.memory import MemoryCluster, MemoryLog
-from tests.behaviour.test_client_order import scaled
 from tests.client.members import by_key
-from tests.client.written import Keys, WrittenStream
+from tests.client.written import ONE, Keys, WrittenStream, scaled
 
-ONE = (0, 0, 8, 0)
 SOON_S = 20.0
 
 

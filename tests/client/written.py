@@ -27,6 +27,7 @@ from anabranch.topics.names import history_topic, stream_topic
 from anabranch.topics.records import Record, encode_batch
 
 Events = Sequence[tuple[bytes, bytes]]  # key, value
+ONE = (0, 0, 8, 0)  # a segment of all keys, on partition 0
 
 
 @dataclass(frozen=True)
@@ -236,3 +237,21 @@ class Keys:
     def expected(self) -> dict[bytes, list[int]]:
         """All so far."""
         return {key: list(range(count)) for key, count in self._next.items()}
+
+
+def scaled(written: WrittenStream, keys: Keys) -> None:
+    """Split, scaled, rolled and merged back, on partitions that are used again and again."""
+    first = written.scale(ONE)
+    written.commit(keys.events(3))
+    two = written.scale((1, 0, 4, 1), (2, 4, 8, 2))
+    written.commit(keys.events(3))
+    written.roll(first, keys.events(2), keys.events())
+    written.commit(keys.events())
+    written.scale((1, 0, 4, 1), (3, 4, 6, 0), (4, 6, 8, 2))
+    written.roll(two, keys.events())
+    written.roll(first, keys.events())
+    written.scale((5, 0, 8, 2))
+    written.commit(keys.events(2))
+    written.add_partitions(5)
+    written.scale((6, 0, 2, 3), (7, 2, 6, 4), (8, 6, 8, 0))
+    written.commit(keys.events(2))

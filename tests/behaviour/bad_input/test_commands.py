@@ -16,7 +16,6 @@ from tests.crash.raw import Refused, make_txn_id
 
 pytestmark = pytest.mark.broker
 
-
 NO_WRITER = b"\0" * 16
 
 

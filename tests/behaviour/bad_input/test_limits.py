@@ -28,7 +28,6 @@ from tests.crash.raw import Pen, Refused, make_txn_id
 
 pytestmark = pytest.mark.broker
 
-
 LIMIT = 20_000
 
 
