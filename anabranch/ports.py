@@ -167,6 +167,13 @@ class Log(Protocol):
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
         """Create topics; one that exists is left as it is (check it with `describe_topics`)."""
 
+    def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
+        """Delete these very topics, and none made anew under such a name, where brokers tell them by ids.
+
+        That one is not there is fine. Brokers may know them for a while after this. `LogRefused`: they don't
+        delete them, with the reason.
+        """
+
     def add_partitions(self, topic: str, partitions: int) -> None:
         """Grow a topic until it has so many partitions; one that has as many or more is left as it is.
 

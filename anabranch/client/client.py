@@ -159,6 +159,20 @@ class Client(Reading):
         self._shared.layouts[stream] = info.segments
         return description_of(info)
 
+    def forget_stream(self, stream: str, *, timeout: float | None = None) -> None:
+        """Take a LOST stream away for good, with what is left of its topics: its name can be used again.
+
+        An operator's call. Forgotten already is fine. Positions in the old stream kept elsewhere (snapshots,
+        checkpoints of Spark queries) are of no use for a new one of that name: throw them away.
+
+        Raises: IllegalState (it is not LOST, or a transaction that is not over has a part in it: `settle` that),
+        UnknownScope, UnknownStream, InvalidArgument (the brokers don't delete topics), NotReady, DeadlineExceeded
+        (again is safe).
+        """
+        self._shared.check()
+        self._session.forget_stream(stream, self._shared.deadline(timeout))
+        self._shared.layouts.pop(stream, None)
+
     # -- transactions ---------------------------------------------------------------------------------
 
     def begin(
@@ -254,6 +268,24 @@ class Client(Reading):
             abort_reserved(self._session, transaction, reason, deadline)
         else:
             self._session.abort(transaction, reason, deadline)
+
+    def settle(
+        self,
+        transaction: bytes,
+        reason: str = "settled by an operator",
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Abort a transaction in all its streams whose merge can't go on, as one of them is LOST; by its token.
+
+        An operator's call. Aborted already is fine. Who reads its other streams' topics plainly, not by
+        the history, may have seen events of it, and goes on seeing them: nobody can take them out.
+
+        Raises: IllegalState (no stream of it is lost, or its merge has not begun: `abort` it), AlreadyCommitted,
+        InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded (again is safe).
+        """
+        self._shared.check()
+        self._session.settle(transaction, reason, self._shared.deadline(timeout))
 
     def state(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None

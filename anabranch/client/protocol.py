@@ -165,6 +165,11 @@ class Session:
         partition = self.find_scope(scope, deadline, create=True)
         return self.ask(partition, command, r.StreamList, deadline).streams[0]
 
+    def forget_stream(self, stream: str, deadline: float) -> None:
+        """Take a LOST stream away; the answer comes when its topics are gone, too."""
+        partition = self.find_scope(split_stream(stream)[0], deadline)
+        self.ask(partition, r.ForgetStream(stream), r.StreamList, deadline)
+
     def scale(
         self,
         stream: str,
@@ -312,6 +317,10 @@ class Session:
         """Abort. `AlreadyCommitted`; `OutcomeUnknown`: a commit is under way."""
         with _about(token):
             return self.ask(_partition(token), r.Abort(token, reason), r.Outcome, deadline)
+
+    def settle(self, token: bytes, reason: str, deadline: float) -> r.Outcome:
+        """Abort a transaction whose merge can't go on, as a stream of it is LOST. `IllegalState` otherwise."""
+        return self.ask(_partition(token), r.Settle(token, reason), r.Outcome, deadline)
 
     def state(self, txn_id: bytes, deadline: float) -> r.Outcome:
         """The state of a transaction; changes nothing. `UnknownTransaction`, `Expired`."""

@@ -37,6 +37,7 @@ DIRECTORY = 0  # the control partition that knows where each scope is served
 CREATING = "CREATING"
 ACTIVE = "ACTIVE"
 LOST = "LOST"  # a topic of it was deleted, or made anew: there is no way back
+FORGETTING = "FORGETTING"  # … and what is left of it is being deleted
 MISSING = "MISSING"  # a topic of it is not found now: shown, never logged
 
 
@@ -84,7 +85,7 @@ def active_stream(turn: Turn, stream: str) -> StreamRow:
     `NotReady` while a topic of it is not found, `StreamLost` once it is given up.
     """
     row = turn.state.streams.get(stream)
-    if row is not None and row.state == LOST:
+    if row is not None and row.state in (LOST, FORGETTING):
         raise lost_error(stream)
     if stream in turn.hearing.missing:
         raise NotReady(f"{stream}: {turn.hearing.missing[stream]}; ask again")
@@ -97,7 +98,7 @@ def lost_error(stream: str) -> StreamLost:
     """What everyone is told who wants to commit something in a lost stream."""
     return StreamLost(
         f"{stream} is lost: a topic of it was deleted, or made anew. Nothing can be committed there any more; "
-        "write to another stream"
+        "write to another stream, or let an operator forget this one and create it anew"
     )
 
 
@@ -110,6 +111,8 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     if row is not None:
         if row.state == LOST:
             raise lost_error(command.stream)
+        if row.state == FORGETTING:
+            raise NotReady(f"{command.stream} is being forgotten: ask again")
         if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
             raise StreamExists(
                 f"{command.stream} exists with {row.segment_count} segments and settings "
@@ -160,14 +163,14 @@ def stream_created(turn: Turn, stream: str, starts: dict[int, int]) -> None:
     turn.round.history.append(
         NewEpoch(stream, 0, 0, turn.next_timestamp(), segments, starts=starts)
     )
-    turn.reply(_waiting(row), StreamList((stream_info(turn, active),)))
+    turn.reply(waiting_for(row), StreamList((stream_info(turn, active),)))
 
 
 def stream_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
     """The topics can't be made as asked: the intent is taken back."""
     row = turn.state.streams[stream]
     turn.put(k.stream_key(stream), None)
-    turn.reply(_waiting(row), refuse(error))
+    turn.reply(waiting_for(row), refuse(error))
 
 
 def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -> None:
@@ -176,7 +179,7 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
         known = turn.state.streams.get(command.stream)
         rows = [
             known
-            if known is not None and known.state in (ACTIVE, LOST)
+            if known is not None and known.state in (ACTIVE, LOST, FORGETTING)
             else active_stream(turn, command.stream)
         ]
     else:
@@ -213,5 +216,6 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
     )
 
 
-def _waiting(row: StreamRow) -> ReplyTo | None:
+def waiting_for(row: StreamRow) -> ReplyTo | None:
+    """Who waits for what is done to the stream's topics."""
     return ReplyTo(row.correlation_id, row.reply_partition) if row.correlation_id else None

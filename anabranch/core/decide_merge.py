@@ -269,6 +269,7 @@ def _switches(
         mine = {n: c for (stream, n), c in txn.carries.items() if stream == target.stream}
         fixed = {number: carry.partition for number, carry in mine.items()}
         others = turn.state.reserved(target.stream) - set(fixed.values())
+        others |= turn.state.retired(target.stream)
         origin = turn.state.layout(target.stream, target.reference_epoch)
         partitions = turn.state.streams[target.stream].partitions
         places = seg.place(origin, fixed, others, partitions)

@@ -124,8 +124,9 @@ def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
 
 
 def idle_partitions(turn: Turn, row: StreamRow) -> list[int]:
-    """Partitions that no active segment is on and no merge is being carried to."""
+    """Partitions that no active segment is on, no merge is being carried to, and no stray chunk stands in."""
     taken = {s.partition for s in row.segments} | turn.state.reserved(row.stream)
+    taken |= turn.state.retired(row.stream)
     return [p for p in range(row.partitions) if p not in taken]
 
 

@@ -332,6 +332,7 @@ def finish(turn: Turn, row: TxnRow) -> None:
     turn.hearing.not_before_ms.pop(row.txn_id, None)
     turn.hearing.rolls_by_ms.pop(row.txn_id, None)
     turn.hearing.to_carry.discard(row.txn_id)
+    turn.hearing.trouble.pop(row.txn_id, None)
 
 
 def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:

@@ -239,6 +239,31 @@ class JournalIndex:
                 keys += [key for key, _ in self.rows.scan(prefix)]
         return keys
 
+    def drop_former(self, stream: str, times: int) -> dict[bytes, bytes | None]:
+        """Table changes that drop what is of a former stream of this name; none if that was done.
+
+        ``times``: how often the name was forgotten; the table notes it.
+        """
+        mark = k.POSITION + b"f" + stream.encode()
+        noted = times.to_bytes(8, "big")
+        if self.rows.get(mark) == noted:
+            return {}
+        gone: dict[bytes, bytes | None] = {mark: noted}
+        gone.update((key, None) for key, _ in self.rows.scan(k.INDEX + stream.encode() + b"\0"))
+        positions = k.POSITION + b"j" + stream.encode()
+        for key, _ in self.rows.scan(positions):
+            if len(key) == len(positions) + 4:  # else it is of a longer name
+                gone[key] = None
+        return gone
+
+    def forget_stream(self, stream: str) -> None:
+        """What is kept in memory of a stream that is no more."""
+        for kept in (self.positions, self.plain_ends, self.read):
+            for place in [place for place in kept if place[0] == stream]:
+                del kept[place]
+        self.copies = {copy for copy in self.copies if copy[0] != stream}
+        self.rejected.pop(stream, None)
+
     def settle(self, ended: Iterable[bytes], cut: Mapping[tuple[str, int], int]) -> None:
         """A round has happened in which these transactions ended and journals were cut."""
         self.staged.ended(ended)

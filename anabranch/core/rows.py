@@ -25,6 +25,8 @@ class Entry(IntEnum):
     LOW_WATER = 7
     PLAIN = 8
     SERIES = 9
+    FORGOTTEN = 10
+    RETIRED = 11
     TXN = 16
     PARTICIPANT = 17
     WRITER = 18
@@ -67,6 +69,14 @@ def low_water_key(stream: str, partition: int) -> bytes:
 
 def plain_key(stream: str, partition: int) -> bytes:
     return NO_TXN + bytes((Entry.PLAIN,)) + _numbered(stream, partition)
+
+
+def forgotten_key(stream: str) -> bytes:
+    return NO_TXN + bytes((Entry.FORGOTTEN,)) + stream.encode()
+
+
+def retired_key(stream: str, partition: int) -> bytes:
+    return NO_TXN + bytes((Entry.RETIRED,)) + _numbered(stream, partition)
 
 
 def carry_key(txn_id: bytes, stream: str, number: int) -> bytes:

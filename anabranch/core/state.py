@@ -23,6 +23,7 @@ from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
     CarryRow,
     EpochRow,
+    ForgottenRow,
     LowWaterRow,
     MovedRow,
     NameRow,
@@ -30,6 +31,7 @@ from anabranch.schemas.records import (
     PendingCommitRow,
     PlainRow,
     Receipt,
+    RetiredRow,
     RoundRow,
     ScopeRow,
     SegmentRange,
@@ -51,6 +53,8 @@ _ROWS: dict[Entry, type] = {
     Entry.LOW_WATER: LowWaterRow,
     Entry.PLAIN: PlainRow,
     Entry.SERIES: SeriesRow,
+    Entry.FORGOTTEN: ForgottenRow,
+    Entry.RETIRED: RetiredRow,
     Entry.TXN: TxnRow,
     Entry.PARTICIPANT: ParticipantRow,
     Entry.WRITER: WriterRow,
@@ -96,6 +100,8 @@ class State:
         self.pins: dict[str, Counter[int]] = {}  # stream -> reference epoch -> open transactions
         self.plain: dict[tuple[str, int], int] = {}  # journal partition -> plain writes done
         self.low_water: dict[tuple[str, int], int] = {}
+        self.forgotten: dict[str, ForgottenRow] = {}
+        self._retired: dict[tuple[str, int], RetiredRow] = {}
         self.open: dict[bytes, OpenTxn] = {}
         self.committing: dict[bytes, None] = {}  # open ones with a pending commit
         # Transactions' rows that were folded and that nobody can read, as long as no later one takes their place.
@@ -118,6 +124,8 @@ class State:
         self.pins.clear()
         self.plain.clear()
         self.low_water.clear()
+        self.forgotten.clear()
+        self._retired.clear()
         self.open.clear()
         self.committing.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
@@ -194,6 +202,10 @@ class State:
             _put(self.plain, k.numbered(identifier), row and row.offset)
         elif entry is Entry.LOW_WATER:
             _put(self.low_water, k.numbered(identifier), row and row.offset)
+        elif entry is Entry.FORGOTTEN:
+            _put(self.forgotten, identifier.decode(), row)
+        elif entry is Entry.RETIRED:
+            _put(self._retired, k.numbered(identifier), row)
 
     def _derive_txn(self, txn_id: bytes, entry: Entry, identifier: bytes, row: Any) -> None:
         if entry is Entry.TXN:
@@ -275,6 +287,10 @@ class State:
             for (name, _), carry in self.open[txn_id].carries.items()
             if name == stream
         }
+
+    def retired(self, stream: str) -> set[int]:
+        """Partitions of a stream with stray chunks: nothing ever goes there."""
+        return {partition for name, partition in self._retired if name == stream}
 
     def holder(self, scope: str, name: str) -> bytes | None:
         """The transaction that holds a name."""

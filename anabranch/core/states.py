@@ -32,6 +32,7 @@ Op = Literal[
     "begin_abort",
     "finalize_abort",
     "expire",  # nothing was heard of it
+    "settle",  # an operator ends a merge that can't go on
 ]
 OPS: tuple[Op, ...] = get_args(Op)
 
@@ -59,6 +60,7 @@ _TABLE: dict[Op, tuple[TxnState | Verdict, ...]] = {
     "begin_abort":      ("ABORT_IN_PROGRESS", "ABORT_IN_PROGRESS", _, _, _same, _same),
     "finalize_abort":   (_, _, _, _, "ABORTED", _same),
     "expire":           ("ABORT_IN_PROGRESS", _, _, _, _same, _same),
+    "settle":           (_, _, "ABORT_IN_PROGRESS", _, _same, _same),
 }
 # fmt: on
 
@@ -91,7 +93,7 @@ def illegal(state: TxnState, op: Op, what: str) -> AnabranchError:
         return TransactionAborted(f"the transaction is aborted{said}: begin a new one")
     if state == "COMMITTED":
         return AlreadyCommitted(f"the transaction is committed{said}: its outcome stands")
-    if state in ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS"):
+    if state in ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS") and op != "settle":
         return OutcomeUnknown(
             f"{op} comes too late, the transaction is being committed{said}: nothing was changed; ask for its "
             "outcome"

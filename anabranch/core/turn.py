@@ -83,6 +83,7 @@ class Hearing:
         default_factory=dict
     )  # why one that is carried does not go on
     missing: dict[str, str] = field(default_factory=dict)  # stream -> which topic is not found
+    carrying: set[bytes] = field(default_factory=set)  # transactions that a carrier is at
     may_grow_ms: dict[str, int] = field(default_factory=dict)  # stream -> when it may ask again
     next_clean_ms: int = 0
     crowded: list[tuple[str, int]] = field(default_factory=list)  # where something may have to move
@@ -90,6 +91,14 @@ class Hearing:
 
     def last(self, txn_id: bytes) -> int:
         return self.heard.get(txn_id, self.since_ms)
+
+    def forget_stream(self, stream: str) -> None:
+        """It is no more; what comes under its name is another one."""
+        self.may_roll_ms.pop(stream, None)
+        self.may_grow_ms.pop(stream, None)
+        self.crowded = [place for place in self.crowded if place[0] != stream]
+        for place in [place for place in self.may_move_ms if place[0] == stream]:
+            del self.may_move_ms[place]
 
 
 @dataclass(slots=True)
@@ -115,6 +124,7 @@ class Turn:
     expired_ms: int = 0  # the horizon of forgotten ids
     ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
     cut: dict[tuple[str, int], int] = field(default_factory=dict)  # journal partitions' low waters
+    forgotten: list[str] = field(default_factory=list)  # streams that are no more with this round
 
     def __post_init__(self) -> None:
         self.hybrid_time = self.state.round.hybrid_time

@@ -145,6 +145,11 @@ class Autoscaling:
         width = segment.high - segment.low
         return tuple(segment.low + int(n * _GOLDEN % 1.0 * width) for n in range(first, last))
 
+    def forget_stream(self, stream: str) -> None:
+        """It is no more; another one of its name has settings of its own."""
+        self._scalers.pop(stream, None)
+        self._asked.pop(stream, None)
+
     # -- what shall be done ---------------------------------------------------------------------------
 
     def decide(self, turn: Turn) -> None:

@@ -115,17 +115,22 @@ class Lane:
             builder.add(key, encode(job.row), (), wall_ms)
             producer.append([(self._status, builder.build())])
         except LogRefused:
+            self._read_anew()  # the journal may be another one when there is something to carry next
             producer.abort()
             raise
         except OffsetOutOfRange as error:
+            self._read_anew()
             producer.abort()
             raise records_gone(error) from error
         producer.commit()
         if job.row.done:
-            # They keep what they fetched ahead, for each journal partition.
-            self._readers.close()
-            self._readers = JournalReaders(self._log, ahead=self._read_ahead)
+            self._read_anew()
         return job.row
+
+    def _read_anew(self) -> None:
+        """Readers keep what they fetched ahead, for each journal partition: let it go."""
+        self._readers.close()
+        self._readers = JournalReaders(self._log, ahead=self._read_ahead)
 
     def close(self) -> None:
         """Free the readers; the producers are the lease's."""
@@ -160,9 +165,18 @@ class Carriers:
     """
 
     def __init__(
-        self, lanes: Sequence[Lane], *, threads: bool, trouble: dict[bytes, str] | None = None
+        self,
+        lanes: Sequence[Lane],
+        *,
+        threads: bool,
+        trouble: dict[bytes, str] | None = None,
+        carrying: set[bytes] | None = None,
     ) -> None:
-        """``trouble``: transaction id -> what the broker refuses of it; kept up here."""
+        """``trouble``: transaction id -> what the broker refuses of it; kept up here.
+
+        ``carrying``: transactions of which a chunk may be on its way; as `sync` has left it, or more.
+        """
+        self._carrying = set() if carrying is None else carrying
         self._lanes = lanes
         self._trouble = {} if trouble is None else trouble
         self._jobs: dict[Key, Job] = {}
@@ -191,6 +205,13 @@ class Carriers:
 
         ``usable``: whether a stream's topics are there. Where one's are not, nothing of the transaction is carried.
         """
+        self._begin(state, index, wall_ms, usable)
+        self._carrying.clear()
+        self._carrying.update(txn_id for txn_id, _, _ in self._jobs)
+
+    def _begin(
+        self, state: State, index: JournalIndex, wall_ms: int, usable: Callable[[str], bool]
+    ) -> None:
         for txn_id in state.committing:
             txn = state.open[txn_id]
             if not txn.carries or txn.pending is None or not index.covers(txn.pending.writers):

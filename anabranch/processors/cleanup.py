@@ -48,6 +48,7 @@ class Cutter:
         self._not_before_ms = 0
         self._pool = ThreadPoolExecutor(1, "anabranch-cutter") if threads else None
         self._under_way: Future[dict[TopicPartition, int]] | None = None
+        self._at: frozenset[str] = frozenset()  # the topics of the request under way
 
     def logged(self, low_waters: Mapping[Place, int]) -> None:
         """These are on the log."""
@@ -64,10 +65,20 @@ class Cutter:
         if not self._due or now_ms < self._not_before_ms:
             return
         due, self._due = self._due, {}
+        self._at = frozenset(place.topic for place in due)
         if self._pool is not None:
             self._under_way = self._pool.submit(self._delete, due)
         else:
             self._take_back(self._delete(due), now_ms)
+
+    def is_at(self, stream: str) -> bool:
+        """Whether records of this stream's journal are being deleted."""
+        return self._under_way is not None and journal_topic(stream) in self._at
+
+    def forget_stream(self, stream: str) -> None:
+        """What is logged of its journal is of no journal that there may be."""
+        topic = journal_topic(stream)
+        self._due = {place: at for place, at in self._due.items() if place.topic != topic}
 
     def close(self) -> None:
         """A request under way is not waited for: it says nothing that is not logged."""

@@ -48,7 +48,7 @@ MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
 INDEX_ROWS = 5_000  # so many changes of the journal index call for a round of their own
 MESSAGE_TOO_LARGE = 10
 REFUSED_WAIT_MS = 10_000  # how long the last round of a carried merge waits after a refusal
-GROWTH_LOOK_S = 0.01  # how soon topics that are being grown are looked at again
+GROWTH_LOOK_S = 0.01  # how soon topics that are being changed are looked at again
 
 
 @dataclass(slots=True)
@@ -121,9 +121,12 @@ class Controller:
             ),
             threads=self.threads,
             trouble=self._hearing.trouble,
+            carrying=self._hearing.carrying,
         )
-        self._topics = StreamTopics(self.log, threads=self.threads)
         self._cutter = Cutter(self.log, threads=self.threads)
+        self._topics = StreamTopics(
+            self.log, self.clock, status.topic, self._cutter, threads=self.threads
+        )
         self._cutter.logged(  # a former leader may not have come to it
             {place: low for place, low in self._state.low_water.items() if self._usable(place[0])}
         )
@@ -276,12 +279,23 @@ class Controller:
         )
         self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
         self._intake.index.settle(turn.ended, turn.cut)
+        for stream in turn.forgotten:
+            self._forget_stream(stream)
         if self._cutter is not None:
             self._cutter.logged(turn.cut)
         self.rounds += 1
         if self.on_event is not None and any(op.op == "BEGIN_COMMIT" for _, _, op in round_.ops):
             self.on_event(AFTER_DECISION, "after")
         return True
+
+    def _forget_stream(self, stream: str) -> None:
+        """What is kept in memory of a stream that is no more; another one may come under its name."""
+        self._tails.pop(stream, None)
+        self._intake.forget_stream(stream)
+        self._hearing.forget_stream(stream)
+        self._autoscaling.forget_stream(stream)
+        if self._cutter is not None:
+            self._cutter.forget_stream(stream)
 
     def _turn(self) -> Turn:
         return Turn(

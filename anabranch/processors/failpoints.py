@@ -130,6 +130,9 @@ class FailingLog:
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
         _around(self._hook, "create_topics", lambda: self._log.create_topics(specs))
 
+    def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
+        _around(self._hook, "delete_topics", lambda: self._log.delete_topics(topics))
+
     def add_partitions(self, topic: str, partitions: int) -> None:
         _around(
             self._hook,

@@ -24,11 +24,19 @@ class Growth:
         """Whether topics are being grown."""
         return bool(self._under_way)
 
+    def is_at(self, stream: str) -> bool:
+        """Whether this stream's topics are being grown."""
+        return stream in self._under_way
+
     def step(self, state: State) -> Iterator[tuple[str, int | AnabranchError]]:
         """Begin what is wanted; (stream, partitions that it has now, or why it can't be grown).
 
         Raises: LogError, if the log can't be reached.
         """
+        for stream in [s for s, (_, work) in self._under_way.items() if work.done()]:
+            row = state.streams.get(stream)
+            if row is None or row.wanted_partitions <= row.partitions:
+                del self._under_way[stream]  # it was given up meanwhile
         for stream, row in list(state.streams.items()):
             if row.wanted_partitions <= row.partitions:
                 continue

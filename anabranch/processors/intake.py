@@ -104,6 +104,8 @@ class Intake:
     def begin(self, state: State) -> None:
         """Go on where the folded state says; forget what a former leader's time left here. Then `find_ends`."""
         self.rows.take()  # a successor may have led meanwhile: it was read with an old state
+        for stream, row in state.forgotten.items():
+            self.table.write(self.index.drop_former(stream, row.times))
         self.index.load()
         self.table.write(self.index.sweep(state))
         self.index.rejected.clear()
@@ -121,6 +123,12 @@ class Intake:
         journals = {tp: stream for tp, (stream, _) in self._journal_positions(state)}
         ends = self.log.end_offsets(journals, committed=False)
         self._known_until = {(journals[tp], tp.partition): end for tp, end in ends.items()}
+
+    def forget_stream(self, stream: str) -> None:
+        """It is no more, and its index is dropped from the table."""
+        self.index.forget_stream(stream)
+        for place in [place for place in self._known_until if place[0] == stream]:
+            del self._known_until[place]
 
     def done(self, commands: Iterable[Command]) -> int:
         """The position in the commands once these, the first of the queue, are decided."""

@@ -96,6 +96,7 @@ class Lookout:
     def settled(self, stream: str) -> None:
         """It is on the log that a stream is lost."""
         self.missing.pop(stream, None)
+        self._lost.discard(stream)
 
     def _look(self, state: State) -> None:
         self._next = self.clock.monotonic() + LOOK_S

@@ -14,6 +14,7 @@ from anabranch.topics.wire.calls import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_RECORDS,
+    DELETE_TOPICS,
     DESCRIBE_CONFIGS,
     LIST_OFFSETS,
 )
@@ -23,6 +24,7 @@ from anabranch.topics.wire.codes import NONE
 _TOPIC_RESOURCE = 2
 _METADATA_PAUSE_S = 0.02
 _EARLIEST = -2
+DELETE_BY_ID_FROM = 6  # version of DeleteTopics
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
@@ -185,6 +187,47 @@ def _create(
         detail = str(topic.error_message) if topic.error_message else None
         raise_or_again(codes.CREATE_CODES, code, f"create topic {topic.name}", detail)
     return tuple(answer.topics)
+
+
+def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float) -> None:
+    """Delete topics by their ids, and forget where they were led. That one is not there is as good.
+
+    Brokers that know no ids (before Kafka 2.8) are given the names.
+    """
+    with cluster.connection(None, deadline) as connection:
+        version = connection.version(DELETE_TOPICS)
+        by_id = version >= DELETE_BY_ID_FROM and all(topic.topic_id.strip("0") for topic in topics)
+        version = version if by_id else min(version, DELETE_BY_ID_FROM - 1)
+        body = calls.request(
+            DELETE_TOPICS,
+            version,
+            topics=tuple(
+                calls.part(
+                    DELETE_TOPICS,
+                    version,
+                    "DeleteTopicState",
+                    name=None,
+                    topic_id=uuid.UUID(topic.topic_id),
+                )
+                for topic in topics
+            )
+            if by_id
+            else (),
+            topic_names=tuple(topic.name for topic in topics),
+            timeout=dt.timedelta(seconds=cluster.settings.request_timeout),
+        )
+        answer = calls.answer(
+            DELETE_TOPICS, version, connection.call(DELETE_TOPICS, version, body, deadline)
+        )
+    names = [topic.name for topic in topics]
+    cluster.forget(names)
+    for result in answer.responses:
+        code = int(result.error_code)
+        if code in (NONE, codes.UNKNOWN_TOPIC_OR_PARTITION, codes.UNKNOWN_TOPIC_ID):
+            continue
+        message = getattr(result, "error_message", None)  # told from version 5 on
+        detail = str(message) if message else None
+        raise_or_again(codes.DELETE_CODES, code, f"delete topics {', '.join(names)}", detail)
 
 
 def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:

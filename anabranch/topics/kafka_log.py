@@ -259,6 +259,15 @@ class KafkaLog:
             )
             kafka_admin.wait_for_leaders(self._cluster, (spec.name for spec in specs), deadline)
 
+    def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
+        """See `anabranch.ports.Log.delete_topics`."""
+        deadline = self._cluster.deadline()
+        self._cluster.repeat(
+            "delete topics",
+            deadline,
+            lambda: kafka_admin.delete_topics(self._cluster, topics, deadline),
+        )
+
     def add_partitions(self, topic: str, partitions: int) -> None:
         """See `anabranch.ports.Log.add_partitions`."""
         deadline = self._cluster.deadline()

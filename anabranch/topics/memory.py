@@ -164,6 +164,16 @@ class MemoryLog:
             self.cluster.create(specs)
         self.called("create_topics.after")
 
+    def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
+        """See `anabranch.ports.Log.delete_topics`."""
+        self.called("delete_topics")
+        with self.cluster.lock:
+            for topic in topics:
+                now = self.cluster.topics.get(topic.name)
+                if now is not None and now.topic_id == topic.topic_id:
+                    self.cluster.delete_topic(topic.name)
+        self.called("delete_topics.after")
+
     def add_partitions(self, topic: str, partitions: int) -> None:
         """See `anabranch.ports.Log.add_partitions`."""
         self.called("add_partitions")

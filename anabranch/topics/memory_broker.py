@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,6 +79,7 @@ class MemoryBroker:
         self.lock = threading.RLock()
         self.partitions: dict[TopicPartition, Partition] = {}
         self.topics: dict[str, TopicInfo] = {}
+        self._topic_ids = itertools.count()
         self._transactions: dict[str, Transactions] = {}
         self._next_producer_id = _FIRST_PRODUCER_ID
 
@@ -138,7 +140,7 @@ class MemoryBroker:
                 spec.partitions,
                 max(spec.replication_factor, 1),
                 config,
-                f"memory-{len(self.topics)}",
+                f"memory-{next(self._topic_ids)}",
             )
             self._add(spec.name, range(spec.partitions), config)
 

@@ -7,7 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from anabranch.ports import Log, LogRefused, OffsetOutOfRange, TopicPartition, TopicSpec
+from anabranch.ports import (
+    Log,
+    LogRefused,
+    OffsetOutOfRange,
+    TopicInfo,
+    TopicPartition,
+    TopicSpec,
+)
 from tests.contract.conftest import Maker
 from tests.contract.helpers import (
     batch,
@@ -249,6 +256,23 @@ def test_a_topic_never_shrinks(maker: Maker, log: Log) -> None:
         log.add_partitions(topic, partitions)
         assert log.describe_topics([topic])[topic].partitions == 3
     assert committed_values(log, TopicPartition(topic, 2)) == ["a"]
+
+
+def test_a_deleted_topic_is_gone_and_one_made_anew_is_left(maker: Maker, log: Log) -> None:
+    place = maker.topic()[0]
+    topic = place.topic
+    write(log, maker, [(place, batch("old"))])
+    old = log.describe_topics([topic])[topic]
+    log.delete_topics([old])
+    deadline = time.monotonic() + 30
+    while log.describe_topics([topic]):
+        assert time.monotonic() < deadline
+    log.create_topics([TopicSpec(topic, 1)])
+    write(log, maker, [(place, batch("new"))])
+    log.delete_topics([old])  # by its id: it is not there, and that is fine
+    assert log.describe_topics([topic])[topic].topic_id not in ("", old.topic_id)
+    assert committed_values(log, place) == ["new"]
+    log.delete_topics([TopicInfo("contract-no-such-topic", 1, 1, {}, old.topic_id)])
 
 
 def test_many_grow_a_topic_at_once(maker: Maker, log: Log) -> None:

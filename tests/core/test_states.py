@@ -41,6 +41,7 @@ EXPECTED: dict[Op, str] = {
     "begin_abort": "    A A - - = =",
     "finalize_abort": " - - - - X =",
     "expire": "         A - - - = =",
+    "settle": "         - - A - = =",
 }
 CELLS = [
     pytest.param(state, op, letter, id=f"{op} on {state}")
@@ -80,7 +81,10 @@ def test_cell(state: TxnState, op: Op, letter: str) -> None:
     else:
         with pytest.raises(AnabranchError) as refused:
             judge(state, op, "the reason")
-        assert type(refused.value) is REFUSALS[state]
+        expected = REFUSALS[state]
+        if (state, op) == ("COMMIT_IN_PROGRESS", "settle"):
+            expected = IllegalState  # it comes too early, not too late
+        assert type(refused.value) is expected
         assert "the reason" in str(refused.value)
 
 
@@ -107,8 +111,10 @@ def test_nothing_leads_out_of_an_outcome() -> None:
     assert [reachable(state) for state in sorted(FINISHED)] == [set(), set()]
 
 
-def test_there_is_no_abort_past_the_final_timestamp() -> None:
-    assert reachable("FINALIZE_IN_PROGRESS") == {"COMMITTED"}
+def test_there_is_no_abort_past_the_final_timestamp_but_by_an_operator() -> None:
+    ops = tuple(op for op in OPS if op != "settle")
+    assert reachable("FINALIZE_IN_PROGRESS", ops) == {"COMMITTED"}
+    assert reachable("FINALIZE_IN_PROGRESS") == {"COMMITTED", "ABORT_IN_PROGRESS", "ABORTED"}
 
 
 def test_there_is_no_commit_past_an_abort() -> None:

@@ -87,9 +87,16 @@ class World:
             leader=name,
         )
 
-    def send(self, command: Any, partition: int = 0, *, headers: bool = True) -> bytes:
-        """Append a command; returns its correlation id."""
-        correlation_id = struct.pack(">QQ", 7, next(self._ids))
+    def send(
+        self,
+        command: Any,
+        partition: int = 0,
+        *,
+        headers: bool = True,
+        again: bytes | None = None,
+    ) -> bytes:
+        """Append a command; returns its correlation id. ``again``: that of the command that is repeated."""
+        correlation_id = again or struct.pack(">QQ", 7, next(self._ids))
         payload = command if isinstance(command, bytes) else encode(command)
         sent = ((CORRELATION_HEADER, correlation_id), (REPLY_HEADER, bytes(4))) if headers else ()
         record = Record(0, 0, b"", payload, sent)
@@ -98,13 +105,18 @@ class World:
 
     def reply(self, correlation_id: bytes) -> Any:
         """The answer to a command, or None; answers of aborted native transactions don't count."""
-        found = None
+        found = self.replies(correlation_id)
+        assert len(found) < 2, "answered twice"
+        return found[0] if found else None
+
+    def replies(self, correlation_id: bytes) -> list[Any]:
+        """The answers to a command that was repeated."""
+        found = []
         for record in self.committed(TopicPartition(replies_topic(), 0)):
             if record.key == correlation_id:
                 answer = decode(record.value or b"")
                 assert isinstance(answer, Reply)
-                assert found is None, "answered twice"
-                found = answer.result
+                found.append(answer.result)
         return found
 
     def ask(self, controller: Controller, command: Any, steps: int = 4) -> Any:

@@ -155,6 +155,8 @@ EXAMPLES: dict[str, Any] = {
     "Scale by hand": r.Scale(
         "nyc/flights", 0, (1,), (r.KeyRange(1 << 31, 3 << 30), r.KeyRange(3 << 30, 1 << 32))
     ),
+    "ForgetStream": r.ForgetStream("nyc/flights"),
+    "Settle": r.Settle(TOKEN, "its stream nyc/weather is lost"),
     "DescribeStreams": r.DescribeStreams("nyc", None),
     "ListTransactions": r.ListTransactions(None, include_finished=False, limit=100),
     "Reply: TransactionList": _reply(8, r.TransactionList(())),
@@ -323,6 +325,8 @@ def rows_block() -> str:
         Entry.LOW_WATER: (r.LowWaterRow, "scope/stream/ and the partition, 4 bytes"),
         Entry.PLAIN: (r.PlainRow, "scope/stream/ and the partition, 4 bytes"),
         Entry.SERIES: (r.SeriesRow, "scope/series"),
+        Entry.FORGOTTEN: (r.ForgottenRow, "scope/stream"),
+        Entry.RETIRED: (r.RetiredRow, "scope/stream/ and the partition, 4 bytes"),
         Entry.TXN: (r.TxnRow, "empty"),
         Entry.PARTICIPANT: (r.ParticipantRow, "scope/stream"),
         Entry.WRITER: (r.WriterRow, "writer, 8 bytes"),

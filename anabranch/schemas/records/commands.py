@@ -45,6 +45,13 @@ class CreateStream:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetStream:
+    """Command: take a LOST stream away, with what is left of its topics. Repeating it is harmless."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """Command: change the segments of a stream. A repeated command is answered as the first was."""
 
@@ -107,6 +114,14 @@ class OneShot(NamedTuple):
     scope: str
     name: str | None
     events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Command: abort a transaction whose merge can't go on as a stream of it is LOST. Repeating is harmless."""
+
+    token: bytes
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,23 @@ class PlainRow:
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class ForgottenRow:
+    """Status row: a name whose stream was taken away, or is being taken away."""
+
+    stream: str
+    times: int
+    forgotten_by: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredRow:
+    """Status row: a partition in which stray chunks of an aborted transaction stand. It is used no more."""
+
+    stream: str
+    partition: int
+
+
 class TxnRow(NamedTuple):
     """Status row: a transaction."""
 

@@ -38,6 +38,7 @@ METADATA = Api(3, "metadata", "Metadata", 5, 12, 9)
 FIND_COORDINATOR = Api(10, "find_coordinator", "FindCoordinator", 1, 4, 3)
 API_VERSIONS = Api(18, "api_versions", "ApiVersions", 0, 3, 3)
 CREATE_TOPICS = Api(19, "create_topics", "CreateTopics", 2, 7, 5)
+DELETE_TOPICS = Api(20, "delete_topics", "DeleteTopics", 1, 6, 4)
 DELETE_RECORDS = Api(21, "delete_records", "DeleteRecords", 0, 2, 2)
 INIT_PRODUCER_ID = Api(22, "init_producer_id", "InitProducerId", 0, 5, 2)
 ADD_PARTITIONS_TO_TXN = Api(24, "add_partitions_to_txn", "AddPartitionsToTxn", 0, 3, 3)
@@ -53,6 +54,7 @@ ALL_APIS = (
     FIND_COORDINATOR,
     API_VERSIONS,
     CREATE_TOPICS,
+    DELETE_TOPICS,
     DELETE_RECORDS,
     INIT_PRODUCER_ID,
     ADD_PARTITIONS_TO_TXN,

@@ -193,6 +193,13 @@ CREATE_CODES = {
     89: Meaning("THROTTLING_QUOTA_EXCEEDED", _R, "too many topic changes at once"),
 }
 
+DELETE_CODES = {
+    **READ_CODES,
+    44: CREATE_CODES[44],
+    73: Meaning("TOPIC_DELETION_DISABLED", _X, "delete.topic.enable is false"),
+    89: CREATE_CODES[89],
+}
+
 # INVALID_PARTITIONS is the caller's: it says that the topic has as many already.
 GROW_CODES = {
     **CREATE_CODES,

@@ -1,0 +1,309 @@
+"""A lost stream is forgotten: nothing of it is left for the next one of its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from anabranch.core.decide_admin import ACTIVE, FORGETTING, LOST
+from anabranch.ports import LogFenced, LogRefused, TopicPartition, TopicSpec
+from anabranch.processors.controller import Controller
+from anabranch.processors.memory_table import MemoryStore
+from anabranch.processors.stream_topics import GIVE_UP_S
+from anabranch.schemas.records import (
+    Commit,
+    CreateStream,
+    DescribeStreams,
+    ForgetStream,
+    Outcome,
+    Refusal,
+    StreamList,
+)
+from anabranch.topics.memory import MemoryLog
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from anabranch.topics.records import Record
+from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
+
+each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])
+DONE = StreamList(())
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+def lost(topic: str = stream_topic(GONE), **settings: Any) -> Play:
+    """A stream that was used, with plain writes and cut journals, and was given up."""
+    play = Play(clean_records=1, clean_ms=0, **settings)
+    for n in range(3):
+        plain(play, n)
+        assert play.one_shot(GONE) == "COMMITTED"
+    play.play(5, 1.0)
+    play.world.cluster.delete_topic(topic)
+    play.one_shot(GONE)
+    play.begun(OTHER)
+    plain(play, 3)
+    play.play(20, 2 * LOST_S)
+    assert play.stream_state(GONE) == LOST
+    return play
+
+
+def plain(play: Play, n: int) -> None:
+    """Plain writes, where there is a journal."""
+    for partition in (0, 1):
+        place = TopicPartition(journal_topic(GONE), partition)
+        if place in play.world.cluster.partitions:
+            play.world.cluster.produce(place, [Record(0, 1, KEYS[n], b"plain", ())] * 3)
+
+
+def forget(play: Play, stream: str = GONE) -> Any:
+    """The answer, played with time between the steps."""
+    return play.ask(ForgetStream(stream), seconds=0.2)
+
+
+def check_made_anew(play: Play) -> None:
+    """A new stream of the name holds what is put into it, and nothing else."""
+    created = play.ask(CreateStream(GONE, 2, {}))
+    assert isinstance(created, StreamList), created
+    assert play.events(GONE) == 0
+    for _ in range(2):
+        assert play.one_shot(GONE) == "COMMITTED"
+    _, token, receipt = play.begun(GONE, OTHER)
+    outcome = play.ask(Commit(token, (receipt,), None, None, 60_000))
+    assert isinstance(outcome, Outcome), outcome
+    assert (outcome.state, outcome.committed) == ("COMMITTED", 2 * len(KEYS))
+    assert play.events(GONE) == len(KEYS) + 2
+    plain(play, 0)
+    play.play(5, 1.0)
+    assert play.events(GONE) == len(KEYS) + 2 + 6
+    found = play.ask(DescribeStreams(None, GONE)).streams[0]
+    assert (found.state, found.rejected, found.stream_epoch) == (ACTIVE, {}, 0)
+    play.lead_anew(keeps_table=False)
+    assert play.one_shot(GONE) == "COMMITTED"
+    assert play.events(GONE) == len(KEYS) + 2 + 6 + 1
+
+
+@each_topic
+@pytest.mark.parametrize("anew", [False, True], ids=["gone", "made anew"])
+def test_a_lost_stream_is_forgotten_with_what_is_left(topic: str, anew: bool) -> None:
+    play = lost(topic)
+    if anew:
+        play.world.cluster.log("somebody").create_topics([TopicSpec(topic, 1)])
+    assert forget(play) == DONE
+    assert not [name for name in play.world.cluster.topics if name.startswith("nyc.gone")]
+    assert play.one_shot(GONE) == "UnknownStream"
+    assert play.one_shot(OTHER) == "COMMITTED"
+    check_made_anew(play)
+
+
+def test_it_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = lost()
+    first = play.world.send(ForgetStream(GONE))
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "delete_topics", lambda *_: None)
+        play.play(2, 0.2)
+        assert play.controller.state.streams[GONE].state == FORGETTING
+        for command in (ForgetStream(GONE), CreateStream(GONE, 2, {})):
+            assert play.ask(command).code == "NotReady"
+        assert play.one_shot(GONE) == "StreamLost"
+        assert play.stream_state(GONE) == FORGETTING
+        assert play.one_shot(OTHER) == "COMMITTED"
+        assert play.world.reply(first) is None
+    play.play(10, 2.0)
+    assert play.world.reply(first) == DONE
+    assert forget(play) == DONE, "forgotten already"
+    check_made_anew(play)
+    refused = forget(play)
+    assert refused.code == "IllegalState", "it is not lost"
+    assert play.stream_state(GONE) == ACTIVE
+
+
+def test_the_command_that_forgot_it_is_answered_again_once_it_was_made_anew() -> None:
+    play = lost()
+    command = play.world.send(ForgetStream(GONE))
+    play.play(20, 4.0)
+    assert play.world.reply(command) == DONE
+    play.ask(CreateStream(GONE, 2, {}))
+    play.world.send(ForgetStream(GONE), again=command)
+    play.play(5, 1.0)
+    assert play.world.replies(command) == [DONE, DONE]
+    assert play.stream_state(GONE) == ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("stream", "code"), [(OTHER, "IllegalState"), ("nyc/none", "UnknownStream")]
+)
+def test_what_is_not_lost_is_not_forgotten(stream: str, code: str) -> None:
+    play = lost()
+    assert forget(play, stream).code == code
+    assert play.one_shot(OTHER) == "COMMITTED"
+
+
+def test_what_is_only_missing_is_asked_for_again() -> None:
+    play = Play()
+    play.world.cluster.delete_topic(stream_topic(GONE))
+    play.one_shot(GONE)
+    assert play.ask(ForgetStream(GONE)).code == "NotReady"
+
+
+@pytest.mark.parametrize("phase", ["", ".after"])
+@pytest.mark.parametrize("call", ["describe_topics", "delete_topics", "append", "commit"])
+def test_a_successor_goes_on_wherever_a_leader_ends(
+    call: str, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at every port call of forgetting, one after the other, it is forgotten once."""
+    name = call + phase
+    for nth in range(1, 20):
+        play = lost(journal_topic(GONE))
+        command = play.world.send(ForgetStream(GONE))
+        count = 0
+
+        def called(_: MemoryLog, what: str, last: int = nth) -> None:
+            nonlocal count
+            count += what == name
+            if count == last:
+                raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryLog, "called", called)
+            try:
+                play.play(20, 4.0)
+            except Killed:
+                pass
+            else:
+                assert nth > 1, f"{name} is never called"
+                break
+        play.lead_anew(keeps_table=bool(nth % 2))
+        play.play(20, 4.0)
+        assert play.world.reply(command) == DONE
+        check_made_anew(play)
+    else:
+        raise AssertionError(f"{name} is called ever again")
+
+
+def test_a_table_that_was_away_takes_nothing_old_for_new() -> None:
+    play = lost(stream_topic(GONE))
+    away = play.store
+    play.lead_anew(keeps_table=False)
+    assert forget(play) == DONE
+    play.ask(CreateStream(GONE, 2, {}))
+    plain(play, 0)
+    play.play(3, 0.1)
+    assert play.events(GONE) == 6
+    play.store = away
+    play.lead_anew()
+    play.play(5, 1.0)
+    assert play.stream_state(GONE) == ACTIVE
+    assert play.one_shot(GONE) == "COMMITTED"
+    plain(play, 1)
+    play.play(5, 1.0)
+    assert play.events(GONE) == 6 + 1 + 6
+    assert play.ask(DescribeStreams(None, GONE)).streams[0].rejected == {}
+
+
+def test_a_process_that_leads_no_more_deletes_nothing_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stands still before it looks for leftovers; meanwhile a successor forgets, and the stream is made anew."""
+    play = lost()
+    play.world.send(ForgetStream(GONE))
+    zombie = play.controller
+    describe = MemoryLog.describe_topics
+    meanwhile: list[bool] = []
+
+    def described(log: MemoryLog, names: Any) -> Any:
+        if log is zombie.log and not meanwhile:
+            meanwhile.append(True)
+            play.controller = play.world.controller("b", store=MemoryStore())
+            play.controller.lead()
+            play.play(10, 2.0)
+            assert play.one_shot(GONE) == "UnknownStream"
+            play.ask(CreateStream(GONE, 2, {}))
+            assert play.one_shot(GONE) == "COMMITTED"
+        return describe(log, names)
+
+    monkeypatch.setattr(MemoryLog, "describe_topics", described)
+    with pytest.raises(LogFenced):
+        play_on(zombie, play)
+    assert meanwhile
+    assert play.one_shot(GONE) == "COMMITTED"
+    assert play.events(GONE) == 2
+
+
+def play_on(controller: Controller, play: Play) -> None:
+    """Steps of a controller, until it fails."""
+    for _ in range(20):
+        controller.step(0)
+        play.world.clock.sleep(0.2)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["refused", "made anew again and again"])
+def test_topics_that_do_not_go_are_named(again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    play = lost()
+    delete = MemoryLog.delete_topics
+
+    def delete_topics(log: MemoryLog, topics: Any) -> None:
+        if not again:
+            raise LogRefused("delete.topic.enable is false", 73)
+        delete(log, topics)
+        log.create_topics([TopicSpec(topic.name, 1) for topic in topics])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "delete_topics", delete_topics)
+        answer = play.ask(ForgetStream(GONE), seconds=GIVE_UP_S / 10)
+        assert isinstance(answer, Refusal)
+        assert answer.code == ("NotReady" if again else "InvalidArgument")
+        for topic in (journal_topic, history_topic):
+            assert topic(GONE) in answer.message
+        assert play.stream_state(GONE) == LOST
+    assert forget(play) == DONE
+    check_made_anew(play)
+
+
+def test_brokers_that_know_nothing_yet_do_not_make_it_forgotten() -> None:
+    play = lost()
+    broker = play.world.cluster
+    command = play.world.send(ForgetStream(GONE))
+    topics = dict(broker.topics)
+    broker.topics.clear()
+    play.play(10, GIVE_UP_S / 2)
+    assert play.world.reply(command) is None
+    assert play.controller.state.streams[GONE].state == FORGETTING
+    broker.topics.update(topics)
+    play.play(10, 2.0)
+    assert play.world.reply(command) == DONE
+    assert journal_topic(GONE) not in broker.topics
+
+
+def test_a_new_stream_that_misses_a_topic_is_waited_for_as_any_other() -> None:
+    play = lost(history_topic(GONE))
+    play.make_anew(stream_topic(OTHER))  # so that something is known to be lost at once
+    forget(play)
+    play.ask(CreateStream(GONE, 2, {}))
+    broker = play.world.cluster
+    topics = dict(broker.topics)
+    broker.topics.pop(journal_topic(GONE))
+    kept = {p: log for p, log in broker.partitions.items() if p.topic == journal_topic(GONE)}
+    for place in kept:
+        del broker.partitions[place]
+    play.play(10, LOST_S / 2)
+    assert play.one_shot(GONE) == "NotReady"
+    broker.topics.update(topics)
+    broker.partitions.update(kept)
+    play.play(10, 5.0)
+    assert play.one_shot(GONE) == "COMMITTED"
+
+
+def test_a_history_that_was_left_is_refused_by_name() -> None:
+    play = lost()
+    play.world.cluster.log("somebody")
+    kept = {p: log for p, log in play.world.cluster.partitions.items() if "history" in p.topic}
+    info = play.world.cluster.topics[history_topic(GONE)]
+    forget(play)
+    play.world.cluster.topics[history_topic(GONE)] = info
+    play.world.cluster.partitions.update(kept)
+    refused = play.ask(CreateStream(GONE, 2, {}))
+    assert refused.code == "TopicMisconfigured"
+    assert history_topic(GONE) in refused.message
+    assert play.one_shot(GONE) == "UnknownStream"

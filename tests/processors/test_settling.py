@@ -1,0 +1,211 @@
+"""A merge that can't go on, as a stream of it is lost, is ended by an operator, and leaves nothing that is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from anabranch.core.tokens import Token, sign
+from anabranch.ports import TopicPartition
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import (
+    Commit,
+    CommitRecord,
+    EpochRecord,
+    ForgetStream,
+    Outcome,
+    Refusal,
+    Scale,
+    Settle,
+    StreamList,
+    Touch,
+)
+from anabranch.topics.memory import MemoryLog
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
+from tests.processors.world import KEY
+
+CHUNK_BYTES = 1_000
+SIZE = 300
+each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])
+
+
+class Stuck(Play):
+    """A merge of two streams, of which one is lost when chunks of it stand in the other."""
+
+    def __init__(self, topic: str = stream_topic(GONE), *, lost: bool = True) -> None:
+        super().__init__(chunk_bytes=CHUNK_BYTES)
+        self.begun_before = self.begun(OTHER)  # it will commit in the layout of now
+        self.txn_id, self.token, receipt = self.begun(GONE, OTHER, size=SIZE)
+        self.commit = self.world.send(Commit(self.token, (receipt,), None, None, 60_000))
+        for _ in range(100):
+            if any(c.count and c.stream == OTHER for c in self.carries()):
+                break
+            self.play(1, 0.05)
+        assert not all(c.done for c in self.carries())
+        if lost:
+            self.world.cluster.delete_topic(topic)
+            self.play(30, 2 * LOST_S)
+            self.one_shot(GONE)
+            self.play(30, 2 * LOST_S)
+            assert self.state(self.txn_id)[0] == "FINALIZE_IN_PROGRESS"
+            assert self.stream_state(GONE) == "LOST"
+
+    def carries(self) -> list[Any]:
+        txn = self.controller.state.open.get(self.txn_id)
+        return list(txn.carries.values()) if txn is not None else []
+
+    def settle(self) -> Any:
+        return self.ask(Settle(self.token, "the operator said so"))
+
+    def big(self) -> str:
+        """The state of another big transaction in the other stream."""
+        _, token, receipt = self.begun(OTHER, size=SIZE)
+        outcome = self.ask(Commit(token, (receipt,), None, None, 60_000), seconds=0.2)
+        return str(outcome.state if isinstance(outcome, Outcome) else outcome.code)
+
+    def history(self) -> list[EpochRecord | CommitRecord]:
+        place = TopicPartition(history_topic(OTHER), 0)
+        return [decode(record.value or b"") for record in self.world.committed(place)]
+
+    def check_strays(self, retired: set[int]) -> None:
+        """What stands on these partitions is in no segment and no commit."""
+        assert self.controller.state.retired(OTHER) == retired
+        for record in self.history():
+            for segment in record.segments:
+                assert segment.partition not in retired, record
+        seen = 0
+        for partition in retired:
+            seen += len(self.world.committed(TopicPartition(stream_topic(OTHER), partition)))
+        assert seen, "chunks stand there: else this shows nothing"
+
+
+@each_topic
+@pytest.mark.parametrize("keeps_table", [True, False])
+def test_settling_aborts_it_everywhere_and_retires_where_chunks_stand(
+    topic: str, keeps_table: bool
+) -> None:
+    play = Stuck(topic)
+    events = play.events(OTHER)
+    retired = {c.partition for c in play.carries() if c.stream == OTHER and c.count}
+    settled = play.settle()
+    assert isinstance(settled, Outcome)
+    assert (settled.state, settled.reason) == ("ABORTED", "the operator said so")
+    assert play.settle() == settled, "again is fine"
+    told = play.world.reply(play.commit)
+    assert isinstance(told, Refusal)
+    assert told.code == "TransactionAborted"
+    play.check_strays(retired)
+    play.lead_anew(keeps_table=keeps_table, chunk_bytes=CHUNK_BYTES)
+    assert play.big() == "COMMITTED", "it does not hold up others"
+    _, token, receipt = play.begun_before
+    committed = play.ask(Commit(token, (receipt,), None, None, 60_000), seconds=0.2)
+    assert committed.state == "COMMITTED"
+    for segments in (4, 6, 1):
+        scaled = play.ask(Scale(OTHER, segments, (), ()), seconds=0.2)
+        assert isinstance(scaled, StreamList)
+        assert play.one_shot(OTHER) == "COMMITTED"
+        assert play.big() == "COMMITTED"
+    play.check_strays(retired)
+    commits = [r for r in play.history() if isinstance(r, CommitRecord)]
+    assert sum(part.count for r in commits for part in r.segments) == events + 3 + 5 * len(KEYS)
+    assert play.txn_id not in {r.txn_id for r in commits}
+    assert play.state(play.txn_id)[0] == "ABORTED"
+
+
+def test_then_the_lost_stream_can_be_forgotten() -> None:
+    play = Stuck()
+    refused = play.ask(ForgetStream(GONE), seconds=0.2)
+    assert refused.code == "IllegalState"
+    assert f"transaction {play.txn_id.hex()} has a part" in refused.message
+    assert "anabranch txn settle" in refused.message
+    play.settle()
+    assert play.ask(ForgetStream(GONE), seconds=0.2) == StreamList(())
+    play.lead_anew(chunk_bytes=CHUNK_BYTES)
+    play.check_strays(play.controller.state.retired(OTHER))
+    assert play.big() == "COMMITTED"
+
+
+def test_a_stream_that_is_forgotten_has_no_retired_partitions() -> None:
+    play = Stuck()
+    play.settle()
+    assert play.controller.state.retired(OTHER)
+    play.world.cluster.delete_topic(history_topic(OTHER))
+    play.one_shot(OTHER)
+    play.play(20, 2 * LOST_S)
+    assert play.ask(ForgetStream(OTHER), seconds=0.2) == StreamList(())
+    play.lead_anew()
+    assert play.controller.state.retired(OTHER) == set()
+
+
+def test_it_is_for_merges_that_cannot_go_on_only() -> None:
+    play = Stuck(lost=False)
+    assert play.settle().code == "IllegalState"
+    assert "goes on by itself" in play.settle().message
+    _, token, _ = play.begun_before
+    assert play.ask(Settle(token, "")).code == "IllegalState"
+    forged = sign(Token(play.txn_id, 60_000, "nyc"), b"x" * len(KEY))
+    assert play.ask(Settle(forged, "")).code == "InvalidToken"
+    play.play(20, 1.0)
+    assert play.state(play.txn_id)[0] == "COMMITTED"
+    assert play.settle().code == "AlreadyCommitted"
+
+
+def test_a_missing_stream_is_not_lost_yet() -> None:
+    play = Stuck(lost=False)
+    play.world.cluster.delete_topic(journal_topic(GONE))
+    play.play(3, 1.0)
+    assert play.settle().code == "IllegalState"
+    assert play.state(play.txn_id)[0] == "FINALIZE_IN_PROGRESS"
+
+
+def test_a_chunk_under_way_is_waited_for() -> None:
+    play = Stuck()
+    play.controller._hearing.carrying.add(play.txn_id)
+    refused = play.world.send(Settle(play.token, ""))
+    play.controller._carriers.sync = lambda *_: None  # type: ignore[union-attr,method-assign]
+    play.play(2)
+    assert play.world.reply(refused).code == "NotReady"
+    assert play.state(play.txn_id)[0] == "FINALIZE_IN_PROGRESS"
+
+
+def test_what_carriers_are_at_is_known() -> None:
+    play = Stuck(lost=False)
+    assert play.controller._hearing.carrying == {play.txn_id}
+    play.play(20, 1.0)
+    assert play.state(play.txn_id)[0] == "COMMITTED"
+    play.begun(OTHER)
+    big = play.begun(OTHER, size=SIZE)
+    play.world.send(Commit(big[1], (big[2],), None, None, 60_000))
+    seen = set()
+    for _ in range(20):
+        play.play(1, 0.05)
+        seen |= play.controller._hearing.carrying
+    assert seen == {big[0]}
+
+
+@pytest.mark.parametrize("name", ["append", "append.after", "commit", "commit.after"])
+def test_a_leader_that_ends_while_it_settles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Exception):
+        pass
+
+    play = Stuck()
+    retired = {c.partition for c in play.carries() if c.stream == OTHER and c.count}
+    command = play.world.send(Settle(play.token, "gone"))
+
+    def called(_: MemoryLog, what: str) -> None:
+        if what == name:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "called", called)
+        with pytest.raises(Killed):
+            play.controller.step(0)
+    play.lead_anew(keeps_table=False, chunk_bytes=CHUNK_BYTES)
+    play.play(3)
+    assert play.world.reply(command).state == "ABORTED"
+    assert play.big() == "COMMITTED"
+    play.check_strays(retired)
+    touched = play.ask(Touch(play.token, OTHER))
+    assert touched.code == "TransactionAborted"
