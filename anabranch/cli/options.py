@@ -49,6 +49,10 @@ Json = Annotated[
     bool,
     typer.Option("--json", help="One JSON document instead of tables; errors as JSON too."),
 ]
+Yes = Annotated[
+    bool,
+    typer.Option("--yes", "-y", help="Don't ask; needed where nobody is at a terminal."),
+]
 Verbose = Annotated[
     bool,
     typer.Option("--verbose", "-v", help="Show the traceback of an error."),

@@ -1,4 +1,4 @@
-"""`anabranch stream`: create, list, describe, scale and draw streams."""
+"""`anabranch stream`: create, list, describe, scale, draw and forget streams."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from anabranch.cli.options import (
     Prefix,
     Timeout,
     Verbose,
+    Yes,
 )
 from anabranch.topics.names import DEFAULT_PREFIX
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from anabranch import StreamDescription
     from anabranch.cli.history import History
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe, scale and draw streams.")
+app = typer.Typer(
+    no_args_is_help=True, help="Create, list, describe, scale, draw and forget streams."
+)
 StreamName = Annotated[str, typer.Argument(metavar="SCOPE/STREAM", help="The stream.")]
 Last = Annotated[int, typer.Option("--last", min=1, help="Of the history, only so many epochs.")]
 
@@ -232,6 +235,36 @@ def draw_stream(
         print_line(picture.rstrip())
     else:
         print_line(f"{count_of(len(past.epochs), 'epoch')} drawn to {output}")
+
+
+@app.command("forget")
+def forget(
+    stream: StreamName,
+    yes: Yes = False,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Take a LOST stream away for good, so that its name can be used again.
+
+    What is left of its topics is deleted. Refused for a stream that is not LOST, and while a transaction that is
+    not over has a part in it: settle that first.
+    """
+    from anabranch.cli.asking import confirm
+    from anabranch.cli.output import print_json, print_line
+    from anabranch.cli.session import connected, target_of
+
+    target = target_of(bootstrap, prefix, timeout, kafka)
+    confirm(f"All that is left of {stream} and its topics will be deleted for good.", yes=yes)
+    with connected(target) as client:
+        client.forget_stream(stream)
+    if json:
+        print_json({"stream": stream, "state": "FORGOTTEN"})
+    else:
+        print_line(f"{stream} is forgotten: its name can be used again")
 
 
 _EPOCH_COLUMNS = ("epoch", "copy of", "opened", "segments", "sealed", "commits", "events")

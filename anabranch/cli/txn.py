@@ -1,4 +1,4 @@
-"""`anabranch txn`: list, describe and abort transactions."""
+"""`anabranch txn`: list, describe, abort and settle transactions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from anabranch.cli.options import (
     Prefix,
     Timeout,
     Verbose,
+    Yes,
 )
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
-    from anabranch import TransactionInfo
+    from anabranch import Client, TransactionInfo
 
-app = typer.Typer(no_args_is_help=True, help="List, describe and abort transactions.")
+app = typer.Typer(no_args_is_help=True, help="List, describe, abort and settle transactions.")
 TxnIdText = Annotated[
     str, typer.Argument(metavar="ID", help="The transaction's id, 32 hexadecimal digits.")
 ]
@@ -100,15 +101,55 @@ def abort(
     """
     from anabranch.cli.session import connected, target_of
     from anabranch.core.ids import parse_txn_text
-    from anabranch.core.tokens import Token, sign
 
     txn_id = parse_txn_text(txn)
     key = _operator_key(key_file)
     with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
-        info = client.state(txn_id)
-        token = sign(Token(txn_id, round(info.keepalive * 1000), info.scope), key)
-        client.abort(token, reason="aborted by an operator")
+        client.abort(_operator_token(client, txn_id, key), reason="aborted by an operator")
         _show(client.state(txn_id), as_json=json)
+
+
+@app.command("settle")
+def settle(
+    txn: TxnIdText,
+    yes: Yes = False,
+    key_file: KeyFile = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """End a transaction whose merge can't go on, as one of its streams is LOST: it is aborted in all of them.
+
+    For a big transaction in FINALIZE_IN_PROGRESS that has a part in a LOST stream, and no other. Consumers that
+    read the topics of its other streams plainly may have seen events of it, and go on seeing them; snapshots,
+    ordered readers and Spark never do. Needs the controllers' key file, as abort does.
+    """
+    from anabranch.cli.asking import confirm
+    from anabranch.cli.session import connected, target_of
+    from anabranch.core.ids import parse_txn_text
+
+    txn_id = parse_txn_text(txn)
+    key = _operator_key(key_file)
+    target = target_of(bootstrap, prefix, timeout, kafka)
+    confirm(
+        f"Transaction {txn_id.hex()} will be aborted in all its streams for good. Events of it that stand in their "
+        "topics stay there for consumers that read them plainly.",
+        yes=yes,
+    )
+    with connected(target) as client:
+        client.settle(_operator_token(client, txn_id, key), reason="settled by an operator")
+        _show(client.state(txn_id), as_json=json)
+
+
+def _operator_token(client: Client, txn_id: bytes, key: bytes) -> bytes:
+    """The transaction's token, made anew."""
+    from anabranch.core.tokens import Token, sign
+
+    info = client.state(txn_id)
+    return sign(Token(txn_id, round(info.keepalive * 1000), info.scope), key)
 
 
 def _operator_key(key_file: Path | None) -> bytes:
@@ -119,7 +160,7 @@ def _operator_key(key_file: Path | None) -> bytes:
     path = key_path(key_file)
     if not path.exists():
         raise InvalidArgument(
-            f"aborting by id needs the controllers' key file, and {path} is not there: "
+            f"to end a transaction by its id needs the controllers' key file, and {path} is not there: "
             "run this on a controller's machine, or give it with --key-file"
         )
     return load_or_create(path)

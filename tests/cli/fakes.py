@@ -120,6 +120,12 @@ class FakeClient:
         self._call("state", txn=txn)
         return self.info
 
+    def forget_stream(self, name: str) -> None:
+        self._call("forget_stream", name=name)
+
+    def settle(self, token: bytes, reason: str) -> None:
+        self._call("settle", token=token, reason=reason)
+
     def abort(self, token: bytes, reason: str) -> None:
         self._call("abort", token=token, reason=reason)
 

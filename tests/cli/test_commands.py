@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+import typer
 
-from anabranch.cli import history
+from anabranch.cli import asking, history
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.history import History
 from anabranch.cli.session import Target
 from anabranch.client.types import Counts
 from anabranch.core.tokens import Token, verify
+from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processors.keyfile import load_or_create
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient, event, transaction
@@ -199,6 +203,64 @@ def test_txn_abort_signs_a_token_with_the_key_file(
     assert verify(asked["token"], key) == Token(TXN_ID, 30_000, "nyc")
     assert "operator" in asked["reason"]
     assert json.loads(result.stdout)["state"] == "ABORTED"
+
+
+def test_txn_settle_asks_and_signs_a_token(run: Run, fake: FakeClient, tmp_path: Path) -> None:
+    key = load_or_create(tmp_path / "key")
+    fake.info = transaction(state="ABORTED", counts=Counts(0, 0, 0))
+    settle = ("txn", "settle", ID, "--key-file", str(tmp_path / "key"), "--json")
+    asked = run(*settle)
+    assert asked.exit_code == ExitCode.USAGE
+    assert "--yes" in asked.stderr
+    assert "read them plainly" in asked.stderr
+    assert fake.calls == []
+    result = run(*settle, "--yes")
+    assert result.exit_code == 0
+    (call,) = [arguments for call, arguments in fake.calls if call == "settle"]
+    assert verify(call["token"], key) == Token(TXN_ID, 30_000, "nyc")
+    assert json.loads(result.stdout)["state"] == "ABORTED"
+
+
+def test_stream_forget(run: Run, fake: FakeClient) -> None:
+    asked = run("stream", "forget", "nyc/flights")
+    assert asked.exit_code == ExitCode.USAGE
+    assert "nyc/flights" in asked.stderr
+    assert "--yes" in asked.stderr
+    assert fake.calls == []
+    result = run("stream", "forget", "nyc/flights", "--yes", "--json")
+    assert result.exit_code == 0
+    assert fake.calls == [("forget_stream", {"name": "nyc/flights"})]
+    assert json.loads(result.stdout) == {"stream": "nyc/flights", "state": "FORGOTTEN"}
+    assert "nyc/flights is forgotten" in run("stream", "forget", "nyc/flights", "-y").stdout
+    fake.error = IllegalState("nyc/flights is ACTIVE: only a LOST stream can be forgotten")
+    refused = run("stream", "forget", "nyc/flights", "-y")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "only a LOST stream" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_at_a_terminal_it_is_asked(answer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def confirm(text: str, **_: object) -> bool:
+        said.append(text)
+        return answer
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(typer, "confirm", confirm)
+    with (
+        pytest.raises(InvalidArgument, match="nothing was changed") if not answer else nullcontext()
+    ):
+        asking.confirm("It goes.", yes=False)
+    assert said == ["It goes. Do it?"]
+
+
+class Terminal:
+    """A standard input with somebody at it."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def test_txn_abort_without_the_key_file_says_so_and_makes_none(
