@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 import anabranch
-from anabranch.errors import StreamLost, TransactionAborted
+from anabranch.errors import IllegalState, StreamLost, TransactionAborted, UnknownStream
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
 
@@ -85,7 +85,22 @@ def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique
         }  # fmt: skip
         with client.snapshot(fine).read(fine) as events:
             assert [event.value for event in events] == [b"fine"] * 4
+        with pytest.raises(IllegalState, match="only a LOST stream"):
+            client.forget_stream(fine)
+        for stream in lost:
+            client.forget_stream(stream)
+            client.forget_stream(stream)
+            with pytest.raises(UnknownStream):
+                client.describe(stream)
+            client.create_stream(stream, segments=2)
+        under_way[1].abort()  # what it wrote, and could not be rid of, is of the old one
+        for stream in lost:
+            write_late(stream)
+            write_late(stream)
+            with client.snapshot(stream).read(stream) as events:
+                assert [event.value for event in events] == [b"late"] * 2
     written = own.controller.log_file.read_text()
     for stream in lost:
         assert written.count(f"{stream} is lost") == 1
     assert written.count("WARNING") < 12, written
+    assert written.count("leads no more") <= len(lost), "making topics anew ends no lead"
