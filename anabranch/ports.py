@@ -219,13 +219,17 @@ class LogRefused(LogError):
 class TopicGone(LogRefused):
     """A topic, or a partition of it, does not exist, or is another one than it was. Nothing happened.
 
-    ``lost``: what it held is known to be gone; else it may yet be found.
+    ``lost``: what it held is known to be gone; else it may yet be found. ``certain``: known by an append that all
+    replicas in sync took, not by reading alone.
     """
 
-    def __init__(self, message: str, topic: str, *, lost: bool = False) -> None:
+    def __init__(
+        self, message: str, topic: str, *, lost: bool = False, certain: bool = False
+    ) -> None:
         super().__init__(message, 3)  # UNKNOWN_TOPIC_OR_PARTITION
         self.topic = topic
         self.lost = lost
+        self.certain = certain
 
 
 class TopicUncertain(LogUncertain):

@@ -186,7 +186,7 @@ def _append(
         place = TopicPartition(history_topic(stream), 0)
         tail.last = ends[place] - 1
         if tail.last <= tails[stream].last:
-            raise made_anew(place, ends[place], tails[stream].last + 1)
+            raise made_anew(place, ends[place], tails[stream].last + 1, certain=True)
     tails.update(moved)
     return _Appended(small, data, bool(history), ends.get(status))
 
@@ -272,7 +272,7 @@ def _check_behind(
             at = part.carried or landed.get((i, j))
             if at is not None and at.records and at.first < known.get(part.partition, 0):
                 place = TopicPartition(stream_topic(commit.stream), part.partition)
-                raise made_anew(place, at.first, known[part.partition])
+                raise made_anew(place, at.first, known[part.partition], certain=True)
 
 
 def _history(

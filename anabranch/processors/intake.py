@@ -43,12 +43,13 @@ QUEUED_BYTES = 32 << 20
 _RECORD_BYTES = 300  # what a queued command takes, beyond its payload
 
 
-def made_anew(place: TopicPartition, end: int, known: int) -> TopicGone:
-    """What a partition is that holds less than it once did: another one of the same name."""
+def made_anew(place: TopicPartition, end: int, known: int, *, certain: bool) -> TopicGone:
+    """What a partition is that holds less than it once did: another one of the same name. See `TopicGone`."""
     return TopicGone(
         f"{place.topic}[{place.partition}] ends at {end} and was known up to {known}: it was made anew",
         place.topic,
         lost=True,
+        certain=certain,
     )
 
 
@@ -176,7 +177,7 @@ class Intake:
         if start <= error.position and error.partition != commands:
             end = self.log.end_offsets([error.partition], committed=False)[error.partition]
             if end < error.position:
-                raise made_anew(error.partition, end, error.position)
+                raise made_anew(error.partition, end, error.position, certain=False)
         check(start > error.position, f"{error} but it begins at {start}")
         if error.partition == commands:
             self._commands_at = start

@@ -4,7 +4,9 @@ Nothing is looked for as long as nothing fails. When a call says that a topic is
 partition are looked at once; those that lack a topic are *missing*: nothing is read or written there, all others
 go on. Giving up can't be undone, and a broker that has just started, or lags behind, may not know a topic or a
 partition yet. So an answer counts only if it knows the status topic, too, and only what stays missing is given up.
-But a topic that holds less than was known of it is another one, by its leader's word: there is nothing to wait for.
+A topic in which events come to stand before what it held is another one: all replicas in sync took them, there is
+nothing to wait for. One that merely seems to hold less has to seem so for as long, again and again: a broker that
+does not know yet that it leads no more would give the same to read.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from anabranch.topics.names import history_topic, journal_topic, stream_topic
 log = logging.getLogger("anabranch.controller")
 
 LOOK_S = 1.0  # how often it is looked whether a missing topic is there again
+FADES_S = 10.0  # what was read once, and not again for so long, means nothing
 
 
 @dataclass(slots=True)
@@ -30,6 +33,7 @@ class Lookout:
     """``missing``: stream -> which topic is not found; decisions see it. It lasts as long as its leader leads.
 
     ``witness``: a topic that is there, since this partition is led: who does not know it knows nothing.
+    ``_seeming``: stream -> since when it seems to hold less than it did, and when it last did.
     ``_hints``: what failed; these outlast a change of leadership, which such a failure may be the end of.
     """
 
@@ -39,6 +43,7 @@ class Lookout:
     missing: dict[str, str] = field(default_factory=dict)
     _since: dict[str, float] = field(default_factory=dict)
     _lost: set[str] = field(default_factory=set)
+    _seeming: dict[str, tuple[float, float]] = field(default_factory=dict)
     _hints: list[str] = field(default_factory=list)
     _next: float = 0.0
 
@@ -65,7 +70,10 @@ class Lookout:
         stream = _streams(state).get(error.topic)
         if stream is not None and error.lost:
             self._note(stream, str(error))
-            self._lost.add(stream)
+            if error.certain:
+                self._lost.add(stream)
+            else:
+                self._seems(stream)
             return True
         self._look(state)
         return stream is not None
@@ -90,13 +98,26 @@ class Lookout:
         return [
             (stream, why)
             for stream, why in sorted(self.missing.items())
-            if stream in self._lost or now - self._since[stream] >= after_s
+            if stream in self._lost or now - self._waits_since(stream, now) >= after_s
         ]
+
+    def _seems(self, stream: str) -> None:
+        """It is tried again when it is looked for next."""
+        now = self.clock.monotonic()
+        first, last = self._seeming.get(stream, (now, now))
+        self._seeming[stream] = (first if now - last < FADES_S else now), now
+        self._next = now + LOOK_S
+
+    def _waits_since(self, stream: str, now: float) -> float:
+        since = self._since[stream]
+        first, last = self._seeming.get(stream, (since, now))
+        return min(first, since) if now - last < FADES_S else since
 
     def settled(self, stream: str) -> None:
         """It is on the log that a stream is lost."""
         self.missing.pop(stream, None)
         self._lost.discard(stream)
+        self._seeming.pop(stream, None)
 
     def _look(self, state: State) -> None:
         self._next = self.clock.monotonic() + LOOK_S
@@ -121,7 +142,7 @@ class Lookout:
         for stream, why in gone.items():
             self._note(stream, why)
         for stream in [s for s in self.missing if s not in gone and s not in self._lost]:
-            log.info("%s: its topics are there again", stream)
+            log.info("%s: its topics are there", stream)
             del self.missing[stream]
 
     def _note(self, stream: str, why: str) -> None:
