@@ -185,7 +185,8 @@ class Client(Reading):
         ``keepalive``: seconds, at least 1, of silence after which the controller aborts it; the handle sends
         heartbeats by itself.
 
-        Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, NotReady, DeadlineExceeded.
+        Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, ClockSkew, NotReady,
+        DeadlineExceeded.
         """
         self._shared.check()
         keepalive_ms = keepalive_ms_of(keepalive)
@@ -305,7 +306,8 @@ class Client(Reading):
     ) -> TransactionInfo:
         """`state`, made final: a transaction of which nothing is known is aborted, for ever.
 
-        Raises: Expired, InvalidToken, NotReady, DeadlineExceeded (again is safe).
+        Raises: Expired, ClockSkew (nothing is known of it, and its id was made more than a day ahead of the
+        controller's clock: it can't begin either), InvalidToken, NotReady, DeadlineExceeded (again is safe).
         """
         self._shared.check()
         return info_of(self._session.resolve(id_of(transaction), self._shared.deadline(timeout)))

@@ -213,6 +213,7 @@ class Transaction(Handle):
             WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument: the
                 transaction is open and unchanged; mend it and commit again, or abort.
             TransactionAborted: it is over without effect; begin a new one.
+            ClockSkew: it was not begun: this machine's clock is more than a day ahead of the controller's.
             WriteFailed: an own write failed; abort.
             OutcomeUnknown: no answer in time. Commit again, or ask ``client.state`` later.
         """
