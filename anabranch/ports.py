@@ -262,6 +262,9 @@ class Table(Protocol):
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """All (key, value) whose key starts with ``prefix``, in key order; a stable view."""
 
+    def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """All (key, value) whose key is below ``before``, from the highest down; a stable view."""
+
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Put, or delete where the value is None, all at once."""
 

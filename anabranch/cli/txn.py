@@ -43,7 +43,7 @@ def list_transactions(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """List transactions: the open ones, or all that are still known."""
+    """List transactions: the open ones, the oldest first, or all that are still known, the newest first."""
     from anabranch.cli.output import print_json, print_table, time_text
     from anabranch.cli.session import connected, target_of
 

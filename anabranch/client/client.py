@@ -320,7 +320,7 @@ class Client(Reading):
         *,
         timeout: float | None = None,
     ) -> list[TransactionInfo]:
-        """Open transactions, the oldest first; with ``finished`` the ended ones too.
+        """Open transactions, the oldest first; with ``finished`` the ended ones too, and the newest first.
 
         Raises: UnknownScope, InvalidArgument (``limit`` is 1 to 10,000), NotReady, DeadlineExceeded.
         """

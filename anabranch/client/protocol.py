@@ -333,12 +333,25 @@ class Session:
     def transactions(
         self, scope: str | None, finished: bool, limit: int, deadline: float
     ) -> list[r.Outcome]:
-        """Transactions, the oldest first. `UnknownScope`, `InvalidArgument`."""
+        """The open ones, the oldest first, or all, the newest first. `UnknownScope`, `InvalidArgument`."""
         found: list[r.Outcome] = []
         for partition in self._partitions(scope, deadline):
-            command = r.ListTransactions(scope, finished, limit)
-            found += self.ask(partition, command, r.TransactionList, deadline).transactions
-        return sorted(found, key=lambda outcome: made_ms_of(outcome.txn_id))[:limit]
+            found += self._transactions_of(partition, scope, finished, limit, deadline)
+        return sorted(found, key=_made_ms, reverse=finished)[:limit]
+
+    def _transactions_of(
+        self, partition: int, scope: str | None, finished: bool, limit: int, deadline: float
+    ) -> list[r.Outcome]:
+        """Those of a control partition. A controller looks at some of the finished ones at a time."""
+        found: list[r.Outcome] = []
+        before = None
+        while True:
+            command = r.ListTransactions(scope, finished, limit - len(found), before)
+            part = self.ask(partition, command, r.TransactionList, deadline)
+            found += part.transactions
+            before = part.more
+            if before is None or len(found) >= limit:
+                return found
 
     # -- heartbeats -----------------------------------------------------------------------------------
 
@@ -375,6 +388,10 @@ def committed(outcome: r.Outcome) -> r.Outcome:
             f"transaction {txn_text(outcome.txn_id)} is aborted{why}: begin a new one"
         )
     return outcome
+
+
+def _made_ms(outcome: r.Outcome) -> int:
+    return made_ms_of(outcome.txn_id)
 
 
 @contextmanager

@@ -32,7 +32,6 @@ from anabranch.schemas.records import (
     GetState,
     Heartbeat,
     JournalOp,
-    ListTransactions,
     NameRow,
     Outcome,
     ParticipantRow,
@@ -42,13 +41,11 @@ from anabranch.schemas.records import (
     Resolve,
     Touch,
     Touched,
-    TransactionList,
     TxnRow,
     WriterRow,
 )
 
 MIN_KEEPALIVE_MS = 1000
-MAX_LISTED = 10_000
 
 
 def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
@@ -372,21 +369,3 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
         )
         turn.put(k.txn_key(command.txn_id), row)
     turn.reply(to, turn.outcome(row))
-
-
-def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None) -> None:
-    """Transactions, the oldest first."""
-    if not 1 <= command.limit <= MAX_LISTED:
-        raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
-    rows = (
-        turn.state.all_txn_rows()
-        if command.include_finished
-        else (turn.state.open[txn_id].row for txn_id in sorted(turn.state.open))
-    )
-    found = []
-    for row in rows:
-        if command.scope is None or row.scope == command.scope:
-            found.append(turn.outcome(row, full=False))
-            if len(found) == command.limit:
-                break
-    turn.reply(to, TransactionList(tuple(found)))

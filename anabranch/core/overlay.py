@@ -16,6 +16,8 @@ class Rows(Protocol):
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]: ...
 
+    def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]: ...
+
 
 class Overlay:
     """Rows as they will be once the pending changes are written."""
@@ -54,14 +56,30 @@ class Overlay:
         for key in over[at:]:
             yield from self._changed(key)
 
-    def _changed_keys(self, prefix: bytes) -> list[bytes]:
-        """In order. A big round scans often, over many changes: they are not walked each time."""
+    def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
+        self._put_in_order()
+        over = self._order[: bisect_left(self._order, before)]
+        for key, value in self._rows.scan_back(before):
+            while over and over[-1] > key:
+                yield from self._changed(over.pop())
+            if over and over[-1] == key:
+                yield from self._changed(over.pop())
+            else:
+                yield key, value
+        while over:
+            yield from self._changed(over.pop())
+
+    def _put_in_order(self) -> None:
+        """A big round scans often, over many changes: they are not walked each time."""
         if len(self._fresh) > _FEW:
             self._order = sorted((*self._order, *self._fresh))
         else:
             for key in self._fresh:
                 insort(self._order, key)
         self._fresh.clear()
+
+    def _changed_keys(self, prefix: bytes) -> list[bytes]:
+        self._put_in_order()
         begin = end = bisect_left(self._order, prefix)
         while end < len(self._order) and self._order[end].startswith(prefix):
             end += 1

@@ -316,11 +316,18 @@ class State:
             found.append(key[9:])
         return found
 
-    def all_txn_rows(self) -> Iterator[TxnRow]:
-        """Every transaction's row, oldest id first. Walks the table: for people's questions only."""
-        for key, value in self._table.scan(k.STATUS):
-            if len(key) == 1 + TXN_ID_SIZE + 1 and key[-1] == Entry.TXN and key[1:17] != NO_TXN:
-                yield decode(value)
+    def txn_rows_below(self, key: bytes | None) -> Iterator[tuple[bytes, TxnRow | None]]:
+        """The transactions' status keys below one (None: all of them), the newest id first.
+
+        Each with the row, where it is the transaction's own, not its writers' or streams': there may be many
+        of those, so that who walks counts keys.
+        """
+        above = k.STATUS + (b"\xff" * (TXN_ID_SIZE + 1) if key is None else key)
+        for found, value in self._table.scan_back(above):
+            if not found.startswith(k.STATUS) or found[1 : 1 + TXN_ID_SIZE] == NO_TXN:
+                return
+            is_row = len(found) == 1 + TXN_ID_SIZE + 1 and found[-1] == Entry.TXN
+            yield found[1:], decode(value) if is_row else None
 
     def row_keys(self, txn_id: bytes) -> list[bytes]:
         """All status keys of a transaction."""

@@ -165,6 +165,9 @@ class FailingTable:
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._table.scan(prefix)
 
+    def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._table.scan_back(before)
+
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         rows = any(key.startswith(b"s") for key in changes)
         name = "table:rows" if rows else "table:index"

@@ -66,6 +66,11 @@ class MemoryStore:
             found.append((key, self._rows[key]))
         return found
 
+    def rows_below(self, before: bytes) -> list[tuple[bytes, bytes]]:
+        """A copy of all rows with a lower key, the highest first."""
+        keys = self._keys[: bisect_left(self._keys, before)]
+        return [(key, self._rows[key]) for key in reversed(keys)]
+
     def change(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Put and delete."""
         for key, value in changes.items():
@@ -99,6 +104,11 @@ class MemoryTable:
         """See `anabranch.ports.Table.scan`."""
         self._enter("table.scan")
         return iter(self._store.rows_from(prefix))
+
+    def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See `anabranch.ports.Table.scan_back`."""
+        self._enter("table.scan")
+        return iter(self._store.rows_below(before))
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         """See `anabranch.ports.Table.write`."""

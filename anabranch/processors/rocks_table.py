@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +62,26 @@ class RocksTable:
             items = rows.items(from_key=prefix)
         except Exception as error:
             raise self._error(error, "read") from error
-        return self._walk(items, prefix)
+        return takewhile(lambda row: row[0].startswith(prefix), self._walk(items))
 
-    def _walk(
-        self, items: Iterator[tuple[Any, Any]], prefix: bytes
-    ) -> Iterator[tuple[bytes, bytes]]:
+    def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See `anabranch.ports.Table.scan_back`. The view is that of the first step."""
+        rows = self._opened()
+        try:
+            items = rows.items(backwards=True, from_key=before)
+        except Exception as error:
+            raise self._error(error, "read") from error
+        # RocksDB begins at the key itself where it is there.
+        return dropwhile(lambda row: row[0] == before, self._walk(items))
+
+    def _walk(self, items: Iterator[tuple[Any, Any]]) -> Iterator[tuple[bytes, bytes]]:
         while True:
             try:
-                key, value = next(items)
+                yield next(items)
             except StopIteration:
                 return
             except Exception as error:
                 raise self._error(error, "read") from error
-            if not key.startswith(prefix):
-                return
-            yield key, value
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         """See `anabranch.ports.Table.write`."""

@@ -8,6 +8,8 @@ from collections import Counter
 import pytest
 
 from anabranch import errors
+from anabranch.core import decide_list
+from anabranch.core.tokens import peek
 from anabranch.ports import LogError, LogUnavailable, LogUncertain
 from tests.client.answers import STREAM
 from tests.client.world import World
@@ -176,6 +178,20 @@ def test_a_lost_begin_is_safe_to_repeat(world: World) -> None:
     txn.token()
     txn.abort()
     assert [t.state for t in world.client.transactions(finished=True)] == ["ABORTED"]
+
+
+def test_a_long_list_comes_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide_list, "MAX_LOOKED_AT", 2)
+    with_tokens = [world.client.begin("nyc") for _ in range(7)]
+    ids = [peek(txn.token()).txn_id for txn in with_tokens]
+    for txn in with_tokens[1::2]:
+        txn.abort()
+    assert [t.txn_id for t in world.client.transactions("nyc")] == sorted(ids[0::2])
+    every = [t.txn_id for t in world.client.transactions("nyc", finished=True)]
+    assert every == sorted(ids, reverse=True)
+    for limit in (1, 3, 7):
+        found = world.client.transactions(finished=True, limit=limit)
+        assert [t.txn_id for t in found] == every[:limit]
 
 
 def test_a_failed_write_gives_no_receipt(world: World) -> None:

@@ -246,8 +246,15 @@ class World(Journals):
     def get(self, label: str) -> str:
         return self.ask(f"get {label}", r.GetState(self.id(label)))
 
-    def list(self, *, scope: str | None = None, finished: bool = True, limit: int = 100) -> str:
-        return self.ask("list", r.ListTransactions(scope, finished, limit))
+    def list(
+        self,
+        *,
+        scope: str | None = None,
+        finished: bool = True,
+        limit: int = 100,
+        before: bytes | None = None,
+    ) -> str:
+        return self.ask("list", r.ListTransactions(scope, finished, limit, before))
 
     def one_shot(
         self, label: str, *events: r.Event, name: str | None = None, scope: str = "nyc"

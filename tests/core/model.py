@@ -98,7 +98,7 @@ class Model(Ledger):
         if isinstance(c, r.GetState):
             return self._text(self._known(self.world.label(c.txn_id)))
         if isinstance(c, r.ListTransactions):
-            return ", ".join(self._text(txn) for txn in self._by_id(self.txns)) or "none"
+            return ", ".join(self._text(t) for t in reversed(self._by_id(self.txns))) or "none"
         return ", ".join(f"{stream} ACTIVE 2" for stream in STREAMS)
 
     def _begin(self, c: r.Begin) -> str:

@@ -19,6 +19,7 @@ from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, stream_topic
 from anabranch.topics.records import Record
 from tests.core.harness import World
+from tests.core.tables import txn_rows
 from tests.sim.picture import Picture, Seen
 
 Taken = dict[
@@ -133,7 +134,7 @@ class ScaledWorld(World):
     def picture(self) -> Picture:
         """What the checks of epochs look at, but for the events themselves."""
         state = self.state
-        rows = {row.txn_id: row for row in state.all_txn_rows()}
+        rows = {row.txn_id: row for row in txn_rows(state)}
         picture = Picture(
             events=defaultdict(list),
             history=dict(self.history),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anabranch.core.state import State
+from anabranch.schemas.records import TxnRow
 
 Row = tuple[bytes, bytes | None]
 
@@ -22,12 +23,20 @@ class Memory:
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield from sorted((key, v) for key, v in self.rows.items() if key.startswith(prefix))
 
+    def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
+        yield from sorted(((key, v) for key, v in self.rows.items() if key < before), reverse=True)
+
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         for key, value in changes.items():
             if value is None:
                 self.rows.pop(key, None)
             else:
                 self.rows[key] = value
+
+
+def txn_rows(state: State) -> list[TxnRow]:
+    """All transactions' rows, the newest id first."""
+    return [row for _, row in state.txn_rows_below(None) if row is not None]
 
 
 def table_of(state: State) -> dict[bytes, bytes]:

@@ -100,7 +100,7 @@ def test_the_same_name_in_another_scope_is_another_name(world: World) -> None:
     world.find_scope("sfo")
     assert world.begin("A", name="daily", scope="nyc") == "begun A"
     assert world.begin("B", name="daily", scope="sfo") == "begun B"
-    assert world.list() == "A OPEN, B OPEN"
+    assert world.list() == "B OPEN, A OPEN"
 
 
 def test_a_name_being_committed(world: World) -> None:
@@ -225,7 +225,7 @@ def test_several_in_one_round_see_each_other(world: World) -> None:
         )
         == "[1] begun A; [2] begun B; [3] TransactionAborted"
     )
-    assert world.list() == ("A ABORTED (superseded by a newer transaction named 'daily'), B OPEN")
+    assert world.list() == "B OPEN, A ABORTED (superseded by a newer transaction named 'daily')"
 
 
 def test_a_day_is_a_day() -> None:

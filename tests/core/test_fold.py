@@ -20,7 +20,7 @@ from anabranch.core.turn import Hearing
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc
 from tests.core.moves import everything, lives, new_world, play
-from tests.core.tables import Memory, Row, fold, rows_of, table_of, views_of
+from tests.core.tables import Memory, Row, fold, rows_of, table_of, txn_rows, views_of
 
 random_lives = settings(
     max_examples=60,
@@ -49,7 +49,7 @@ def assert_in_step(table: dict[bytes, bytes]) -> None:
     """The derived keys say what the transactions' rows say, and nothing else."""
     state = State(Memory(table))
     expected = set()
-    for row in state.all_txn_rows():
+    for row in txn_rows(state):
         ended = row.state in ("COMMITTED", "ABORTED")
         key = k.finished_key(row.finished_ms, row.txn_id) if ended else k.OPEN + row.txn_id
         expected.add(key)

@@ -31,6 +31,7 @@ from tests.core.moves import (
     takeovers,
     transactions,
 )
+from tests.core.tables import txn_rows
 
 moves_of_a_life = lives(
     st.one_of(transactions, transactions, transactions, transactions, takeovers), 30
@@ -97,10 +98,10 @@ class Watch:
             assert time > self.last_time
             self.last_time = time
         assert set(self.merged.values()) <= {1}, "each record once"
-        rows = [row for row in self.world.state.all_txn_rows() if row.name]
+        rows = [row for row in txn_rows(self.world.state) if row.name]
         names = Counter((row.scope, row.name) for row in rows if row.state == "COMMITTED")
         assert set(names.values()) <= {1}, "one committed transaction for each name"
-        for row in self.world.state.all_txn_rows():
+        for row in txn_rows(self.world.state):
             if row.state == "COMMITTED":
                 assert row.committed == self._records(row.txn_id)
                 assert self.times.get(row.txn_id, row.commit_timestamp) == row.commit_timestamp

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from anabranch.core import decide_list
 from anabranch.core import rows as k
-from anabranch.core.decide_txn import MAX_LISTED
+from anabranch.core.decide_list import MAX_LISTED
 from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, event
 
@@ -164,10 +165,15 @@ def several(world: World) -> World:
     [
         (None, False, 100, "B OPEN, D OPEN"),
         ("nyc", False, 100, "D OPEN"),
-        ("nyc", True, 100, "A COMMITTED 0, C ABORTED (why), D OPEN"),
+        ("nyc", True, 100, "D OPEN, C ABORTED (why), A COMMITTED 0"),
         ("sfo", True, 100, "B OPEN"),
         ("none", True, 100, "none"),
-        (None, True, 2, "A COMMITTED 0, B OPEN"),
+        (
+            None,
+            True,
+            2,
+            "E ABORTED (it was resolved before any other command of it arrived), D OPEN",
+        ),
         (None, False, 1, "B OPEN"),
         (None, True, 0, "InvalidArgument"),
         (None, True, MAX_LISTED + 1, "InvalidArgument"),
@@ -176,6 +182,43 @@ def several(world: World) -> World:
 )
 def test_lists(several: World, scope: str | None, finished: bool, limit: int, answer: str) -> None:
     assert several.list(scope=scope, finished=finished, limit=limit) == answer
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("scope", [None, "nyc"])
+def test_a_list_goes_on_where_it_stopped(
+    several: World, monkeypatch: pytest.MonkeyPatch, scope: str | None, most: int, limit: int
+) -> None:
+    """However few rows are looked at each time; a writer's and a stream's row of A lie between."""
+    monkeypatch.setattr(decide_list, "MAX_LOOKED_AT", most)
+    found: list[str] = []
+    before = None
+    for _ in range(20):
+        several.list(scope=scope, limit=limit, before=before)
+        answer = several.result
+        assert len(answer.transactions) <= min(limit, most)
+        found += [several.label(outcome.txn_id) for outcome in answer.transactions]
+        before = answer.more
+        if before is None:
+            break
+    # What was only resolved is of no scope.
+    assert "".join(found) == ("EDCBA" if scope is None else "DCA")
+
+
+def test_a_list_is_not_changed_by_what_ends_meanwhile(several: World) -> None:
+    several.list(limit=2)
+    before = several.result.more
+    several.abort("D")
+    several.begin("F")
+    assert several.list(before=before) == "C ABORTED (why), B OPEN, A COMMITTED 0"
+
+
+@pytest.mark.parametrize("before", [b"", b"\0" * 17, b"\xff" * 300])
+def test_any_place_to_go_on_from_is_harmless(several: World, before: bytes) -> None:
+    everything = several.list()
+    assert several.list(before=before) == (everything if before > b"\1" else "none")
+    assert several.list(finished=False, before=before) == "InvalidArgument"
 
 
 def test_a_list_has_no_details(several: World) -> None:

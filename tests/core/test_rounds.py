@@ -227,7 +227,7 @@ def test_they_are_forgotten_in_the_order_of_their_ends_a_few_at_a_time() -> None
         world.one_shot(label, event())
         world.wait(1)
     world.wait(WEEK)
-    assert world.list() == "B COMMITTED 1, C COMMITTED 1, D COMMITTED 1"
+    assert world.list() == "D COMMITTED 1, C COMMITTED 1, B COMMITTED 1"
     world.wait(250)
     assert world.list() == "D COMMITTED 1"
     world.wait(250)

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from zlib import crc32
 
 from anabranch import errors
-from anabranch.core import decide_commit, decide_txn, hybrid_time, ids, tokens
+from anabranch.core import decide_commit, decide_list, decide_txn, hybrid_time, ids, tokens
 from anabranch.core.journal_index import CRC_MODULUS, REASONS
 from anabranch.core.keyspace import even_ranges, position_of, record_checksum
 from anabranch.core.rows import Entry
@@ -158,7 +158,7 @@ EXAMPLES: dict[str, Any] = {
     "ForgetStream": r.ForgetStream("nyc/flights"),
     "Settle": r.Settle(TOKEN, "its stream nyc/weather is lost"),
     "DescribeStreams": r.DescribeStreams("nyc", None),
-    "ListTransactions": r.ListTransactions(None, include_finished=False, limit=100),
+    "ListTransactions": r.ListTransactions(None, include_finished=True, limit=100, before=None),
     "Reply: TransactionList": _reply(8, r.TransactionList(())),
     "Reply: Alive": _reply(9, r.Alive((OUTCOME._replace(streams=(), writers=()),))),
     "SafeTime": r.SafeTime("nyc", None),
@@ -357,7 +357,7 @@ def limits_block() -> str:
         ],
         ["name, characters", f"1 to {ids.MAX_NAME}"],
         ["`wait_ms`", f"0 to {decide_commit.MAX_WAIT_MS:,}"],
-        ["`ListTransactions.limit`", f"1 to {decide_txn.MAX_LISTED:,}"],
+        ["`ListTransactions.limit`", f"1 to {decide_list.MAX_LISTED:,}"],
         ["open transactions of a control partition", f"{default['max_open']:,} (default)"],
         [
             "bytes of open transactions in journals, by control partition",

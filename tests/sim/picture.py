@@ -22,6 +22,7 @@ from anabranch.topics.names import (
     stream_topic,
 )
 from anabranch.topics.records import Record, decode_records
+from tests.core.tables import txn_rows
 from tests.sim.retention import KeptPartition
 
 
@@ -130,7 +131,7 @@ class Picture:
             picture.streams.update(state.streams)
             picture.horizons[number] = state.round.expired_ms
             picture.unfinished += [txn.row for txn in state.open.values()]
-            picture.rows.update({row.txn_id: row for row in state.all_txn_rows()})
+            picture.rows.update({row.txn_id: row for row in txn_rows(state)})
             picture._read_rows(state)
             for seen in visible(cluster, place):
                 key = seen.record.key or b""

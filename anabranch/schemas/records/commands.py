@@ -167,6 +167,7 @@ class ListTransactions:
     scope: str | None
     include_finished: bool
     limit: int
+    before: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

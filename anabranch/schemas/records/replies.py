@@ -105,6 +105,7 @@ class TransactionList:
     """Reply to ListTransactions."""
 
     transactions: tuple[Outcome, ...]
+    more: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
