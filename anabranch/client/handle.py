@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from anabranch.client.ports import Journals, RecordHeaders
+from anabranch.client.ports import JournalMissing, Journals, RecordHeaders
 from anabranch.client.protocol import Session
 from anabranch.client.types import Headers
 from anabranch.client.writing import (
@@ -31,7 +31,10 @@ from anabranch.errors import (
     InvalidArgument,
     MalformedRecord,
     NotForkSafe,
+    NotReady,
+    StreamLost,
     TransactionAborted,
+    UnknownStream,
     WriteFailed,
 )
 from anabranch.schemas.records import Outcome, SegmentRange
@@ -274,12 +277,37 @@ class Handle:
         return lane
 
     def _flush(self, deadline: float) -> None:
-        if self._account is not None:
-            try:
-                self._account.flush(deadline)
-            except WriteFailed as error:
-                self._end(error)
-                raise
+        if self._account is None:
+            return
+        try:
+            while True:
+                try:
+                    self._account.flush(deadline)
+                except JournalMissing as missing:
+                    self._ask_about(missing, self._account, deadline)
+                else:
+                    return
+        except (WriteFailed, StreamLost) as error:
+            self._end(error)
+            raise
+
+    def _ask_about(self, missing: JournalMissing, account: WriterAccount, deadline: float) -> None:
+        """`StreamLost` if the stream of a journal that is not there is given up; else it may yet be found.
+
+        `NotReady`, `DeadlineExceeded`: not before the deadline.
+        """
+        stream = next(lane.stream for lane in account.lanes.values() if lane.topic == missing.topic)
+        try:
+            state = self._session.describe(stream, deadline).state
+        except UnknownStream:
+            state = "FORGOTTEN"
+        if state not in ("ACTIVE", "MISSING"):
+            raise StreamLost(
+                f"{stream} is {state}: somebody deleted its journal, and what was written there is gone; "
+                "begin a new transaction, without that stream"
+            ) from missing
+        if self._session.now() >= deadline:
+            raise NotReady(f"{stream}: {missing}") from missing
 
     # -- its end --------------------------------------------------------------------------------------
 

@@ -13,8 +13,15 @@ from anabranch.client.kafka import leak
 from anabranch.client.kafka_admin import DEFAULT_MAX_MESSAGE_BYTES, KafkaAdmin
 from anabranch.client.kafka_channel import Channel
 from anabranch.client.options import Options
-from anabranch.client.ports import JournalRecord, Opened, RecordHeaders
-from anabranch.errors import AnabranchError, DeadlineExceeded, NotReady, WriteFailed
+from anabranch.client.ports import JournalMissing, JournalRecord, Opened, RecordHeaders
+from anabranch.errors import (
+    AnabranchError,
+    DeadlineExceeded,
+    FixCallError,
+    NotReady,
+    RetryError,
+    WriteFailed,
+)
 from anabranch.ports import Clock, LogError, TopicPartition
 
 if TYPE_CHECKING:
@@ -27,6 +34,7 @@ _SPARE = 4  # producers kept for the next writers
 _POLL_EVERY = 1000  # writes between polls: delivery reports are freed while their memory is warm
 _FULL_POLL_S = 0.05
 _SLICE_S = 0.2
+_STUCK_S = 1.0  # so long nothing was acknowledged: perhaps a topic is not there any more
 
 
 class KafkaJournals:
@@ -137,6 +145,7 @@ class KafkaJournal:
         self._countdown = _POLL_EVERY
         self._failure: str | None = None
         self._columns: ColumnJournal | None = None
+        self._missing: str | None = None  # the topic that was not there when it was looked for last
 
     def open(self, topic: str, partitions: Sequence[int], deadline: float) -> Opened:
         """See `JournalWriter`."""
@@ -246,26 +255,54 @@ class KafkaJournal:
         self._flush_events(deadline)
         self._flush_columns(deadline)
         places = list(written)
-        try:
-            ends = self._admin.end_offsets(places, deadline)
-        except AnabranchError as error:
-            raise DeadlineExceeded(
-                f"flushed, but the journal's ends are not known: {error}"
-            ) from error
-        return {place: ends[place] for place in places}
+        while True:
+            until = min(deadline, self._clock.monotonic() + _STUCK_S)
+            try:
+                ends = self._admin.end_offsets(places, until)
+            except AnabranchError as error:
+                if isinstance(error, FixCallError) or until >= deadline:
+                    raise DeadlineExceeded(
+                        f"flushed, but the journal's ends are not known: {error}"
+                    ) from error
+                self._check_topics(deadline)
+            else:
+                return {place: ends[place] for place in places}
 
     def _flush_events(self, deadline: float) -> None:
         for channel in self._channels.values():
+            left_over = len(channel.producer)
+            stuck_at = self._clock.monotonic() + _STUCK_S
             while len(channel.producer):
-                left = deadline - self._clock.monotonic()
-                if left <= 0:
+                now = self._clock.monotonic()
+                if now >= deadline:
+                    if self._missing is not None:
+                        raise JournalMissing(self._missing)
                     n = len(channel.producer)
                     raise self._fail(f"{n} writes were not acknowledged before the deadline")
-                channel.producer.flush(min(left, _SLICE_S))
+                if now >= stuck_at:
+                    self._check_topics(deadline)
+                channel.producer.flush(min(deadline - now, _SLICE_S))
                 channel.watch()
                 self._check()
+                if len(channel.producer) < left_over or now >= stuck_at:
+                    left_over = len(channel.producer)
+                    stuck_at = self._clock.monotonic() + _STUCK_S
             channel.poll(0)
         self._check()
+
+    def _check_topics(self, deadline: float) -> None:
+        """`JournalMissing` if the brokers say that one of them is not there."""
+        topics = list(self._by_topic)
+        try:
+            found = self._admin.partition_counts(
+                topics, min(deadline, self._clock.monotonic() + _STUCK_S)
+            )
+        except RetryError as error:
+            log.debug("journals can't be looked for now: %s", error)
+            return
+        self._missing = next((topic for topic in topics if topic not in found), None)
+        if self._missing is not None:
+            raise JournalMissing(self._missing)
 
     def _flush_columns(self, deadline: float) -> None:
         if self._columns is None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from anabranch.errors import NotReady
 from anabranch.ports import Clock, TopicPartition
 
 if TYPE_CHECKING:
@@ -63,6 +64,14 @@ class CommandBus(Protocol):
         """In a forked child: free nothing, ever; it belongs to the parent's threads."""
 
 
+class JournalMissing(NotReady):
+    """The brokers say that a journal is not there (any more): ask what became of its stream."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"the brokers know no topic {topic}: call again later")
+        self.topic = topic
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """Journal partitions made ready: an offset not above the first record to come, for each; and the size limit."""
@@ -109,7 +118,7 @@ class JournalWriter(Protocol):
 
         Returns for each partition in ``written`` an offset above its last record. `WriteFailed` if any write
         failed or is still unacknowledged at the deadline, `DeadlineExceeded` if only the question for the
-        offsets got no answer.
+        offsets got no answer. `JournalMissing`, long before the deadline: again is safe.
         """
 
     def discard(self) -> None:

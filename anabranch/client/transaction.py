@@ -179,7 +179,8 @@ class Transaction(Handle):
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything written is acknowledged and its receipt registered. Opens the transaction.
 
-        ``timeout`` in seconds. Raises: WriteFailed, DeadlineExceeded (again is safe), and as `write`.
+        ``timeout`` in seconds. Raises: WriteFailed, DeadlineExceeded (again is safe), NotReady (a stream's
+        journal is not found: again is safe), StreamLost (nor will it be: abort), and as `write`.
         """
         with self._lock:
             self._check_usable()

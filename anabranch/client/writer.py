@@ -119,8 +119,9 @@ class Writer(Handle):
 
         One that joined a reservation and wrote nothing has an empty receipt, of which nobody is told.
 
-        Raises: WriteFailed (for ever: join again and rewrite), DeadlineExceeded (again is safe),
-        TransactionAborted, AlreadyCommitted, IllegalState, OutcomeUnknown (it is being committed without this).
+        Raises: WriteFailed (for ever: join again and rewrite), DeadlineExceeded (again is safe), NotReady (a
+        stream's journal is not found: again is safe), StreamLost (nor will it be), TransactionAborted,
+        AlreadyCommitted, IllegalState, OutcomeUnknown (it is being committed without this).
         """
         with self._lock:
             self._check_writable()

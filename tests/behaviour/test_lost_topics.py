@@ -59,7 +59,7 @@ def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique
 
         under_way = []
         for stream in lost:
-            txn = client.begin(scope)
+            txn = client.begin(scope, keepalive=600)  # so that no heartbeat tells it first
             for place in (stream, fine):
                 txn.write(place, b"torn", key=b"k")
             txn.flush()
@@ -72,7 +72,11 @@ def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique
         for stream, txn in zip(lost, under_way, strict=True):
             commit_fine()
             if stream == lost[1]:  # no journal: not even the flush gets through
-                wait_aborted(txn.token(), stream)
+                token = txn.token()
+                txn.write(stream, b"never stored", key=b"k")
+                with pytest.raises(StreamLost, match=f"{stream} is LOST"):
+                    txn.flush(SOON_S)
+                wait_aborted(token, stream)
                 continue
             with pytest.raises(TransactionAborted, match=f"{stream} is lost"):
                 txn.commit(timeout=SOON_S)
