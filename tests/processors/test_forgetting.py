@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from anabranch.core import rows as k
 from anabranch.core.decide_admin import ACTIVE, FORGETTING, LOST
-from anabranch.ports import LogFenced, LogRefused, TopicPartition, TopicSpec
+from anabranch.core.ids import NO_TXN, TXN_HEADER, pack_txn_header
+from anabranch.ports import LogFenced, LogRefused, LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processors.controller import Controller
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.processors.stream_topics import GIVE_UP_S
@@ -18,6 +21,7 @@ from anabranch.schemas.records import (
     ForgetStream,
     Outcome,
     Refusal,
+    Scale,
     StreamList,
 )
 from anabranch.topics.memory import MemoryLog
@@ -39,14 +43,50 @@ def lost(topic: str = stream_topic(GONE), **settings: Any) -> Play:
     for n in range(3):
         plain(play, n)
         assert play.one_shot(GONE) == "COMMITTED"
+    assert isinstance(play.ask(Scale(GONE, 3, (), ()), seconds=0.2), StreamList)
     play.play(5, 1.0)
+    play.lead_anew(clean_records=1, clean_ms=0)
+    play.play(1)
+    unknown(play, 5)
+    play.play(3)
     play.world.cluster.delete_topic(topic)
+    plain(play, 3)  # in the index, and never committed
     play.one_shot(GONE)
     play.begun(OTHER)
-    plain(play, 3)
     play.play(20, 2 * LOST_S)
     assert play.stream_state(GONE) == LOST
     return play
+
+
+def unknown(play: Play, count: int) -> None:
+    """Writes of a transaction that nobody began."""
+    header = ((TXN_HEADER, pack_txn_header(play.world.txn_id(), 1, 0)),)
+    place = TopicPartition(journal_topic(GONE), 0)
+    play.world.cluster.produce(place, [Record(0, 1, KEYS[0], b"stray", header)] * count)
+
+
+def in_memory(controller: Controller) -> set[object]:
+    """Everything by which the controller keeps something in memory."""
+    hearing, index = controller._hearing, controller._intake.index
+    assert controller._cutter is not None
+    assert controller._topics is not None
+    return {
+        *controller._tails,
+        *controller._autoscaling._scalers,
+        *controller._autoscaling._asked,
+        *controller._lookout._lost,
+        *controller._lookout.missing,
+        *controller._topics._deleting,
+        *hearing.may_roll_ms,
+        *hearing.may_grow_ms,
+        *(stream for stream, _ in hearing.may_move_ms),
+        *(stream for stream, _ in controller._intake._known_until),
+        *(stream for stream, _ in index.positions),
+        *(stream for stream, _ in index.plain_ends),
+        *(stream for stream, _ in index.read),
+        *index.rejected,
+        *(place.topic for place in controller._cutter._due),
+    }
 
 
 def plain(play: Play, n: int) -> None:
@@ -77,8 +117,11 @@ def check_made_anew(play: Play) -> None:
     plain(play, 0)
     play.play(5, 1.0)
     assert play.events(GONE) == len(KEYS) + 2 + 6
+    unknown(play, 2)
+    play.play(3)
     found = play.ask(DescribeStreams(None, GONE)).streams[0]
-    assert (found.state, found.rejected, found.stream_epoch) == (ACTIVE, {}, 0)
+    rejected = {"unknown_transaction": 2}
+    assert (found.state, found.rejected, found.stream_epoch) == (ACTIVE, rejected, 0)
     play.lead_anew(keeps_table=False)
     assert play.one_shot(GONE) == "COMMITTED"
     assert play.events(GONE) == len(KEYS) + 2 + 6 + 1
@@ -95,6 +138,65 @@ def test_a_lost_stream_is_forgotten_with_what_is_left(topic: str, anew: bool) ->
     assert play.one_shot(GONE) == "UnknownStream"
     assert play.one_shot(OTHER) == "COMMITTED"
     check_made_anew(play)
+
+
+def test_nothing_names_it_any_more_but_that_it_is_forgotten() -> None:
+    play = lost()
+    assert play.one_shot(OTHER) == "COMMITTED"
+    controller = play.controller
+    controller._hearing.may_grow_ms[GONE] = controller._hearing.may_roll_ms[GONE] = 1 << 60
+    controller._hearing.may_move_ms[GONE, 0] = 1 << 60
+    controller._tails[GONE] = controller._tails[OTHER]
+    assert GONE in in_memory(controller)
+    assert forget(play) == DONE
+    assert play.one_shot(OTHER) == "COMMITTED"
+    assert not {GONE, journal_topic(GONE)} & in_memory(controller)
+    assert OTHER in in_memory(controller)
+    keys = [key for key, _ in controller.table.scan(b"") if GONE.encode() in key]
+    of_no_txn = [key for key in keys if key.startswith(k.STATUS + NO_TXN)]
+    assert of_no_txn == [k.STATUS + k.forgotten_key(GONE)]
+    derived = [key for key in keys if key[:1] != k.STATUS]
+    assert derived == [k.POSITION + b"f" + GONE.encode()]
+
+
+def test_what_was_to_be_deleted_of_the_old_journal_is_not_deleted_of_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patched:
+
+        def away(*_: Any) -> None:
+            raise LogUnavailable("a broker is away")
+
+        patched.setattr(MemoryLog, "delete_records", away)
+        play = lost()
+        assert journal_topic(GONE) in in_memory(play.controller)
+    never = replace(play.controller.settings, clean_ms=1 << 50)
+    play.controller.settings = never
+    play.controller._hearing.next_clean_ms = 1 << 60
+    forget(play)
+    play.ask(CreateStream(GONE, 2, {}))
+    for _ in range(20):
+        plain(play, 0)
+    play.play(10, 100.0)
+    place = TopicPartition(journal_topic(GONE), 0)
+    log = play.world.cluster.log("reader")
+    assert log.end_offsets([place], committed=False)[place] >= 60
+    assert log.start_offsets([place]) == {place: 0}
+
+
+@pytest.mark.parametrize("who", ["_cutter", "_growth"])
+def test_what_names_a_topic_only_is_waited_for(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    play = lost()
+    topics = play.controller._topics
+    assert topics is not None
+    command = play.world.send(ForgetStream(GONE))
+    with monkeypatch.context() as patched:
+        patched.setattr(type(getattr(topics, who)), "is_at", lambda _, stream: stream == GONE)
+        play.play(20, 4.0)
+        assert play.controller.state.streams[GONE].state == FORGETTING
+        assert play.one_shot(OTHER) == "COMMITTED"
+    play.play(10, 4.0)
+    assert play.world.reply(command) == DONE
 
 
 def test_it_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +328,9 @@ def test_a_process_that_leads_no_more_deletes_nothing_new(
     fetch = MemoryLog.fetch
 
     def fetched(log: MemoryLog, *args: Any, **more: Any) -> Any:
-        late = log is zombie.log and bool(meanwhile)  # so it hears nothing that it would have to write of
+        late = log is zombie.log and bool(
+            meanwhile
+        )  # so it hears nothing that it would have to write of
         return {} if late else fetch(log, *args, **more)
 
     monkeypatch.setattr(MemoryLog, "describe_topics", described)
@@ -284,8 +388,11 @@ def test_brokers_that_know_nothing_yet_do_not_make_it_forgotten() -> None:
 
 
 def test_a_new_stream_that_misses_a_topic_is_waited_for_as_any_other() -> None:
-    play = lost(history_topic(GONE))
-    play.make_anew(stream_topic(OTHER))  # so that something is known to be lost at once
+    play = Play()
+    play.make_anew(history_topic(GONE))  # so it is known to be lost at once
+    play.one_shot(GONE)
+    play.play(3)
+    assert play.stream_state(GONE) == LOST
     forget(play)
     play.ask(CreateStream(GONE, 2, {}))
     broker = play.world.cluster

@@ -60,6 +60,23 @@ def test_brokers_that_are_away_for_long(monkeypatch: pytest.MonkeyPatch) -> None
     assert [(stream, type(error)) for stream, error in found] == [("s/a", NotReady)]
 
 
+def test_a_stream_that_is_given_up_while_it_grows_keeps_nobody_busy() -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, "s/a", 1)
+    state = State(controller.table)
+    row = state.streams["s/a"]
+    growth = Growth(world.cluster.log("g"), threads=False)
+    state.apply(stream_key("s/a"), replace(row, wanted_partitions=3))
+    steps = growth.step(state)
+    growth._under_way["s/a"] = 3, growth._begin("s/a", 3)
+    state.apply(stream_key("s/a"), replace(row, state="LOST"))
+    assert (growth.busy, growth.is_at("s/a")) == (True, True)
+    assert list(steps) == []
+    assert (growth.busy, growth.is_at("s/a")) == (False, False)
+
+
 def test_too_few_brokers_for_a_new_stream_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_few(log: MemoryLog, specs: Sequence[TopicSpec]) -> None:
         raise LogRefused("only 1 broker(s) are registered", INVALID_REPLICATION_FACTOR)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from anabranch.core.tokens import Token, sign
-from anabranch.ports import TopicPartition
+from anabranch.ports import LogRefused, TopicPartition
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
     Commit,
@@ -34,9 +34,14 @@ each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])
 class Stuck(Play):
     """A merge of two streams, of which one is lost when chunks of it stand in the other."""
 
-    def __init__(self, topic: str = stream_topic(GONE), *, lost: bool = True) -> None:
+    def __init__(
+        self, topic: str = stream_topic(GONE), *, lost: bool = True, scaled: bool = False
+    ) -> None:
+        """``scaled``: to one segment before, so that chunks stand where one of the former layout was."""
         super().__init__(chunk_bytes=CHUNK_BYTES)
         self.begun_before = self.begun(OTHER)  # it will commit in the layout of now
+        if scaled:
+            self.ask(Scale(OTHER, 1, (), ()), seconds=0.2)
         self.txn_id, self.token, receipt = self.begun(GONE, OTHER, size=SIZE)
         self.commit = self.world.send(Commit(self.token, (receipt,), None, None, 60_000))
         for _ in range(100):
@@ -69,10 +74,10 @@ class Stuck(Play):
         place = TopicPartition(history_topic(OTHER), 0)
         return [decode(record.value or b"") for record in self.world.committed(place)]
 
-    def check_strays(self, retired: set[int]) -> None:
-        """What stands on these partitions is in no segment and no commit."""
+    def check_strays(self, retired: set[int], since: int = 0) -> None:
+        """What stands on these partitions is in no segment and no commit, of the history ``since`` there."""
         assert self.controller.state.retired(OTHER) == retired
-        for record in self.history():
+        for record in self.history()[since:]:
             for segment in record.segments:
                 assert segment.partition not in retired, record
         seen = 0
@@ -112,6 +117,31 @@ def test_settling_aborts_it_everywhere_and_retires_where_chunks_stand(
     assert sum(part.count for r in commits for part in r.segments) == events + 3 + 5 * len(KEYS)
     assert play.txn_id not in {r.txn_id for r in commits}
     assert play.state(play.txn_id)[0] == "ABORTED"
+
+
+def test_a_transaction_of_a_former_layout_rolls_round_retired_partitions() -> None:
+    play = Stuck(scaled=True)
+    play.settle()
+    before = len(play.history())
+    assert play.controller.state.retired(OTHER) == {1}, "where the former layout has a segment"
+    _, token, receipt = play.begun_before
+    committed = play.ask(Commit(token, (receipt,), None, None, 60_000), seconds=0.2)
+    assert committed.state == "COMMITTED"
+    play.check_strays({1}, before)
+    assert len(play.history()) == before + 3, "two epochs and a commit"
+
+
+def test_what_was_read_ahead_of_a_journal_is_let_go_when_a_chunk_is_refused() -> None:
+    play = Stuck(lost=False)
+    carriers = play.controller._carriers
+    assert carriers is not None
+    lane = carriers._lanes[0]
+    readers = lane._readers
+    play.world.cluster.delete_topic(stream_topic(GONE))
+    job = next(job for job in carriers._waiting if job.row.stream == GONE)
+    with pytest.raises(LogRefused):
+        lane.chunk(job, 0)
+    assert lane._readers is not readers
 
 
 def test_then_the_lost_stream_can_be_forgotten() -> None:
