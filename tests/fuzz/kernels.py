@@ -148,6 +148,7 @@ def _places() -> Run:
 
 def _columns() -> Run:
     from anabranch.topics import columns_read_kernel as kernel
+    from anabranch.topics.kernel_parts import MALFORMED_RESULT, NO_ROOM
 
     bodies = _Bodies()
     wanted = np.array([[0, 7], [5, 1 << 40]], dtype=np.int64)
@@ -170,14 +171,14 @@ def _columns() -> Run:
             result = kernel.columns(
                 body, count, last_delta, 3, base, 5, bool(count % 2), wanted, *columns
             )
-            assert result in (0, kernel.MALFORMED_RESULT, kernel.NO_ROOM)
+            assert result in (0, MALFORMED_RESULT, NO_ROOM)
             state = columns[-1]
             if result == 0:
                 assert state[kernel.ROWS] <= count
                 assert state[kernel.HEADERS] <= headers
             else:
                 assert not state.any()
-            if result != kernel.NO_ROOM:
+            if result != NO_ROOM:
                 return
         raise AssertionError("no room for as many headers as fit into the body")
 
