@@ -91,6 +91,8 @@ class Model(Ledger):
             return self._one_shot(c)
         if isinstance(c, r.Abort):
             return self._abort(c)
+        if isinstance(c, r.Settle):
+            return self._settle(c)
         if isinstance(c, r.Heartbeat):
             return self._heartbeat(c)
         if isinstance(c, r.Resolve):
@@ -234,6 +236,15 @@ class Model(Ledger):
             raise Refused("AlreadyCommitted")
         if txn.state != ABORTED:
             self._end_aborted(txn, "aborted by a client")
+        return self._text(txn)
+
+    def _settle(self, c: r.Settle) -> str:
+        """It is for big ones that lost a stream; here none is carried."""
+        txn = self._known(self._label(c.token))
+        if txn.state == COMMITTED:
+            raise Refused("AlreadyCommitted")
+        if txn.state != ABORTED:
+            raise Refused("IllegalState")
         return self._text(txn)
 
     def _heartbeat(self, c: r.Heartbeat) -> str:

@@ -66,7 +66,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Ask:
-    """Abort, heartbeat, resolve, get, list or describe."""
+    """Abort, settle, heartbeat, resolve, get, list or describe."""
 
     kind: str
     label: str
@@ -159,7 +159,9 @@ one_shots = st.builds(
     st.sampled_from(NAMES),
 )
 asks = st.builds(
-    Ask, st.sampled_from(("abort", "heartbeat", "resolve", "get", "list", "describe")), labels
+    Ask,
+    st.sampled_from(("abort", "settle", "heartbeat", "resolve", "get", "list", "describe")),
+    labels,
 )
 commands = st.one_of(begins, touches, registers, commits, commits, one_shots, asks)
 waits = st.builds(Wait, st.sampled_from((0, 1, 250, 1_000, 5_000, MINUTE, MINUTE, DAY, 8 * DAY)))
@@ -237,6 +239,7 @@ def command_of(world: World, move: Any) -> Any:
         return r.CreateStream(move.what, 2, {}) if is_stream else r.FindScope(move.what, True)
     return {
         "abort": r.Abort(world.token(move.label), ""),
+        "settle": r.Settle(world.token(move.label), ""),
         "heartbeat": r.Heartbeat((world.token(move.label), world.token("A"))),
         "resolve": r.Resolve(world.id(move.label)),
         "get": r.GetState(world.id(move.label)),
