@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from anabranch.core import rows as k
+from anabranch.core.decide_admin import ACTIVE
+from anabranch.core.decide_lost import give_up_stream
 from anabranch.core.decide_merge import runs_to_carry
 from anabranch.core.decide_scale import partitions_added
 from anabranch.core.plan import Landed, Round, Tail, history_records
@@ -95,6 +97,8 @@ class ScaledWorld(World):
             txn = self.state.open[txn_id]
             if txn.pending is None or not self.index.covers(txn.pending.writers):
                 continue
+            if any(self.state.streams[stream].state != ACTIVE for stream in txn.participants):
+                continue
             for (stream, number), row in sorted(txn.carries.items()):
                 if row.done:
                     continue
@@ -119,6 +123,12 @@ class ScaledWorld(World):
                 self.carried.add(txn_id)
                 moved += 1
         return moved
+
+    def lose(self, stream: str) -> None:
+        """Somebody deleted a topic of it."""
+        turn = self.new_turn()
+        give_up_stream(turn, stream, "there is no topic")
+        self.close(turn)
 
     def settle(self) -> None:
         """Go on until everything that was decided is merged."""

@@ -2,7 +2,8 @@
 
 The account knows nothing of epochs: it notes under which segment number each batch was written. All of it must
 be merged under that number, once; the histories must hold E1 to E7; and the log, compacted or not, must fold
-to the same table.
+to the same table. Where a stream is lost, its transactions are aborted; what was being carried is settled, and no
+segment ever lies on the stray chunks.
 """
 
 from __future__ import annotations
@@ -36,11 +37,18 @@ class Account:
         self.committing: set[str] = set()
         self.count = 0
         self.lives = dict.fromkeys(LABELS, 0)  # a label's next transaction begins where one ends
+        self.lost: set[str] = set()
+        self.settled = 0
+        self.strays: list[
+            tuple[str, int, int]
+        ] = []  # stream, partition, length of its history then
 
     # -- moves -------------------------------------------------------------------------------------
 
     def touch(self, label: str, stream: str) -> None:
         """Begin, the first time; pin the stream's layout, and see that it stays."""
+        if stream in self.lost:
+            return
         world = self.world
         label = self.txn(label)
         if label not in self.written:
@@ -57,6 +65,8 @@ class Account:
 
     def write(self, label: str, stream: str, which: int, count: int, size: int) -> None:
         """A batch into some segment of the pinned layout; pinned by the first one, if by none before."""
+        if stream in self.lost:
+            return
         if (self.txn(label), stream) not in self.layouts:
             self.touch(label, stream)
         label = self.txn(label)
@@ -97,6 +107,8 @@ class Account:
 
     def scale(self, stream: str, how: tuple[str, int], times: int) -> None:
         """Evenly, or a split or a merge by hand; the command may come again."""
+        if stream in self.lost:
+            return
         world = self.world
         segments = sorted(world.state.streams[stream].segments, key=lambda s: s.low)
         kind, number = how
@@ -122,7 +134,46 @@ class Account:
         epochs = [e for _, e in self.world.history[stream] if isinstance(e, r.EpochRecord)]
         return sum(epoch.reference_epoch == epoch.stream_epoch for epoch in epochs)
 
+    def lose(self, stream: str) -> None:
+        """While something of it is carried, a topic of the stream is deleted. What has a part there is aborted,
+        but for what is carried."""
+        open_ = self.world.state.open
+        if stream in self.lost or not any(
+            stream in open_[txn_id].participants
+            and any(c.count for c in open_[txn_id].carries.values())
+            for txn_id in self.world.state.committing
+        ):
+            return
+        self.world.lose(stream)
+        self.lost.add(stream)
+        self.forget_aborted()
+
+    def settle_lost(self) -> None:
+        """An operator settles what was being carried."""
+        world = self.world
+        for txn_id in sorted(world.state.committing):
+            txn = world.state.open[txn_id]
+            if not txn.carries or not self.lost & txn.participants.keys():
+                continue
+            places = {(c.stream, c.partition) for c in txn.carries.values() if c.count}
+            self.count += 1
+            world.ask(f"settle {self.count}", r.Settle(world.token(world.label(txn_id)), ""))
+            self.settled += 1
+            self.strays += [(s, p, len(world.history[s])) for s, p in places if s not in self.lost]
+        self.forget_aborted()
+
+    def forget_aborted(self) -> None:
+        """These were to commit, and never will. A label whose open one is aborted begins anew."""
+        for label in list(self.written):
+            row = self.world.state.txn_row(self.world.id(label))
+            if row is not None and row.state == "ABORTED":
+                self.committing.discard(label)
+                if self.txn(label[0]) == label:
+                    self.lives[label[0]] += 1
+
     def one_shot(self, stream: str, key: int) -> None:
+        if stream in self.lost:
+            return
         self.count += 1
         label = f"o{self.count}"
         self.world.one_shot(label, an_event(stream, b"%d" % key))
@@ -134,7 +185,14 @@ class Account:
 
     def check(self) -> None:
         world = self.world
+        self.settle_lost()
         world.settle()
+        for stream, partition, since in self.strays:
+            assert partition in world.state.retired(stream)
+            for _, record in world.history[stream][since:]:
+                assert partition not in {s.partition for s in record.segments}, (
+                    "a stray chunk there"
+                )
         for label in self.committing:
             row = world.state.txn_row(world.id(label))
             assert row is not None
@@ -198,6 +256,8 @@ moves = st.one_of(
     st.tuples(st.just("carry")),
     st.tuples(st.just("wait"), st.sampled_from((0, 20, 110, 500))),
     st.tuples(st.just("take_over"), st.booleans()),
+    st.tuples(st.just("lose"), st.just(STREAMS[1])),
+    st.tuples(st.just("settle_lost")),
 )
 
 
@@ -220,3 +280,4 @@ def test_what_was_written_under_a_number_is_merged_under_it(life: list[tuple[Any
     )
     event(f"duplicate epochs: {min(copies, 8)}")
     event(f"carried: {min(len(account.world.carried), 3)}")
+    event(f"settled: {min(account.settled, 2)}, strays: {min(len(account.strays), 3)}")
