@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from xdist.remote import Producer as Log
     from xdist.scheduler import Scheduling
 
+    from anabranch.topics.kafka_log import KafkaLog
+
 MEASURED = "measured"
 TOGETHER = ("tests/spark/",)
 # What a test costs that says nothing of it, with and without a broker.
@@ -188,6 +190,16 @@ def client(cluster: Cluster) -> Iterator[anabranch.Client]:
     """A client of the session's cluster."""
     with anabranch.connect(cluster.bootstrap) as connected:
         yield connected
+
+
+@pytest.fixture(scope="session")
+def log(broker: Broker) -> Iterator[KafkaLog]:
+    """The broker's log, for reading what is there."""
+    from anabranch.topics.kafka_log import KafkaLog
+
+    kafka = KafkaLog(broker.bootstrap)
+    yield kafka
+    kafka.close()
 
 
 @pytest.fixture

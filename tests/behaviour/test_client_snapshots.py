@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -55,13 +54,6 @@ def one(client: anabranch.Client, scope: str) -> str:
     """A stream of one segment."""
     client.create_stream(f"{scope}/one")
     return f"{scope}/one"
-
-
-@pytest.fixture
-def log(broker: Broker) -> Iterator[KafkaLog]:
-    kafka = KafkaLog(broker.bootstrap)
-    yield kafka
-    kafka.close()
 
 
 def commit(client: anabranch.Client, *streams: str, value: bytes = b"v") -> anabranch.Result:

@@ -34,13 +34,6 @@ def own(broker: Broker, unique: str, tmp_path: Path) -> Iterator[Cluster]:
     cluster.controller.kill()
 
 
-@pytest.fixture
-def log(broker: Broker) -> Iterator[KafkaLog]:
-    kafka = KafkaLog(broker.bootstrap)
-    yield kafka
-    kafka.close()
-
-
 def test_an_old_transaction_holds_no_journal_and_commits_whole(
     own: Cluster, log: KafkaLog, unique: str, tmp_path: Path
 ) -> None:

@@ -32,13 +32,6 @@ pytestmark = pytest.mark.broker
 SOON_S = 20.0
 
 
-@pytest.fixture(scope="module")
-def log(broker: Broker) -> Iterator[KafkaLog]:
-    kafka = KafkaLog(broker.bootstrap)
-    yield kafka
-    kafka.close()
-
-
 @pytest.fixture
 def feed(broker: Broker) -> Iterator[Producer]:
     """A program that has never heard of anabranch; librdkafka's own partitioner."""

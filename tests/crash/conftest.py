@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from anabranch.topics.kafka_log import KafkaLog
-from tests.conftest import Broker
 from tests.crash.zygote import Zygote
 
 
@@ -25,11 +23,3 @@ def zygote() -> Iterator[Zygote]:
     """Forks controllers; they end with it."""
     with Zygote() as warm:
         yield warm
-
-
-@pytest.fixture(scope="session")
-def log(broker: Broker) -> Iterator[KafkaLog]:
-    """The broker's log, for reading what is there."""
-    kafka = KafkaLog(broker.bootstrap)
-    yield kafka
-    kafka.close()

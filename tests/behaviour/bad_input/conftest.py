@@ -11,17 +11,9 @@ import pytest
 
 import anabranch
 from anabranch.ports import Log
-from anabranch.topics.kafka_log import KafkaLog
 from tests.behaviour.bad_input.place import SEGMENTS, Place, beside
 from tests.cluster import Cluster
 from tests.crash.raw import Raw
-
-
-@pytest.fixture(scope="session")
-def log(cluster: Cluster) -> Iterator[KafkaLog]:
-    kafka = KafkaLog(cluster.bootstrap)
-    yield kafka
-    kafka.close()
 
 
 @pytest.fixture
