@@ -248,13 +248,11 @@ class JournalIndex:
         noted = times.to_bytes(8, "big")
         if self.rows.get(mark) == noted:
             return {}
-        gone: dict[bytes, bytes | None] = {mark: noted}
-        gone.update((key, None) for key, _ in self.rows.scan(k.INDEX + stream.encode() + b"\0"))
-        positions = k.POSITION + b"j" + stream.encode()
-        for key, _ in self.rows.scan(positions):
-            if len(key) == len(positions) + 4:  # else it is of a longer name
-                gone[key] = None
-        return gone
+        positions = position_key(stream, 0)
+        keys = [key for key, _ in self.rows.scan(k.INDEX + stream.encode() + b"\0")]
+        found = [key for key, _ in self.rows.scan(positions[:-4])]
+        keys += [key for key in found if len(key) == len(positions)]  # else it is of a longer name
+        return {mark: noted, **dict.fromkeys(keys)}
 
     def forget_stream(self, stream: str) -> None:
         """What is kept in memory of a stream that is no more."""

@@ -134,18 +134,10 @@ class Controller:
 
     def resign(self) -> None:
         """Lead no more. Nothing needs to be said: a successor fences what is left."""
-        if self._carriers is not None:
-            self._carriers.close()
-            self._carriers = None
-        if self._topics is not None:
-            self._topics.close()
-            self._topics = None
-        if self._cutter is not None:
-            self._cutter.close()
-            self._cutter = None
-        if self.lease is not None:
-            self.lease.close()
-            self.lease = None
+        for part in (self._carriers, self._topics, self._cutter, self.lease):
+            if part is not None:
+                part.close()
+        self._carriers = self._topics = self._cutter = self.lease = None
 
     @property
     def state(self) -> State:
