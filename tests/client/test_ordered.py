@@ -202,6 +202,31 @@ def test_new_partitions_and_what_is_carried_aside(written: WrittenStream) -> Non
     assert by_key(read([alone], dice, 3)) == {b"c": [0, 1, 2]}
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_stray_chunks_of_a_merge_that_was_settled_are_never_given_out(
+    written: WrittenStream, grouped: bool
+) -> None:
+    """Their partition is retired: no segment, no commit and no vector ever comes to where they stand."""
+    dice = random.Random(2)
+    keys = Keys()
+    written.scale((0, 0, 4, 0), (1, 4, 8, 2))
+    written.commit(keys.events(2))
+    written.scale((2, 0, 8, 1))
+    written.commit(keys.events(2))
+    written.carry(2, [(b"c", b"stray")], [(b"c", b"stray too")])
+    for layout in ([(3, 0, 4, 0), (4, 4, 8, 1)], [(5, 0, 8, 0)]):
+        written.commit(keys.events(2))
+        written.scale(*layout)
+    written.commit(keys.events(2))
+    group = Group() if grouped else None
+    members = [Member(written, group, [0, 1]), Member(written, group, [2])][: 1 + grouped]
+    found = read(members, dice, sum(map(len, keys.expected.values())))
+    assert by_key(found) == keys.expected
+    for member in members * 3:
+        assert member.step(1000) is None
+    assert members[-1].stream.holds
+
+
 def test_nothing_is_lost_when_the_history_fails_in_the_middle_of_a_step(
     written: WrittenStream,
 ) -> None:
