@@ -14,7 +14,7 @@ from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, C
 from anabranch.client.ports import ClientPorts, Entropy, JournalRecord, Opened, RecordHeaders
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.errors import DeadlineExceeded, NotReady, WriteFailed
-from anabranch.ports import Clock, LogError, OffsetOutOfRange, TopicPartition
+from anabranch.ports import Clock, LogError, OffsetOutOfRange, TopicGone, TopicPartition
 from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import DEFAULT_PREFIX, commands_topic, replies_topic
 from anabranch.topics.records import Record, decode_records
@@ -213,7 +213,9 @@ class MemoryJournal:
             try:
                 places = [TopicPartition(topic, p) for p in partitions]
                 ends = self._log.end_offsets(places, committed=False)
-                info = self._log.describe_topics([topic])[topic]
+                info = self._log.describe_topics([topic]).get(topic)
+                if info is None:
+                    raise TopicGone(f"there is no topic {topic}", topic)
             except LogError as error:
                 self._pause(deadline, error)
             else:

@@ -174,9 +174,9 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     token = turn.token(command.token)
     row = turn.row(token.txn_id)
     judge(row.state, "touch", row.reason)
+    turn.hear(token.txn_id)  # refused or not: somebody is there
     check_in_scope(command.stream, row.scope)
     stream = active_stream(turn, command.stream)
-    turn.hear(token.txn_id)
     txn = turn.open(token.txn_id)
     if command.stream not in txn.participants:
         check_staged(turn)

@@ -372,7 +372,19 @@ class Controller:
 
     def _finish_topics(self) -> None:
         """What is logged about topics is done; also what a former leader left."""
-        for decide_done in self._topics.step(self._state) if self._topics is not None else ():
+        if self._topics is None:
+            return
+        for decide_done in self._topics.step(self._state, self._hearing.missing):
             turn = self._turn()
             decide_done(turn)
-            self._write(turn)
+            try:
+                self._write(turn)
+            except TopicGone as error:
+                self._state = State(self.table)
+                self._tails.clear()
+                if not self._lookout.find(self._state, error):
+                    raise
+                return  # all others go on
+        if self._topics.missed:
+            self._topics.missed = False
+            self._lookout.look(self._state)

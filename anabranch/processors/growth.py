@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from anabranch.core.state import State
@@ -28,8 +28,12 @@ class Growth:
         """Whether this stream's topics are being grown."""
         return stream in self._under_way
 
-    def step(self, state: State) -> Iterator[tuple[str, int | AnabranchError]]:
+    def step(
+        self, state: State, missing: Container[str] = ()
+    ) -> Iterator[tuple[str, int | AnabranchError]]:
         """Begin what is wanted; (stream, partitions that it has now, or why it can't be grown).
+
+        ``missing``: streams that lack a topic, and wait.
 
         Raises: LogError, if the log can't be reached.
         """
@@ -41,6 +45,8 @@ class Growth:
             if row.wanted_partitions <= row.partitions:
                 continue
             if stream not in self._under_way:
+                if stream in missing:
+                    continue
                 wanted = row.wanted_partitions
                 self._under_way[stream] = wanted, self._begin(stream, wanted)
             partitions, work = self._under_way[stream]

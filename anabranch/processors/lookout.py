@@ -44,8 +44,9 @@ class Lookout:
     _since: dict[str, float] = field(default_factory=dict)
     _lost: set[str] = field(default_factory=set)
     _seeming: dict[str, tuple[float, float]] = field(default_factory=dict)
-    _hints: list[str] = field(default_factory=list)
+    _hints: list[TopicGone | TopicUncertain] = field(default_factory=list)
     _next: float = 0.0
+    _looked: float = 0.0  # when an answer came that counts
 
     @contextmanager
     def hinting(self) -> Iterator[None]:
@@ -53,7 +54,7 @@ class Lookout:
         try:
             yield
         except (TopicGone, TopicUncertain) as error:
-            self._hints.append(error.topic)
+            self._hints.append(error)
             raise
 
     def begin(self, state: State, missing: dict[str, str]) -> None:
@@ -64,6 +65,9 @@ class Lookout:
         hints, self._hints = self._hints, []
         if hints:
             self._look(state)
+        for error in hints:
+            if isinstance(error, TopicGone) and error.lost:
+                self.find(state, error)  # it is there, and another one
 
     def find(self, state: State, error: TopicGone) -> bool:
         """Look for what this error names. False if that is of no stream here, and its cause is another one."""
@@ -77,6 +81,10 @@ class Lookout:
             return True
         self._look(state)
         return stream is not None
+
+    def look(self, state: State) -> None:
+        """Something was not found that may be of a stream here."""
+        self._look(state)
 
     def find_journals(self, intake: Intake, state: State) -> None:
         """Where the journals end, as the intake has to know; without those that are not there."""
@@ -98,7 +106,7 @@ class Lookout:
         return [
             (stream, why)
             for stream, why in sorted(self.missing.items())
-            if stream in self._lost or now - self._waits_since(stream, now) >= after_s
+            if stream in self._lost or self._looked - self._waits_since(stream, now) >= after_s
         ]
 
     def _seems(self, stream: str) -> None:
@@ -120,7 +128,8 @@ class Lookout:
         self._seeming.pop(stream, None)
 
     def _look(self, state: State) -> None:
-        self._next = self.clock.monotonic() + LOOK_S
+        now = self.clock.monotonic()
+        self._next = now + LOOK_S
         topics = _streams(state)
         try:
             found = self.log.describe_topics([self.witness, *sorted(topics)])
@@ -130,6 +139,7 @@ class Lookout:
         if self.witness not in found:
             log.warning("topics can't be looked for now: a broker does not know %s", self.witness)
             return
+        self._looked = now
         gone: dict[str, str] = {}
         for topic, stream in topics.items():
             info = found.get(topic)

@@ -6,7 +6,7 @@ that finds the first without the last does it again, which is harmless.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -55,14 +55,17 @@ class StreamTopics:
         self._cutter = cutter
         self._growth = Growth(log, threads=threads)
         self._deleting: dict[str, _Deleting] = {}
+        self.missed = False  # a topic was not found
 
     @property
     def busy(self) -> bool:
         """Whether something is under way: look again soon."""
         return self._growth.busy or bool(self._deleting)
 
-    def step(self, state: State) -> Iterator[Done]:
+    def step(self, state: State, missing: Container[str] = ()) -> Iterator[Done]:
         """Do, or begin, what the log says. What is done is to be logged before the next is taken.
+
+        ``missing``: streams that lack a topic: nothing of theirs is grown.
 
         Raises: LogError, if the log can't be reached.
         """
@@ -73,10 +76,11 @@ class StreamTopics:
                 done = self._delete(row.stream)
                 if done is not None:
                     yield done
-        for stream, grown in self._growth.step(state):
+        for stream, grown in self._growth.step(state, missing):
             if isinstance(grown, int):
                 yield partial(partitions_added, stream=stream, partitions=grown)
             else:
+                self.missed |= isinstance(grown, NotReady)
                 yield partial(partitions_refused, stream=stream, error=grown)
 
     def close(self) -> None:

@@ -38,6 +38,7 @@ MIN_ISR = "min.insync.replicas"
 MAX_MESSAGE = "max.message.bytes"
 _BIG_RECORDS = 16 << 20
 INVALID_REPLICATION_FACTOR = 38  # of brokers' error codes
+UNKNOWN_TOPIC_OR_PARTITION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +261,8 @@ def refusal_of(error: LogRefused) -> AnabranchError:
         return NotReady(
             f"too few brokers are up: {error}; start some, or ask for fewer replicas ({REPLICATION})"
         )
+    if error.error == UNKNOWN_TOPIC_OR_PARTITION:
+        return NotReady(f"{error} (yet, or any more); ask again")
     return InvalidArgument(f"the broker refused: {error}")
 
 
@@ -362,7 +365,7 @@ def _describe(log: Log, names: Sequence[str]) -> dict[str, TopicInfo]:
     infos = log.describe_topics(names)
     missing = sorted(set(names) - set(infos))
     if missing:
-        raise TopicMisconfigured(f"{', '.join(missing)}: deleted while being created")
+        raise NotReady(f"{', '.join(missing)}: not found (yet, or any more); ask again")
     return infos
 
 

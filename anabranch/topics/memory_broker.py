@@ -172,9 +172,15 @@ class MemoryBroker:
             if due:
                 state.landing = [marker for marker in state.landing if marker[0] > now]
                 for _, partition, producer_id, epoch, commit in due:
-                    self.partition(partition).mark(
-                        producer_id, epoch, commit=commit, now_ms=self.now_ms()
-                    )
+                    self.land(partition, producer_id, epoch, commit=commit)
+
+    def land(
+        self, partition: TopicPartition, producer_id: int, epoch: int, *, commit: bool
+    ) -> None:
+        """A marker comes to its partition; there is nothing to mark where the topic was deleted meanwhile."""
+        found = self.partitions.get(partition)
+        if found is not None:
+            found.mark(producer_id, epoch, commit=commit, now_ms=self.now_ms())
 
     def is_ending(self, transactional_id: str) -> bool:
         """Whether markers of its last native transaction are still to land."""

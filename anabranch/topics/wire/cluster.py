@@ -26,7 +26,7 @@ from anabranch.topics.wire.connection import Connection, ConnectionBroken
 T = TypeVar("T")
 
 # A new topic may not be known to every broker at once; after that, it does not exist.
-_UNKNOWN_TOPIC_S = 2.0
+UNKNOWN_TOPIC_S = 2.0
 # Who asks for what can be asked for again waits so long for one broker, which may be frozen: others know too.
 _PATIENCE_S = 5.0
 _TRANSACTION_KEY_TYPE = 1
@@ -291,7 +291,7 @@ class Cluster:
             for p in missing:
                 topic = found.get(p.topic)
                 absent = topic is None or not 0 <= p.partition < topic.partitions
-                if absent and now - started > _UNKNOWN_TOPIC_S:
+                if absent and now - started > UNKNOWN_TOPIC_S:
                     raise TopicGone(f"{p.topic}[{p.partition}] does not exist", p.topic)
             if any(self.leader(p) is None for p in missing):
                 if now + self.settings.retry_backoff > deadline:

@@ -6,10 +6,16 @@ import datetime as dt
 import time
 from collections.abc import Callable, Sequence
 
-from anabranch.ports import LogRefused, LogUnavailable, LogUncertain, TopicPartition
+from anabranch.ports import (
+    LogRefused,
+    LogUnavailable,
+    LogUncertain,
+    TopicPartition,
+    TopicUncertain,
+)
 from anabranch.topics.wire import calls, codes
 from anabranch.topics.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE
-from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
+from anabranch.topics.wire.cluster import UNKNOWN_TOPIC_S, Again, Cluster, raise_or_again
 from anabranch.topics.wire.codes import NONE, Act, meaning
 from anabranch.topics.wire.connection import Connection, ConnectionBroken
 from anabranch.topics.wire.data import MalformedAnswer
@@ -102,16 +108,19 @@ class Coordinator:
         """AddPartitionsToTxn, for clusters below ``transaction.version`` 2.
 
         Raises:
-            LogFenced, LogUncertain: the producer is over.
+            LogFenced, LogUncertain: the producer is over; `TopicUncertain` if a topic stays unknown.
             LogRefused: the broker does not take one of them.
         """
         deadline = self._cluster.deadline()
+        known_by = min(deadline, time.monotonic() + UNKNOWN_TOPIC_S)
         try:
-            self._repeat_quickly(deadline, lambda: self._add_once(partitions, deadline))
+            self._repeat_quickly(deadline, lambda: self._add_once(partitions, deadline, known_by))
         except (ConnectionBroken, LogUnavailable) as error:
             raise LogUncertain(f"{self._id}: add partitions: {error}") from error
 
-    def _add_once(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+    def _add_once(
+        self, partitions: Sequence[TopicPartition], deadline: float, known_by: float
+    ) -> None:
         connection = self._connect(deadline)
         version = connection.version(ADD_PARTITIONS_TO_TXN)
         by_topic: dict[str, list[int]] = {}
@@ -140,11 +149,15 @@ class Coordinator:
             version,
             connection.call(ADD_PARTITIONS_TO_TXN, version, body, deadline),
         )
-        failures = {
-            int(result.partition_error_code)
+        failed = {
+            int(result.partition_error_code): str(topic.name)
             for topic in found.results_by_topic_v3_and_below
             for result in topic.results_by_partition
-        } - {NONE}
+        }
+        gone = failed.get(codes.UNKNOWN_TOPIC_OR_PARTITION)
+        if gone is not None and time.monotonic() > known_by:
+            raise TopicUncertain(f"{self._id}: add partitions: there is no topic {gone}", gone)
+        failures = failed.keys() - {NONE}
         # One that says why comes before "not attempted because of another".
         for code in sorted(failures, key=lambda code: code == 55):
             self._fail(codes.ADD_PARTITIONS_CODES, code, f"{self._id}: add partitions")
