@@ -175,7 +175,7 @@ def test_a_name_that_was_committed_before(world: World) -> None:
     assert world.client.commit(reservation) == done
     assert values(world) == [b"first"]
     world.client.abort(reservation)
-    assert states(world) == ["COMMITTED", "ABORTED"]
+    assert states(world) == ["ABORTED", "COMMITTED"], "the newest first"
 
 
 def test_a_newer_reservation_of_the_name_wins(world: World) -> None:
