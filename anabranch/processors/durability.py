@@ -185,7 +185,8 @@ def _append(
     for stream, tail in moved.items():
         place = TopicPartition(history_topic(stream), 0)
         tail.last = ends[place] - 1
-        if tail.last <= tails[stream].last:
+        count = sum(record[2] for record in history if record[0] == place)
+        if ends[place] - count <= tails[stream].last:  # where its first record stands
             raise made_anew(place, ends[place], tails[stream].last + 1, certain=True)
     tails.update(moved)
     return _Appended(small, data, bool(history), ends.get(status))

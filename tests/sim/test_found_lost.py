@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from anabranch.core.decide_admin import ACTIVE, LOST, MISSING
-from anabranch.ports import LogUnavailable, TopicInfo
-from anabranch.schemas.records import Begin, Commit, Refusal, Scale, Touch
+from anabranch.ports import LogUnavailable, TopicInfo, TopicPartition
+from anabranch.schemas.records import Begin, Commit, Event, OneShot, Refusal, Scale, Touch
 from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import history_topic, stream_topic
 from tests.processors.losing import GONE, LOST_S, OTHER, TOPICS, Play
@@ -43,6 +43,23 @@ def test_who_scales_a_stream_without_a_topic_is_told_to_ask_again(topic: str) ->
     assert refusal.code == "NotReady"
     play.play(2)
     assert play.stream_state(GONE) == MISSING
+
+
+def test_a_history_made_anew_is_not_taken_for_the_old_one_by_the_last_of_several_records() -> None:
+    """The last of two records stood behind the only one of the old history: then nobody led any more."""
+    play = Play()
+    play.world.stream(play.controller, "nyc/young", segments=1)
+    play.make_anew(history_topic("nyc/young"))
+    events = [Event("nyc/young", 0, b"k", b"v", (), -1) for _ in range(2)]
+    for event in events:
+        play.world.send(OneShot(play.world.txn_id(), "nyc", None, (event,)))
+    play.play(3)
+    place = TopicPartition(history_topic("nyc/young"), 0)
+    assert not play.world.committed(place)
+    play.play(40, 2 * LOST_S)
+    play.lead_anew()
+    assert play.stream_state("nyc/young") == LOST
+    assert play.one_shot(OTHER) == "COMMITTED"
 
 
 def test_a_big_merge_that_waits_for_partitions_does_not_wait_for_ever() -> None:
