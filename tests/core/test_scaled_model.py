@@ -152,8 +152,8 @@ class Account:
         """An operator settles what was being carried."""
         world = self.world
         for txn_id in sorted(world.state.committing):
-            txn = world.state.open[txn_id]
-            if not txn.carries or not self.lost & txn.participants.keys():
+            txn = world.state.open.get(txn_id)  # a turn before may have merged it
+            if txn is None or not txn.carries or not self.lost & txn.participants.keys():
                 continue
             places = {(c.stream, c.partition) for c in txn.carries.values() if c.count}
             self.count += 1
