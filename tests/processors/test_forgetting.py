@@ -10,10 +10,12 @@ import pytest
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import ACTIVE, FORGETTING, LOST
 from anabranch.core.ids import NO_TXN, TXN_HEADER, pack_txn_header
+from anabranch.errors import UnsupportedVersion
 from anabranch.ports import LogFenced, LogRefused, LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processors.controller import Controller
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.processors.stream_topics import GIVE_UP_S
+from anabranch.schemas.codec import TYPES
 from anabranch.schemas.records import (
     Commit,
     CreateStream,
@@ -282,6 +284,24 @@ def test_a_successor_goes_on_wherever_a_leader_ends(
         check_made_anew(play)
     else:
         raise AssertionError(f"{name} is called ever again")
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_an_older_controller_does_not_lead_where_something_was_forgotten(
+    done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the intent on: it would make the stream anew over what is left of the old one."""
+    play = lost()
+    play.world.send(ForgetStream(GONE))
+    play.play(20 if done else 1, 4.0)
+    assert (GONE in play.controller.state.streams) is not done
+    with monkeypatch.context() as older:
+        older.delitem(TYPES, 80)
+        with pytest.raises(UnsupportedVersion, match="a newer"):
+            play.lead_anew(keeps_table=False)
+    play.lead_anew()
+    play.play(20, 4.0)
+    check_made_anew(play)
 
 
 def test_a_table_that_was_away_takes_nothing_old_for_new() -> None:
