@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from checker.model import Event, History, Part, Reader, Snapshot, Txn
-from checker.reading import FAILED, MODES, STATES, Operation
+from checker.reading import FAILED, MODES, STATES, TOPICS, Operation
 
 
 def build(operations: list[Operation]) -> History:
@@ -87,6 +87,16 @@ def _state(history: History, op: Operation) -> None:
     if op.ok and op.result["state"] not in STATES:
         raise op.broken(f"unknown state {op.result['state']!r}")
     history.states.append(op)
+
+
+def _delete(history: History, op: Operation) -> None:
+    stream, topic = op.asked["stream"], op.asked["topic"]
+    if topic not in TOPICS:
+        raise op.broken(f"unknown topic {topic!r}")
+    if (stream, topic) in history.deleted:
+        raise op.broken("it was deleted before")
+    if op.outcome != FAILED:
+        history.deleted[stream, topic] = op
 
 
 def _open(history: History, op: Operation) -> None:
@@ -181,6 +191,7 @@ _TAKE: dict[str, Callable[[History, Operation], None]] = {
     "abort": _abort,
     "state": _state,
     "scale": _nothing,
+    "delete": _delete,
     "open": _open,
     "poll": _of_reader,
     "position": _of_reader,

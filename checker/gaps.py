@@ -57,12 +57,17 @@ def _gaps(history: History, group: Group, line: Line, *, to_the_end: bool) -> li
             if gap is not None:
                 gap.after = item
             gap, before = None, item
-        elif gap is None and not (isinstance(item, Record) and _is_torn(history, item)):
+        elif gap is None and not _may_lack(history, item):
             is_due = (lowest is not None and item.rank >= lowest) or group.must_give(item)
             if is_due:
                 gap = Gap(item, before)
                 found.append(gap)
     return found
+
+
+def _may_lack(history: History, item: Item) -> bool:
+    """Nobody needs to give it."""
+    return _is_torn(history, item) if isinstance(item, Record) else item.is_adrift
 
 
 def _is_torn(history: History, record: Record) -> bool:

@@ -15,7 +15,8 @@ class Event:
 
     ``txn`` is None for a plain one, whose ``writer`` is its producer, if that promises an order. ``part``,
     ``rank`` and ``offset``: where it stands in the log, ``part`` None if it does not. ``record``: that of the
-    stream's history that names it. ``timestamp``: of its commit, if anything tells.
+    stream's history that names it. ``timestamp``: of its commit, if anything tells. ``is_adrift``: it stands in the
+    log, and its transaction is not committed, and never will be, for a topic that it needs was deleted.
     """
 
     id: str
@@ -30,6 +31,7 @@ class Event:
     offset: int = -1
     record: Record | None = None
     timestamp: int | None = None
+    is_adrift: bool = False
 
     @property
     def line(self) -> Part | None:
@@ -191,6 +193,7 @@ class History:
     logs: list[Operation] = field(default_factory=list)
     histories: list[Operation] = field(default_factory=list)
     states: list[Operation] = field(default_factory=list)
+    deleted: dict[tuple[str, str], Operation] = field(default_factory=dict)  # stream, which topic
 
     _logged: set[str] | None = None
     _starts: dict[str, bool] | None = None
@@ -204,21 +207,41 @@ class History:
         """The stream was read at the end: what it does not show is not there."""
         if self._logged is None:
             left_out = {stream for stream, _ in self.unread - self.parts.keys()}
-            self._logged = {stream for stream, _ in self.parts} - left_out
+            gone = {stream for stream, topic in self.deleted if topic == "stream"}
+            self._logged = ({stream for stream, _ in self.parts} | gone) - left_out
         return stream in self._logged
 
-    def is_trimmed(self, stream: str) -> bool:
-        """Something has been deleted from the beginning of some partition of a stream."""
+    def is_trimmed(self, stream: str, event: Event | None = None) -> bool:
+        """Something has been deleted from the beginning of some partition of a stream, or its whole topic was.
+
+        ``event``: the latter says nothing of one that came after that.
+        """
         if self._starts is None:
             self._starts = {}
             for (name, _), part in self.parts.items():
                 self._starts[name] = self._starts.get(name, False) or part.start > 0
-        return self._starts.get(stream, False)
+        return self._starts.get(stream, False) or self._went(stream, event)
 
-    def was_deleted(self, stream: str, partition: int, offset: int) -> bool:
-        """Retention may have deleted it."""
+    def was_deleted(
+        self, stream: str, partition: int, offset: int, event: Event | None = None
+    ) -> bool:
+        """Retention may have deleted it, or somebody the topic. ``event``: as of `is_trimmed`."""
         part = self.parts.get((stream, partition))
-        return part is not None and offset < part.start
+        return (part is not None and offset < part.start) or self._went(stream, event)
+
+    def _went(self, stream: str, event: Event | None) -> bool:
+        deletion = self.deleted.get((stream, "stream"))
+        return deletion is not None and (event is None or not event.asked_after(deletion))
+
+    def was_there(self, read: Operation) -> bool:
+        """A reading of a snapshot had ended before anybody deleted what it reads from."""
+        stream = read.asked["stream"]
+        deletions = [self.deleted.get((stream, topic)) for topic in ("stream", "history")]
+        return all(op is None or read.ended_before(op) for op in deletions)
+
+    def is_spoiled(self, stream: str) -> bool:
+        """Somebody deleted one of its topics: its plain writes need not be committed any more."""
+        return any(name == stream for name, _ in self.deleted)
 
     def scope_of(self, stream: str) -> str:
         """Of a stream ``scope/stream``."""

@@ -15,6 +15,7 @@ Entry = tuple[str, int, dict[str, Any]]  # file, line from 1, what stands there
 OK, FAILED, UNKNOWN = "ok", "failed", "unknown"
 STATES = ("open", "committing", "committed", "aborting", "aborted", "unknown", "expired")
 MODES = ("raw", "ordered", "transactions")
+TOPICS = ("stream", "journal", "history")  # of a stream
 
 _Types = tuple[type, ...]
 _TEXT: _Types = (str,)
@@ -36,6 +37,7 @@ _FIELDS: dict[str, tuple[dict[str, _Types], dict[str, _Types]]] = {
     "state": ({"txn_id": _TEXT}, {"state": _TEXT, "timestamp": _NUMBER_OR_NULL}),
     "plain": ({"stream": _TEXT, "events": _LIST}, {}),
     "scale": ({"stream": _TEXT}, {}),
+    "delete": ({"stream": _TEXT, "topic": _TEXT}, {}),
     "open": (
         {
             "reader": _TEXT,

@@ -175,7 +175,8 @@ def _check_id(
 def _chronicle(history: History, report: Report, op: Operation) -> None:
     """A stream's history; each event of its log finds its record."""
     stream = op.asked["stream"]
-    line = Chronicle(stream, op, is_cut=bool(op.result.get("start", 0)))
+    is_cut = bool(op.result.get("start", 0)) or (stream, "history") in history.deleted
+    line = Chronicle(stream, op, is_cut=is_cut)
     history.chronicles[stream] = line
     spans: dict[int, list[tuple[int, int, Record]]] = {}
     last: Record | None = None
@@ -223,7 +224,11 @@ def _match(
             text = f"{other} begins at {start}, before {one} has ended at {end}"
             report.add("unexplained", text, evidence)
     if part is None:
-        if spans and history.is_whole(line.stream):
+        if (
+            spans
+            and history.is_whole(line.stream)
+            and (line.stream, "stream") not in history.deleted
+        ):
             text = f"the history of {line.stream} names a partition that has no log"
             report.add("lost-write", text, evidence)
         return
@@ -232,7 +237,7 @@ def _match(
     edges: dict[int, Record] = {}
     for start, end, record in spans:
         for offset in (start, end - 1):
-            if offset >= part.start:
+            if not history.was_deleted(line.stream, part.partition, offset):
                 edges[offset] = record
     for event in part.items:
         edges.pop(event.offset, None)
@@ -240,12 +245,16 @@ def _match(
             at += 1
         found = spans[at][2] if at < len(spans) and spans[at][0] <= event.offset else None
         if found is None:
-            if not line.is_cut:
+            event.is_adrift = _is_adrift(history, event)
+            if not line.is_cut and not event.is_adrift:
                 text = f"{event} at {part}, {event.offset}: no record of the history names it"
                 report.add("unexplained", text, evidence)
             continue
         own = event.txn.txn_id if event.txn is not None else None
         if (own not in found.ids) if found.ids else (own is not None):
+            event.is_adrift = _is_adrift(history, event)
+            if event.is_adrift:
+                continue  # the record is of what stood there before the topic was made anew
             text = f"{event} at {part}, {event.offset}: {found} is of {', '.join(found.ids)}"
             report.add("unexplained", text, [*evidence, event.op.where])
             continue
@@ -254,6 +263,14 @@ def _match(
     for offset, record in edges.items():
         text = f"{record} names {part} at {offset}, and no event is there"
         report.add("lost-write", text, evidence)
+
+
+def _is_adrift(history: History, event: Event) -> bool:
+    """It was decided and carried, and can't be merged, because a topic of its transaction was deleted."""
+    txn = event.txn
+    if txn is None or txn.answered("committed", "aborted") or not txn.answered("committing"):
+        return False
+    return any(history.is_spoiled(one.stream) for one in txn.events)
 
 
 def _outcome(history: History, txn: Txn) -> None:
@@ -266,5 +283,5 @@ def _outcome(history: History, txn: Txn) -> None:
         txn.is_committed = True
     elif txn.answered("aborted") or txn.gave_way or (txn.handle and not txn.candidates):
         txn.is_committed = False
-    elif txn.records or any(event.part is not None for event in txn.events):
+    elif txn.records or any(e.part is not None and not e.is_adrift for e in txn.events):
         txn.is_committed = True

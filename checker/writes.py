@@ -136,11 +136,12 @@ def _is_judged(history: History, txn: Txn, event: Event) -> bool:
     """The log would show it: it was read, and retention has deleted nothing of the transaction."""
     if not history.is_whole(event.stream):
         return False
-    if event.part is not None or not history.is_trimmed(event.stream):
+    if event.part is not None or not history.is_trimmed(event.stream, event):
         return True
     for record in txn.records:
         if record.line.stream == event.stream:
-            return not any(history.was_deleted(event.stream, p, at) for p, at, _ in record.ranges)
+            places = [(event.stream, p, at) for p, at, _ in record.ranges]
+            return not any(history.was_deleted(*place, event) for place in places)
     chronicle = history.chronicles.get(event.stream)
     return chronicle is not None and not chronicle.is_cut
 
@@ -151,9 +152,14 @@ def _judge_plain(history: History, report: Report, event: Event) -> None:
         if event.op.outcome == FAILED:
             text = f"{event}, of a plain write that failed, is in the log"
             report.add("aborted-read", text, [event.op.told_where, event.part.op.told_where])
-    elif event.op.ok and history.is_whole(event.stream) and not history.is_trimmed(event.stream):
+    elif event.op.ok and history.is_whole(event.stream) and not _may_be_gone(history, event):
         text = f"{event}, a plain write that was acknowledged, is not in the log"
         report.add("lost-write", text, [event.op.told_where])
+
+
+def _may_be_gone(history: History, event: Event) -> bool:
+    """Of a plain write: retention may have deleted it, or it was not committed when somebody deleted a topic."""
+    return history.is_trimmed(event.stream) or history.is_spoiled(event.stream)
 
 
 def _called(txn: Txn) -> str:

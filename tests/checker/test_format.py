@@ -21,6 +21,7 @@ FIELDS = {
     "state": ("txn_id", "state timestamp"),
     "plain": ("stream events", ""),
     "scale": ("stream", ""),
+    "delete": ("stream topic", ""),
     "open": ("reader mode streams group starts", ""),
     "poll": ("reader", "events"),
     "position": ("reader", ""),
@@ -46,6 +47,7 @@ def _all_operations() -> Tape:
     tape.do("p", "state", {"state": "committed", "timestamp": 10}, txn_id=ONE)
     tape.do("p", "plain", stream="s/b", events=[])
     tape.do("p", "scale", stream="s/a")
+    tape.do("p", "delete", stream="s/b", topic="journal")
     tape.open("r", "raw", "g", starts="position")
     tape.poll("r", *rows)
     tape.do("r", "position", reader="r")

@@ -1,0 +1,243 @@
+"""Topics of streams that outside hands deleted: what that excuses, and what it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from checker import BrokenHistory
+from tests.checker.table import ONE, TWO, Table, commit_one
+from tests.checker.tape import Tape, row
+
+TABLE = Table()
+wrong, right = TABLE.wrong, TABLE.right
+STATE = {"state": "committing", "timestamp": None}
+
+
+def delete(tape: Tape, topic: str = "stream", stream: str = "s/a") -> None:
+    tape.do("o", "delete", stream=stream, topic=topic)
+
+
+def commit_in_two(tape: Tape) -> None:
+    """A transaction with an event in s/a and one in s/b."""
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    tape.write("t", "b", stream="s/b")
+    tape.commit("t", ONE, 10, 2)
+
+
+@right
+def what_was_committed_went_with_its_topic(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    tape.do("p", "plain", stream="s/a", events=[["k", "b"]])
+    delete(tape)
+    tape.commits([1, 10, [ONE], [[0, 0, 1]]])
+
+
+@right
+def a_part_in_another_stream_stays(tape: Tape) -> None:
+    commit_in_two(tape)
+    delete(tape)
+    tape.log(0)  # made anew
+    tape.commits([1, 10, [ONE], [[0, 0, 1]]])
+    tape.log(0, [0, "k", "b", ONE], stream="s/b")
+    tape.commits([1, 10, [ONE], [[0, 0, 1]]], stream="s/b")
+
+
+@wrong("lost-write", "torn-transaction")
+def it_was_never_committed_in_the_stream_that_was_deleted(tape: Tape) -> None:
+    """Its history is there, and does not name it."""
+    commit_in_two(tape)
+    delete(tape)
+    tape.commits()
+    tape.log(0, [0, "k", "b", ONE], stream="s/b")
+    tape.commits([1, 10, [ONE], [[0, 0, 1]]], stream="s/b")
+
+
+@wrong("lost-write")
+def the_other_stream_lost_its_part(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    delete(tape, stream="s/b")
+    tape.log(0)
+
+
+@wrong("lost-write")
+def it_was_committed_after_the_topic_was_deleted(tape: Tape) -> None:
+    delete(tape)
+    commit_one(tape, "t", ONE, 10, "a")
+    tape.commits()
+
+
+@wrong("lost-write")
+def it_is_there_of_one_that_came_later_only(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    delete(tape)
+    commit_one(tape, "u", TWO, 20, "b")
+    tape.log(0)
+    tape.commits()
+
+
+@wrong("lost-write")
+def the_journal_was_deleted_and_the_stream_lacks_an_event(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    delete(tape, "journal")
+    tape.log(0)
+
+
+@wrong("lost-write")
+def the_history_was_deleted_and_the_stream_lacks_an_event(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    delete(tape, "history")
+    tape.log(0)
+
+
+@right
+def plain_writes_that_were_not_committed_went_with_the_journal(tape: Tape) -> None:
+    tape.do("p", "plain", stream="s/a", events=[["k", "a"]])
+    delete(tape, "journal")
+    tape.do("p", "plain", stream="s/a", events=[["k", "b"]])
+    tape.log(0)
+    tape.commits()
+
+
+@wrong("lost-write")
+def plain_writes_of_another_stream_did_not(tape: Tape) -> None:
+    tape.do("p", "plain", stream="s/b", events=[["k", "a"]])
+    delete(tape, "journal")
+    tape.log(0, stream="s/b")
+    tape.commits(stream="s/b")
+
+
+@right
+def a_history_made_anew_names_nothing_of_before(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    delete(tape, "history")
+    tape.log(0, [0, "k", "a", ONE])
+    tape.commits()
+
+
+@wrong("unexplained")
+def a_history_that_nobody_deleted_has_to(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    delete(tape, "journal")
+    tape.log(0, [0, "k", "a", ONE])
+    tape.commits()
+
+
+@wrong("aborted-read")
+def what_was_aborted_is_in_the_stream_made_anew(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    tape.do("p", "abort", txn="t")
+    delete(tape, "history")
+    tape.log(0, [0, "k", "a", ONE])
+
+
+@wrong("changed-answer")
+def it_was_aborted_for_the_loss_after_it_was_told_committed(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    delete(tape)
+    tape.do("q", "state", {"state": "aborted", "timestamp": None}, txn_id=ONE)
+
+
+def carried(tape: Tape) -> None:
+    """Decided, with parts in two streams; that in s/b was carried aside."""
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    tape.write("t", "b", stream="s/b")
+    tape.told("p", tape.ask("p", "commit", txn="t", writers=["w"]), "unknown")
+
+
+@right
+def a_merge_that_can_not_go_on_may_lie_there(tape: Tape) -> None:
+    carried(tape)
+    delete(tape)
+    tape.do("q", "state", STATE, txn_id=ONE)
+    tape.open("x", "ordered", streams=("s/b",))
+    tape.do("r", "caught_up", reader="x")
+    tape.log(3, [0, "k", "b", ONE], stream="s/b")
+    tape.commits(stream="s/b")
+
+
+@wrong("unexplained")
+def a_merge_that_lies_there_without_any_loss(tape: Tape) -> None:
+    carried(tape)
+    tape.do("q", "state", STATE, txn_id=ONE)
+    tape.log(0, [0, "k", "a", ONE])
+    tape.log(3, [0, "k", "b", ONE], stream="s/b")
+    tape.commits([1, 10, [ONE], [[0, 0, 1]]])
+    tape.commits(stream="s/b")
+
+
+@wrong("torn-transaction")
+def it_was_committed_in_the_other_stream_alone(tape: Tape) -> None:
+    """The loss of a journal takes nothing of a stream."""
+    carried(tape)
+    delete(tape, "journal")
+    tape.log(0)
+    tape.commits()
+    tape.log(0, [0, "k", "b", ONE], stream="s/b")
+    tape.do("q", "state", STATE, txn_id=ONE)
+
+
+def snapshot(tape: Tape) -> None:
+    tape.do("r", "snapshot", {"timestamp": 15}, snapshot="n", streams=["s/a"], asked_for=None)
+    tape.do("r", "snapshot_read", {"events": []}, snapshot="n", stream="s/a")
+
+
+@right
+def a_snapshot_of_what_is_left(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    delete(tape, "history")
+    snapshot(tape)
+    tape.log(0, [0, "k", "a", ONE])
+
+
+@wrong("snapshot-not-prefix")
+def a_snapshot_before_the_loss(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    snapshot(tape)
+    delete(tape, "history")
+    tape.log(0, [0, "k", "a", ONE])
+
+
+@wrong("unseen-commit")
+def a_reader_of_a_stream_whose_journal_was_deleted(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    delete(tape, "journal")
+    tape.open("x", "ordered")
+    tape.poll("x")
+    tape.do("r", "caught_up", reader="x")
+    tape.log(0, [0, "k", "a", ONE])
+    tape.commits([1, 10, [ONE], [[0, 0, 1]]])
+
+
+@right
+def what_was_seen_went_with_its_topic(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    tape.open("x", "ordered")
+    tape.poll("x", row("a", 0, ONE, 10))
+    delete(tape)
+    tape.log(0)
+    tape.commits([1, 10, [ONE], [[0, 0, 1]]])
+
+
+test_an_anomaly, test_no_anomaly = TABLE.tests()
+
+
+@pytest.mark.parametrize(
+    ("topics", "why"), [(("logs",), "unknown topic"), (("stream", "stream"), "deleted before")]
+)
+def test_a_deletion_names_a_topic_once(topics: tuple[str, ...], why: str) -> None:
+    tape = Tape()
+    for topic in topics:
+        delete(tape, topic)
+    with pytest.raises(BrokenHistory, match=why):
+        tape.judge()
+
+
+def test_a_deletion_that_failed_excuses_nothing() -> None:
+    tape = Tape()
+    commit_one(tape, "t", ONE, 10, "a")
+    tape.told("o", tape.ask("o", "delete", stream="s/a", topic="stream"), "failed")
+    tape.log(0)
+    assert tape.judge().kinds == {"lost-write"}
