@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
 from anabranch.processors.memory_table import MemoryStore
@@ -39,6 +40,7 @@ class Maker:
     name: str
     open: Callable[[], Log]
     now_ms: int
+    delete: Callable[[str], None]  # a topic, as an operator does by hand
     logs: list[Log] = field(default_factory=list)
     producers: list[Producer] = field(default_factory=list)
 
@@ -70,13 +72,23 @@ class Maker:
 def _kafka(bootstrap: str, name: str) -> Maker:
     import time
 
-    return Maker(name, lambda: KafkaLog(bootstrap), int(time.time() * 1000))
+    return Maker(name, lambda: KafkaLog(bootstrap), int(time.time() * 1000), deleter(bootstrap))
+
+
+def deleter(bootstrap: str) -> Callable[[str], None]:
+    """Deletes topics of a broker."""
+
+    def delete(topic: str) -> None:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.delete_topics([topic])[topic].result(30)
+
+    return delete
 
 
 def _memory(name: str, version: int) -> Maker:
     clock = SteppedClock()
     cluster = MemoryCluster(clock, transaction_version=version, marker_delay=0.002)
-    return Maker(name, lambda: cluster.log("process"), int(clock.now * 1000))
+    return Maker(name, lambda: cluster.log("process"), int(clock.now * 1000), cluster.delete_topic)
 
 
 @pytest.fixture(

@@ -32,7 +32,7 @@ from anabranch.topics.wire.calls import (
     PRODUCE,
     Api,
 )
-from tests.contract.conftest import Maker
+from tests.contract.conftest import Maker, deleter
 from tests.contract.helpers import batch, committed_values, wait_stable, write
 from tests.contract.proxy import Proxy
 
@@ -45,7 +45,8 @@ def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
     fixture = "broker" if request.param == "kafka-v2" else "broker_tv0"
     bootstrap = request.getfixturevalue(fixture).bootstrap
     options = {"request.timeout.ms": 1500, "socket.connection.setup.timeout.ms": 1000}
-    made = Maker(request.param, lambda: KafkaLog(bootstrap, options), int(time.time() * 1000))
+    now_ms = int(time.time() * 1000)
+    made = Maker(request.param, lambda: KafkaLog(bootstrap, options), now_ms, deleter(bootstrap))
     yield made
     for producer in made.producers:
         producer.close()

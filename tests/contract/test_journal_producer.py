@@ -29,7 +29,7 @@ from anabranch.topics.wire import data
 from anabranch.topics.wire.calls import INIT_PRODUCER_ID, PRODUCE, Api
 from anabranch.topics.wire.cluster import Cluster, Leader
 from tests.conftest import Broker
-from tests.contract.conftest import Maker
+from tests.contract.conftest import Maker, deleter
 from tests.contract.helpers import read_all, values
 from tests.contract.proxy import Proxy
 
@@ -46,7 +46,9 @@ class Bench:
         }
         self.bootstrap = bootstrap
         self.cluster = Cluster(parse_settings(bootstrap, given))
-        self.maker = Maker("kafka", lambda: KafkaLog(bootstrap), int(time.time() * 1000))
+        self.maker = Maker(
+            "kafka", lambda: KafkaLog(bootstrap), int(time.time() * 1000), deleter(bootstrap)
+        )
         self.producer = JournalProducer(self.cluster, soon())
         self._made = 0
 

@@ -1,0 +1,133 @@
+"""Topics that an operator deletes by hand, and makes anew: the same for the in-memory log as on a broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from anabranch.ports import (
+    Log,
+    LogRefused,
+    OffsetOutOfRange,
+    TopicGone,
+    TopicPartition,
+    TopicSpec,
+    TopicUncertain,
+)
+from anabranch.topics.wire import cluster, coordinator
+from tests.contract.conftest import Maker
+from tests.contract.helpers import batch, committed_values, read_all, values, wait_stable, write
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that is not known need not be waited for for long: no broker here lags behind."""
+    for module in (cluster, coordinator):
+        monkeypatch.setattr(module, "UNKNOWN_TOPIC_S", 0.2)
+
+
+def delete(maker: Maker, topic: str) -> None:
+    """Until a new handle does not know it any more."""
+    maker.delete(topic)
+    give_up = time.monotonic() + PATIENCE_S
+    while topic in maker.log().describe_topics([topic]):
+        assert time.monotonic() < give_up
+
+
+def make_anew(maker: Maker, topic: str) -> None:
+    delete(maker, topic)
+    maker.log().create_topics([TopicSpec(topic, 1, {"retention.ms": "-1"})])
+
+
+def test_whoever_reads_a_deleted_topic_is_told_its_name(maker: Maker, log: Log) -> None:
+    gone, kept = *maker.topic(), *maker.topic()
+    write(log, maker, [(gone, batch("a")), (kept, batch("b"))])
+    before = log.describe_topics([gone.topic])[gone.topic]
+    delete(maker, gone.topic)
+    fresh = maker.log()  # what a handle keeps in mind must not matter
+    calls: list[Callable[[], object]] = [
+        lambda: fresh.end_offsets([gone, kept], committed=False),
+        lambda: _fetch_on(log, {gone: 0, kept: 0}),
+    ]
+    for call in calls:
+        with pytest.raises(TopicGone) as caught:
+            call()
+        assert (caught.value.topic, caught.value.lost, caught.value.error) == (gone.topic, False, 3)
+    with pytest.raises(LogRefused):
+        fresh.add_partitions(gone.topic, 3)
+    assert committed_values(fresh, kept) == ["b"]
+    fresh.create_topics([TopicSpec(gone.topic, 1, {"retention.ms": "-1"})])
+    after = maker.log().describe_topics([gone.topic])[gone.topic]
+    assert after.partitions == 1
+    assert maker.name.startswith("memory") or after.topic_id != before.topic_id
+    assert maker.log().end_offsets([gone], committed=False) == {gone: 0}
+    with pytest.raises(OffsetOutOfRange):
+        maker.log().fetch({gone: 1}, max_wait=0, max_bytes=1000, committed=True)
+
+
+def _fetch_on(log: Log, positions: dict[TopicPartition, int]) -> None:
+    """A handle that knew the topic may bring others' data first."""
+    give_up = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up:
+        log.fetch(positions, max_wait=0.1, max_bytes=1000, committed=True)
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["deleted", "made anew"])
+def test_a_native_transaction_outlives_a_topic_that_it_wrote_to(
+    maker: Maker, log: Log, anew: bool
+) -> None:
+    """Its end comes through, whatever else it wrote is there, and its id can be used again."""
+    gone, kept = *maker.topic(), *maker.topic()
+    producer = maker.producer()
+    producer.append([(gone, batch("lost")), (kept, batch("a"))])
+    (make_anew if anew else delete)(maker, gone.topic)
+    producer.commit()
+    producer.append([(kept, batch("b"))])
+    producer.commit()
+    wait_stable(log, {kept})
+    assert committed_values(log, kept) == ["a", "b"]
+    if anew:
+        place = TopicPartition(gone.topic, 0)
+        fresh = maker.log()
+        assert values(read_all(fresh, place, committed=False)[0]) == []
+        write(fresh, maker, [(place, batch("new"))])
+        assert committed_values(fresh, place) == ["new"]
+
+
+def test_an_append_to_a_deleted_topic_says_so_and_the_next_one_goes_on(
+    maker: Maker, log: Log
+) -> None:
+    """Whoever had the topic in mind can't tell what became of it; whoever had not, knows that nothing happened."""
+    gone, kept = *maker.topic(), *maker.topic()
+    name = maker.new_id()
+    delete(maker, gone.topic)
+    producer = maker.producer(name)
+    with pytest.raises(TopicGone) as caught:
+        producer.append([(kept, batch("never")), (gone, batch("never"))])
+    assert caught.value.topic == gone.topic
+    producer.abort()
+    producer.append([(kept, batch("a"))])
+    producer.commit()
+    wait_stable(log, {kept})
+    assert committed_values(log, kept) == ["a"]
+
+
+def test_an_append_to_a_topic_that_goes_away_meanwhile(maker: Maker, log: Log) -> None:
+    gone, kept = *maker.topic(), *maker.topic()
+    name = maker.new_id()
+    producer = maker.producer(name)
+    producer.append([(gone, batch("a")), (kept, batch("b"))])
+    producer.commit()
+    delete(maker, gone.topic)
+    with pytest.raises((TopicGone, TopicUncertain)) as caught:
+        producer.append([(kept, batch("never")), (gone, batch("never"))])
+    assert getattr(caught.value, "topic", "") == gone.topic
+    again = maker.producer(name)
+    again.append([(kept, batch("c"))])
+    again.commit()
+    wait_stable(log, {kept})
+    assert committed_values(log, kept) == ["b", "c"]
