@@ -37,7 +37,7 @@ def main() -> int:
         "--mutants", nargs="*", metavar="NAME", help="find the planted bugs (all, or these)"
     )
     given = parser.parse_args()
-    logging.disable(logging.WARNING)  # of the product: what goes wrong is meant to
+    logging.disable(logging.ERROR)  # of the product: what goes wrong is meant to
     if given.mutants is not None:
         return _mutants(given.mutants, given.start, given.seeds)
     if given.mutant is not None and given.mutant not in [mutant.name for mutant in MUTANTS]:

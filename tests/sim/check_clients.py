@@ -31,7 +31,8 @@ def check_clients(picture: Picture, ledger: Ledger) -> None:
     for row in picture.rows.values():
         hold(row.reason != FOREIGN_REASON, "a command of an aborted native transaction took effect")
         unmerged = row.reason.startswith(("its journals show", "the broker refused"))
-        hold(not unmerged, f"{row.txn_id.hex()}: decided, then aborted: {row.reason}")
+        spoiled = picture.participants[row.txn_id].keys() & picture.deleted.keys()
+        hold(not unmerged or spoiled, f"{row.txn_id.hex()}: decided, then aborted: {row.reason}")
 
 
 def _by_deal(picture: Picture, ledger: Ledger) -> dict[str, list[Placed]]:
@@ -84,7 +85,8 @@ def check_plain(picture: Picture, ledger: Ledger) -> None:
                 hold(last[line] < told.offset, f"{where}: behind journal offset {last[line]}")
                 last[line] = told.offset
     for value, told in ledger.plain.items():
-        hold(value in seen or told.offset < 0, f"{value!r} was written and never committed")
+        due = told.offset >= 0 and told.stream not in picture.deleted
+        hold(value in seen or not due, f"{value!r} was written and never committed")
 
 
 def check_deal(picture: Picture, deal: Deal, events: list[Placed]) -> None:

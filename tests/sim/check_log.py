@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 
 from anabranch.core import hybrid_time
+from anabranch.core.decide_admin import LOST
 from anabranch.core.ids import NO_TXN
 from anabranch.core.plan import DIRECTLY_BEFORE, NO_PREVIOUS
 from anabranch.schemas import records as r
-from tests.sim.ledger import NOISE
+from tests.sim.ledger import NOISE, Ledger
 from tests.sim.picture import Picture, Placed, Seen
 from tests.sim.world import Violation
 
@@ -28,6 +29,24 @@ def check_log(picture: Picture) -> None:
     check_ranges(picture)
     check_rows(picture)
     check_answers(picture)
+
+
+def check_lost(picture: Picture, ledger: Ledger) -> None:
+    """Only what somebody spoiled is given up, and told to be; nothing is committed there after that."""
+    for stream, row in picture.streams.items():
+        is_lost = row.state == LOST
+        hold(not is_lost or stream in picture.deleted, f"{stream} is lost; nobody deleted anything")
+        hold(is_lost or not ledger.lost[stream], f"{stream} was lost, and is {row.state} again")
+        hold(not ledger.late[stream], f"{stream} was written to after it was given up")
+    for seen, reply in picture.replies:
+        result = reply.result
+        if isinstance(result, r.Refusal) and result.code == "StreamLost":
+            right = any(stream in result.message for stream in picture.deleted)
+            hold(right, f"refused at {seen.record.offset}: {result.message}")
+    for txn_id, txn in picture.rows.items():
+        if "is lost: " in txn.reason:
+            spoiled = picture.participants[txn_id].keys() & picture.deleted.keys()
+            hold(spoiled, f"{txn_id.hex()}: {txn.reason}")
 
 
 def check_history(stream: str, found: list[tuple[Seen, object]]) -> None:

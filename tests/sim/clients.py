@@ -13,9 +13,13 @@ from anabranch.client.types import Receipt, Result
 from anabranch.errors import (
     AnabranchError,
     EventTooLarge,
+    InvalidArgument,
     OutcomeUnknown,
+    ReceiptMismatch,
     RetryError,
+    StreamLost,
 )
+from anabranch.ports import TopicGone
 from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Ledger
 from tests.sim.noise import Noise
@@ -44,6 +48,8 @@ from tests.sim.writers import (
 
 NAMES = ("n0", "n1", "n2")
 SERIES = "n0"  # a series is not disturbed by a name
+SPOILED = (InvalidArgument, ReceiptMismatch)  # of receipts, where a journal was deleted
+ENDS = (*FINE, *SPOILED)
 TIGHT_BYTES = "450"  # enough for each event of the workload but the large ones
 _RESTART_S = 1.0
 
@@ -115,7 +121,10 @@ class Worker:
             self.world.spawn(process, "watch", lambda: self._ask_safe_times(client))
         if self.faults.weather.plain_s:
             self.world.spawn(process, "plain", self._write_plainly)
-        while not self.done:
+        while True:
+            if self.done:  # a crowd may still come to be in doubt; and the heart goes on
+                ports.clock.sleep(5.0)
+                continue
             self.busy = True
             if self.in_doubt and (self.jobs == 0 or self.world.random.random() < 0.5):
                 clear_doubt(self, client)
@@ -124,8 +133,6 @@ class Worker:
                 self._job(client)
             self.busy = False
             ports.clock.sleep(self.world.random.expovariate(2.0))
-        while True:
-            ports.clock.sleep(5.0)  # the heart goes on
 
     def _create_streams(self, client: Client, clock: object) -> None:
         settings = {"max.message.bytes": TIGHT_BYTES} if self.faults.weather.tight else {}
@@ -134,6 +141,8 @@ class Worker:
             while True:
                 try:
                     client.create_stream(stream, segments, settings, timeout=5.0)
+                    break
+                except StreamLost:
                     break
                 except RetryError:
                     self.world.sleep(0.2)
@@ -160,7 +169,8 @@ class Worker:
         """Beside the jobs, as long as there are any."""
         while self.jobs:
             self.world.sleep(self.faults.span(self.faults.weather.plain_s))
-            self.noise.burst()
+            with contextlib.suppress(TopicGone):
+                self.noise.burst()
 
     def _scale(self, client: Client) -> None:
         """Beside the jobs, as long as there are any."""
@@ -169,7 +179,8 @@ class Worker:
             self.world.sleep(self.faults.span(self.faults.weather.scale_s))
             stream = random.choice(self.ledger.streams)
             if random.random() < 0.15:
-                self.noise.send_scaling_twice(stream)
+                with contextlib.suppress(TopicGone):
+                    self.noise.send_scaling_twice(stream)
                 continue
             try:
                 with self.ledger.history.here.asking("scale", stream=stream):
@@ -192,7 +203,9 @@ class Worker:
         chosen = self.world.random.choices([j for _, j in jobs], [w for w, _ in jobs])[0]
         try:
             chosen(client)
-        except FINE as error:
+        except (TopicGone, *ENDS) as error:
+            if isinstance(error, SPOILED) and not self.ledger.deleted:
+                raise
             self.world.note(self.name, f"{type(error).__name__}: {error}")
 
     # -- jobs -----------------------------------------------------------------------------------------
@@ -260,7 +273,7 @@ class Worker:
             return
         try:
             self._use(client, deal, txn)
-        except FINE as error:
+        except ENDS as error:
             self._give_up(txn, error)
             raise
 
@@ -275,7 +288,7 @@ class Worker:
         def one() -> None:
             try:
                 self._one_of_many(client, stream, together)
-            except FINE as error:
+            except ENDS as error:
                 self.world.note(self.name, f"crowd: {type(error).__name__}: {error}")
             left[0] -= 1
 
@@ -300,7 +313,7 @@ class Worker:
             self.world.sleep(together - self.world.now)
             attempt = deal.attempt(self.world.now, "own", None)
             self._commit(deal, lambda t: txn.commit(timeout=t), attempt)
-        except FINE as error:
+        except ENDS as error:
             self._give_up(txn, error)
             raise
         finally:
@@ -435,7 +448,8 @@ class Worker:
                 continue
             except AnabranchError as error:
                 attempt.error = error
-                if not isinstance(error, FINE):
+                spoiled = SPOILED if self.ledger.deleted else ()
+                if not isinstance(error, (*FINE, *spoiled)):
                     self.world.fail(f"{deal.label}: commit was refused: {error!r}")
                 raise
             finally:

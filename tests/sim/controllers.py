@@ -8,7 +8,7 @@ from functools import partial
 
 from anabranch.core import rows as k
 from anabranch.core.turn import Settings
-from anabranch.errors import NotLeading
+from anabranch.errors import NotLeading, NotReady
 from anabranch.ports import LogError, LogFenced, LogUnavailable, TableError, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.processors.leadership import STATUS_POSITION
@@ -220,6 +220,7 @@ class Fleet:
             collate_ms=weather.collate_ms,
             **(CLEANING if weather.cleaning else {}),
             purge_per_round=3 if weather.small else 500,
+            lost_after_ms=int(weather.lost_after_s * 1000),
         )
         while True:
             if partition not in machine.assigned:
@@ -244,7 +245,7 @@ class Fleet:
                     control_partitions=len(self.partitions),
                     reply_partitions=REPLY_PARTITIONS,
                 )[1]
-            except LogUnavailable:
+            except (LogUnavailable, NotReady):
                 clock.sleep(TROUBLE_PAUSE_S)
 
     def _lead(

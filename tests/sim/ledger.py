@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from anabranch.client.snapshot_reader import StreamCut
 from anabranch.client.types import Result
 from anabranch.core import rows as k
+from anabranch.core.decide_admin import LOST
 from anabranch.core.tokens import peek
 from anabranch.errors import AnabranchError
 from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
-from anabranch.topics.names import status_topic
+from anabranch.topics.names import history_topic, status_topic, stream_topic
 from anabranch.topics.records import Record, decode_records
 
 if TYPE_CHECKING:
@@ -172,6 +173,10 @@ class Ledger:
         self.safe_answers: list[SafeAnswer] = []
         self.final_answers: list[tuple[bytes, str, int]] = []  # answers about other ids
         self.snapshots: list[tuple[str, StreamCut, Places]] = []  # those that were read whole
+        self.deleted: dict[str, str] = {}  # stream -> which topic of it somebody deleted
+        self.lagged: set[str] = set()  # streams that some broker did not know for a while
+        self.lost: dict[str, list[float]] = defaultdict(list)  # stream -> rounds that gave it up
+        self.late: dict[str, list[float]] = defaultdict(list)  # … and that wrote to it after that
 
     def hear_plain(self, offset: int, records: Iterable[Record]) -> None:
         """Records have arrived in a journal, from this offset on."""
@@ -222,6 +227,10 @@ class Ledger:
         self, now: float, native: Native, partition: TopicPartition, data: bytes
     ) -> None:
         """Status rows are appended in a native transaction; they count once that is committed."""
+        lost = [stream for stream, rounds in self.lost.items() if rounds]
+        for stream in lost if native[0] not in self.carriers else ():
+            if partition.topic in (stream_topic(stream), history_topic(stream)):
+                self._undecided[native].append((self.late[stream], now))
         if partition.topic != status_topic(self.prefix):
             return
         for record in decode_records(data):
@@ -234,6 +243,10 @@ class Ledger:
                 row = decode(record.value)
                 if row.state == "ABORTED" and row.reason.startswith("stale"):
                     self._undecided[native].append((self.stale[row.txn_id], now))
+            elif entry is k.Entry.STREAM:
+                row = decode(record.value)
+                if row.state == LOST:
+                    self._undecided[native].append((self.lost[row.stream], now))
 
     def settle(self, native: Native, *, commit: bool) -> None:
         """A native transaction has ended."""

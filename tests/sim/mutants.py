@@ -48,7 +48,8 @@ def checker_alone() -> Iterator[None]:
             self.kill(self.current)
 
     def check(self: simulation._Run) -> tuple[int, Epochs]:
-        picture = Picture.take(self.cluster, simulation.PREFIX, self.partitions)
+        deleted = self.ledger.deleted
+        picture = Picture.take(self.cluster, simulation.PREFIX, self.partitions, deleted=deleted)
         self._judge(picture)
         return len(picture.commits()), Epochs()
 

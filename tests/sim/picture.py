@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from anabranch.topics.names import (
 from anabranch.topics.records import Record, decode_records
 from tests.core.tables import txn_rows
 from tests.sim.retention import KeptPartition
+from tests.sim.topics import BY_HAND
 
 
 class Seen(NamedTuple):
@@ -34,19 +35,26 @@ class Seen(NamedTuple):
     native: tuple[int, int]
 
 
-def visible(cluster: MemoryCluster, place: TopicPartition) -> list[Seen]:
-    """All that a reader of committed data sees of a partition, or saw before it was deleted."""
-    if place not in cluster.partitions:
-        return []
-    partition = cluster.partition(place)
-    gone = partition.gone if isinstance(partition, KeptPartition) else []
+def visible(cluster: MemoryCluster, place: TopicPartition, *, graves: bool = True) -> list[Seen]:
+    """All that a reader of committed data sees of a partition, or saw before it was deleted.
+
+    ``graves``: of topics of that name that were deleted, too. What somebody put there by hand is left out.
+    """
+    lives = list(getattr(cluster, "graves", {}).get(place, ())) if graves else []
+    if place in cluster.partitions:
+        lives.append(cluster.partition(place))
     return [
         Seen(record, entry.base_offset, (entry.producer_id, entry.producer_epoch))
-        for entry in [*gone, *partition.entries]
+        for partition in lives
+        for entry in [
+            *(partition.gone if isinstance(partition, KeptPartition) else []),
+            *partition.entries,
+        ]
         if entry.next_offset <= partition.stable_offset
         and not entry.is_control
         and not entry.is_aborted
         for record in decode_records(entry.data)
+        if record.value != BY_HAND
     ]
 
 
@@ -78,6 +86,34 @@ def folded_rows(store: MemoryStore) -> dict[bytes, bytes]:
     return {key: v for key, v in store.snapshot().items() if key[:1] in FOLDED}
 
 
+STUCK = ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS")
+
+
+def stuck_of(state: State, deleted: Mapping[str, str]) -> set[bytes]:
+    """Those that stay, as a topic was deleted (`docs/decisions/0011`): merges that were being carried, and big ones
+    that wait for the spare partitions that these keep; and those whose journal may have been made anew.
+    """
+    carried = {
+        txn_id: txn
+        for txn_id, txn in state.open.items()
+        if txn.row.state == "FINALIZE_IN_PROGRESS" and deleted.keys() & txn.participants.keys()
+    }
+    kept = {stream for txn in carried.values() for stream in txn.participants}
+    # A journal made anew that never comes to be as long as receipts say is not told from one that is late.
+    short = {stream for stream, topic in deleted.items() if topic == "journal"}
+    waiting = {
+        txn_id
+        for txn_id, txn in state.open.items()
+        if txn.row.state == "COMMIT_IN_PROGRESS" and (kept | short) & txn.participants.keys()
+    }
+    return carried.keys() | waiting
+
+
+def histories_of(found: Iterable[Seen]) -> list[tuple[Seen, Any]]:
+    """With what is said there."""
+    return [(seen, decode(seen.record.value or b"")) for seen in found]
+
+
 @dataclass
 class Placed:
     """An event in a stream: where it lies and whose it says it is (`NO_TXN`: a plain write)."""
@@ -89,6 +125,19 @@ class Placed:
     record: Record
     txn_id: bytes
     writer: int
+
+
+def placed(
+    cluster: MemoryCluster, stream: str, number: int, *, graves: bool = True
+) -> list[Placed]:
+    """The events in a partition of a stream, as `visible` has them."""
+    found = []
+    for seen in visible(cluster, TopicPartition(stream_topic(stream), number), graves=graves):
+        ours = [v for name, v in seen.record.headers if name == TXN_HEADER]
+        txn_id, writer, _ = unpack_txn_header(ours[0] or b"") if ours else (NO_TXN, 0, 0)
+        offset = seen.record.offset
+        found.append(Placed(stream, number, offset, seen.native, seen.record, txn_id, writer))
+    return found
 
 
 @dataclass
@@ -113,6 +162,11 @@ class Picture:
     horizons: dict[int, int] = field(default_factory=dict)  # control partition -> forgotten up to
     replies: list[tuple[Seen, r.Reply]] = field(default_factory=list)
     unfinished: list[r.TxnRow] = field(default_factory=list)
+    deleted: dict[str, str] = field(default_factory=dict)  # stream -> which topic, by outside hands
+    lagged: set[str] = field(
+        default_factory=set
+    )  # streams that some broker did not know for a while
+    stuck: set[bytes] = field(default_factory=set)  # decided, and can't be merged for that
 
     @classmethod
     def take(
@@ -121,9 +175,10 @@ class Picture:
         prefix: str,
         control_partitions: int,
         carriers: Iterable[int] = (),
+        deleted: Mapping[str, str] | None = None,
     ) -> Picture:
         """Read everything."""
-        picture = cls(carriers=set(carriers))
+        picture = cls(carriers=set(carriers), deleted=dict(deleted or {}))
         for number in range(control_partitions):
             place = TopicPartition(status_topic(prefix), number)
             table = fold(cluster, place).open("picture")
@@ -132,6 +187,7 @@ class Picture:
             picture.horizons[number] = state.round.expired_ms
             picture.unfinished += [txn.row for txn in state.open.values()]
             picture.rows.update({row.txn_id: row for row in txn_rows(state)})
+            picture.stuck |= stuck_of(state, picture.deleted)
             picture._read_rows(state)
             for seen in visible(cluster, place):
                 key = seen.record.key or b""
@@ -148,7 +204,9 @@ class Picture:
                     picture.scaled_by[of.stream, of.stream_epoch] = of.scaled_by
         for stream in picture.streams:
             for topic in (stream_topic(stream), journal_topic(stream)):
-                picture.topic_partitions[topic] = cluster.topics[topic].partitions
+                known = [*cluster.partitions, *getattr(cluster, "graves", {})]
+                count = sum(place.topic == topic for place in dict.fromkeys(known))
+                picture.topic_partitions[topic] = count
             picture._read_stream(cluster, stream, picture.topic_partitions[stream_topic(stream)])
         number = 0
         while (place := TopicPartition(replies_topic(prefix), number)) in cluster.partitions:
@@ -160,6 +218,8 @@ class Picture:
     def _read_rows(self, state: State) -> None:
         for row in self.rows.values():
             self.participants[row.txn_id] = state.participants(row.txn_id)
+            if row.txn_id in self.stuck:
+                continue
             for key in state.row_keys(row.txn_id):
                 _, entry, _ = k.split_key(key)
                 if entry in (k.Entry.PENDING_COMMIT, k.Entry.CARRY, k.Entry.MOVED):
@@ -169,26 +229,12 @@ class Picture:
 
     def _read_stream(self, cluster: MemoryCluster, stream: str, partitions: int) -> None:
         for number in range(partitions):
-            found = []
-            for seen in visible(cluster, TopicPartition(stream_topic(stream), number)):
-                ours = [v for name, v in seen.record.headers if name == TXN_HEADER]
-                txn_id, writer, _ = unpack_txn_header(ours[0] or b"") if ours else (NO_TXN, 0, 0)
-                if seen.native[0] in self.carriers:
-                    self.carried.add(txn_id)
-                found.append(
-                    Placed(
-                        stream,
-                        number,
-                        seen.record.offset,
-                        seen.native,
-                        seen.record,
-                        txn_id,
-                        writer,
-                    )
-                )
-            self.events[stream, number] = found
+            found = placed(cluster, stream, number)
+            self.carried |= {event.txn_id for event in found if event.native[0] in self.carriers}
+            # Of those that are stuck some may have been carried.
+            self.events[stream, number] = [e for e in found if e.txn_id not in self.stuck]
         history = visible(cluster, TopicPartition(history_topic(stream), 0))
-        self.history[stream] = [(seen, decode(seen.record.value or b"")) for seen in history]
+        self.history[stream] = histories_of(history)
 
     def commits(self) -> list[tuple[str, Seen, r.CommitRecord]]:
         """All COMMIT records."""

@@ -7,22 +7,34 @@ Names of the port calls: ``fetch:commands+journal``, ``append:replies+status``, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from anabranch.client.memory import MemoryBus, MemoryJournal, MemoryJournals
 from anabranch.client.ports import ClientPorts
 from anabranch.errors import WriteFailed
-from anabranch.ports import Fetched, LogFenced, LogUncertain, TopicPartition
+from anabranch.ports import (
+    Fetched,
+    LogFenced,
+    LogRefused,
+    LogUncertain,
+    TopicGone,
+    TopicInfo,
+    TopicPartition,
+    TopicUncertain,
+)
 from anabranch.processors.memory_table import MemoryStore, MemoryTable
 from anabranch.topics.batch import Buffer
 from anabranch.topics.memory import MemoryCluster, MemoryLog, MemoryProducer
 from anabranch.topics.memory_broker import Transactions
+from anabranch.topics.memory_partition import Partition
 from anabranch.topics.names import commands_topic
 from anabranch.topics.records import Record, decode_records, encode_batch
 from tests.sim.faults import Faults, LateEnd
 from tests.sim.groups import Groups
 from tests.sim.ledger import Ledger
 from tests.sim.retention import KeptPartition
+from tests.sim.topics import Hands
 from tests.sim.world import Process, SimClock, World
 
 _CHANGES = (
@@ -50,11 +62,36 @@ class SimCluster(MemoryCluster):
         self.faults = faults
         self.ledger = ledger
         self.groups = Groups(self)
+        self.hands = Hands(world, self, faults, ledger)
+        self.graves: dict[TopicPartition, list[Partition]] = {}  # what was deleted, for the checks
 
     def _add(self, topic: str, numbers: Iterable[int], config: dict[str, str]) -> None:
         for number in numbers:
             name = TopicPartition(topic, number)
             self.partitions[name] = KeptPartition(name, config)
+
+    def delete_topic(self, topic: str) -> None:
+        """See `MemoryCluster`; the run's checks still see what stood there."""
+        for place in sorted(place for place in self.partitions if place.topic == topic):
+            self.graves.setdefault(place, []).append(self.partitions[place])
+        super().delete_topic(topic)
+
+    def land(
+        self, partition: TopicPartition, producer_id: int, epoch: int, *, commit: bool
+    ) -> None:
+        """See `MemoryCluster`; the run's checks see what became of what was deleted with it."""
+        super().land(partition, producer_id, epoch, commit=commit)
+        for grave in self.graves.get(partition, ()):
+            if producer_id in grave.open:
+                grave.mark(producer_id, epoch, commit=commit, now_ms=self.now_ms())
+
+    def may_mark(self, topic: str) -> bool:
+        """Whether markers for that topic may still come."""
+        return any(
+            place.topic == topic
+            for state in self._transactions.values()
+            for place in (*state.partitions, *(marker[1] for marker in state.landing))
+        )
 
     def pause(self, seconds: float) -> None:
         """A waiting fetch looks again when something has changed."""
@@ -69,7 +106,8 @@ class SimCluster(MemoryCluster):
 
         def land() -> None:
             self.world.note("brokers", f"late batch on {partition.topic}[{partition.partition}]")
-            self.produce_batch(partition, encode_batch(records))
+            with suppress(LogRefused):  # the topic may be gone
+                self.produce_batch(partition, encode_batch(records))
             self.world.changed()
 
         self.world.later(self.faults.span(_LATE_S), land)
@@ -125,6 +163,7 @@ class SimLog(MemoryLog):
     ) -> dict[TopicPartition, Fetched]:
         """See `anabranch.ports.Log.fetch`."""
         self.detail = _kinds(positions)
+        self._find(positions)
         found = super().fetch(
             positions, max_wait=max_wait, max_bytes=max_bytes, committed=committed
         )
@@ -162,9 +201,50 @@ class SimLog(MemoryLog):
         made = super().producer(transactional_id, timeout=timeout)
         return SimProducer(self, transactional_id, made.producer_id, made.producer_epoch)
 
+    def _find(self, places: Iterable[TopicPartition]) -> None:
+        """`TopicGone` if this process's broker does not know one of them."""
+        self.sim.hands.check(self.owner, places)
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], *, committed: bool
+    ) -> dict[TopicPartition, int]:
+        """See `anabranch.ports.Log.end_offsets`."""
+        places = list(partitions)
+        self._find(places)
+        return super().end_offsets(places, committed=committed)
+
+    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """See `anabranch.ports.Log.start_offsets`."""
+        places = list(partitions)
+        self._find(places)
+        return super().start_offsets(places)
+
+    def offsets_for_time(
+        self, partitions: Iterable[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int | None]:
+        """See `anabranch.ports.Log.offsets_for_time`."""
+        places = list(partitions)
+        self._find(places)
+        return super().offsets_for_time(places, timestamp_ms)
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
+        """See `anabranch.ports.Log.delete_records`."""
+        self._find(before)
+        super().delete_records(before)
+
+    def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+        """See `anabranch.ports.Log.describe_topics`; brokers may lag behind."""
+        known = {}
+        for name, info in super().describe_topics(names).items():
+            partitions = self.sim.hands.described(self.owner, name, info.partitions)
+            if partitions:
+                known[name] = replace(info, partitions=partitions)
+        return known
+
     def produce(self, partition: TopicPartition, records: Sequence[Record]) -> int:
         """See `MemoryLog`: a client's commands and journal writes, which may be lost, late or in doubt."""
         self.detail = _kinds([partition])
+        self._find([partition])
         faults, weather = self.sim.faults, self.sim.faults.weather
         journal = self.detail == "journal"
         if faults.strikes(weather.late_write if journal else weather.late_command, "late send"):
@@ -185,6 +265,7 @@ class SimLog(MemoryLog):
     def produce_batch(self, partition: TopicPartition, data: bytes) -> int:
         """See `MemoryLog`; without faults of its own."""
         self.detail = _kinds([partition])
+        self._find([partition])
         return super().produce_batch(partition, data)
 
 
@@ -199,10 +280,27 @@ class SimProducer(MemoryProducer):
         """See `anabranch.ports.Producer.append`; of several partitions some may have it, and nobody knows which."""
         self._sim.detail = _kinds([partition for partition, _ in batches])
         faults = self._sim.sim.faults
+        self._check_usable()
+        self._find(batches)
         if len(batches) > 1 and faults.strikes(faults.weather.uncertain, "half an append"):
             super().append(batches[: self._sim.sim.world.random.randrange(1, len(batches))])
             raise self._over(LogUncertain("no answer in time to some of it"))
         return super().append(batches)
+
+    def _find(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> None:
+        """A topic that is gone is refused at once, or found to be so when other partitions have their part."""
+        hands, owner = self._sim.sim.hands, self._sim.owner
+        gone = [place for place, _ in batches if hands.lacks(owner, place)]
+        if not gone:
+            return
+        what = f"append to {gone[0].topic}[{gone[0].partition}]: there is no such topic"
+        if self._sim.sim.faults.strikes(0.3, "topic uncertain"):
+            found = [(place, data) for place, data in batches if place not in gone]
+            if found:
+                super().append(found)
+            raise self._over(TopicUncertain(what, gone[0].topic))
+        self._refusal = TopicGone(what, gone[0].topic)
+        raise self._refusal
 
     def _append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
         offsets = super()._append(batches)

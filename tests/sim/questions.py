@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.client.client import Client
 from anabranch.errors import BeginAgainError, ClockSkew, RetryError, UnknownTransaction
+from tests.sim.picture import STUCK
 from tests.sim.recorded import recorded_state, state_of
 from tests.sim.writers import SCOPE
 
@@ -21,7 +22,8 @@ def clear_doubt(worker: Worker, client: Client) -> None:
         return
     random = worker.world.random
     try:
-        final = random.random() < 0.8
+        may_be_stuck = worker.faults.calm and bool(worker.ledger.deleted)
+        final = random.random() < 0.8 and not may_be_stuck
         question = client.resolve if final else client.state
         with recorded_state(worker.ledger, deal.txn_id) as told:
             info = question(deal.txn_id, timeout=random.choice((1.0, 10.0)))
@@ -36,6 +38,8 @@ def clear_doubt(worker: Worker, client: Client) -> None:
     if info.state in ("COMMITTED", "ABORTED"):
         deal.finals.append((info.state, info.commit_timestamp))
         worker.in_doubt.remove(deal)
+    elif info.state in STUCK and may_be_stuck:
+        worker.in_doubt.remove(deal)  # who is not is waited for anyway
     elif info.state == "OPEN" and worker.world.random.random() < 0.3:
         worker.in_doubt.remove(deal)  # nobody keeps it alive
 

@@ -12,7 +12,7 @@ from anabranch.client.snapshot import Snapshot
 from anabranch.client.types import Event
 from anabranch.core import hybrid_time
 from anabranch.core.ids import NO_TXN, TXN_HEADER, unpack_txn_header
-from anabranch.errors import SnapshotExpired, UnknownScope, UnknownStream
+from anabranch.errors import AnabranchError, SnapshotExpired, UnknownScope, UnknownStream
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.topics.records import decode_records
@@ -21,6 +21,7 @@ from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
 from tests.sim.ports import SimCluster, client_ports
 from tests.sim.recording import MemoryRecorder, event_id, text
+from tests.sim.topics import BY_HAND
 from tests.sim.world import Process, SimClock, World
 from tests.sim.writers import FINE
 
@@ -29,6 +30,7 @@ _RESTART_S = 1.0
 _TIMEOUT_S = 1.0  # a round of reading ends when nothing came for so long
 _IDLE_ROUNDS = 3  # without an event, after all writing: it has caught up
 _ASK_S = 10.0
+_WAIT = (UnknownScope, UnknownStream)  # it is not there yet
 
 
 class Worker(Protocol):
@@ -64,11 +66,17 @@ class ReaderMachine:
         self.idle = 0  # rounds in a row
         self.starts = 0
         self.reader: str | None = None  # the one that is open, as the history knows it
+        self.streams: list[str] = []  # that it reads
 
     @property
     def done(self) -> bool:
-        """It has seen everything."""
-        return self.idle >= _IDLE_ROUNDS
+        """It has seen everything; nobody waits for that where somebody spoiled a stream."""
+        return self.idle >= _IDLE_ROUNDS or self.is_spoiled
+
+    @property
+    def is_spoiled(self) -> bool:
+        """A topic of what it reads was deleted."""
+        return any(stream in self.ledger.deleted for stream in self.streams)
 
     def start(self) -> None:
         """Start a process."""
@@ -88,7 +96,7 @@ class ReaderMachine:
 
     def catch_up(self) -> None:
         """Note that it has, at the very end."""
-        if self.reader is not None:
+        if self.reader is not None and not self.is_spoiled:
             self.ledger.history.named(f"{self.name}.{self.starts}").note(
                 "caught_up", reader=self.reader
             )
@@ -106,10 +114,15 @@ class ReaderMachine:
                 try:
                     worker = worker or self._open(client, process)
                     went_on = worker.round()
-                except (UnknownScope, UnknownStream, *FINE) as error:
+                except (AnabranchError, LogError) as error:
+                    if not (self.is_spoiled or isinstance(error, (*_WAIT, *FINE))):
+                        raise
                     self.world.note(process.name, f"{type(error).__name__}: {error}")
-                    went_on = True
+                    went_on = not self.is_spoiled
                     self.world.sleep(0.3)
+                    if self.is_spoiled and worker is not None:
+                        worker.close()
+                        worker = None
                 self.idle = self.idle + 1 if self.finishing and not went_on else 0
         finally:
             if worker is not None:
@@ -118,6 +131,15 @@ class ReaderMachine:
     def _open(self, client: Client, process: Process) -> Worker:
         recorder = self.ledger.history.named(process.name)
         streams = sorted(self.world.random.sample(self.ledger.streams, k=1))
+        match self.kind:
+            case "raw" | "transactions":
+                self.streams = streams
+            case "group":
+                self.streams = [self.ledger.streams[0]]
+            case "transaction group":
+                self.streams = [self.ledger.streams[-1]]
+            case _:
+                self.streams = list(self.ledger.streams)
         match self.kind:
             case "raw":
                 return RawReader(self, process, recorder, streams[0])
@@ -185,11 +207,11 @@ class RawReader:
             if op is not None:
                 self._recorder.told(op, "ok", events=[])
             self._go_on(error)
-            return True
+            return not self._machine.is_spoiled
         for place, fetched in found.items():
             for batch in fetched.batches:
                 for record in decode_records(batch.data):
-                    if record.offset < self._positions[place]:
+                    if record.offset < self._positions[place] or record.value == BY_HAND:
                         continue
                     ours = [v for name, v in record.headers if name == TXN_HEADER]
                     txn_id = unpack_txn_header(ours[0] or b"")[0] if ours else NO_TXN
@@ -259,7 +281,8 @@ class OrderedReader:
                     self._recorder.told(op, "ok", events=rows)
                     self._begin()
                     op, rows = self._recorder.ask("poll", reader=self._name), []
-                rows.append(_row(event))
+                if event.value != BY_HAND:
+                    rows.append(_row(event))
                 count += 1
                 if count == most:
                     break
@@ -353,7 +376,8 @@ class SnapshotTaker:
         except SnapshotExpired:
             places = self._machine.cluster.partitions
             topics = [name(stream) for stream in streams for name in (stream_topic, history_topic)]
-            self._expired(any(p.start_offset for at, p in places.items() if at.topic in topics))
+            deleted = any(p.start_offset for at, p in places.items() if at.topic in topics)
+            self._expired(deleted or self._machine.is_spoiled)
             return False
         for stream in streams:
             for _ in range(random.choice((1, 1, 2))):
@@ -366,15 +390,20 @@ class SnapshotTaker:
         asked = {"snapshot": label, "stream": stream}
         try:
             with self._recorder.asking("snapshot_read", **asked) as read:
-                read["events"] = [_row(event) for event in _whole(snapshot, stream)]
+                found = _whole(snapshot, stream)
+                read["events"] = [_row(event) for event in found if event.value != BY_HAND]
         except SnapshotExpired:
-            gone = [
-                self._start(stream_topic(stream), p) > at for p, at in cut.start_offsets.items()
-            ]
-            self._expired(any(gone) or self._start(history_topic(stream), 0) >= cut.history)
+            self._expired(
+                self._machine.is_spoiled
+                or any(
+                    self._start(stream_topic(stream), p) > at for p, at in cut.start_offsets.items()
+                )
+                or self._start(history_topic(stream), 0) >= cut.history
+            )
         else:
             places = [(row[1], row[2]) for row in read["events"]]
-            self._machine.ledger.snapshots.append((stream, cut, places))
+            if stream not in self._machine.ledger.deleted:  # else it shows what is there now
+                self._machine.ledger.snapshots.append((stream, cut, places))
 
     def _start(self, topic: str, partition: int) -> int:
         return self._machine.cluster.partition(TopicPartition(topic, partition)).start_offset

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from anabranch.core.ids import NO_TXN
 from checker import Report, judge_entries
 from checker.recorder import SUFFIX, Recorder
-from tests.sim.picture import Picture
+from tests.sim.picture import Placed, Seen
 from tests.sim.world import World
 
+Part = tuple[
+    str, int, int, int, Sequence[Placed]
+]  # stream, partition, start and end offset, events
 FINAL = "final"  # the history of what the log holds at the end
 
 
@@ -75,13 +78,12 @@ class History:
 
     def read_log(
         self,
-        picture: Picture,
-        ends: Iterable[tuple[str, int, int, int]],
-        starts: Mapping[str, int],
+        parts: Iterable[Part],
+        histories: Mapping[str, tuple[int, Sequence[tuple[Seen, Any]]]],
     ) -> None:
-        """The last readings. ``ends``: stream, partition, start and end offset. ``starts``: of histories."""
+        """The last readings. ``histories``: of each stream the start offset and the records."""
         final = self.named(FINAL)
-        for stream, partition, start, end in ends:
+        for stream, partition, start, end, placed in parts:
             events = [
                 [
                     event.offset,
@@ -89,20 +91,20 @@ class History:
                     event_id(event.record.value),
                     None if event.txn_id == NO_TXN else event.txn_id.hex(),
                 ]
-                for event in picture.events[stream, partition]
+                for event in placed
                 if event.offset >= start  # the rest is deleted
             ]
             with final.asking("log", stream=stream, partition=partition) as told:
                 told |= {"start": start, "end": end, "events": events}
-        for stream, found in picture.history.items():
+        for stream, (first, found) in histories.items():
             records = []
             for seen, record in found:
-                if hasattr(record, "txn_id") and seen.record.offset >= starts[stream]:
+                if hasattr(record, "txn_id") and seen.record.offset >= first:
                     ids = [] if record.txn_id == NO_TXN else [record.txn_id.hex()]
-                    parts = [[p.partition, p.first, p.end] for p in record.segments]
-                    records.append([seen.record.offset, record.timestamp, ids, parts])
+                    ranges = [[p.partition, p.first, p.end] for p in record.segments]
+                    records.append([seen.record.offset, record.timestamp, ids, ranges])
             with final.asking("commits", stream=stream) as told:
-                told |= {"start": starts[stream], "records": records}
+                told |= {"start": first, "records": records}
 
 
 def text(key: bytes | None) -> str | None:

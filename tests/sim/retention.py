@@ -135,8 +135,8 @@ class Retention:
         return offset
 
     def _is_left(self, topic: str, part: r.SegmentCommit) -> bool:
-        place = TopicPartition(topic, part.partition)
-        return part.end > self._cluster.partition(place).start_offset
+        partition = self._cluster.partitions.get(TopicPartition(topic, part.partition))
+        return partition is not None and part.end > partition.start_offset
 
     def _segments(self, partition: Partition) -> Iterator[Sequence[Entry]]:
         segment: list[Entry] = []

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, KeysView
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest.mock import patch
 
 from anabranch.core import rows as k
+from anabranch.core.journal_runs import place_of, txn_of
 from anabranch.errors import AnabranchError
 from anabranch.ports import TopicPartition
 from anabranch.processors import controller, durability, intake
@@ -23,17 +25,26 @@ from anabranch.topics.names import history_topic, status_topic, stream_topic
 from tests.sim.carriers import carriers_beside
 from tests.sim.check_clients import check_clients
 from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
-from tests.sim.check_log import check_log, hold
+from tests.sim.check_log import check_log, check_lost, hold
 from tests.sim.check_readers import check_readers, check_snapshots
 from tests.sim.clients import Worker
 from tests.sim.consumers import simulated
 from tests.sim.controllers import Fleet
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
-from tests.sim.picture import Picture, fold, folded_rows, visible
+from tests.sim.picture import (
+    Picture,
+    Seen,
+    fold,
+    folded_rows,
+    histories_of,
+    placed,
+    stuck_of,
+    visible,
+)
 from tests.sim.ports import SimCluster
 from tests.sim.readers import ReaderMachine
-from tests.sim.recording import History
+from tests.sim.recording import FINAL, History, Part
 from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
 from tests.sim.weather import Weather
@@ -180,6 +191,7 @@ class _Run:
         """Faults first, then calm, then the checks; returns the number of COMMIT records, and epochs."""
         self.fleet.start()
         self.retention.start()
+        self.cluster.hands.start()
         for worker in self.workers:
             worker.start()
         for reader in self.readers:
@@ -190,7 +202,8 @@ class _Run:
         self.faults.calm = True
         world.thaw_all()
         self.fleet.calm_down()
-        limit = world.now + CALM_S
+        # Who commits one that is stuck asks for long.
+        limit = world.now + CALM_S * (2 if self.ledger.deleted else 1)
         if not world.run(self._ended, limit) and world.violation is None:
             world.fail(f"no end {CALM_S:.0f} s after the faults: {self._what_is_open()}")
         settled = world.now + _SETTLE_S
@@ -226,7 +239,10 @@ class _Run:
             return False
         for partition in range(self.partitions):
             leader = self.fleet.leading(partition)
-            if leader is None or leader.state.open or any(leader.table.scan(k.OPEN)):
+            if leader is None:
+                return False
+            stuck = len(stuck_of(leader.state, self.ledger.deleted))
+            if len(leader.state.open) > stuck or sum(1 for _ in leader.table.scan(k.OPEN)) > stuck:
                 return False
         return True
 
@@ -244,9 +260,16 @@ class _Run:
             leader = self.fleet.leading(partition)
             if leader is None:
                 raise Violation(f"nobody leads {partition} at the end")
-            left = [*leader.table.scan(k.INDEX), *leader.table.scan(k.REJECTED)]
+            kept = leader.state.open.keys()
+            left = [
+                *(key for key, _ in leader.table.scan(k.REJECTED) if key[1:17] not in kept),
+                *(key for key, _ in leader.table.scan(k.INDEX) if not self._may_stay(key, kept)),
+            ]
             hold(not left, f"all is ended, and the journal index still has {left[:3]}")
-        picture = Picture.take(self.cluster, PREFIX, self.partitions, self.ledger.carriers)
+        deleted = self.ledger.deleted
+        picture = Picture.take(self.cluster, PREFIX, self.partitions, self.ledger.carriers, deleted)
+        picture.lagged = self.ledger.lagged
+        check_lost(picture, self.ledger)
         check_safe_times(picture, self.ledger.safe_answers, self.partitions)
         check_log(picture)
         check_epochs(picture)
@@ -256,17 +279,33 @@ class _Run:
         self._judge(picture)
         return len(picture.commits()), epochs_of(picture)
 
+    def _may_stay(self, key: bytes, kept: KeysView[bytes]) -> bool:
+        """A run of one that is stuck, or a plain write to a stream that somebody spoiled."""
+        return txn_of(key) in kept or place_of(key)[0] in self.ledger.deleted
+
     def _judge(self, picture: Picture) -> None:
         """What was recorded, by the checker that knows nothing of the product."""
-        ends = []
+        parts: list[Part] = []
+        histories: dict[str, tuple[int, list[tuple[Seen, Any]]]] = {}
         for stream, number in picture.events:
-            log = self.cluster.partition(TopicPartition(stream_topic(stream), number))
-            ends.append((stream, number, log.start_offset, log.stable_offset))
-        starts = {
-            stream: self.cluster.partition(TopicPartition(history_topic(stream), 0)).start_offset
-            for stream in picture.history
-        }
-        self.history.read_log(picture, ends, starts)
+            log = self.cluster.partitions.get(TopicPartition(stream_topic(stream), number))
+            if log is not None:
+                left = picture.events[stream, number]
+                if picture.deleted:
+                    left = placed(self.cluster, stream, number, graves=False)
+                parts.append((stream, number, log.start_offset, log.stable_offset, left))
+        for stream, found in picture.history.items():
+            place = TopicPartition(history_topic(stream), 0)
+            if place in self.cluster.partitions:
+                first = self.cluster.partition(place).start_offset
+                if picture.deleted.get(stream) == "history":
+                    found = histories_of(visible(self.cluster, place, graves=False))
+                histories[stream] = first, found
+        for txn_id in sorted(picture.stuck):
+            asking = self.history.named(FINAL).asking("state", txn_id=txn_id.hex())
+            with asking as told:
+                told |= {"state": "committing", "timestamp": None}
+        self.history.read_log(parts, histories)
         report = self.history.judged()
         self.judged = dict(report.counts)
         if not report.ok:

@@ -31,6 +31,8 @@ FAULTS = frozenset(
         "retention",
         "slow disk",
         "slow lead",
+        "topic deleted",
+        "topic not known",
         "unavailable",
         "uncertain",
         "uncertain send",

@@ -54,6 +54,9 @@ class Weather:
     compact_s: float = 0.0  # mean time between compactions of the status log; 0: none
     expire_s: float = 0.0  # mean time between deletions of old commands; 0: none
     retain_s: float = 0.0  # mean time between passes of the brokers' retention; 0: none
+    lose_s: float = 0.0  # mean time until somebody deletes a topic of a stream; 0: nobody does
+    lag_s: float = 0.0  # mean time until brokers do not know a stream's topic for a while; 0: never
+    lost_after_s: float = 5.0  # a stream whose topic is missing for so long is given up
     checkpoint_loss: float = 0.0  # per restart: the disk is empty, or an old copy
     transaction_version: int = 2
     native_timeout_s: float = 10.0
@@ -90,6 +93,9 @@ class Weather:
         def some(*values: float) -> float:
             return random.choice(values)
 
+        state = random.getstate()
+        outside = Random(f"{random.random()}/topics")  # chance of its own: other draws stay
+        random.setstate(state)
         return cls(
             switch=some(0.2, 0.5, 0.9),
             delay=some(0, 0.005, 0.03),
@@ -141,6 +147,8 @@ class Weather:
             readers=random.choice((0, 1, 2, 3)),
             work_s=float(random.randint(10, 40)),
             retain_s=some(0, 0, 1.5, 6.0),
+            lose_s=outside.choice((0, 0, 0, 0, 0, 5.0, 12.0)),
+            lag_s=outside.choice((0, 0, 0, 0, 3.0)),
         )
 
     def changed(self, values: Mapping[str, float]) -> Weather:

@@ -17,7 +17,9 @@ from anabranch.errors import (
     BeginAgainError,
     ClockSkew,
     IllegalState,
+    InvalidArgument,
     RetryError,
+    StreamLost,
     WritersUnfinished,
 )
 from tests.sim.ledger import Deal, Ledger, Told, WriterLog
@@ -37,6 +39,7 @@ FINE = (
     IllegalState,
     WritersUnfinished,
     ClockSkew,
+    StreamLost,  # `check_lost` looks whether that is so
 )
 
 
@@ -78,7 +81,9 @@ def start_helper(
         writer = client.join(token, heartbeat=world.random.random() < 0.3)
         try:
             _write(world, ledger, writer, deal, account, helper)
-        except FINE as error:
+        except (InvalidArgument, *FINE) as error:
+            if isinstance(error, InvalidArgument) and not ledger.deleted:
+                raise
             world.note(process.name, f"helper: {type(error).__name__}: {error}")
             writer.discard()
         helper.done = True
