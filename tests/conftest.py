@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import hypothesis
 import pytest
 
 import anabranch
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
     from anabranch.topics.kafka_log import KafkaLog
+
+# How long an example takes says how busy the machine is, and no more.
+hypothesis.settings.register_profile("anabranch", deadline=None)
+hypothesis.settings.load_profile("anabranch")
 
 MEASURED = "measured"
 TOGETHER = ("tests/spark/",)
