@@ -20,6 +20,11 @@ def settle(history: History, report: Report) -> None:
     _bind_replays(history, report)
     for op in history.histories:
         _chronicle(history, report, op)
+    for part in history.parts.values():
+        gone = (part.stream, "history") in history.deleted
+        if gone and part.stream not in history.chronicles:  # else its records tell
+            for event in part.items:
+                event.is_adrift = _is_adrift(history, event)
     for txn in history.all_txns:
         _outcome(history, txn)
     for event in history.events.values():

@@ -158,6 +158,15 @@ def a_merge_that_can_not_go_on_may_lie_there(tape: Tape) -> None:
     tape.commits(stream="s/b")
 
 
+@right
+def a_merge_that_lies_where_the_history_is_gone(tape: Tape) -> None:
+    carried(tape)
+    delete(tape, "history", "s/b")
+    tape.do("q", "state", STATE, txn_id=ONE)
+    tape.log(3, [0, "k", "b", ONE], stream="s/b")
+    tape.log(0)
+
+
 @wrong("unexplained")
 def a_merge_that_lies_there_without_any_loss(tape: Tape) -> None:
     carried(tape)
