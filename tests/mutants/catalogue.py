@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from tests.mutants import batches, clients, decisions, journals, merges, plays, rounds
+from tests.mutants import batches, clients, decisions, journals, merges, plays, rounds, topics
 
 Plant = Callable[[], AbstractContextManager[object]]
 CARRYING = {"chunk_bytes": 250, "scale_s": 0.7}
@@ -37,6 +37,8 @@ BEHIND = CALM | {"machines": 1, "freeze": 0.003, "freeze_s": 6.0, "small": True,
 NUMBERED = CALM | {"numbered": 1.0}
 PLAINLY = CALM | {"plain_s": 0.5}
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
+LOSING = {"lose_s": 3.0, "linger": 0.8}
+LAGGING = {"lag_s": 1.0, "linger": 0.8}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
@@ -160,6 +162,13 @@ CATALOGUE: tuple[Mutant, ...] = (
            broker="steady"),
     Mutant("journals are deleted above the low water", journals.cut_above, weather=CLEANING,
            broker="steady"),
+    # -- topics in outside hands
+    Mutant("a stream is given up at once", topics.given_up_at_once, weather=LAGGING),
+    Mutant("a lost stream's transactions go on", topics.lost_and_going_on, weather=LOSING),
+    Mutant("what a lost stream stops is committed elsewhere", topics.finished_elsewhere,
+           weather=LOSING),
+    Mutant("a topic made anew is taken for the old one", topics.taken_for_the_old_one,
+           weather=LOSING),
     # -- the library of readers and writers
     Mutant("a snapshot is cut too early", clients.stale_cut, weather=READING, by_clients=True,
            broker="steady"),

@@ -23,7 +23,7 @@ def clear_doubt(worker: Worker, client: Client) -> None:
     random = worker.world.random
     try:
         may_be_stuck = worker.faults.calm and bool(worker.ledger.deleted)
-        final = random.random() < 0.8 and not may_be_stuck
+        final = random.random() < (0.3 if may_be_stuck else 0.8)
         question = client.resolve if final else client.state
         with recorded_state(worker.ledger, deal.txn_id) as told:
             info = question(deal.txn_id, timeout=random.choice((1.0, 10.0)))
