@@ -17,8 +17,9 @@ from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.schemas.records import MovedRun
 
-# End, records, sum of checksums; base offset and size of the batch; where it was moved to (0: nowhere); pure.
-_VALUE = struct.Struct(">qqqqqq?")
+# End, records, sum of checksums; base offset and size of the batch; where it was moved to (0: nowhere); pure; CRC.
+_VALUE = struct.Struct(">qqqqqq?I")
+FORM = 2  # of these rows: a table with others is built anew
 _AFTER_PARTITION = TXN_ID_SIZE + 16  # of an index key: transaction id, writer, first offset
 
 
@@ -26,7 +27,8 @@ class Run(NamedTuple):
     """Consecutive records of one writer inside one batch.
 
     ``low``/``high``: least and greatest key position of the keyed records, -1 if none has a key.
-    ``pure``: the run is the whole batch and the batch may be copied as it is.
+    ``pure``: the run is the whole batch and the batch may be copied as it is. ``batch_crc``: what the batch's head
+    says, by which it is known again; 0: not known.
     """
 
     txn_id: bytes
@@ -41,6 +43,7 @@ class Run(NamedTuple):
     batch_base: int
     batch_size: int
     pure: bool
+    batch_crc: int = 0
 
 
 class StoredRun(NamedTuple):
@@ -59,6 +62,7 @@ class StoredRun(NamedTuple):
     batch_size: int
     pure: bool
     moved_to: int = 0
+    batch_crc: int = 0
 
     @property
     def at(self) -> int:
@@ -92,7 +96,7 @@ def moved_run(txn_id: bytes, stream: str, partition: int, run: MovedRun) -> tupl
     """Table key and value of a run that was moved."""
     key = runs_prefix(stream, partition) + txn_id + _run_id(run)
     value = _VALUE.pack(
-        run.end, run.count, run.crc_sum, run.batch_base, run.batch_size, run.at, run.pure
+        run.end, run.count, run.crc_sum, run.batch_base, run.batch_size, run.at, run.pure, 0
     )
     return key, value
 
@@ -114,12 +118,20 @@ def plain_run_key(stream: str, partition: int, run: StoredRun) -> bytes:
 def pack_run(run: Run) -> bytes:
     """Table value of a run that lies where it was written."""
     return _VALUE.pack(
-        run.end, run.records, run.crc_sum, run.batch_base, run.batch_size, 0, run.pure
+        run.end,
+        run.records,
+        run.crc_sum,
+        run.batch_base,
+        run.batch_size,
+        0,
+        run.pure,
+        run.batch_crc,
     )
 
 
 def unpack_run(key: bytes, value: bytes) -> StoredRun:
     """The run of a table key and value."""
-    end, count, crc_sum, base, size, moved_to, pure = _VALUE.unpack(value)
+    end, count, crc_sum, base, size, moved_to, pure, crc = _VALUE.unpack(value)
     writer, first = struct.unpack(">Qq", key[-16:])
-    return StoredRun(writer - (1 << 63), first, end, count, crc_sum, base, size, pure, moved_to)
+    writer -= 1 << 63
+    return StoredRun(writer, first, end, count, crc_sum, base, size, pure, moved_to, crc)

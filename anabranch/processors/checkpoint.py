@@ -1,7 +1,8 @@
 """A control partition's RocksDB folder as a checkpoint of its logs: kept, or thrown away when it can't be trusted.
 
-It is thrown away when it is of another cluster or of topics made anew, when it is ahead of the log, and when it
-is older than the status topic keeps tombstones: a deletion that compaction has already dropped would be missed.
+It is thrown away when it is of another cluster, of topics made anew or of another version, when it is ahead of the
+log, and when it is older than the status topic keeps tombstones: a deletion that compaction has already dropped
+would be missed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from anabranch.core import rows as k
+from anabranch.core.journal_runs import FORM
 from anabranch.ports import Clock, Log, LogUnavailable, Table, TopicPartition
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.rocks_table import RocksTable
@@ -36,7 +38,7 @@ def open_checkpoint(
     info = source.describe_topics([topic]).get(topic)
     if info is None:
         raise LogUnavailable(f"the broker asked does not know {topic} (yet)")
-    origin = f"{info.topic_id}/{control_partition}".encode()
+    origin = f"{FORM}/{info.topic_id}/{control_partition}".encode()
     table = RocksTable(folder)
     try:
         why = _distrust(
@@ -75,7 +77,7 @@ def _distrust(
     if known is None:
         return ""  # new and empty
     if known != origin:
-        return "it is of another cluster or status topic"
+        return "it is of another cluster or status topic, or of another version"
     stored = table.get(STATUS_POSITION)
     if (
         stored

@@ -179,7 +179,7 @@ class _Copier:
     ) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
         """Each is made when it is asked for."""
         for one in lying:
-            batch = self._reader.batch(one.batch_base)
+            batch = self._reader.batch(one.batch_base, one.run.batch_crc)
             if one.run.pure and worth_splicing(batch, one.run.records):
                 yield from self._flush()
                 self._yielded.append([0])

@@ -11,7 +11,7 @@ from anabranch.core.journal_runs import Run
 from anabranch.core.overlay import Overlay
 from anabranch.core.state import State
 from anabranch.ports import CorruptBatch, Fetched, RawBatch
-from anabranch.topics.batch import read_header
+from anabranch.topics.batch import crc_of, read_header
 from anabranch.topics.framing import Kind, scan_batch
 from anabranch.topics.framing import Run as FramingRun
 
@@ -109,6 +109,7 @@ def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pu
         # Plain records are mostly taken apart: what they take is their size unpacked.
         batch_size=len(batch.data) if run.pure else run.size,
         pure=pure,
+        batch_crc=crc_of(batch.data),
     )
 
 

@@ -100,7 +100,7 @@ def _split(readers: JournalReaders, commit: StreamCommit, limit: int) -> list[li
         reader = readers.of(TopicPartition(journal_topic(commit.stream), writes.source))
         keyless = split.keyless(writes.source)
         for run in writes.runs:
-            split.add(reader.batch(run.batch_base), run, keyless)
+            split.add(reader.batch(run.batch_base, run.batch_crc), run, keyless)
     return split.done()
 
 

@@ -120,6 +120,11 @@ def compute_crc(data: Buffer) -> int:
     return crc32c(memoryview(data)[_CRC_FROM:])
 
 
+def crc_of(data: Buffer) -> int:
+    """The CRC-32C that a batch's head says; not whether it is right."""
+    return int.from_bytes(data[_CRC_FROM - 4 : _CRC_FROM], "big")
+
+
 def check_crc(data: Buffer) -> None:
     """`CorruptBatch` unless the batch's CRC-32C matches its bytes."""
     found = _UNCOVERED.unpack_from(data)[4]

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from anabranch.errors import check
 from anabranch.ports import (
     Log,
     LogError,
@@ -16,6 +15,7 @@ from anabranch.ports import (
     RawBatch,
     TopicPartition,
 )
+from anabranch.topics.batch import crc_of
 
 # Enough for a round trip to be cheap; little enough that the broker stores while we fetch the next.
 FETCH_BYTES = 2 << 20
@@ -94,12 +94,15 @@ class JournalReader:
         # How far ahead: more with each fetch that was of use, so that leaps don't cost many in vain.
         self._depth = 1
 
-    def batch(self, base_offset: int) -> RawBatch:
+    def batch(self, base_offset: int, crc: int = 0) -> RawBatch:
         """The batch that begins at this offset; quick if asked for in rising order.
+
+        ``crc``: what its head has to say (0: anything). What was indexed may be gone, and others' records stand
+        there: in a journal that somebody deleted and made anew.
 
         Raises:
             LogUnavailable: nothing is there, or no leader.
-            InvariantViolation: no batch begins there.
+            LogRefused: no batch begins there, or another one.
         """
         while self._here and self._here[0].base_offset < base_offset:
             self._here.popleft()
@@ -109,11 +112,14 @@ class JournalReader:
                 self._here.popleft()
         # It stays: several runs may be of one batch.
         batch = self._here[0]
-        check(
-            batch.base_offset == base_offset,
-            f"no batch of {self._partition} begins at {base_offset}",
-        )
+        if batch.base_offset != base_offset:
+            raise self._gone(f"no batch of {self._partition} begins at {base_offset}")
+        if crc and crc_of(batch.data) != crc:
+            raise self._gone(f"another batch of {self._partition} stands at {base_offset}")
         return batch
+
+    def _gone(self, what: str) -> LogRefused:
+        return LogRefused(f"its journal records are gone: {what}", _OFFSET_OUT_OF_RANGE)
 
     def _take(self, position: int) -> _Batches:
         found = self._take_ahead(position)

@@ -62,6 +62,10 @@ class JournalRun(Protocol):
     def pure(self) -> bool:
         """The run is the whole batch, which may be copied as it is."""
 
+    @property
+    def batch_crc(self) -> int:
+        """What the batch's head says, by which it is known again; 0: not known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -176,7 +180,7 @@ class Splice:
         self, index: int, runs: Sequence[JournalRun], reader: JournalReader
     ) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
         for run in runs:
-            batch = reader.batch(run.batch_base)
+            batch = reader.batch(run.batch_base, run.batch_crc)
             if run.pure and worth_splicing(batch, run.records):
                 if self._verify is not None:
                     self._verify(index, batch)

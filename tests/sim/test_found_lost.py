@@ -10,8 +10,8 @@ from anabranch.core.decide_admin import ACTIVE, LOST, MISSING
 from anabranch.ports import LogUnavailable, TopicInfo, TopicPartition
 from anabranch.schemas.records import Begin, Commit, Event, OneShot, Refusal, Scale, Touch
 from anabranch.topics.memory import MemoryLog
-from anabranch.topics.names import history_topic, stream_topic
-from tests.processors.losing import GONE, LOST_S, OTHER, TOPICS, Play
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 
 
 @pytest.mark.parametrize("anew", [False, True], ids=["deleted", "made anew"])
@@ -99,6 +99,40 @@ def test_what_was_missing_once_is_not_given_up_for_want_of_an_answer(
     play.play(3, 3.0)
     assert play.stream_state(GONE) == ACTIVE
     assert play.one_shot(GONE) == "COMMITTED"
+
+
+@pytest.mark.parametrize("more", [0, 1, 20], ids=["as many", "one more", "more"])
+@pytest.mark.parametrize("looks", [True, False], ids=["a new leader", "the same leader"])
+@pytest.mark.parametrize("one_batch", [True, False], ids=["other batches", "the same batches"])
+def test_others_records_in_a_journal_made_anew_are_not_taken_for_a_transactions(
+    more: int, looks: bool, one_batch: bool
+) -> None:
+    """The journal was full again before its leader looked: what was weighed in the old one was merged by offset."""
+    play = Play()
+    txn_id, token, receipt = play.begun(GONE, OTHER)
+    other = play.ask(Begin(play.world.txn_id(), "nyc", None, 600_000))
+    touched = play.ask(Touch(other.token, GONE))
+    play.make_anew(journal_topic(GONE))
+    # As big, and in the same places: only what they are tells them from those that were there.
+    strangers = [(key, b"y" * 8) for key in KEYS]
+    for events in (strangers, [(key, b"z") for key in KEYS * more]):
+        play.world.write(
+            other.txn_id, 9, GONE, touched.segments, events, epoch=0, one_batch=one_batch
+        )
+    if looks:
+        play.lead_anew()
+    play.world.send(Commit(token, (receipt,), None, None, 60_000))
+    play.play(40, 2 * LOST_S)
+    state, _ = play.state(txn_id)
+    assert state == "ABORTED"
+    values = {
+        record.value
+        for p in (0, 1)
+        for record in play.world.committed(TopicPartition(stream_topic(GONE), p))
+    }
+    assert values <= {b"v"}, "nobody committed these"
+    assert play.events(OTHER) == 1, "its part in the other stream neither"
+    assert play.one_shot(OTHER) == "COMMITTED"
 
 
 def test_who_touches_a_missing_stream_is_not_silent() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.errors import InvariantViolation
-from anabranch.ports import LogUnavailable, RawBatch, TopicPartition, TopicSpec
+from anabranch.ports import LogRefused, LogUnavailable, RawBatch, TopicPartition, TopicSpec
+from anabranch.topics.batch import crc_of, read_header
 from anabranch.topics.framing import Kind, scan_batch
 from anabranch.topics.journal_reader import JournalReader, JournalReaders
 from anabranch.topics.memory import MemoryCluster
@@ -30,6 +31,7 @@ class Run:
     end: int
     records: int
     pure: bool
+    batch_crc: int = 0
 
     @property
     def at(self) -> int:
@@ -177,12 +179,27 @@ def test_a_run_that_the_journal_does_not_have_stops_the_merge(cluster: MemoryClu
     readers = JournalReaders(log)
     with pytest.raises(InvariantViolation, match="has 3"):
         splice_stream(readers, producer, TARGET, [Piece(JOURNAL, [Run(0, 0, 3, 4, False)])])
-    with pytest.raises(InvariantViolation, match="begins at 1"):
+    with pytest.raises(LogRefused, match=r"records are gone: no batch .* begins at 1"):
         list(Splice(readers, TARGET, [Piece(JOURNAL, [Run(1, 1, 3, 2, False)])]).batches())
     with pytest.raises(LogUnavailable):
         list(Splice(readers, TARGET, [Piece(JOURNAL, [Run(3, 3, 4, 1, False)])]).batches())
     with pytest.raises(InvariantViolation, match="without the journal"):
         list(Splice(readers, TARGET, [Piece(None, [Run(0, 0, 3, 3, True)])]).batches())
+
+
+@pytest.mark.parametrize("pure", [True, False])
+def test_a_batch_that_is_not_the_one_that_was_indexed_is_not_merged(
+    cluster: MemoryCluster, pure: bool
+) -> None:
+    write(cluster, *[1] * 200)
+    readers = JournalReaders(cluster.log("controller"))
+    crc = crc_of(readers.of(JOURNAL).batch(0).data)
+    assert crc == read_header(cluster.partitions[JOURNAL].entries[0].data).crc
+    known = Run(0, 0, 200, 200, pure, crc)
+    assert len(list(Splice(readers, TARGET, [Piece(JOURNAL, [known])]).batches())) == 1
+    other = Run(0, 0, 200, 200, pure, crc ^ 1)
+    with pytest.raises(LogRefused, match=r"records are gone: another batch .* stands at 0"):
+        list(Splice(readers, TARGET, [Piece(JOURNAL, [other])]).batches())
 
 
 def test_offsets_must_be_noted_before_they_are_asked_for(cluster: MemoryCluster) -> None:

@@ -36,6 +36,7 @@ class Run:
     end: int
     records: int
     pure: bool
+    batch_crc: int = 0
 
     @property
     def at(self) -> int:
