@@ -21,7 +21,7 @@ from typing import Any
 import mode
 
 from anabranch.core.turn import Settings
-from anabranch.errors import AnabranchError, FixCallError
+from anabranch.errors import AnabranchError, FixCallError, NotReady
 from anabranch.ports import LogError, LogUnavailable, TableError
 from anabranch.processors.config import ControllerOptions
 from anabranch.processors.keyfile import load_or_create
@@ -37,6 +37,7 @@ log = logging.getLogger("anabranch.controller")
 
 STOP_LEADER_S = 20.0
 LEAVE_GROUP_S = 10.0
+PREPARE_AGAIN_S = 0.2
 EXIT_OK = 0
 EXIT_FIX_CALL = 2
 EXIT_ENVIRONMENT = 6
@@ -140,8 +141,10 @@ class ControllerService(mode.Service):
                         replication_factor=self.options.replication_factor,
                     )
                     return True
-                except LogUnavailable as error:
+                except (LogUnavailable, NotReady) as error:
+                    # One that has just started, or lags behind, may not know yet what another one has made.
                     log.warning("waiting for the brokers: %s", error)
+                    time.sleep(PREPARE_AGAIN_S)
         finally:
             source.close()
         return False

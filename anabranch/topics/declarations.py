@@ -205,6 +205,7 @@ def create_control_topics(
     Raises:
         TopicMisconfigured: one that exists is not as declared; the message says what to set.
         LogRefused: the broker does not create one, with its reason.
+        NotReady: the broker that was asked does not know what was created (yet).
     """
     declared = (
         (commands_topic(prefix), control_partitions, COMMANDS),

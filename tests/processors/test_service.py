@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.errors import ClockSkew, TopicMisconfigured
+from anabranch.errors import ClockSkew, NotReady, TopicMisconfigured
 from anabranch.ports import Log, LogUnavailable
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions
@@ -48,6 +48,7 @@ def test_it_waits_for_brokers_that_are_away(
     answers: list[Exception | tuple[int, int]] = [
         LogUnavailable("nobody there"),
         LogUnavailable("no leader"),
+        NotReady("not found (yet, or any more)"),
         (3, 2),
     ]
 
@@ -63,6 +64,7 @@ def test_it_waits_for_brokers_that_are_away(
     assert [record.getMessage() for record in caplog.records] == [
         "waiting for the brokers: nobody there",
         "waiting for the brokers: no leader",
+        "waiting for the brokers: not found (yet, or any more)",
     ]
 
 
