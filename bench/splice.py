@@ -27,7 +27,7 @@ from confluent_kafka import TopicPartition as Assigned
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.ports import RawBatch, TopicPartition, TopicSpec
 from anabranch.topics import framing
-from anabranch.topics.batch import patch_parts
+from anabranch.topics.batch import crc_of, patch_parts
 from anabranch.topics.journal_reader import JournalReaders
 from anabranch.topics.kafka_log import KafkaLog
 from anabranch.topics.settings import parse_settings
@@ -71,6 +71,7 @@ class _Run:
     end: int
     records: int
     pure: bool
+    batch_crc: int
 
     @property
     def at(self) -> int:
@@ -137,7 +138,14 @@ class Bench:
         for batch in self.batches:
             (run,) = framing.scan_batch(batch)
             groups[-1].append(
-                _Run(batch.base_offset, batch.base_offset, batch.next_offset, run.records, run.pure)
+                _Run(
+                    batch.base_offset,
+                    batch.base_offset,
+                    batch.next_offset,
+                    run.records,
+                    run.pure,
+                    crc_of(batch.data),
+                )
             )
             count += run.records
             if count >= TXN_RECORDS:
