@@ -229,7 +229,7 @@ class Worker:
                 return result
 
             self._commit(deal, commit, attempt)
-        except FINE as error:
+        except ENDS as error:
             self._give_up(txn, error)
             raise
         finally:
@@ -246,7 +246,7 @@ class Worker:
                 told = new_event(self.world.random, deal, own)
                 txn.write(told.stream, told.value, told.key, {"filling": bytes(int(TIGHT_BYTES))})
             attempt.result = txn.commit(timeout=5.0)
-        except (EventTooLarge, *FINE) as error:
+        except (EventTooLarge, *ENDS) as error:
             attempt.error = error
             self._give_up(txn, error)
         finally:
