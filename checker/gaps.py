@@ -21,9 +21,13 @@ class Gap:
     after: Item | None = None
 
     def may_be_of(self, poll: Operation, group: Group) -> bool:
-        """A poll that nobody was told the end of may have given it: it came between both sides."""
+        """A poll that nobody was told the end of may have given it: it came between both sides.
+
+        Or it gave what is before, too, and another member gave that again, not knowing yet that it had lost it.
+        """
         if self.before is not None and all(
-            poll.ended_before(giving.poll) for giving in group.by_item[self.before]
+            poll.ended_before(giving.poll) and giving.reader.name == poll.asked["reader"]
+            for giving in group.by_item[self.before]
         ):
             return False
         if self.after is not None:

@@ -17,9 +17,9 @@ class Choice:
     must: set[Event]
     may: set[Event]
 
-    def misfit(self, present: set[Event]) -> int:
-        """How badly the log contradicts it; 0: not at all."""
-        return len(self.must - present) + len(present - self.must - self.may)
+    def misfit(self, present: set[Event], judged: set[Event]) -> int:
+        """How badly the log contradicts it; 0: not at all. ``judged``: what the log would show."""
+        return len((self.must & judged) - present) + len(present - self.must - self.may)
 
 
 def judge_writes(history: History, report: Report) -> None:
@@ -102,10 +102,11 @@ def _judge_txn(history: History, report: Report, txn: Txn) -> None:
         return
     if not txn.is_committed:
         return
-    best = min(choices(txn), key=lambda choice: choice.misfit(present), default=None)
+    judged = {event for event in txn.events if _is_judged(history, txn, event)}
+    best = min(choices(txn), key=lambda choice: choice.misfit(present, judged), default=None)
     if best is None:
         return
-    missing = {event for event in best.must - present if _is_judged(history, txn, event)}
+    missing = (best.must & judged) - present
     written = [event.op.where for event in sorted(missing, key=_written)][:1]
     evidence = [best.commit.where, *told, *written, *shown]
     if missing and (txn.answered("committed") or txn.records):
