@@ -251,9 +251,7 @@ def _judge_before(report: Report, group: Group) -> None:
     """A group: what stands before on the line was given before."""
     if not group.is_group:
         return
-    broken: dict[str, Operation] = {}  # of each reader the first poll without an end
-    for poll in group.unfinished:
-        broken.setdefault(poll.asked["reader"], poll)
+    broken = _first_unfinished(group)
     for giving in group.givings:
         line, rank = giving.item.line, giving.item.rank
         if line is None or rank == 0:
@@ -261,10 +259,22 @@ def _judge_before(report: Report, group: Group) -> None:
         before = line.items[rank - 1]
         if before not in group.by_item or group.gave_before(before, giving):
             continue  # what is never given is a gap
-        poll = broken.get(giving.reader.name, giving.poll)
-        if poll.line < giving.poll.line:
-            continue  # that one may have given it, and the reader went on
-        _out_of_order(report, giving, group.by_item[before][0])
+        if not _may_be_given(broken, giving):
+            _out_of_order(report, giving, group.by_item[before][0])
+
+
+def _first_unfinished(group: Group) -> dict[str, Operation]:
+    """Of each reader the first poll without an end."""
+    found: dict[str, Operation] = {}
+    for poll in group.unfinished:
+        found.setdefault(poll.asked["reader"], poll)
+    return found
+
+
+def _may_be_given(broken: dict[str, Operation], giving: Giving) -> bool:
+    """What is before a giving: by a poll of its reader that had no end; then the reader went on."""
+    poll = broken.get(giving.reader.name, giving.poll)
+    return poll.line < giving.poll.line
 
 
 def _chain(history: History, stream: str) -> dict[Event, Event]:
@@ -286,6 +296,7 @@ def _chain(history: History, stream: str) -> dict[Event, Event]:
 
 def _judge_keys(report: Report, group: Group, chains: dict[str, dict[Event, Event]]) -> None:
     """Mode ``ordered``: the events of a key in the order of their commits, also across partitions."""
+    broken = _first_unfinished(group)
     for giving in group.givings:
         if not isinstance(giving.item, Event):
             continue
@@ -296,7 +307,8 @@ def _judge_keys(report: Report, group: Group, chains: dict[str, dict[Event, Even
         if group.gave_before(before, giving):
             continue
         if before in group.by_item:
-            _out_of_order(report, giving, group.by_item[before][0])
+            if not _may_be_given(broken, giving):
+                _out_of_order(report, giving, group.by_item[before][0])
             continue
         lowest = group.lowest.get(before.part) if before.part is not None else None
         is_due = group.must_give(before) or (lowest is not None and before.rank >= lowest)
