@@ -23,13 +23,18 @@ class Gap:
     def may_be_of(self, poll: Operation, group: Group) -> bool:
         """A poll that nobody was told the end of may have given it: it came between both sides.
 
-        Or it gave what is before, too, and another member gave that again, not knowing yet that it had lost it.
+        Or it gave what is before, too, another member gave that again, not knowing yet that it had lost it, and who
+        had not went on behind both.
         """
         if self.before is not None and all(
-            poll.ended_before(giving.poll) and giving.reader.name == poll.asked["reader"]
-            for giving in group.by_item[self.before]
+            poll.ended_before(giving.poll) for giving in group.by_item[self.before]
         ):
-            return False
+            stale = {giving.reader.name for giving in group.by_item[self.before]}
+            went_on = self.after is None or any(
+                giving.reader.name not in stale for giving in group.by_item[self.after]
+            )
+            if poll.asked["reader"] in stale or not went_on:
+                return False
         if self.after is not None:
             return not any(giving.poll.ended_before(poll) for giving in group.by_item[self.after])
         return not all(end.ended_before(poll) for end in group.ends)
