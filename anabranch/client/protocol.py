@@ -337,7 +337,8 @@ class Session:
         found: list[r.Outcome] = []
         for partition in self._partitions(scope, deadline):
             found += self._transactions_of(partition, scope, finished, limit, deadline)
-        return sorted(found, key=_made_ms, reverse=finished)[:limit]
+        found.sort(key=lambda outcome: made_ms_of(outcome.txn_id), reverse=finished)
+        return found[:limit]
 
     def _transactions_of(
         self, partition: int, scope: str | None, finished: bool, limit: int, deadline: float
@@ -388,10 +389,6 @@ def committed(outcome: r.Outcome) -> r.Outcome:
             f"transaction {txn_text(outcome.txn_id)} is aborted{why}: begin a new one"
         )
     return outcome
-
-
-def _made_ms(outcome: r.Outcome) -> int:
-    return made_ms_of(outcome.txn_id)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class Lookout:
         self._lost.clear()
         hints, self._hints = self._hints, []
         if hints:
-            self._look(state)
+            self.look(state)
         for error in hints:
             if isinstance(error, TopicGone) and error.lost:
                 self.find(state, error)  # it is there, and another one
@@ -79,12 +79,8 @@ class Lookout:
             else:
                 self._seems(stream)
             return True
-        self._look(state)
+        self.look(state)
         return stream is not None
-
-    def look(self, state: State) -> None:
-        """Something was not found that may be of a stream here."""
-        self._look(state)
 
     def find_journals(self, intake: Intake, state: State) -> None:
         """Where the journals end, as the intake has to know; without those that are not there."""
@@ -102,7 +98,7 @@ class Lookout:
         """(stream, why) of those that are not to be waited for any longer."""
         now = self.clock.monotonic()
         if self.missing and now >= self._next:
-            self._look(state)
+            self.look(state)
         return [
             (stream, why)
             for stream, why in sorted(self.missing.items())
@@ -127,7 +123,8 @@ class Lookout:
         self._lost.discard(stream)
         self._seeming.pop(stream, None)
 
-    def _look(self, state: State) -> None:
+    def look(self, state: State) -> None:
+        """Which streams lack a topic now; an answer of a broker that does not know the witness does not count."""
         now = self.clock.monotonic()
         self._next = now + LOOK_S
         topics = _streams(state)

@@ -55,33 +55,32 @@ class RocksTable:
         return value
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See `anabranch.ports.Table.scan`. The view is that of the first step."""
+        """See `anabranch.ports.Table.scan`."""
+        return takewhile(lambda row: row[0].startswith(prefix), self._rows_from(prefix))
+
+    def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See `anabranch.ports.Table.scan_back`."""
+        # RocksDB begins at the key itself where it is there.
+        return dropwhile(lambda row: row[0] == before, self._rows_from(before, backwards=True))
+
+    def _rows_from(self, key: bytes, *, backwards: bool = False) -> Iterator[tuple[bytes, bytes]]:
         # RocksDB's iterator pins a snapshot when it is made, so it is made here, not at the first next().
         rows = self._opened()
         try:
-            items = rows.items(from_key=prefix)
+            items = rows.items(backwards=backwards, from_key=key)
         except Exception as error:
             raise self._error(error, "read") from error
-        return takewhile(lambda row: row[0].startswith(prefix), self._walk(items))
-
-    def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See `anabranch.ports.Table.scan_back`. The view is that of the first step."""
-        rows = self._opened()
-        try:
-            items = rows.items(backwards=True, from_key=before)
-        except Exception as error:
-            raise self._error(error, "read") from error
-        # RocksDB begins at the key itself where it is there.
-        return dropwhile(lambda row: row[0] == before, self._walk(items))
+        return self._walk(items)
 
     def _walk(self, items: Iterator[tuple[Any, Any]]) -> Iterator[tuple[bytes, bytes]]:
         while True:
             try:
-                yield next(items)
+                row = next(items)
             except StopIteration:
                 return
             except Exception as error:
                 raise self._error(error, "read") from error
+            yield row
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         """See `anabranch.ports.Table.write`."""

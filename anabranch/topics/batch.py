@@ -122,13 +122,13 @@ def compute_crc(data: Buffer) -> int:
 
 def crc_of(data: Buffer) -> int:
     """The CRC-32C that a batch's head says; not whether it is right."""
-    return int.from_bytes(data[_CRC_FROM - 4 : _CRC_FROM], "big")
+    crc: int = _UNCOVERED.unpack_from(data)[4]
+    return crc
 
 
 def check_crc(data: Buffer) -> None:
     """`CorruptBatch` unless the batch's CRC-32C matches its bytes."""
-    found = _UNCOVERED.unpack_from(data)[4]
-    if compute_crc(data) != found:
+    if compute_crc(data) != crc_of(data):
         base = _OFFSET.unpack_from(data)[0]
         raise CorruptBatch(f"the batch at offset {base} does not match its CRC-32C")
 

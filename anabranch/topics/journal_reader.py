@@ -29,9 +29,9 @@ _OFFSET_OUT_OF_RANGE = 1  # of brokers' error codes
 _Batches = Sequence[RawBatch]
 
 
-def records_gone(error: OffsetOutOfRange) -> LogRefused:
+def records_gone(why: OffsetOutOfRange | str) -> LogRefused:
     """What it is to a merge that somebody else deleted from a journal: for good, and its own trouble alone."""
-    return LogRefused(f"its journal records are gone: {error}", _OFFSET_OUT_OF_RANGE)
+    return LogRefused(f"its journal records are gone: {why}", _OFFSET_OUT_OF_RANGE)
 
 
 class JournalReaders:
@@ -113,13 +113,10 @@ class JournalReader:
         # It stays: several runs may be of one batch.
         batch = self._here[0]
         if batch.base_offset != base_offset:
-            raise self._gone(f"no batch of {self._partition} begins at {base_offset}")
+            raise records_gone(f"no batch of {self._partition} begins at {base_offset}")
         if crc and crc_of(batch.data) != crc:
-            raise self._gone(f"another batch of {self._partition} stands at {base_offset}")
+            raise records_gone(f"another batch of {self._partition} stands at {base_offset}")
         return batch
-
-    def _gone(self, what: str) -> LogRefused:
-        return LogRefused(f"its journal records are gone: {what}", _OFFSET_OUT_OF_RANGE)
 
     def _take(self, position: int) -> _Batches:
         found = self._take_ahead(position)
