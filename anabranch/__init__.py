@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anabranch.client.snapshot import Snapshot, SnapshotPlan
     from anabranch.client.transaction import Transaction
     from anabranch.client.types import (
+        CommandsInfo,
         Committed,
         Counts,
         Event,
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Client": "anabranch.client.client",
+    "CommandsInfo": "anabranch.client.types",
     "Committed": "anabranch.client.types",
     "Counts": "anabranch.client.types",
     "Event": "anabranch.client.types",
@@ -53,6 +55,7 @@ _HOMES = {
 
 __all__ = [
     "Client",
+    "CommandsInfo",
     "Committed",
     "Counts",
     "Event",

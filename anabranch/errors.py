@@ -175,12 +175,28 @@ class EventTooLarge(FixCallError):
     """An event, or a one-shot, is bigger than the broker takes."""
 
 
+class TooManyStreams(FixCallError):
+    """A control partition has as many streams, or partitions of streams, as it may."""
+
+
+class SetAside(FixCallError):
+    """Three tries to carry the command out failed, so that it was passed over: nothing of it was done."""
+
+
 class ClockSkew(FixCallError):
     """The client's clock is too far from the controller's for a new transaction id."""
 
 
 class TopicMisconfigured(FixCallError):
     """A topic's settings are too weak or wrong; the message names each and what to set."""
+
+
+class NotAuthorized(FixCallError):
+    """A right is missing; the message names it, and the topic or group that it is for."""
+
+
+class TopicNotEmpty(FixCallError):
+    """A topic of that name has, or had, records that anabranch did not write: choose another name, or adopt it."""
 
 
 class SnapshotExpired(FixCallError):

@@ -10,7 +10,7 @@ Record batches travel as raw RecordBatch v2 bytes (KIP-98) in both makes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -70,6 +70,8 @@ class TopicInfo:
     replication_factor: int
     config: Mapping[str, str]
     topic_id: str = ""  # tells a topic made anew from its namesake
+    leaderless: tuple[int, ...] = ()  # partitions without a leader now
+    in_sync: int = -1  # replicas in sync of the partition that has the fewest; -1: not told
 
 
 class Clock(Protocol):
@@ -129,8 +131,12 @@ class Log(Protocol):
         max_wait: float,
         max_bytes: int,
         committed: bool,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
     ) -> dict[TopicPartition, Fetched]:
         """Fetch from several partitions at once; answers as soon as any has something new.
+
+        ``failed`` takes, for each partition that can't be read now, why; the others are read without waiting
+        for it. Without ``failed`` the first such error is raised, and leaders are waited for.
 
         ``max_wait`` in seconds (0: don't wait). ``max_bytes``: about so many per answer; a bigger single
         batch comes all the same. ``committed``: the isolation level. Partitions with nothing new may be
@@ -139,9 +145,13 @@ class Log(Protocol):
         """
 
     def end_offsets(
-        self, partitions: Iterable[TopicPartition], *, committed: bool
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        committed: bool,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
     ) -> dict[TopicPartition, int]:
-        """High watermarks, or last stable offsets if ``committed``."""
+        """High watermarks, or last stable offsets if ``committed``. ``failed``: as in `fetch`."""
 
     def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Log start offsets."""
@@ -156,6 +166,8 @@ class Log(Protocol):
 
         An ongoing native transaction of the predecessor is aborted first. ``timeout`` in seconds is the
         broker's limit for one native transaction.
+
+        `LogBusy`: the markers of the id's last native transaction can't be written, for some seconds now.
         """
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
@@ -182,26 +194,40 @@ class Log(Protocol):
         `LogRefused` (3): there is no such topic.
         """
 
-    def default_replication_factor(self) -> int:
-        """What a topic made with a replication factor of -1 gets."""
+    def default_replication_factor(self, topic: str) -> int | None:
+        """What this topic gets if it is made with a replication factor of -1. None: the brokers don't tell."""
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
-        """The topics of these names that exist."""
+        """The topics of these names that exist, as one broker knows them: it may be behind."""
+
+    def is_gone(self, topic: str, partitions: int) -> bool:
+        """Whether the topic does not exist, or has fewer partitions: by the word of the brokers' quorum.
+
+        Nothing is changed: the topic's creation, or its growth to ``partitions``, is asked for as a dry run.
+        """
 
     def close(self) -> None:
         """Close all connections."""
 
 
 class LogError(Exception):
-    """A port call to the log failed."""
+    """A port call to the log failed. ``topics``: those it failed for, as far as that is known."""
+
+    def __init__(self, message: str, topics: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.topics = frozenset(topics)
 
 
 class LogUnavailable(LogError):
     """The brokers can't be reached or have no leader right now; nothing is known to have happened."""
 
 
+class LogBusy(LogUnavailable):
+    """The markers of a transactional id's last native transaction are not written; nothing was appended."""
+
+
 class LogUncertain(LogError):
-    """It can't be told whether the append or commit happened: drop unlogged state and lead anew."""
+    """The broker's answer was lost; the append or commit may have happened. Drop what is not logged, lead again."""
 
 
 class LogFenced(LogError):
@@ -211,8 +237,8 @@ class LogFenced(LogError):
 class LogRefused(LogError):
     """The broker refused what was sent (too large, too old a timestamp, …): ``error`` is its code."""
 
-    def __init__(self, message: str, error: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, error: int, topics: Iterable[str] = ()) -> None:
+        super().__init__(message, topics)
         self.error = error
 
 
@@ -226,25 +252,18 @@ class TopicGone(LogRefused):
     def __init__(
         self, message: str, topic: str, *, lost: bool = False, certain: bool = False
     ) -> None:
-        super().__init__(message, 3)  # UNKNOWN_TOPIC_OR_PARTITION
+        super().__init__(message, 3, (topic,))  # UNKNOWN_TOPIC_OR_PARTITION
         self.topic = topic
         self.lost = lost
         self.certain = certain
-
-
-class TopicUncertain(LogUncertain):
-    """An append's topic went away, or was made anew."""
-
-    def __init__(self, message: str, topic: str = "") -> None:
-        super().__init__(message)
-        self.topic = topic
 
 
 class OffsetOutOfRange(LogError):
     """The position asked for is not in the log (any more)."""
 
     def __init__(self, partition: TopicPartition, position: int) -> None:
-        super().__init__(f"{partition.topic}[{partition.partition}] has no offset {position}")
+        what = f"{partition.topic}[{partition.partition}] has no offset {position}"
+        super().__init__(what, (partition.topic,))
         self.partition = partition
         self.position = position
 
@@ -259,8 +278,11 @@ class Table(Protocol):
     def get(self, key: bytes) -> bytes | None:
         """The value, or None."""
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """All (key, value) whose key starts with ``prefix``, in key order; a stable view."""
+    def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """All (key, value) whose key starts with ``prefix``, in key order; a stable view.
+
+        ``first``: only from this key on, so that what was deleted before it is not walked over.
+        """
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
         """All (key, value) whose key is below ``before``, from the highest down; a stable view."""

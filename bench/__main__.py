@@ -1,8 +1,8 @@
-"""``python -m bench [splice|oneshot|bulk|epochs|spark …] [--quick] [--json FILE]``: all of them by default.
+"""``python -m bench [splice|oneshot|bulk|epochs|spark …] [--quick] [--json FILE]``: all by default, but growth.
 
 ``epochs`` is rolling, scaling, ordered and beside, one after the other; each can be named alone, too.
 
-Each starts a broker (and a controller) of its own, so nothing else should run on the machine.
+Each starts a broker (``trouble``: three) and a controller of its own, so nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from rich.table import Table
 from bench import (
     beside,
     bulk,
+    growth,
+    many,
     oneshot,
     ordered,
     pipelines,
@@ -30,6 +32,7 @@ from bench import (
     setting,
     spark,
     splice,
+    trouble,
 )
 
 Rows = tuple[list[str], list[list[str]]]
@@ -55,12 +58,30 @@ def _splice(quick: bool) -> tuple[dict[str, Any], Rows]:
     return result, (head, rows)
 
 
+def _growth(commits: int) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
+    def run(quick: bool) -> tuple[dict[str, Any], Rows]:
+        result = growth.run(commits=commits // 10 if quick else commits)
+        return result, growth.table(result)
+
+    return run
+
+
 def _on_cluster(bench: Any) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
     """Run a bench's module on a cluster of its own."""
 
     def run(quick: bool) -> tuple[dict[str, Any], Rows]:
         with setting.place() as place:
             result = bench.run(place, quick=quick)
+        return result, bench.table(result)
+
+    return run
+
+
+def _on_own(bench: Any) -> Callable[[bool], tuple[dict[str, Any], Rows]]:
+    """Run a bench's module that starts brokers itself."""
+
+    def run(quick: bool) -> tuple[dict[str, Any], Rows]:
+        result = bench.run(quick=quick)
         return result, bench.table(result)
 
     return run
@@ -87,9 +108,13 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "small commits while a big one is written, and while it is carried aside",
         _on_cluster(beside),
     ),
+    "trouble": ("small commits while other streams are in trouble", _on_own(trouble)),
+    "many": ("small commits among many streams, and to many segments", _on_own(many)),
     "spark": ("Spark's sink and source against its own Kafka connector", _on_cluster(spark)),
+    "growth": ("what is kept of one-shots, with short retentions", _growth(growth.COMMITS)),
     "pipelines": ("audit, export, compact and load of millions of events", _on_cluster(pipelines)),
 }
+BY_DEFAULT = [name for name in BENCHES if name != "growth"]
 GROUPS = {"epochs": ("rolling", "scaling", "ordered", "beside")}
 
 
@@ -101,8 +126,12 @@ def main() -> int:
     parser.add_argument(
         "--json", metavar="FILE", help="where the figures go; - for standard output"
     )
+    parser.add_argument(
+        "--commits", type=int, default=growth.COMMITS, metavar="N", help="of growth: so many"
+    )
     options = parser.parse_args()
-    names = [one for name in options.names or BENCHES for one in GROUPS.get(name, (name,))]
+    BENCHES["growth"] = BENCHES["growth"][0], _growth(options.commits)
+    names = [one for name in options.names or BY_DEFAULT for one in GROUPS.get(name, (name,))]
     unknown = [name for name in names if name not in BENCHES]
     if unknown:
         parser.error(f"no bench {', '.join(unknown)}; there are {', '.join([*BENCHES, *GROUPS])}")

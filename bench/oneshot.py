@@ -38,9 +38,9 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
         _one_shot(client, stream)()
         for _ in range(rounds):
             for n in IN_FLIGHT:
-                ours[n].append(_measure([_one_shot(client, stream) for _ in range(n)], seconds))
+                ours[n].append(measure([_one_shot(client, stream) for _ in range(n)], seconds))
                 producers = [_native(place.bootstrap, topic, i) for i in range(n)]
-                native[n].append(_measure(producers, seconds))
+                native[n].append(measure(producers, seconds))
     rows = []
     for n in IN_FLIGHT:
         row: dict[str, Any] = {"in_flight": n}
@@ -95,7 +95,7 @@ def _native(bootstrap: str, topic: str, number: int) -> Callable[[], None]:
     return commit
 
 
-def _measure(commits: list[Callable[[], None]], seconds: float) -> dict[str, float]:
+def measure(commits: list[Callable[[], None]], seconds: float) -> dict[str, float]:
     """Run each in a thread of its own for a time; rate over all and latencies of each."""
     took: list[list[float]] = [[] for _ in commits]
     for commit in commits:

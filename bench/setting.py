@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,8 +22,9 @@ from typing import Any
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import anabranch
+from anabranch.errors import AnabranchError
 from anabranch.infra.broker import EmbeddedBroker
-from anabranch.schemas.records import Outcome
+from anabranch.schemas.records import Begin, Outcome
 
 
 @dataclass(frozen=True)
@@ -53,23 +56,26 @@ def place(*arguments: str) -> Iterator[Place]:
     with (
         EmbeddedBroker() as broker,
         tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder,
-        _controller(broker.bootstrap, Path(folder), arguments) as pid,
+        controller(broker.bootstrap, Path(folder), arguments) as pid,
     ):
         yield Place(broker.bootstrap, pid)
 
 
 @contextmanager
-def _controller(bootstrap: str, folder: Path, arguments: Sequence[str]) -> Iterator[int]:
+def controller(bootstrap: str, folder: Path, arguments: Sequence[str]) -> Iterator[int]:
+    """A controller process that leads; its process id. What it has to say goes to ``controller.log``."""
     status = folder / "status.json"
     command = [sys.executable, "-m", "anabranch.cli", "controller", "--bootstrap", bootstrap]
     command += ["--data-dir", str(folder / "data"), "--key-file", str(folder / "key")]
     command += ["--status-file", str(status), *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    said = folder / "controller.log"
+    with said.open("wb") as out:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     try:
         until = time.monotonic() + 60
         while not (status.exists() and '"leading": [0]' in status.read_text()):
             if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError("the controller does not lead")
+                raise RuntimeError(f"the controller does not lead: {said.read_text()[-4000:]}")
             time.sleep(0.05)
         yield process.pid
     finally:
@@ -83,6 +89,58 @@ def noise_values(size: int, count: int = 10_000) -> list[bytes]:
     half = size // 2
     tail = b"0123456789abcdef" * (half // 16 + 1)
     return [noise.randbytes(half) + tail[: size - half] for _ in range(count)]
+
+
+def one_shots(
+    client: anabranch.Client, streams: Sequence[str], first: int = 0, timeout: float = 60.0
+) -> Callable[[], None]:
+    """A call that commits ten events: to one stream after the other, to all their key ranges by and by."""
+    numbers = itertools.count(first)
+
+    def commit() -> None:
+        number = next(numbers)
+        stream = streams[number % len(streams)]
+        with client.begin(stream.partition("/")[0]) as txn:
+            for i in range(10):
+                txn.write(stream, b"v" * 100, key=b"key-%d" % (10 * number + i))
+            txn.commit(timeout=timeout)
+
+    return commit
+
+
+@dataclass(frozen=True)
+class Load:
+    """When each commit began, and how many seconds it took. ``failed``: those that ended by an error."""
+
+    calls: list[tuple[float, float]]
+    failed: list[tuple[float, float]]
+
+
+@contextmanager
+def loaded(bootstrap: str, streams: Sequence[str], in_flight: int) -> Iterator[Load]:
+    """One-shots of a client all the while, so many in flight, to one stream after the other."""
+    load, stop = Load([], []), threading.Event()
+    with anabranch.connect(bootstrap, timeout=60) as client:
+
+        def work(number: int) -> None:
+            commit = one_shots(client, streams, number * 1_000_003)
+            while not stop.is_set():
+                began, into = time.monotonic(), load.calls
+                try:
+                    commit()
+                except AnabranchError:
+                    into = load.failed
+                into.append((began, time.monotonic() - began))
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(in_flight)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield load
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
 
 
 def write_events(
@@ -103,7 +161,8 @@ def _begin(client: anabranch.Client, stream: str) -> bytes:
     deadline = session.now() + 30
     scope = stream.partition("/")[0]
     txn_id = session.new_txn_id(scope, deadline)
-    begun = session.begin(txn_id, scope, None, 600_000, deadline)
+    begin = Begin(txn_id, scope, None, 600_000, session.new_secret())
+    begun = session.begin(begin, deadline)
     if isinstance(begun, Outcome):
         raise RuntimeError(f"a new transaction is {begun.state}")
     return begun.token
@@ -112,7 +171,7 @@ def _begin(client: anabranch.Client, stream: str) -> bytes:
 def begin_and_touch(client: anabranch.Client, stream: str) -> bytes:
     """An open transaction that is registered in the stream's reference epoch; its token."""
     token = _begin(client, stream)
-    client._session.touch(token, stream, client._session.now() + 30)
+    client._session.touch(token, stream, 1, client._session.now() + 30)
     return token
 
 

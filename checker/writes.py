@@ -77,7 +77,8 @@ def _takes(txn: Txn, commit: Operation, writer: str | None) -> tuple[bool | None
     end = finish if finish is not None and not commit.ended_before(finish) else commit
     names = commit.asked["writers"]
     if names is not None:
-        return writer in names, end
+        perhaps = commit.asked.get("perhaps") or ()
+        return None if writer in perhaps and writer not in names else writer in names, end
     if writer in (commit.asked.get("own") or ()):
         return True, end
     if finish is None or (commit.ok and commit.ended_before(finish)):
@@ -103,6 +104,8 @@ def _judge_txn(history: History, report: Report, txn: Txn) -> None:
     if not txn.is_committed:
         return
     judged = {event for event in txn.events if _is_judged(history, txn, event)}
+    for commit in txn.commits:
+        _judge_own(report, txn, commit, judged - present)
     best = min(choices(txn), key=lambda choice: choice.misfit(present, judged), default=None)
     if best is None:
         return
@@ -121,6 +124,19 @@ def _judge_txn(history: History, report: Report, txn: Txn) -> None:
         report.add("aborted-read", text, [*evidence, next(iter(extra)).op.where])
     if not missing and not extra:
         _check_counts(report, txn, present, judged)
+
+
+def _judge_own(report: Report, txn: Txn, commit: Operation, absent: set[Event]) -> None:
+    """Who is told that it is committed may forget what it wrote, whichever commit was the one."""
+    if not commit.ok or commit.result.get("replayed"):
+        return
+    own = commit.asked.get("own") or ()
+    missing = {e for e in absent if e.writer in own and e.op.ok and e.op.ended_before(commit)}
+    if missing:
+        text = (
+            f"who wrote {_some(missing)} was told that {txn} is committed, and it is not in the log"
+        )
+        report.add("lost-write", text, [commit.where, commit.told_where])
 
 
 def _check_counts(report: Report, txn: Txn, present: set[Event], judged: set[Event]) -> None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import hmac
 import io
-import itertools
 import json
 import random
 import re
@@ -26,6 +26,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -88,13 +89,13 @@ class Commands:
         self._reply_partition = here.partition
         self._consumer = consumer_of(bootstrap, "read_committed")
         self._consumer.assign([here])
-        self._client = secrets.token_bytes(8)
-        self._counter = itertools.count(1)
+        self._digests: dict[bytes, bytes] = {}  # of what waits for an answer, by correlation id
 
     def send(self, partition: int, name: str, command: dict[str, Any], cid: bytes = b"") -> bytes:
-        cid = cid or self._client + next(self._counter).to_bytes(8, "big")
+        cid = cid or secrets.token_bytes(16)
         headers: Any = [("ab.cid", cid), ("ab.reply", struct.pack(">i", self._reply_partition))]
         value = self.avro.frame(name, command)
+        self._digests[cid] = sha256(value).digest()[:8]
         self._producer.produce(self._commands, value, partition=partition, headers=headers)
         self._producer.poll(0)
         return cid
@@ -123,7 +124,9 @@ class Commands:
         while (left := deadline - time.monotonic()) > 0:
             message = self._consumer.poll(left)
             if message is not None and not message.error() and message.key() == cid:
-                return self.avro.unframe("Reply", message.value() or b"")["result"]
+                reply = self.avro.unframe("Reply", message.value() or b"")
+                if reply["command"] == self._digests[cid]:
+                    return reply["result"]
         return None
 
 
@@ -159,9 +162,13 @@ def begin(commands: Commands, scope: str, name: str | None, keepalive_ms: int) -
     _, found = commands.ask(0, "FindScope", {"scope": scope, "create": False})
     control, now_ms = found["control_partition"], int(time.time() * 1000)
     txn_id = control.to_bytes(2, "big") + now_ms.to_bytes(6, "big") + secrets.token_bytes(8)
+    secret = secrets.token_bytes(32)  # the answer is public: only this proves the token
     command = {"txn_id": txn_id, "scope": scope, "name": name, "keepalive_ms": keepalive_ms}
-    kind, answer = commands.ask(control, "Begin", command)
-    return Transaction(commands, answer["token"]) if kind == "Begun" else answer
+    kind, answer = commands.ask(control, "Begin", command | {"secret": secret})
+    if kind != "Begun":
+        return answer
+    proof = hmac.digest(secret, answer["token"], "sha256")
+    return Transaction(commands, answer["token"] + proof)
 
 
 def position(key: bytes) -> int:
@@ -178,9 +185,10 @@ class Writer:
     """Sections 8 and 9: one writer of one stream, and its receipt."""
 
     def __init__(self, bootstrap: str, transaction: Transaction, stream: str) -> None:
-        touched = transaction.ask("Touch", token=transaction.token, stream=stream)
-        self._segments = touched["segments"]
         self._id = secrets.randbits(64) - (1 << 63)
+        about = {"token": transaction.token, "stream": stream, "writer": self._id}
+        touched = transaction.ask("Touch", **about)
+        self._segments = touched["segments"]
         self._txn_id = transaction.txn_id
         self._stream = stream
         self._topic = stream.replace("/", ".") + ".journal"

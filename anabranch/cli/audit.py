@@ -32,6 +32,11 @@ def show(report: AuditReport, *, as_json: bool) -> None:
     )
     for note in report.notes:
         print_line(note)
+    for g in report.gone:
+        print_line(
+            f"{g.stream}, partition {g.partition}: nothing is left below offset {g.low:,}: some or all of "
+            f"{g.events:,} events are gone"
+        )
     if report.breaches:
         print_table(
             f"Breaches, at most {MOST_EXAMPLES} of each kind and stream",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from anabranch.cli.options import Bootstrap, Kafka, KeyFile, Prefix, Verbose
+from anabranch.cli.options import Bootstrap, Json, Kafka, KeyFile, Prefix, Verbose
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -29,13 +29,18 @@ OPTIONS = {
     "session_timeout_s": "--session-timeout",
     "retention_s": "--retention",
     "max_open": "--max-open",
+    "max_streams": "--max-streams",
+    "max_partitions": "--max-partitions",
     "max_staged_bytes": "--max-staged-bytes",
     "chunk_bytes": "--chunk-bytes",
     "collate_s": "--collate",
     "move_bytes": "--move-bytes",
     "lost_after_s": "--lost-after",
     "native_timeout_s": "--native-timeout",
+    "skip_commands": "--skip-command",
     "status_file": "--status-file",
+    "http": "--http",
+    "log_json": "--log-json",
     "kafka": "--kafka",
 }
 
@@ -80,6 +85,13 @@ def command(
     max_open: Annotated[
         int, typer.Option(OPTIONS["max_open"], min=1, help="Most open transactions.")
     ] = 100_000,
+    max_streams: Annotated[
+        int,
+        typer.Option(OPTIONS["max_streams"], min=1, help="Most streams of a control partition."),
+    ] = 10_000,
+    max_partitions: Annotated[
+        int, typer.Option(OPTIONS["max_partitions"], min=1, help="Most partitions of all of them.")
+    ] = 50_000,
     max_staged_bytes: Annotated[
         int,
         typer.Option(
@@ -129,6 +141,14 @@ def command(
             help="The broker's limit for one commit round.",
         ),
     ] = 60.0,
+    skip_command: Annotated[
+        list[str] | None,
+        typer.Option(
+            OPTIONS["skip_commands"],
+            metavar="PARTITION:OFFSET",
+            help="Set this command aside instead of trying it (may be given again).",
+        ),
+    ] = None,
     status_file: Annotated[
         Path | None,
         typer.Option(
@@ -137,6 +157,18 @@ def command(
             help="Where to write, as JSON, which control partitions this process leads.",
         ),
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            OPTIONS["http"],
+            metavar="HOST:PORT",
+            help="Where to serve /metrics (Prometheus), /live and /ready (default: nowhere).",
+            show_default=False,
+        ),
+    ] = None,
+    log_json: Annotated[
+        bool, typer.Option(OPTIONS["log_json"], help="Write the log as JSON, a document a line.")
+    ] = False,
     bootstrap: Bootstrap = None,
     prefix: Prefix = DEFAULT_PREFIX,
     kafka: Kafka = None,
@@ -163,17 +195,40 @@ def command(
                 session_timeout_s=session_timeout,
                 retention_s=retention,
                 max_open=max_open,
+                max_streams=max_streams,
+                max_partitions=max_partitions,
                 max_staged_bytes=max_staged_bytes,
                 chunk_bytes=chunk_bytes,
                 collate_s=collate,
                 move_bytes=move_bytes,
                 lost_after_s=lost_after,
                 native_timeout_s=native_timeout,
+                skip_commands=tuple(skip_command or ()),
                 status_file=status_file,
+                http=http,
+                log_json=log_json,
                 kafka=parse_kafka(kafka),
             )
         )
     )
+
+
+def warm(json: Json = False, verbose: Verbose = False) -> None:
+    """Compile all that anabranch compiles, and keep it: when an image is built, say.
+
+    It takes half a minute; a process that finds it starts at once.
+    """
+    from anabranch.cli.output import print_json, print_line
+    from anabranch.client import commits
+    from anabranch.topics import columns_read, columns_write, framing, kernel_parts
+
+    for part in (framing, columns_read, columns_write, commits):
+        part.warm()
+    folders = sorted(kernel_parts.kept_in)
+    if json:
+        print_json({"folders": folders})
+    else:
+        print_line(f"compiled code is in {', '.join(folders) or 'no folder'}")
 
 
 def arguments_of(options: ControllerOptions) -> Sequence[str]:
@@ -184,6 +239,11 @@ def arguments_of(options: ControllerOptions) -> Sequence[str]:
         if field.name == "kafka":
             for name, setting in value.items():
                 arguments += [OPTIONS["kafka"], f"{name}={setting}"]
-        elif value is not None:
+        elif field.name == "skip_commands":
+            for place in value:
+                arguments += [OPTIONS["skip_commands"], place]
+        elif value is True:
+            arguments.append(OPTIONS[field.name])
+        elif value is not None and value is not False:
             arguments += [OPTIONS[field.name], str(value)]
     return arguments

@@ -41,11 +41,13 @@ def command(
     from anabranch.cli.output import print_json, print_line
     from anabranch.infra.broker import EmbeddedBroker
     from anabranch.infra.errors import BrokerDied
+    from anabranch.infra.storage import hold
 
     with ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="anabranch-dev-")))
         folder = folder.absolute()
+        stack.enter_context(hold(folder))
         broker = stack.enter_context(EmbeddedBroker(folder / "broker", port=port, heap_mb=heap))
         running = [_controller(broker.bootstrap, folder, n) for n in range(1, controllers + 1)]
         for controller in running:

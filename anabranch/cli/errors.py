@@ -80,6 +80,13 @@ class NotInstalled(AnabranchError):
     """A package that only some commands need is not there."""
 
 
+# Packages that only an extra brings: their names as they are imported.
+_EXTRAS = {
+    **dict.fromkeys(("pandas", "py4j", "pyarrow", "pyspark"), "spark"),
+    "deltalake": "delta",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An error as the command line shows it."""
@@ -152,6 +159,11 @@ def _is_environment(error: BaseException) -> bool:
 
 def failure_of(error: BaseException) -> Failure:
     """What to show of an exception."""
+    package = error.name if isinstance(error, ModuleNotFoundError) else None
+    if package and (extra := _EXTRAS.get(package.partition(".")[0])):
+        error = NotInstalled(
+            f"{package} is not installed; this gets it: pip install 'anabranch[{extra}]'"
+        )
     txn_id = getattr(error, "txn_id", None)
     return Failure(
         name=type(error).__name__,

@@ -29,6 +29,8 @@ class History:
         if isinstance(record, CommitRecord):
             self.commits.append(record)
             return
+        if self.epochs and self.epochs[-1].stream_epoch == record.stream_epoch:
+            return  # it is said again
         self.epochs.append(record)
         if len(self.epochs) > last:
             del self.epochs[:-last]

@@ -43,7 +43,7 @@ class LoadPlan:
     """What to load where."""
 
     target: Target
-    token: bytes
+    token: bytes = field(repr=False)
     stream: str
     form: str
     key: str | None

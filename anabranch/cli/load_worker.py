@@ -13,7 +13,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from zlib import crc32
@@ -32,7 +32,7 @@ class Job:
     """What a worker is told at its start."""
 
     target: Target
-    token: bytes
+    token: bytes = field(repr=False)
     stream: str
     columns: tuple[str, ...]
     form: str

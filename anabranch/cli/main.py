@@ -18,7 +18,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from anabranch.cli import broker, controller, dev, load, read, spark_pipelines, stream, txn
+from anabranch.cli import (
+    broker,
+    commands,
+    controller,
+    dev,
+    load,
+    read,
+    series,
+    spark_pipelines,
+    stream,
+    txn,
+)
 from anabranch.cli.errors import (
     EXIT_CODES,
     ExitCode,
@@ -154,8 +165,11 @@ app.command("quickstart")(quickstart.command)
 app.command("dev")(dev.command)
 app.command("broker")(broker.command)
 app.command("controller")(controller.command)
+app.command("warm")(controller.warm)
 app.add_typer(stream.app, name="stream")
 app.add_typer(txn.app, name="txn")
+app.add_typer(commands.app, name="command")
+app.add_typer(series.app, name="series")
 app.command("read")(read.command)
 app.command("load")(load.command)
 app.add_typer(spark_pipelines.app, name="spark")

@@ -26,7 +26,7 @@ class Target:
     bootstrap: str
     prefix: str
     timeout: float
-    kafka: Mapping[str, str] = field(default_factory=dict)
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
 
 
 def target_of(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
-from anabranch.topics.names import DEFAULT_PREFIX
+from anabranch.topics.names import DEFAULT_PREFIX, commands_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,6 +70,9 @@ def audit(
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write the report there too, as JSON."),
     ] = None,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="What is not checkable makes the exit code 1, too.")
+    ] = False,
     master: Master = None,
     conf: Conf = None,
     bootstrap: Bootstrap = None,
@@ -95,6 +98,9 @@ def audit(
     if found.breaches:
         plural = "" if found.breaches == 1 else "es"
         raise CheckFailed(f"the audit found {found.breaches:,} breach{plural}")
+    unchecked = [check.name for check in found.checks if check.unchecked]
+    if complete and unchecked:
+        raise CheckFailed(f"not all of {', '.join(unchecked)} is checkable: the evidence is gone")
 
 
 # -- what the commands of this group share ---------------------------------------------------------------
@@ -110,18 +116,12 @@ def session(
     """A session of Spark, quiet unless ``verbose``. ``conf``: more settings of it, each NAME=VALUE.
 
     Raises:
-        NotInstalled: PySpark is not there.
+        ModuleNotFoundError: PySpark is not there.
         NoJdk: there is no JDK for it.
     """
-    from anabranch.cli.errors import NotInstalled
     from anabranch.cli.session import parse_kafka
+    from anabranch.spark import spark_session
 
-    try:
-        from anabranch.spark import spark_session
-    except ModuleNotFoundError as error:
-        raise NotInstalled(
-            f"{error.name} is not installed; this gets it: pip install 'anabranch[spark]'"
-        ) from error
     level = "WARN" if verbose else "OFF"
     log4j = Path(__file__).with_name("spark-log4j2.properties")
     settings = {
@@ -137,11 +137,25 @@ def session(
 def connection(
     bootstrap: str | None, prefix: str, kafka: list[str] | None, timeout: float
 ) -> Connection:
-    """The cluster that the shared options describe. `InvalidArgument` if they don't."""
+    """The cluster that the shared options describe. `InvalidArgument` if they don't; `NotReady`: it is not there.
+
+    It is asked before Spark starts, which takes long.
+    """
+    import time
+
     from anabranch.cli.session import target_of
+    from anabranch.client.kafka import SystemClock
+    from anabranch.client.kafka_admin import KafkaAdmin
+    from anabranch.client.options import Options, named_options
+    from anabranch.errors import NotReady
     from anabranch.spark.options import Connection
 
     target = target_of(bootstrap, prefix, timeout, kafka)
+    admin = KafkaAdmin(Options(target.bootstrap, named_options(target.kafka, {})), SystemClock())
+    try:
+        admin.partition_counts([commands_topic(prefix)], time.monotonic() + timeout)
+    except NotReady as error:
+        raise NotReady(f"no broker answers at {target.bootstrap}: {error}") from error
     return Connection(
         target.bootstrap, target.prefix, target.timeout, tuple(sorted(target.kafka.items()))
     )

@@ -81,7 +81,7 @@ def load(
         typer.Option(
             "--read-option",
             metavar="NAME=VALUE",
-            help="Of Spark's reader, such as sep=; or multiLine=true. May be repeated.",
+            help="Of Spark's reader, such as sep=; or encoding=ISO-8859-1. May be repeated.",
             show_default=False,
         ),
     ] = None,

@@ -46,6 +46,10 @@ def create(
             show_default=False,
         ),
     ] = None,
+    adopt: Annotated[
+        bool,
+        typer.Option("--adopt", help="Take its topic though it has records, which readers get."),
+    ] = False,
     bootstrap: Bootstrap = None,
     prefix: Prefix = DEFAULT_PREFIX,
     kafka: Kafka = None,
@@ -61,7 +65,7 @@ def create(
 
     settings = parse_kafka(setting, "--setting")
     with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
-        client.create_stream(stream, segments=segments, settings=settings)
+        client.create_stream(stream, segments=segments, settings=settings, adopt=adopt)
         _show([client.describe(stream)], as_json=json, title="Created", one=True)
 
 
@@ -113,7 +117,7 @@ def describe(
     _show_segments(found)
     if past is not None:
         print_table("Epochs", _EPOCH_COLUMNS, (list(e.values()) for e in _epoch_rows(past)))
-    print_line(f"state: {found.state}")
+    print_line(f"state: {found.state}" + (f", {found.trouble}" if found.trouble else ""))
     print_line(f"partitions: {found.partitions:,}")
     journal = ", ".join(f"{p}: {end:,}" for p, end in sorted(found.journal.items()))
     print_line(f"journal indexed up to: {journal or 'nothing yet'}")
@@ -122,6 +126,9 @@ def describe(
     print_line(f"bytes of open transactions: {found.staged_bytes:,}")
     rejected = ", ".join(f"{why}: {count:,}" for why, count in sorted(found.rejected.items()))
     print_line(f"journal records rejected: {rejected or 'none'}")
+    print_line(
+        f"foreign records in the stream: {f'{found.foreign:,}' if found.foreign else 'none'}"
+    )
     if found.settings:
         settings = ", ".join(f"{name}={value}" for name, value in sorted(found.settings.items()))
         print_line(f"settings: {settings}")
@@ -237,6 +244,28 @@ def draw_stream(
         print_line(f"{count_of(len(past.epochs), 'epoch')} drawn to {output}")
 
 
+@app.command("recover")
+def recover(
+    stream: StreamName,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Take a LOST stream back, if its topics are those that it had."""
+    from anabranch.cli.output import print_json, print_line
+    from anabranch.cli.session import connected, target_of
+
+    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+        found = client.recover_stream(stream)
+    if json:
+        print_json({"stream": stream, "state": found.state})
+    else:
+        print_line(f"{stream} is {found.state}")
+
+
 @app.command("forget")
 def forget(
     stream: StreamName,
@@ -347,6 +376,8 @@ def document_of(found: StreamDescription) -> dict[str, Any]:
         "low_water": {str(partition): at for partition, at in sorted(found.low_water.items())},
         "staged_bytes": found.staged_bytes,
         "state": found.state,
+        "trouble": found.trouble,
+        "foreign": found.foreign,
     }
 
 
@@ -361,6 +392,9 @@ def _show(
         return
     print_table(
         title,
-        ("stream", "segments", "stream epoch", "reference epoch", "state"),
-        ((s.stream, len(s.segments), s.stream_epoch, s.reference_epoch, s.state) for s in found),
+        ("stream", "segments", "stream epoch", "reference epoch", "state", "trouble"),
+        (
+            (s.stream, len(s.segments), s.stream_epoch, s.reference_epoch, s.state, s.trouble)
+            for s in found
+        ),
     )

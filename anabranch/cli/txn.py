@@ -103,7 +103,7 @@ def abort(
     from anabranch.core.ids import parse_txn_text
 
     txn_id = parse_txn_text(txn)
-    key = _operator_key(key_file)
+    key = operator_key(key_file)
     with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
         client.abort(_operator_token(client, txn_id, key), reason="aborted by an operator")
         _show(client.state(txn_id), as_json=json)
@@ -132,7 +132,7 @@ def settle(
     from anabranch.core.ids import parse_txn_text
 
     txn_id = parse_txn_text(txn)
-    key = _operator_key(key_file)
+    key = operator_key(key_file)
     target = target_of(bootstrap, prefix, timeout, kafka)
     confirm(
         f"Transaction {txn_id.hex()} will be aborted in all its streams for good. Events of it that stand in their "
@@ -146,13 +146,14 @@ def settle(
 
 def _operator_token(client: Client, txn_id: bytes, key: bytes) -> bytes:
     """The transaction's token, made anew."""
-    from anabranch.core.tokens import Token, sign
+    from anabranch.core.tokens import Token, operator_proof, sign
 
     info = client.state(txn_id)
-    return sign(Token(txn_id, round(info.keepalive * 1000), info.scope), key)
+    signed = sign(Token(txn_id, round(info.keepalive * 1000), info.scope), key)
+    return signed + operator_proof(signed, key)
 
 
-def _operator_key(key_file: Path | None) -> bytes:
+def operator_key(key_file: Path | None) -> bytes:
     """The controllers' key; never makes one, for a new key would sign for nobody."""
     from anabranch.errors import InvalidArgument
     from anabranch.processors.keyfile import key_path, load_or_create
@@ -160,7 +161,7 @@ def _operator_key(key_file: Path | None) -> bytes:
     path = key_path(key_file)
     if not path.exists():
         raise InvalidArgument(
-            f"to end a transaction by its id needs the controllers' key file, and {path} is not there: "
+            f"an operator needs the controllers' key file, and {path} is not there: "
             "run this on a controller's machine, or give it with --key-file"
         )
     return load_or_create(path)

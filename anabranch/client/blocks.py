@@ -43,6 +43,9 @@ class Block(Protocol):
     def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
         """Their transactions' ids; ``default`` where a record does not tell."""
 
+    def of_txn(self, low: int, high: int, txn_id: bytes | None) -> int:
+        """Up to which place all records say that they are of this transaction; None: of none."""
+
 
 class Stretch(NamedTuple):
     """So many records in a row that one commit put there."""
@@ -126,6 +129,10 @@ class RecordsBlock:
         """See `Block.txn_ids`."""
         return [txn_id or default for txn_id in self._txn_ids[low:high]]
 
+    def of_txn(self, low: int, high: int, txn_id: bytes | None) -> int:
+        """See `Block.of_txn`."""
+        return _same(self._txn_ids[low:high], low, txn_id)
+
 
 class ColumnsBlock:
     """Records in columns, at least one."""
@@ -171,6 +178,20 @@ class ColumnsBlock:
             return found
         told = txns.valid[low:high].tolist()
         return [txn_id if is_told else default for txn_id, is_told in zip(found, told, strict=True)]
+
+    def of_txn(self, low: int, high: int, txn_id: bytes | None) -> int:
+        """See `Block.of_txn`."""
+        valid = self._columns.txns.valid
+        if txn_id is None and valid is not None and not valid[low:high].any():
+            return high
+        if txn_id is not None and isinstance(self.txn_ids(low, high, txn_id), repeat):
+            return high
+        return _same(list(self.txn_ids(low, high, None)), low, txn_id)
+
+
+def _same(txn_ids: Sequence[bytes | None], low: int, wanted: bytes | None) -> int:
+    count = next((i for i, txn_id in enumerate(txn_ids) if txn_id != wanted), len(txn_ids))
+    return low + count
 
 
 def _cut(column: Binary, low: int, high: int) -> list[bytes | None]:

@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ from anabranch.client.reservation import (
 )
 from anabranch.client.transaction import Transaction
 from anabranch.client.types import (
+    CommandsInfo,
     Receipt,
     Result,
     StreamDescription,
@@ -34,11 +36,14 @@ from anabranch.client.types import (
     info_of,
     receipt_records,
     result_of,
+    warn_left_out,
 )
 from anabranch.client.writer import Writer
-from anabranch.core.ids import check_number, check_scope
+from anabranch.core.ids import check_number, check_scope, check_type
+from anabranch.core.tokens import operator_proof
 from anabranch.errors import InvalidArgument, NotForkSafe
-from anabranch.schemas.records import Outcome
+from anabranch.schemas.codec import encode
+from anabranch.schemas.records import Outcome, SeriesInfo, SetSeries
 
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_KEEPALIVE_S = 30.0
@@ -99,19 +104,21 @@ class Client(Reading):
         segments: int = 1,
         settings: Mapping[str, Any] | None = None,
         *,
+        adopt: bool = False,
         timeout: float | None = None,
     ) -> StreamDescription:
         """Create a stream (``scope/name``), and its scope if it is new. The same again changes nothing.
 
         ``segments``: 1 to 10,000 key ranges, each a partition. ``settings``: of the stream's topic, as Kafka
-        spells them.
+        spells them. ``adopt``: its topic may exist and have records, which readers get as they are.
 
-        Raises: StreamExists (with other settings), InvalidArgument, TopicMisconfigured, NotReady,
+        Raises: StreamExists (with other settings), TopicNotEmpty, InvalidArgument, TopicMisconfigured, NotReady,
         DeadlineExceeded (again is safe).
         """
         self._shared.check()
         texts = {name: _setting(value) for name, value in (settings or {}).items()}
-        info = self._session.create_stream(stream, segments, texts, self._shared.deadline(timeout))
+        deadline = self._shared.deadline(timeout)
+        info = self._session.create_stream(stream, segments, texts, deadline, adopt=bool(adopt))
         self._shared.layouts[stream] = info.segments
         return description_of(info)
 
@@ -172,6 +179,17 @@ class Client(Reading):
         self._shared.check()
         self._session.forget_stream(stream, self._shared.deadline(timeout))
         self._shared.layouts.pop(stream, None)
+
+    def recover_stream(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
+        """Take a LOST stream back whose topics are those that it had, as they were only out of sight.
+
+        An operator's call. Transactions that were aborted when it was given up stay aborted.
+
+        Raises: IllegalState (a topic is another one, or gone), UnknownScope, UnknownStream, NotReady,
+        DeadlineExceeded (again is safe).
+        """
+        self._shared.check()
+        return description_of(self._session.recover_stream(stream, self._shared.deadline(timeout)))
 
     # -- transactions ---------------------------------------------------------------------------------
 
@@ -248,7 +266,9 @@ class Client(Reading):
             if isinstance(begun, Outcome):
                 return result_of(begun)
             transaction = begun.token
-        return result_of(self._session.commit(transaction, (), records, name, deadline, number))
+        outcome = self._session.commit(transaction, (), records, name, deadline, number)
+        warn_left_out(outcome, receipts)
+        return result_of(outcome)
 
     def abort(
         self,
@@ -325,8 +345,51 @@ class Client(Reading):
         Raises: UnknownScope, InvalidArgument (``limit`` is 1 to 10,000), NotReady, DeadlineExceeded.
         """
         self._shared.check()
+        check_type("a limit", limit, int)
         found = self._session.transactions(scope, finished, limit, self._shared.deadline(timeout))
         return [info_of(outcome) for outcome in found]
+
+    def series(
+        self, scope: str, name: str | None = None, *, timeout: float | None = None
+    ) -> list[SeriesInfo]:
+        """Where the series of a scope stand, or the one of this name, if it has a commit; by name.
+
+        Raises: UnknownScope, NotReady, DeadlineExceeded.
+        """
+        self._shared.check()
+        return self._session.series(scope, name, self._shared.deadline(timeout))
+
+    def set_series(
+        self,
+        scope: str,
+        name: str,
+        number: int,
+        *,
+        expected: int | None,
+        key: bytes,
+        timeout: float | None = None,
+    ) -> None:
+        """Let a series stand at ``number`` (-1: as if it had no commit): the next commit must have a higher one.
+
+        An operator's call: ``key`` is the controllers', 32 bytes. ``expected``: where it stands now (None: no
+        commit).
+
+        Raises: IllegalState (it stands elsewhere), InvalidToken (another key), InvalidArgument, UnknownScope,
+        NotReady, DeadlineExceeded (again is safe).
+        """
+        self._shared.check()
+        command = SetSeries(scope, name, expected, number, b"")
+        proved = replace(command, proof=operator_proof(encode(command), key))
+        self._session.set_series(proved, self._shared.deadline(timeout))
+
+    def commands(self, *, timeout: float | None = None) -> list[CommandsInfo]:
+        """How far each control partition is with its commands, and which of them it set aside.
+
+        Raises: NotReady, DeadlineExceeded.
+        """
+        self._shared.check()
+        found = self._session.commands(self._shared.deadline(timeout))
+        return [CommandsInfo(n, got.position, got.end, got.set_aside) for n, got in found]
 
     # -- its end --------------------------------------------------------------------------------------
 

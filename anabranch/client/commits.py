@@ -8,12 +8,14 @@ from types import ModuleType
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anabranch.client.history_search import HistorySearch, history_record
 from anabranch.client.kafka_consumer import CommittedConsumer
 from anabranch.client.log_consumer import LogMessage, fetch_committed, named_errors
-from anabranch.client.spans import NO_SPANS, Spans, spans_of
-from anabranch.errors import InvalidArgument, NotReady
+from anabranch.client.spans import NO_SPANS, Joined, Spans, spans_of
+from anabranch.core.vectors import told
+from anabranch.errors import InvalidArgument, MalformedRecord, NotReady
 from anabranch.ports import Log, RawBatch, TopicPartition
 from anabranch.topics.columns_read import Columns, ColumnsBuilder
 from anabranch.topics.history_record import HistoryRecord
@@ -129,13 +131,14 @@ def _walk(columns: Columns, partition: int) -> Part | None:
     """A part of history records in columns; None if some are none, or of a rare form."""
     kernel = _load()
     values = columns.values
-    spans = np.empty((4, len(values.data) // kernel.MIN_SPAN_BYTES + 1), dtype=np.int64)
+    most = len(values.data) // kernel.MIN_SPAN_BYTES + 1
+    spans = np.empty((kernel.SPAN_ROWS, most), dtype=np.int64)
     state = np.full(kernel.STATE_SIZE, -1, dtype=np.int64)
     state[kernel.SPANS] = 0
     if kernel.commits(values.data, values.ends, partition, spans, state) != 0:
         return None
     count, reached, timestamp = (int(number) for number in state)
-    rows = (spans[row, :count].copy() for row in range(4))  # the rest is most of it
+    rows = (row[:count].copy() for row in spans)  # the rest is most of it
     return Part(Spans(*rows), 0, reached, timestamp)
 
 
@@ -143,7 +146,7 @@ def _part(records: list[HistoryRecord], partition: int, next_offset: int) -> Par
     """The same of records in hand."""
     reached = -1
     for record in records:
-        for position in record.vector:
+        for position in told(record):
             if position.partition == partition:
                 reached = position.offset
     timestamp = records[-1].timestamp if records else -1
@@ -177,6 +180,7 @@ class CommitHistory:
         self._timeout = timeout
         self._end = _NO_END
         self._read_to = 0
+        self._floor: int | None = None
         self.known_to = 0  # the commits of all offsets below are known
         self.last_timestamp = -1  # of the history as far as it was read
         self.spans = NO_SPANS
@@ -197,7 +201,8 @@ class CommitHistory:
     def cover(self, offset: int) -> None:
         """Know the commits of all offsets below this one.
 
-        Raises: NotReady (the history does not show them yet), InvalidArgument (not in the part that was given).
+        Raises: NotReady (the history does not show them yet), InvalidArgument (not in the part that was given),
+        MalformedRecord (no controller wrote what the history says).
         """
         deadline = time.monotonic() + self._timeout
         found: list[Spans] = []
@@ -220,6 +225,36 @@ class CommitHistory:
                 )
         if found:
             self.spans = self.spans.plus(found)
+            self._check_once()
+
+    def _check_once(self) -> None:
+        """`MalformedRecord` if the history names an offset twice."""
+        again = np.flatnonzero(self.spans.firsts[1:] < self.spans.ends[:-1])
+        if len(again):
+            raise MalformedRecord(
+                f"{self._topic} names offset {self.spans.firsts[again[0] + 1]} of partition {self._partition} "
+                "twice: a COMMIT record was put there again. Only controllers may write to that topic; "
+                "`anabranch spark audit` finds the record"
+            )
+
+    def foreign(self, columns: Columns, commits: Joined) -> NDArray[np.bool_] | None:
+        """Which records no controller put there; None: none, as far as the history reaches back.
+
+        ``commits``: what `spans` tells of their offsets.
+        """
+        found = ~commits.of_txns(columns.txns.data)
+        if commits.known is not None:
+            found &= commits.known
+            found |= ~commits.known & (columns.offsets >= self._told_from())
+        return found if found.any() else None
+
+    def _told_from(self) -> int:
+        """Below the end that the first record tells, events were there before the stream, or the history is cut."""
+        if self._floor is None:
+            oldest = self._search.not_beyond({})
+            self._floor = oldest.vector().get(self._partition, 0) if oldest is not None else 0
+            self._parts.seek(self._topic, self._read_to)  # the search may use the same consumer
+        return self._floor
 
     def drop(self, offset: int) -> None:
         """Nothing below this offset will be asked for."""

@@ -15,6 +15,7 @@ from anabranch.client.ports import ClientPorts
 from anabranch.client.readers import KafkaReaders
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX, check_prefix
+from anabranch.topics.settings import addresses
 
 BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
 
@@ -47,6 +48,9 @@ def connect(
     bootstrap = bootstrap or os.environ.get(BOOTSTRAP_VARIABLE)
     if not bootstrap:
         raise InvalidArgument(f"no address: give host:port, or set {BOOTSTRAP_VARIABLE}")
+    if not isinstance(bootstrap, str):
+        raise InvalidArgument(f"an address is a text, host:port, not {type(bootstrap).__name__}")
+    addresses(bootstrap)
     options = Options(bootstrap, named_options(config, librdkafka_options))
     clock = SystemClock()
     admin = KafkaAdmin(options, clock)

@@ -37,18 +37,22 @@ class EventBatches:
     """Makes record batches of one partition of a stream."""
 
     def __init__(self, stream: str, partition: int) -> None:
-        self._stream = stream
-        self._partition = partition
+        self.stream = stream
+        self.partition = partition
         self._streams = pa.array([], pa.string())
         self._partitions = pa.array([], pa.int32())
 
-    def of(self, columns: Columns, commits: Joined) -> Iterator[pa.RecordBatch]:
+    def of(
+        self, columns: Columns, commits: Joined, left_out: NDArray[np.bool_] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Batches of at most `MAX_ROWS` rows, and of some megabytes unless single events are so big.
 
         What no commit names (the history is cut there) has neither segment nor commit timestamp.
         """
-        rows = len(columns)
         whole = self._whole(columns, commits)
+        if left_out is not None:
+            whole = whole.filter(pa.array(~left_out))
+        rows = whole.num_rows
         size = sum(len(c.data) for c in (columns.keys, columns.values, columns.header_values))
         # A chunk ends with a whole batch, so it is a little more than full.
         parts = max(-(-rows * 2 // (3 * MAX_ROWS)), size // (2 * MAX_BYTES), 1)
@@ -61,8 +65,8 @@ class EventBatches:
         if len(self._streams) < rows:
             # Constant columns are slices of one.
             most = max(rows, MAX_ROWS)
-            self._streams = pa.repeat(pa.scalar(self._stream, pa.string()), most)
-            self._partitions = pa.repeat(pa.scalar(self._partition, pa.int32()), most)
+            self._streams = pa.repeat(pa.scalar(self.stream, pa.string()), most)
+            self._partitions = pa.repeat(pa.scalar(self.partition, pa.int32()), most)
         times = np.clip(columns.timestamps, -_MOST_MS, _MOST_MS) * _US_PER_MS
         return pa.RecordBatch.from_arrays(
             [

@@ -39,6 +39,7 @@ _ANSWER_S = 5.0
 _WAIT_S = 0.1  # a member's fetch waits no longer for something new: the group may have news, too
 _AGAIN_S = 0.2  # after what fails
 _ASIDE_S = (5.0, 30.0)  # what fails alone is asked for again after so long, at first and at most
+_BEHIND_S = 0.5  # … where a broker is behind, which it says at once
 _MUCH = 16 << 20  # bytes of a partition that wait: then librdkafka pauses it
 _MESSAGE_BYTES = 1600  # of each message, beside its value; so 10,000 are much too
 
@@ -150,7 +151,7 @@ class RawFeed:
                 found = self._fetch(wanted, wait)
         except _NotNow as error:
             log.info("reading: %s", error)
-            self._troubled.failed(wanted)
+            self._troubled.failed(wanted, error.pause)
             self._rest(min(left, _AGAIN_S))
             return []
         self._troubled.done(wanted)
@@ -169,18 +170,29 @@ class RawFeed:
         try:
             return self._log.fetch(wanted, max_wait=wait, max_bytes=FETCH_BYTES, committed=True)
         except OffsetOutOfRange as error:
-            place = error.partition
-            if self._gone is not None:
-                self._gone(place, error.position)
-            self._positions[place] = self._log.start_offsets([place])[place]
-            log.warning("%s: reading goes on at offset %d", error, self._positions[place])
-            return {}
+            return self._pass_over(error)
         except LogUnavailable as error:
             raise _NotNow(str(error)) from error
         except LogRefused as error:
             if error.error != UNKNOWN_TOPIC_OR_PARTITION:
                 raise
             raise _NotNow(str(error)) from error
+
+    def _pass_over(self, error: OffsetOutOfRange) -> Mapping[TopicPartition, Fetched]:
+        """Go on where the log begins now, if that is ahead. Else the broker is behind: there is no way back."""
+        place = error.partition
+        try:
+            start = self._log.start_offsets([place])[place]
+        except LogUnavailable as unavailable:
+            raise _NotNow(str(unavailable)) from unavailable
+        if start <= error.position:
+            log.warning("%s, and begins at %d: its broker is behind, or has lost it", error, start)
+            raise _NotNow(str(error), _BEHIND_S)
+        if self._gone is not None:
+            self._gone(place, error.position)
+        self._positions[place] = start
+        log.warning("%s: reading goes on at offset %d", error, start)
+        return {}
 
     def _rest(self, seconds: float) -> None:
         if self._member is not None:
@@ -205,7 +217,11 @@ class RawFeed:
 
 
 class _NotNow(Exception):
-    """Nothing can be fetched at present."""
+    """Nothing can be fetched at present. ``pause``: what fails alone is asked for again after so long at first."""
+
+    def __init__(self, what: str, pause: float = _ASIDE_S[0]) -> None:
+        super().__init__(what)
+        self.pause = pause
 
 
 class _Troubled:
@@ -229,12 +245,12 @@ class _Troubled:
                 return {place: wanted[place]}
         return {place: at for place, at in wanted.items() if place not in self._aside}
 
-    def failed(self, asked: Mapping[TopicPartition, int]) -> None:
+    def failed(self, asked: Mapping[TopicPartition, int], pause: float) -> None:
         """These brought nothing, since something is wrong with one of them."""
         if len(asked) > 1:
             self._alone = list(asked)
         for place in asked if len(asked) == 1 else ():
-            _, pause = self._aside.get(place, (0.0, _ASIDE_S[0]))
+            _, pause = self._aside.get(place, (0.0, pause))
             self._aside[place] = time.monotonic() + pause, min(2 * pause, _ASIDE_S[1])
 
     def done(self, asked: Mapping[TopicPartition, int]) -> None:

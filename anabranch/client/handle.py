@@ -22,7 +22,7 @@ from anabranch.client.writing import (
     check_headers,
     check_timestamp,
 )
-from anabranch.core.ids import split_stream
+from anabranch.core.ids import check_type, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -74,6 +74,7 @@ class Shared:
     def deadline(self, timeout: float | None) -> float:
         """When a call ends that begins now."""
         seconds = self.timeout if timeout is None else timeout
+        check_type("a timeout, in seconds,", seconds, int, float)
         if not 0 <= seconds < 1e9:
             raise InvalidArgument(f"timeout {seconds!r}: seconds, 0 or more")
         return self.session.now() + seconds
@@ -255,8 +256,6 @@ class Handle:
 
     def _check_stream(self, stream: str) -> None:
         if stream not in self._legal:
-            if not isinstance(stream, str):
-                raise InvalidArgument(f"a stream is 'scope/name', not {type(stream).__name__}")
             if split_stream(stream)[0] != self._scope:
                 raise CrossScope(
                     f"{stream} is not in scope {self._scope!r}: a transaction writes to streams of its own "
@@ -270,7 +269,7 @@ class Handle:
             raise IllegalState("the transaction is not open")
         lane = self._account.lanes.get(stream)
         if lane is None:
-            touched = self._session.touch(self._token, stream, deadline)
+            touched = self._session.touch(self._token, stream, self._account.writer, deadline)
             check_layout(stream, touched.segments)
             self._shared.layouts[stream] = touched.segments
             lane = self._account.add(touched, deadline)
@@ -301,7 +300,7 @@ class Handle:
             state = self._session.describe(stream, deadline).state
         except UnknownStream:
             state = "FORGOTTEN"
-        if state not in ("ACTIVE", "MISSING"):
+        if state not in ("ACTIVE", "WAITING"):
             raise StreamLost(
                 f"{stream} is {state}: somebody deleted its journal, and what was written there is gone; "
                 "begin a new transaction, without that stream"

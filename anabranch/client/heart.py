@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import weakref
+from collections.abc import Collection
 
 from anabranch.client.handle import Handle
 from anabranch.client.protocol import Session
@@ -32,7 +33,8 @@ class Heart:
         self._thread: threading.Thread | None = None
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
         self._wake = threading.Condition()
-        self._correlation_id = session.new_correlation_id()
+        self._correlation_id = session.new_correlation_id()  # of the last heartbeats
+        self._digests: Collection[bytes] = ()
         self._due = math.inf
         self._closed = False
 
@@ -64,12 +66,15 @@ class Heart:
                 return self._due
             shortest_s = min(ms for token, ms in alive if token is not None) / 1000
             self._due = now + shortest_s / BEATS_PER_KEEPALIVE
-        self._session.beat(self._correlation_id, tokens, self._due)
+            self._session.forget(self._correlation_id)
+            self._correlation_id = self._session.new_correlation_id()
+        self._digests = self._session.beat(self._correlation_id, tokens, self._due)
         return self._due
 
     def hear(self, deadline: float) -> None:
         """Take one answer, waiting for it up to the deadline, and tell the handles concerned."""
-        over = {o.txn_id: o for o in self._session.hear_beat(self._correlation_id, deadline)}
+        gone = self._session.hear_beat(self._correlation_id, self._digests, deadline)
+        over = {outcome.txn_id: outcome for outcome in gone}
         if over:
             with self._wake:
                 handles = list(self._handles)

@@ -18,11 +18,14 @@ from anabranch.client.kafka_consumer import CommittedConsumer
 from anabranch.client.options import Options
 from anabranch.core.ids import NO_TXN
 from anabranch.core.order import StreamOrder
+from anabranch.core.plan import DIRECTLY_BEFORE
+from anabranch.core.vectors import told
 from anabranch.schemas.records import CommitRecord, EpochRecord
 from anabranch.topics.names import history_topic
 
 MOST_SPANS = 100_000  # commits known ahead of what is read; the history is not read beyond
-NO_SEGMENT = -1
+NO_SEGMENT = -1  # of events that stand before all that the history tells: adopted, or it is cut
+FOREIGN = -2  # of records that no controller put there
 
 
 class Span(NamedTuple):
@@ -49,6 +52,8 @@ class HistoryIndex:
         self._ahead = 0
         self._vector: dict[int, int] = {}
         self._last_timestamp = 0
+        self._last: int | None = None  # offset of the record that was read last
+        self._floor: dict[int, int] = {}  # partition -> below it not all commits are told
         self.order = StreamOrder(())
         self.new_partitions: set[int] = set()  # named by epochs read since the caller emptied it
 
@@ -71,6 +76,8 @@ class HistoryIndex:
         self._own = own
         self._ahead = 0
         self._vector = {}
+        self._last = None
+        self._floor = {}
         self.order = order
         self.new_partitions.clear()
         self._consumer.assign({(self._topic, 0): begin.offset if begin else 0})
@@ -87,9 +94,12 @@ class HistoryIndex:
             self.drop(partition, offset)
             if spans and spans[0].first <= offset:
                 return spans[0]
-            if spans or self._vector.get(partition, 0) > offset:
+            end = spans[0].first if spans else self._vector.get(partition, 0)
+            if end > offset:
                 # The history has passed it without naming it.
-                return Span(offset, offset + 1, None, self._last_timestamp, NO_SEGMENT)
+                floor = self._floor.get(partition, 0)
+                segment, end = (NO_SEGMENT, min(end, floor)) if offset < floor else (FOREIGN, end)
+                return Span(offset, end, None, self._last_timestamp, segment)
             if not self.read_on(deadline):
                 return None
 
@@ -107,14 +117,18 @@ class HistoryIndex:
         batch = self._consumer.next_batch(deadline)
         for message in batch:
             record = history_record(message)
+            offset, previous = message.offset(), record.previous
+            if (offset - 1 if previous == DIRECTLY_BEFORE else previous) != self._last:
+                # The first one, or it was cut meanwhile: it says where what it does not tell ends.
+                self._floor |= {position.partition: position.offset for position in record.vector}
+            self._last = offset
             if isinstance(record, EpochRecord):
                 self.order.add(record)
                 self.new_partitions.update(s.partition for s in record.segments)
             else:
                 self._note(record)
             self._last_timestamp = record.timestamp
-            for position in record.vector:
-                self._vector[position.partition] = position.offset
+            self._vector.update(told(record))
         return bool(batch)
 
     def _note(self, record: CommitRecord) -> None:

@@ -6,20 +6,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from anabranch.core.hybrid_time import MAX, from_datetime, to_ms
-from anabranch.core.plan import NO_PREVIOUS
-from anabranch.errors import InvalidArgument, NotReady
+from anabranch.core.plan import DIRECTLY_BEFORE, NO_PREVIOUS
+from anabranch.core.vectors import completed, has_vector, vector_place
+from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired
 from anabranch.schemas.records import EpochRecord
 from anabranch.topics.history_record import HistoryRecord, decode_history
 from anabranch.topics.names import history_topic
 
 _NEAR = 16  # offsets; so few are read over rather than halved, and the first step back from the end
 _FARTHER = 8  # each step back is so many times the one before
-DIRECTLY_BEFORE = -2  # of ``previous``: the record at the own offset - 1
 
 Start = str | int | datetime
+Predicate = Callable[[HistoryRecord], bool]
 
 
 class Found(NamedTuple):
@@ -29,7 +31,7 @@ class Found(NamedTuple):
     record: HistoryRecord
 
     def vector(self) -> dict[int, int]:
-        """End offset of every partition of the stream as of this record."""
+        """End offset of every partition of the stream as of this record, if it has its vector."""
         return {position.partition: position.offset for position in self.record.vector}
 
 
@@ -102,11 +104,14 @@ class HistorySearch:
     def as_of(self, start: str | int) -> Found | None:
         """The record at which a reader starts; None: the stream's beginning.
 
-        The last record of the history ('end'), or the last one at or below a hybrid time. Whatever was
-        committed before this call counts.
+        The last record of the history ('end'), or the last one at or below a hybrid time, with its vector.
+        Whatever was committed before this call counts. `SnapshotExpired`: its vector can't be told any more.
         """
         if start == "begin":
             return None
+        return self._whole(self._as_of(start))
+
+    def _as_of(self, start: str | int) -> Found | None:
         self._look()
         if isinstance(start, str):
             return self._last()
@@ -133,8 +138,14 @@ class HistorySearch:
         def goes_beyond(record: HistoryRecord) -> bool:
             return any(p.offset > positions.get(p.partition, 0) for p in record.vector)
 
-        offset = self._low if not any(positions.values()) else self._before(self._high, goes_beyond)
-        return self._first(offset)
+        if not any(positions.values()):
+            return self._first(self._low)
+        return self._first(self._before(self._high, goes_beyond, has_vector))
+
+    def oldest_whole(self) -> Found | None:
+        """The first record with a vector: as a rule the very first, from where all the rest is told."""
+        self._look()
+        return self._first(self._low, has_vector)
 
     def passing(self, partition: int, offset: int) -> int:
         """Where to begin so that the commit of this offset, and of all after it on the partition, is met.
@@ -147,6 +158,7 @@ class HistorySearch:
             lambda record: any(
                 p.partition == partition and p.offset > offset for p in record.vector
             ),
+            has_vector,
         )
 
     def epoch(self, commit: Found) -> EpochRecord | None:
@@ -196,29 +208,45 @@ class HistorySearch:
             if time.monotonic() >= self._deadline:
                 raise NotReady(f"{self._topic} can't be read to its end, {self._high}")
 
-    def _first(self, offset: int) -> Found | None:
-        return next(self._records(offset, 1), None)
+    def _first(self, offset: int, fits: Predicate | None = None) -> Found | None:
+        """The first record from an offset on, or the first one that fits."""
+        found = self._records(offset, 1)
+        return next((at for at in found if fits is None or fits(at.record)), None)
 
-    def _before(self, high: int, holds: Callable[[HistoryRecord], bool]) -> int:
+    def _whole(self, found: Found | None) -> Found | None:
+        """The same record with its vector."""
+        if found is None or has_vector(found.record):
+            return found
+        begin = vector_place(found.offset, found.record)
+        since = list(takewhile(lambda at: at.offset <= found.offset, self._records(begin)))
+        if not since or since[0].offset != begin:
+            raise SnapshotExpired(
+                f"{self._topic} was cut behind offset {begin}, and does not tell where the partitions ended as of "
+                f"its record at {found.offset}: start at a later one, or at 'begin'"
+            )
+        return Found(found.offset, completed(found.record, (at.record for at in since)))
+
+    def _before(self, high: int, holds: Predicate, fits: Predicate | None = None) -> int:
         """An offset at or a little before the first record that ``holds`` is true of, and of all after it.
 
-        Searched from the end, where readers mostly are. All records before the offset don't hold.
+        Searched from the end, where readers mostly are. All records before the offset don't hold. ``fits``: of
+        which records it can be said; not many come between them.
         """
         low = self._low
         step = _NEAR
         while high - step > low:
-            found = self._first(high - step)
+            found = self._first(high - step, fits)
             if found is None or holds(found.record):
                 high, step = high - step, step * _FARTHER
             else:
-                low = high - step
+                low = found.offset
         while high - low > _NEAR:
             middle = (low + high) // 2
-            found = self._first(middle)
+            found = self._first(middle, fits)
             if found is None or holds(found.record):
                 high = middle
             else:
-                low = middle
+                low = found.offset
         return low
 
     def _last(self) -> Found | None:

@@ -17,7 +17,13 @@ from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.options import Options
 from anabranch.client.ports import Entropy
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
-from anabranch.errors import EventTooLarge, NotReady, UnsupportedSetting
+from anabranch.errors import (
+    AnabranchError,
+    ClockSkew,
+    EventTooLarge,
+    NotReady,
+    UnsupportedSetting,
+)
 from anabranch.ports import Clock
 from anabranch.topics.contact import Contact, with_error_callback
 from anabranch.topics.lasting_consumer import LastingConsumer
@@ -34,7 +40,13 @@ _YOUNG_S = 1.0
 _last_made = [-_YOUNG_S]  # when a handle of librdkafka was made last, monotonic seconds
 _FRAMING = 512  # more than a command's record takes besides its payload
 
-_Answer: TypeAlias = "bytes | EventTooLarge | None"
+# What the broker says of a command, and of each copy of it.
+_REFUSALS: dict[int, type[AnabranchError]] = {
+    KafkaError.MSG_SIZE_TOO_LARGE: EventTooLarge,
+    KafkaError.INVALID_TIMESTAMP: ClockSkew,
+}
+
+_Answer: TypeAlias = "bytes | AnabranchError | None"
 
 
 class KafkaBus:
@@ -122,8 +134,10 @@ class KafkaBus:
             self._producer, self._contact = self._new_producer()
             return True
 
-    def control_partitions(self) -> int:
-        """Partitions of the commands topic."""
+    def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
+        """Partitions of the commands topic: some may have been added."""
+        if self._partitions < least:
+            self._partitions = self._find_topics(deadline)[self._commands]
         return self._partitions
 
     def max_command_bytes(self) -> int:
@@ -173,7 +187,7 @@ class KafkaBus:
             )
         except Empty:
             return None
-        if isinstance(answer, EventTooLarge):
+        if isinstance(answer, AnabranchError):
             raise answer
         return answer
 
@@ -235,12 +249,12 @@ class KafkaBus:
         if error is None:
             return
         self._trouble = str(error)
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        refusal = _REFUSALS.get(error.code())
+        if refusal is not None:
             headers = message.headers()
             correlation_id = dict(headers or ()).get(CORRELATION_HEADER)
             if isinstance(correlation_id, bytes):
-                refusal = EventTooLarge(f"the broker refused a command: {error}")
-                self._answer(correlation_id, refusal)
+                self._answer(correlation_id, refusal(f"the broker refused a command: {error}"))
 
     def _producer_error(self, error: KafkaError) -> None:
         if self._contact is not None:

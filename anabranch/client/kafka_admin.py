@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -20,8 +21,9 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 
 from anabranch.client.options import Options
-from anabranch.errors import DeadlineExceeded, FixCallError, NotReady, UnsupportedSetting
+from anabranch.errors import DeadlineExceeded, NotAuthorized, NotReady, UnsupportedSetting
 from anabranch.ports import Clock
+from anabranch.topics.settings import addresses
 
 log = logging.getLogger("anabranch.client")
 
@@ -35,6 +37,7 @@ _FORBIDDEN = (
 _TRY_S = 5.0
 _LEAST_S = 0.05
 _GRACE_S = 1.0
+_LOOK_S = 1.0
 _FIRST_PAUSE_S = 0.02
 _LAST_PAUSE_S = 0.5
 
@@ -50,10 +53,13 @@ class KafkaAdmin:
         self._lock = threading.Lock()
         self._client: AdminClient | None = None
         self._limits: dict[str, int] = {}
+        self._heard = False  # whether a broker answered when it was asked last
 
     def partition_counts(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
         """How many partitions each of these topics has; those that don't exist are left out."""
+        return self._ask(deadline, self._counts(topics))
 
+    def _counts(self, topics: Iterable[str]) -> Callable[[AdminClient, float], dict[str, int]]:
         def ask(client: AdminClient, seconds: float) -> dict[str, int]:
             names = TopicCollection(list(topics))
             futures = client.describe_topics(names, request_timeout=seconds)
@@ -62,11 +68,15 @@ class KafkaAdmin:
                 try:
                     found[topic] = len(future.result(seconds + _GRACE_S).partitions)
                 except KafkaException as error:
+                    if error.args[0].code() in _FORBIDDEN:
+                        raise NotAuthorized(
+                            f"the right Describe on the topic {topic} is missing"
+                        ) from error
                     if error.args[0].code() not in _MISSING:
                         raise
             return found
 
-        return self._ask(deadline, ask)
+        return ask
 
     def max_message_bytes(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
         """The largest batch that each topic takes, remembered; Kafka's default where it may not be read."""
@@ -114,10 +124,15 @@ class KafkaAdmin:
 
         def ask(client: AdminClient, seconds: float) -> dict[tuple[str, int], int]:
             futures = client.list_offsets(request, isolation_level=level, request_timeout=seconds)
-            found = {
-                (place.topic, place.partition): future.result(seconds + _GRACE_S).offset
-                for place, future in futures.items()
-            }
+            try:
+                found = {
+                    (place.topic, place.partition): future.result(seconds + _GRACE_S).offset
+                    for place, future in futures.items()
+                }
+            except KafkaException:
+                # librdkafka says "no leaders" of a topic that it may not see.
+                self._counts({place.topic for place in request})(client, seconds)
+                raise
             if any(offset < 0 for offset in found.values()):
                 # While leaders move, and when first asked, librdkafka may give -1001 and no error.
                 raise TimeoutError
@@ -134,14 +149,18 @@ class KafkaAdmin:
             if left <= 0:
                 raise DeadlineExceeded("no time was left to ask the brokers; call again with more")
             try:
-                return ask(client, max(min(left, _TRY_S), _LEAST_S))
+                found = ask(client, max(min(left, _TRY_S), _LEAST_S))
+                self._heard = True
+                return found
             except TimeoutError:
                 trouble = "no answer"
             except KafkaException as error:
                 if error.args[0].code() in _FORBIDDEN:
-                    raise FixCallError(f"the brokers refuse: {error.args[0].str()}") from error
+                    raise NotAuthorized(f"the brokers refuse: {error.args[0].str()}") from error
                 trouble = error.args[0].str()
             if self._clock.monotonic() + pause >= deadline:
+                if not self._heard:
+                    trouble = _no_broker(self._options.bootstrap)
                 raise NotReady(f"the brokers can't be asked: {trouble}")
             self._clock.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE_S)
@@ -154,8 +173,10 @@ class KafkaAdmin:
         """
         try:
             client.list_topics(timeout=_TRY_S)
+            self._heard = True
         except KafkaException as error:
             log.debug("metadata: %s", error)
+            self._heard = False
             with self._lock:
                 if self._client is client:
                     self._client = None
@@ -173,3 +194,19 @@ class KafkaAdmin:
     def native(self) -> object:
         """The connection itself, if there is one."""
         return self._client
+
+
+def _no_broker(bootstrap: str) -> str:
+    """What stands in the way of each address."""
+    found = []
+    for host, port in addresses(bootstrap):
+        try:
+            socket.create_connection((host, port), timeout=_LOOK_S).close()
+        except socket.gaierror:
+            why = "the host is not known"
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            why = "what listens there does not answer; see security.protocol"
+        found.append(f"no broker answers at {host}:{port}: {why}")
+    return "; ".join(found)

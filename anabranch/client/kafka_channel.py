@@ -25,6 +25,7 @@ class Channel:
     def __init__(self, options: Options, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.failure: str | None = None
+        self.forbidden: str | None = None  # a topic that may not be written to
         config = options.journal(max_bytes) | {"on_delivery": self._undelivered}
         self.producer: Producer = make(Producer, config, self._on_error)
         self.contact = Contact(self.producer, options.admin())
@@ -35,6 +36,8 @@ class Channel:
 
     def _undelivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
+            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                self.forbidden = message.topic()
             self.fail(f"a write to {message.topic()}[{message.partition()}] failed: {error.str()}")
 
     def _on_error(self, error: KafkaError) -> None:

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from anabranch.client.kafka import leak, make_consumer
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.options import Options
-from anabranch.errors import FixCallError, InvalidArgument, NotReady, UnknownStream
+from anabranch.errors import FixCallError, InvalidArgument, NotAuthorized, NotReady, UnknownStream
 from anabranch.topics.lasting_consumer import LastingConsumer
 from anabranch.topics.names import stream_topic
 
@@ -37,6 +37,10 @@ HOPELESS = frozenset(
         KafkaError.INCONSISTENT_GROUP_PROTOCOL,
     )
 )
+_FORBIDDEN = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
+}
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
 
 
@@ -71,6 +75,7 @@ class CommittedConsumer:
         if group is not None:
             config.setdefault("topic.metadata.refresh.interval.ms", _REFRESH_MS)
         self.native = make_consumer(options, config, _on_error)
+        self.group = group or NO_GROUP
         self._size = 100
         self._asked_at = 0.0
         self._at_end = False
@@ -163,6 +168,9 @@ class CommittedConsumer:
             if error.code() == _EOF:
                 self._at_end = True
                 self.ended_at = cast("int", message.offset())
+            elif error.code() in _FORBIDDEN:
+                what, where = _FORBIDDEN[error.code()], message.topic() or self.group
+                raise NotAuthorized(f"the right Read on the {what} {where} is missing")
             elif error.fatal() or error.code() in HOPELESS:
                 raise FixCallError(f"can't read {message.topic()}: {error}")
             else:

@@ -18,11 +18,13 @@ from anabranch.errors import (
     AnabranchError,
     DeadlineExceeded,
     FixCallError,
+    NotAuthorized,
     NotReady,
     RetryError,
     WriteFailed,
 )
-from anabranch.ports import Clock, LogError, TopicPartition
+from anabranch.ports import Clock, LogError, LogRefused, TopicPartition
+from anabranch.topics.wire.codes import TOPIC_AUTHORIZATION_FAILED
 
 if TYPE_CHECKING:
     from anabranch.client.kafka_columns import ColumnJournal, ColumnJournals
@@ -310,7 +312,7 @@ class KafkaJournal:
         try:
             self._columns.flush(deadline)
         except LogError as error:
-            raise self._fail(f"a write failed: {error}") from error
+            raise self._refused("a write", error) from error
 
     def write_columns(
         self, topic: str, placing: Placing, columns: EventColumns
@@ -328,7 +330,7 @@ class KafkaJournal:
         try:
             return self._columns.write(topic, limit, placing, columns, deadline)
         except LogError as error:
-            raise self._fail(f"a write to {topic} failed: {error}") from error
+            raise self._refused(f"a write to {topic}", error) from error
 
     def _back_to_events(self, topic: str) -> None:
         """Columns were written, or nothing can be any more."""
@@ -343,8 +345,15 @@ class KafkaJournal:
             for channel in self._channels.values():
                 if channel.failure is not None:
                     self._failure = channel.failure
+                if channel.forbidden is not None:
+                    raise _forbidden(channel.forbidden)
         if self._failure is not None:
             raise WriteFailed(f"{self._failure}; join again and rewrite")
+
+    def _refused(self, what: str, error: LogError) -> AnabranchError:
+        if isinstance(error, LogRefused) and error.error == TOPIC_AUTHORIZATION_FAILED:
+            return _forbidden(str(error))
+        return self._fail(f"{what} failed: {error}")
 
     def _fail(self, reason: str) -> WriteFailed:
         if self._failure is None:
@@ -373,3 +382,7 @@ class KafkaJournal:
             self._pool.give_back(channel)
         if self._columns is not None:
             self._columns.end()
+
+
+def _forbidden(what: str) -> NotAuthorized:
+    return NotAuthorized(f"the right Write on the topic is missing: {what}")

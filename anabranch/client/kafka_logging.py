@@ -30,7 +30,11 @@ class Seldom(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is told; confluent-kafka's are ``"%s [%s] %s" % (facility, client, text)``."""
         args = record.args
-        if not isinstance(args, tuple) or len(args) != 3 or args[0] not in _REPEATED:
+        if not isinstance(args, tuple) or len(args) != 3:
+            return True
+        if args[0] == "GETPID" and str(args[2]).endswith("retrying"):
+            return False  # brokers that have just started; it tells if it does not become well
+        if args[0] not in _REPEATED:
             return True
         facility, client, text = map(str, args)
         kind = facility, client, text.partition("]")[0]

@@ -12,6 +12,7 @@ from anabranch.client.options import Options
 from anabranch.errors import (
     FixCallError,
     MalformedRecord,
+    NotAuthorized,
     NotReady,
     SnapshotExpired,
     UnknownStream,
@@ -29,9 +30,10 @@ from anabranch.ports import (
 )
 from anabranch.topics.kafka_log import KafkaLog
 from anabranch.topics.records import Record, decode_records
-from anabranch.topics.wire.codes import UNKNOWN_TOPIC_OR_PARTITION
+from anabranch.topics.wire.codes import TOPIC_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_OR_PARTITION
 
 _SLICE_S = 0.5  # an answer without news comes after so long
+BEHIND_S = 0.2  # before a broker that is behind is asked again
 _FEW_BYTES = 1 << 10  # to be fetched where few records are asked for; one batch comes at least
 _MANY_BYTES = 1 << 20
 _FEW = 16
@@ -61,6 +63,8 @@ def named_errors() -> Iterator[None]:
     except LogRefused as error:
         if error.error == UNKNOWN_TOPIC_OR_PARTITION:
             raise UnknownStream(f"{error}: create the stream first") from error
+        if error.error == TOPIC_AUTHORIZATION_FAILED:
+            raise NotAuthorized(f"the right Read on the topic is missing: {error}") from error
         raise FixCallError(f"the brokers refuse: {error}") from error
     except CorruptBatch as error:
         raise MalformedRecord(str(error)) from error
@@ -83,7 +87,10 @@ def fetch_committed(
         except OffsetOutOfRange as error:
             if position < log.start_offsets([place])[place]:
                 raise expired(str(error)) from error
-            raise NotReady(f"{error} yet: the range ends too high, or call again") from error
+            time.sleep(
+                max(0.0, min(wait, BEHIND_S))
+            )  # its broker is behind, or the range ends too high
+            return None
     return found.get(place)
 
 

@@ -87,7 +87,7 @@ class MemoryBus:
             self._max_bytes = int(found[self._commands].config.get(_LIMIT, 1 << 20))
             self._place = place
 
-    def control_partitions(self) -> int:
+    def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
         """See `CommandBus`."""
         return self._partitions
 

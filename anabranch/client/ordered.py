@@ -12,13 +12,14 @@ from operator import length_hint
 
 from confluent_kafka import KafkaException
 
-from anabranch.client.blocks import Stretch, events_of
+from anabranch.client.blocks import Block, Stretch, events_of
 from anabranch.client.feeds import Feed
-from anabranch.client.history import HistoryIndex, Span
+from anabranch.client.history import FOREIGN, NO_SEGMENT, HistoryIndex, Span
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_consumer import CommittedConsumer
 from anabranch.client.options import Options
 from anabranch.client.portions import Portion
+from anabranch.client.spans import Foreign
 from anabranch.client.types import Event
 from anabranch.errors import AnabranchError, RetryError
 from anabranch.topics.names import stream_topic
@@ -84,6 +85,7 @@ class OrderedStream:
         self.stream = stream
         self.topic = stream_topic(stream)
         self.index = HistoryIndex(options, admin, stream, timeout)
+        self._foreign = Foreign(self.topic)
         self._admin = admin
         self._feed = feed
         self._member = member
@@ -173,33 +175,41 @@ class OrderedStream:
 
     def _step(self, partition: int, portion: Portion, limit: int) -> Step | None:
         """Events of a portion. None: none is left, or the next one has to wait, which is noted."""
-        offset = portion.first()
-        if offset is None:
-            return None
-        span = self._turn(partition, offset, _AT_ONCE_S)
-        if span is None:
-            self._held[partition] = offset
-            return None
-        block, low = portion.next_of_block()
-        offsets = block.offsets
-        at, most = low, min(low + limit, len(offsets))
-        stretches = []
-        while span is not None:
-            before, at = at, bisect_left(offsets, min(span.end, portion.end), at, most)
-            stretches.append(
-                Stretch(at - before, span.txn_id, span.commit_timestamp, span.segment_id)
-            )
-            if at == most or offsets[at] >= portion.end:
-                break
-            try:
-                # What follows may need more of the history than is here: that is not waited for now.
-                span = self._turn(partition, offsets[at], 0)
-            except (AnabranchError, KafkaException, RuntimeError):
-                break  # it comes again when this is given out; the index has gone on
-        make = partial(events_of, self.stream, partition, block, low, stretches)
-        step = Step((self.topic, partition), offsets[low:at], make)
-        portion.go_on(at)
-        return step
+        while (offset := portion.first()) is not None:
+            span = self._turn(partition, offset, _AT_ONCE_S)
+            if span is None:
+                self._held[partition] = offset
+                return None
+            block, low = portion.next_of_block()
+            offsets = block.offsets
+            at, most = low, min(low + limit, len(offsets))
+            stretches = []
+            foreign = 0
+            while span is not None and not foreign:
+                end = bisect_left(offsets, min(span.end, portion.end), at, most)
+                ours = _ours(span, block, at, end)
+                if ours > at:
+                    stretches.append(
+                        Stretch(ours - at, span.txn_id, span.commit_timestamp, span.segment_id)
+                    )
+                at, foreign = ours, end - ours
+                if foreign or at == most or offsets[at] >= portion.end:
+                    break
+                try:
+                    # What follows may need more of the history than is here: that is not waited for now.
+                    span = self._turn(partition, offsets[at], 0)
+                except (AnabranchError, KafkaException, RuntimeError):
+                    break  # it comes again when this is given out; the index has gone on
+            if stretches:
+                make = partial(events_of, self.stream, partition, block, low, stretches)
+                step = Step((self.topic, partition), offsets[low:at], make)
+                portion.go_on(at)
+                return step
+            if span is not None and span.segment_id != FOREIGN:
+                foreign = 1  # within a commit's range; the next one may be of that
+            self._foreign.passed_over(partition, offset, foreign)
+            portion.go_on(at + foreign)
+        return None
 
     def _turn(self, partition: int, offset: int, wait: float) -> Span | None:
         self._cover()
@@ -308,3 +318,10 @@ class OrderedStream:
     def leak(self) -> None:
         """In a forked child: free nothing, ever."""
         self.index.leak()
+
+
+def _ours(span: Span, block: Block, low: int, high: int) -> int:
+    """Up to which place of a block the records are of the commit whose range they stand in."""
+    if span.segment_id == FOREIGN:
+        return low
+    return high if span.segment_id == NO_SEGMENT else block.of_txn(low, high, span.txn_id)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -14,10 +17,12 @@ from anabranch.topics import columns_read
 from anabranch.topics.columns_read import ColumnsBuilder
 from anabranch.topics.records import Record, decode_records
 
+log = logging.getLogger("anabranch.client")
+
 _BLOCK_ROWS = 4096  # so much of it stays in a processor's own cache
 _BLOCK_BYTES = 1 << 20
 _BLOCK_RECORDS = 256
-# So few records of a fetch are decoded one by one, and so few of a process before the compiled code is loaded.
+# So few records of a fetch are decoded one by one, and so few of a process before it loads the compiled code.
 _FEW = 32
 _FEW_AT_ALL = 5000
 _NO_END = (1 << 63) - 1
@@ -73,17 +78,39 @@ def portion_of_batches(place: TopicPartition, batches: Sequence[RawBatch], first
 
 
 class _Loading:
-    """When the compiled code is worth its loading."""
+    """When the compiled code is worth its loading, which goes on beside the readers: none waits for it.
+
+    It may compile for many seconds. The end of the process waits for that: it would tear the compiler's own state,
+    and what is kept is there for the next process.
+    """
 
     def __init__(self) -> None:
         self.records = 0  # decoded without it
+        self._lock = threading.Lock()
+        self._begun = False
+        # A child that is forked in mid-import could never import it.
+        os.register_at_fork(
+            before=self._lock.acquire,
+            after_in_parent=self._lock.release,
+            after_in_child=self._lock.release,
+        )
 
     def worth_it(self, records: int) -> bool:
         """Whether so many records are to be decoded by it."""
         if columns_read.is_warm():
             return records > _FEW
         self.records += records
-        return self.records > _FEW_AT_ALL
+        if self.records > _FEW_AT_ALL and not self._begun:
+            self._begun = True
+            threading.Thread(target=self._load, name="compile").start()
+        return False
+
+    def _load(self) -> None:
+        with self._lock:
+            try:
+                columns_read.warm()
+            except Exception as error:  # noqa: BLE001 - all can be read without it
+                log.warning("reading without compiled code, slower: %r", error)
 
 
 _loading = _Loading()

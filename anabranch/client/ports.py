@@ -33,8 +33,8 @@ class CommandBus(Protocol):
     def ready(self, deadline: float) -> None:
         """Be able to send and to receive. `NotReady` if the cluster's topics can't be found in time."""
 
-    def control_partitions(self) -> int:
-        """How many control partitions there are. Only once `ready`."""
+    def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
+        """How many control partitions there are; asked anew if fewer than ``least`` are known. Once `ready`."""
 
     def max_command_bytes(self) -> int:
         """No bigger payload can be sent. Only once `ready`."""

@@ -7,14 +7,18 @@ by id. Nothing here sleeps, starts a thread, reads a clock or makes a random num
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from anabranch.client.ports import ClientPorts
+from anabranch.client.types import committed
 from anabranch.core.ids import (
+    CORRELATION_ID_SIZE,
+    SECRET_SIZE,
     check_scope,
+    command_digest,
     control_partition_of,
     made_ms_of,
     make_txn_id,
@@ -22,11 +26,13 @@ from anabranch.core.ids import (
     txn_text,
 )
 from anabranch.core.states import FINISHED
-from anabranch.core.tokens import peek
+from anabranch.core.tokens import peek, prove
 from anabranch.errors import (
+    AlreadyCommitted,
     AnabranchError,
     DeadlineExceeded,
     EventTooLarge,
+    InvalidArgument,
     MalformedRecord,
     NotReady,
     OutcomeUnknown,
@@ -44,7 +50,12 @@ RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
 _FIRST_RETRY_S = 0.02
 _LONGEST_RETRY_S = 1.0
 _MAX_WAIT_MS = 600_000
-_MARGIN_S = 0.3  # a controller's refusal at its deadline arrives before ours
+_MARGIN_S = (
+    0.3,
+    2.0,
+)  # a controller's refusal at its deadline arrives at least, and at most, so long before ours
+# A refusal that holds for all copies of a command; another one only where it was sent once.
+_FINAL = (TransactionAborted, AlreadyCommitted, EventTooLarge)
 
 T = TypeVar("T")
 
@@ -56,8 +67,6 @@ class Session:
         self._bus = ports.bus
         self._clock = ports.clock
         self._entropy = ports.entropy
-        self._prefix = ports.entropy(8)
-        self._counter = itertools.count(1)
         self._scopes: dict[str, int] = {}
         self._answered = False
         self.highest_timestamp = 0
@@ -67,8 +76,12 @@ class Session:
         return self._clock.monotonic()
 
     def new_correlation_id(self) -> bytes:
-        """8 bytes of this client and a counter."""
-        return self._prefix + next(self._counter).to_bytes(8, "big")
+        """16 random bytes, for one command: nobody else can have an answer sent under it."""
+        return self._entropy(CORRELATION_ID_SIZE)
+
+    def new_secret(self) -> bytes:
+        """What a transaction is begun with, and proved to be one's own by."""
+        return self._entropy(SECRET_SIZE)
 
     def random64(self) -> int:
         """64 random bits, as a signed number."""
@@ -93,7 +106,14 @@ class Session:
     def try_ask(self, partition: int, command: Any, deadline: float) -> Any | None:
         """`ask`, any kind of answer; None if none came in time."""
         self._bus.ready(deadline)
-        payload = encode(command)
+        if partition >= self._bus.control_partitions(partition + 1, deadline):
+            raise InvalidArgument(
+                f"there is no control partition {partition} here: the id or token is of another cluster, or prefix"
+            )
+        try:
+            payload = encode(command)
+        except MalformedRecord as error:  # of a value that no check before knew
+            raise InvalidArgument(str(error)) from error
         if len(payload) > self._bus.max_command_bytes():
             raise EventTooLarge(
                 f"{type(command).__name__} has {len(payload)} bytes; the commands topic takes "
@@ -101,7 +121,7 @@ class Session:
             )
         pause = _FIRST_RETRY_S
         while True:
-            result = self._send_until_answered(partition, payload, deadline)
+            result = self._send_until_answered(partition, command, payload, deadline)
             if not isinstance(result, r.Refusal):
                 return result
             # Not kept in a name: the traceback would hold this frame, and so the error itself.
@@ -110,26 +130,45 @@ class Session:
             self._clock.sleep(pause)
             pause = min(pause * 2, _LONGEST_RETRY_S)
 
-    def _send_until_answered(self, partition: int, payload: bytes, deadline: float) -> Any | None:
+    def _send_until_answered(
+        self, partition: int, command: Any, payload: bytes, deadline: float
+    ) -> Any | None:
         correlation_id = self.new_correlation_id()
+        digests = (command_digest(payload),)
         pause = FIRST_REPEAT_S
         try:
             while True:
                 self._bus.send(partition, correlation_id, payload)
-                data = self._bus.wait(correlation_id, min(deadline, self.now() + pause))
-                if data is not None:
-                    return self._open_reply(data)
+                until = min(deadline, self.now() + pause)
+                result = self._hear(correlation_id, digests, until, command)
+                if result is not None:
+                    return result
                 if self.now() >= deadline:
                     return None
                 pause = min(pause * 2, LONGEST_REPEAT_S)
         finally:
             self._bus.forget(correlation_id)
 
-    def _open_reply(self, data: bytes) -> Any:
-        reply = decode_as(r.Reply, data)
-        self._answered = True
-        self.highest_timestamp = max(self.highest_timestamp, reply.hybrid_time)
-        return reply.result
+    def _hear(
+        self,
+        correlation_id: bytes,
+        digests: Collection[bytes],
+        deadline: float,
+        command: Any | None = None,
+    ) -> Any | None:
+        """The next answer to a command of these digests, and, if it is known, to this one; None at the deadline.
+
+        Others stand on the topic by mistake, or are forged: they are passed over.
+        """
+        while (data := self._bus.wait(correlation_id, deadline)) is not None:
+            reply = decode_as(r.Reply, data)
+            if reply.command in digests and _belongs(reply.result, command):
+                self._answered = True
+                self.highest_timestamp = max(self.highest_timestamp, reply.hybrid_time)
+                return reply.result
+            if self.now() >= deadline:
+                break
+        return None
 
     def no_answer(self, command: Any) -> AnabranchError:
         """The error for a command that nothing depends on."""
@@ -151,24 +190,40 @@ class Session:
         return known
 
     def create_stream(
-        self, stream: str, segments: int, settings: Mapping[str, str], deadline: float
+        self,
+        stream: str,
+        segments: int,
+        settings: Mapping[str, str],
+        deadline: float,
+        *,
+        adopt: bool = False,
     ) -> r.StreamInfo:
         """Create a stream, and its scope if need be. `StreamExists` if it exists with other settings."""
         scope, _ = split_stream(stream)
-        command = r.CreateStream(stream, segments, dict(settings))
-        partition = self.find_scope(scope, deadline, create=True)
-        try:
-            return self.ask(partition, command, r.StreamList, deadline).streams[0]
-        except UnknownScope:
-            # Retention took what the directory told that partition, unread: let it tell it again.
-            self._scopes.pop(scope, None)
-        partition = self.find_scope(scope, deadline, create=True)
-        return self.ask(partition, command, r.StreamList, deadline).streams[0]
+        command = r.CreateStream(stream, segments, dict(settings), adopt)
+        pause = _FIRST_RETRY_S
+        while True:
+            partition = self.find_scope(scope, deadline, create=True)
+            try:
+                return self.ask(partition, command, r.StreamList, deadline).streams[0]
+            except UnknownScope:
+                # What the directory told that partition is on its way, or retention took it unread: let it tell it
+                # again.
+                if pause > _LONGEST_RETRY_S or self.now() + pause >= deadline:
+                    raise
+                self._scopes.pop(scope, None)
+            self._clock.sleep(pause)
+            pause *= 2
 
     def forget_stream(self, stream: str, deadline: float) -> None:
         """Take a LOST stream away; the answer comes when its topics are gone, too."""
         partition = self.find_scope(split_stream(stream)[0], deadline)
         self.ask(partition, r.ForgetStream(stream), r.StreamList, deadline)
+
+    def recover_stream(self, stream: str, deadline: float) -> r.StreamInfo:
+        """Take a LOST stream back; `IllegalState` unless its topics are those that it had."""
+        partition = self.find_scope(split_stream(stream)[0], deadline)
+        return self.ask(partition, r.RecoverStream(stream), r.StreamList, deadline).streams[0]
 
     def scale(
         self,
@@ -194,8 +249,14 @@ class Session:
         """All streams of a scope, or of the cluster, by name. `UnknownScope`."""
         found: list[r.StreamInfo] = []
         for partition in self._partitions(scope, deadline):
-            command = r.DescribeStreams(scope, None)
-            found += self.ask(partition, command, r.StreamList, deadline).streams
+            after = None
+            while True:
+                command = r.DescribeStreams(scope, None, after)
+                part = self.ask(partition, command, r.StreamList, deadline)
+                found += part.streams
+                after = part.more
+                if after is None:
+                    break
         return sorted(found, key=lambda info: info.stream)
 
     def _partitions(self, scope: str | None, deadline: float) -> Sequence[int]:
@@ -209,6 +270,23 @@ class Session:
         partition = self.find_scope(scope, deadline)
         return self.ask(partition, r.SafeTime(scope, at), r.SafeTimeIs, deadline).timestamp
 
+    def series(self, scope: str, name: str | None, deadline: float) -> list[r.SeriesInfo]:
+        """Where one series of a scope stands, or all do, by name. `UnknownScope`."""
+        partition = self.find_scope(check_scope(scope), deadline)
+        found: list[r.SeriesInfo] = []
+        more = True
+        while more:
+            command = r.ListSeries(scope, name, found[-1].series if found else None)
+            part = self.ask(partition, command, r.SeriesList, deadline)
+            found += part.series
+            more = part.more
+        return found[::-1]
+
+    def set_series(self, command: r.SetSeries, deadline: float) -> None:
+        """Let a series stand elsewhere. `IllegalState`, `InvalidToken`."""
+        partition = self.find_scope(check_scope(command.scope), deadline)
+        self.ask(partition, command, r.SeriesList, deadline)
+
     # -- transactions ---------------------------------------------------------------------------------
 
     def new_txn_id(self, scope: str, deadline: float) -> bytes:
@@ -217,22 +295,22 @@ class Session:
         now_ms = int(self._clock.wall() * 1000)
         return make_txn_id(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
 
-    def begin(
-        self, txn_id: bytes, scope: str, name: str | None, keepalive_ms: int, deadline: float
-    ) -> r.Begun | r.Outcome:
-        """Begin; an `Outcome` means that the name is committed already (or the transaction over)."""
-        command = r.Begin(txn_id, scope, name, keepalive_ms)
-        result = self.try_ask(control_partition_of(txn_id), command, deadline)
+    def begin(self, command: r.Begin, deadline: float) -> r.Begun | r.Outcome:
+        """Begin, and prove the token; an `Outcome`: the name is committed already (or the transaction over)."""
+        result = self.try_ask(control_partition_of(command.txn_id), command, deadline)
         if result is None:
             raise self.no_answer(command)
         if not isinstance(result, r.Begun | r.Outcome):
             raise MalformedRecord(f"the controller answered {type(result).__name__} to Begin")
+        if isinstance(result, r.Begun):
+            return replace(result, token=prove(result.token, command.secret))
         return result
 
-    def touch(self, token: bytes, stream: str, deadline: float) -> r.Touched:
-        """Register a stream; says where to write."""
+    def touch(self, token: bytes, stream: str, writer: int, deadline: float) -> r.Touched:
+        """Register a stream and who is about to write to it; says where."""
+        command = r.Touch(token, stream, writer)
         with _about(token):
-            return self.ask(_partition(token), r.Touch(token, stream), r.Touched, deadline)
+            return self.ask(_partition(token), command, r.Touched, deadline)
 
     def register(self, token: bytes, receipt: r.Receipt, deadline: float) -> r.Registered:
         """Register a writer's receipt."""
@@ -252,18 +330,12 @@ class Session:
 
         ``number``: of the series ``name``; `AlreadyCommitted` where the series is beyond it.
         """
-        wait_s = min(
-            deadline - self.now() - _MARGIN_S, (deadline - self.now()) * (1 - RESOLVE_SHARE)
-        )
+        named = None if receipts is None else tuple(receipts)
         command = r.Commit(
-            token=token,
-            own=tuple(own),
-            receipts=None if receipts is None else tuple(receipts),
-            name=name,
-            wait_ms=max(0, min(int(wait_s * 1000), _MAX_WAIT_MS)),
-            number=number,
-        )
-        return self._settle(peek(token).txn_id, command, token, deadline)
+            token, tuple(own), named, name, 0, number
+        )  # `_settle` says how long to wait
+        with _about(token):
+            return self._settle(peek(token).txn_id, command, token, deadline)
 
     def one_shot(
         self,
@@ -284,17 +356,25 @@ class Session:
         partition = control_partition_of(txn_id)
         pause = _FIRST_RETRY_S
         while True:
-            ask_until = deadline - (deadline - self.now()) * RESOLVE_SHARE
-            outcome = self.try_ask(partition, command, ask_until)
-            if outcome is None:
-                # Where the commit never arrived, a one-shot is aborted by this and an open transaction
-                # stays open: then the commit is sent again.
+            asked_at = self.now()
+            ask_s = (deadline - asked_at) * (1 - RESOLVE_SHARE)
+            if token is not None:
+                margin_s = min(max(ask_s / 4, min(_MARGIN_S[0], ask_s / 2)), _MARGIN_S[1])
+                wait_ms = max(0, min(int((ask_s - margin_s) * 1000), _MAX_WAIT_MS))
+                command = replace(command, wait_ms=wait_ms)
+            try:
+                outcome = self.try_ask(partition, command, asked_at + ask_s)
+            except AnabranchError as error:
+                if isinstance(error, _FINAL) or self.now() - asked_at < FIRST_REPEAT_S:
+                    raise
+                # A copy of it may stand behind the one that was refused, and be carried out.
                 outcome = self.try_ask(partition, r.Resolve(txn_id), deadline)
-            if (
-                isinstance(outcome, r.Outcome)
-                and outcome.state == "ABORTED"
-                and command.name is not None
-            ):
+                if outcome is not None and outcome.state == ("OPEN" if token else "ABORTED"):
+                    raise
+            if outcome is None:
+                # A one-shot that never arrived is aborted by this. An open transaction stays so: it is asked again.
+                outcome = self.try_ask(partition, r.Resolve(txn_id), deadline)
+            if command.name is not None and getattr(outcome, "state", "") == "ABORTED":
                 # Perhaps it gave way to an earlier commit: only the command itself is told which.
                 outcome = self.try_ask(partition, command, deadline) or outcome
             if outcome is not None and not isinstance(outcome, r.Outcome):
@@ -354,23 +434,37 @@ class Session:
             if before is None or len(found) >= limit:
                 return found
 
+    def commands(self, deadline: float) -> list[tuple[int, r.CommandList]]:
+        """(control partition, how far it is with its commands, and which it set aside)."""
+        partitions = self._partitions(None, deadline)
+        return [
+            (number, self.ask(number, r.ListCommands(), r.CommandList, deadline))
+            for number in partitions
+        ]
+
     # -- heartbeats -----------------------------------------------------------------------------------
 
-    def beat(self, correlation_id: bytes, tokens: Sequence[bytes], deadline: float) -> None:
-        """Say that these transactions live. Answers, if any, come under the correlation id."""
+    def beat(
+        self, correlation_id: bytes, tokens: Sequence[bytes], deadline: float
+    ) -> Collection[bytes]:
+        """Say that these transactions live. Answers, if any, come under the correlation id, to these digests."""
         self._bus.ready(deadline)
+        digests = []
         by_partition: dict[int, list[bytes]] = {}
         for token in tokens:
             by_partition.setdefault(_partition(token), []).append(token)
         for partition, some in sorted(by_partition.items()):
             for i in range(0, len(some), _TOKENS_A_BEAT):
                 payload = encode(r.Heartbeat(tuple(some[i : i + _TOKENS_A_BEAT])))
+                digests.append(command_digest(payload))
                 self._bus.send(partition, correlation_id, payload)
+        return digests
 
-    def hear_beat(self, correlation_id: bytes, deadline: float) -> Sequence[r.Outcome]:
+    def hear_beat(
+        self, correlation_id: bytes, digests: Collection[bytes], deadline: float
+    ) -> Sequence[r.Outcome]:
         """The transactions that a heartbeat's answer says are over; empty at the deadline."""
-        data = self._bus.wait(correlation_id, deadline)
-        result = self._open_reply(data) if data is not None else None
+        result = self._hear(correlation_id, digests, deadline)
         return result.not_open if isinstance(result, r.Alive) else ()
 
     def forget(self, correlation_id: bytes) -> None:
@@ -381,14 +475,19 @@ class Session:
 _TOKENS_A_BEAT = 1000
 
 
-def committed(outcome: r.Outcome) -> r.Outcome:
-    """The outcome if it is COMMITTED, else `TransactionAborted`."""
-    if outcome.state != "COMMITTED":
-        why = f" ({outcome.reason})" if outcome.reason else ""
-        raise TransactionAborted(
-            f"transaction {txn_text(outcome.txn_id)} is aborted{why}: begin a new one"
-        )
-    return outcome
+def _belongs(result: Any, command: Any | None) -> bool:
+    """Whether an outcome is of the command's transaction, or of one that it may give way to."""
+    if command is None or not isinstance(result, r.Outcome):
+        return True
+    own = peek(command.token) if hasattr(command, "token") else command
+    if result.txn_id == own.txn_id:
+        return True
+    if isinstance(command, r.Begin):  # perhaps its commit, elsewhere, claimed what it gave way to
+        return result.scope == command.scope
+    if not isinstance(command, r.Commit | r.OneShot) or command.name is None:
+        return False
+    numbered = isinstance(command, r.Commit) and command.number is not None
+    return result.scope == own.scope and (numbered or result.name == command.name)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from confluent_kafka import KafkaError, Message
 from confluent_kafka import TopicPartition as Place
@@ -15,9 +15,9 @@ from anabranch.client.history_search import HistorySearch
 from anabranch.client.kafka import SystemClock, make_consumer
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_consumer import HOPELESS, NO_GROUP, CommittedConsumer, partitions_of
-from anabranch.client.log_consumer import LogConsumer, expired, fetch_committed, raw_log
+from anabranch.client.log_consumer import BEHIND_S, LogConsumer, expired, fetch_committed, raw_log
 from anabranch.client.options import Options
-from anabranch.errors import FixCallError, NotReady, UnknownStream
+from anabranch.errors import FixCallError, UnknownStream
 from anabranch.ports import Fetched, RawBatch, TopicPartition
 from anabranch.topics.records import Record, encode_sparse
 
@@ -137,14 +137,13 @@ class KafkaSource:
         log.info("reading: %s", what)
         return position
 
-    def _out_of_range(self, place: TopicPartition, position: int) -> NoReturn:
-        """Too low, or too high."""
+    def _out_of_range(self, place: TopicPartition, position: int) -> None:
+        """Too low; else its broker is behind, or the range ends too high, and it is asked again."""
         start = self._admin.start_offsets([place], time.monotonic() + self._timeout)[place]
-        what = f"{place.topic}[{place.partition}] has no offset {position}"
-        self._next = None
         if position < start:
-            raise expired(what)
-        raise NotReady(f"{what} yet: the range ends too high, or call again")
+            raise expired(f"{place.topic}[{place.partition}] has no offset {position}")
+        self._next = None
+        time.sleep(BEHIND_S)
 
     def commits(self, stream: str, partition: int) -> CommitHistory:
         """See `Source.commits`."""

@@ -20,11 +20,11 @@ from anabranch.client.commits import CommitHistory
 from anabranch.client.event_columns import EventBatches
 from anabranch.client.options import Options, named_options
 from anabranch.client.range_sources import KafkaSource, RawSource, Source
-from anabranch.client.spans import CommitFilter
+from anabranch.client.spans import CommitFilter, Foreign
 from anabranch.errors import DeadlineExceeded, InvalidArgument, MalformedRecord, UnsupportedSetting
 from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 from anabranch.topics import columns_read
-from anabranch.topics.columns_read import MAX_BYTES, MAX_ROWS, ColumnsBuilder, Longs
+from anabranch.topics.columns_read import MAX_BYTES, MAX_ROWS, Columns, ColumnsBuilder, Longs
 from anabranch.topics.names import stream_topic
 
 log = logging.getLogger("anabranch.client")
@@ -54,6 +54,7 @@ class RangeReader:
         Raises: UnsupportedSetting (an option that librdkafka does not take).
         """
         self._timeout = timeout
+        self._foreign: dict[str, Foreign] = {}
         self._source: Source
         try:
             self._source = RawSource(options, timeout)
@@ -95,7 +96,7 @@ class RangeReader:
         ``history``: (offset, end or None) of a part of the stream's history that has all commits of the range;
         None: it is searched. ``low``, ``high``: commit timestamps (hybrid time), both included; ``segments``:
         ids. What these leave out is not read where it can be skipped. An event whose commit the history does not
-        tell any more is not in any of them.
+        tell any more is not in any of them. Records that no controller put there are left out.
 
         Raises: InvalidArgument, UnknownStream, SnapshotExpired (retention has removed some of it), NotReady and
         DeadlineExceeded (nothing new came for the reader's timeout; again is safe), FixCallError.
@@ -139,7 +140,7 @@ class RangeReader:
                         what = f"{place.topic}[{partition}]: {error}"
                         raise MalformedRecord(what) from error
                     if columns is not None:
-                        yield from batches.of(columns, commits.spans.join(columns.offsets))
+                        yield from self._committed(columns, commits, batches)
                         commits.drop(int(columns.offsets[-1]) + 1)
             if not choice.is_open:
                 position = self._skip(position, wanted, commits, choice, end)
@@ -147,7 +148,20 @@ class RangeReader:
                     commits.drop(position)
         columns = builder.finish()
         if columns is not None:
-            yield from batches.of(columns, commits.spans.join(columns.offsets))
+            yield from self._committed(columns, commits, batches)
+
+    def _committed(
+        self, columns: Columns, commits: CommitHistory, batches: EventBatches
+    ) -> Iterator[pa.RecordBatch]:
+        """Record batches of these columns, without records of others."""
+        joined = commits.spans.join(columns.offsets)
+        foreign = commits.foreign(columns, joined)
+        if foreign is not None:
+            topic = stream_topic(batches.stream)
+            told = self._foreign.setdefault(topic, Foreign(topic))
+            first = int(columns.offsets[foreign.argmax()])
+            told.passed_over(batches.partition, first, int(foreign.sum()))
+        return batches.of(columns, joined, foreign)
 
     def _skip(
         self,

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from anabranch.client.protocol import Session, committed
-from anabranch.client.types import result_of
-from anabranch.core.ids import TXN_ID_SIZE, check_name, check_scope, parse_txn_text, txn_text
+from anabranch.client.protocol import Session
+from anabranch.client.types import committed, result_of
+from anabranch.core.ids import (
+    TXN_ID_SIZE,
+    check_name,
+    check_scope,
+    check_type,
+    parse_txn_text,
+    txn_text,
+)
 from anabranch.core.states import FINISHED
 from anabranch.core.tokens import peek
 from anabranch.errors import AlreadyCommitted, InvalidArgument, TransactionAborted
@@ -18,31 +25,38 @@ from anabranch.schemas.codec import decode_as, encode
 class Reservation:
     """A transaction's id, and all that it takes to begin it: whoever writes first does.
 
-    A plain value: hand it on pickled, or as bytes. Whoever has it may write, commit and abort. Made by
-    `Client.reserve`; good for as long as outcomes are kept. ``keepalive_ms``: milliseconds.
+    A plain value: hand it on pickled, or as bytes. Whoever has it may write, commit and abort: keep it from
+    others. Made by `Client.reserve`; good for as long as outcomes are kept. ``keepalive_ms``: milliseconds.
     """
 
     scope: str
     txn_id: bytes
     keepalive_ms: int
+    secret: bytes = field(repr=False)
     name: str | None = None
 
     def __str__(self) -> str:
         return txn_text(self.txn_id)
 
+    @property
+    def begin(self) -> r.Begin:
+        """The command that begins it."""
+        return r.Begin(self.txn_id, self.scope, self.name, self.keepalive_ms, self.secret)
+
     def to_bytes(self) -> bytes:
         """The reservation as bytes, the same in every language: the `Begin` command that was not sent."""
-        return encode(r.Begin(self.txn_id, self.scope, self.name, self.keepalive_ms))
+        return encode(self.begin)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Reservation:
         """The reservation of `to_bytes`. `MalformedRecord` or `UnsupportedVersion` if it is not one."""
         begin = decode_as(r.Begin, bytes(data))
-        return cls(begin.scope, begin.txn_id, begin.keepalive_ms, begin.name)
+        return cls(begin.scope, begin.txn_id, begin.keepalive_ms, begin.secret, begin.name)
 
 
 def keepalive_ms_of(seconds: float) -> int:
     """A keepalive in milliseconds."""
+    check_type("a keepalive, in seconds,", seconds, int, float)
     if not 1 <= seconds < (1 << 31) / 1000:
         raise InvalidArgument(f"keepalive {seconds!r}: seconds, at least 1")
     return int(seconds * 1000)
@@ -54,6 +68,7 @@ def id_of(transaction: bytes | str | Reservation) -> bytes:
         return transaction.txn_id
     if isinstance(transaction, str):
         return parse_txn_text(transaction)
+    check_type("a transaction's token or id", transaction, bytes)
     return transaction if len(transaction) == TXN_ID_SIZE else peek(transaction).txn_id
 
 
@@ -63,7 +78,8 @@ def reserve(
     """A new reservation; only the scope is looked up."""
     keepalive_ms = keepalive_ms_of(keepalive)
     check_name(name)
-    return Reservation(scope, session.new_txn_id(check_scope(scope), deadline), keepalive_ms, name)
+    txn_id = session.new_txn_id(check_scope(scope), deadline)
+    return Reservation(scope, txn_id, keepalive_ms, session.new_secret(), name)
 
 
 def begin_reserved(
@@ -73,13 +89,7 @@ def begin_reserved(
 
     Raises: TransactionAborted, AlreadyCommitted, Expired, and what any `begin` raises.
     """
-    begun = session.begin(
-        reservation.txn_id,
-        reservation.scope,
-        reservation.name,
-        reservation.keepalive_ms,
-        deadline,
-    )
+    begun = session.begin(reservation.begin, deadline)
     if isinstance(begun, r.Outcome):
         return committed(begun)
     return begun

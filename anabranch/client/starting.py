@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from anabranch.client.history_search import HistorySearch
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.kafka_consumer import CommittedConsumer, partitions_of
-from anabranch.topics.names import history_topic, stream_topic
+from anabranch.topics.names import stream_topic
 
 
 class Starting:
@@ -27,40 +27,39 @@ class Starting:
         self._search = search
         self._stream = stream
         self._topic = stream_topic(stream)
-        self._mark = (history_topic(stream), 0)
         self._start = start
         self._timeout = timeout
+        self._making: dict[tuple[str, int], int] = {}  # offered to the group, and not all taken yet
 
     def alone(self) -> dict[int, int]:
         """Partition -> offset for a reader without a group."""
-        _, vector = self._vector()
-        return {p: max(first, vector.get(p, 0)) for p, first in self._first_offsets(()).items()}
+        return self._placed(self._first_offsets(()))
 
     def in_group(self, consumer: CommittedConsumer, own: Collection[int]) -> dict[int, int] | None:
         """Partition -> offset for a member with these partitions. None: the group is not made yet, ask again.
 
-        Only the member with partition 0 makes it: it commits a whole vector in one request, with the mark that
-        this is done. What the group has already, as that of plain Kafka consumers, stays.
+        A group with any position in the stream is made: what it has stays, as that of plain Kafka consumers, and
+        partitions without a position are new, and begin at their beginning. Only the member with partition 0 makes
+        a group: it commits a whole vector in one request. Nothing else tells that a group is made: brokers drop a
+        group's offsets of topics that its members do not subscribe to, however busy it is.
         """
         firsts = self._first_offsets(own)
-        places = [(self._topic, partition) for partition in firsts]
-        committed = consumer.committed([*places, self._mark])
-        if self._mark not in committed:
-            if 0 not in own:
+        committed = consumer.committed([(self._topic, partition) for partition in firsts])
+        if 0 in own and (self._making or not committed):
+            made = {(self._topic, p): offset for p, offset in self._placed(firsts).items()}
+            self._making = committed = made | self._making
+            if not consumer.commit_all(committed):
                 return None
-            mark, vector = self._vector()
-            made = {(self._topic, p): max(o, vector.get(p, 0)) for p, o in firsts.items()}
-            made |= committed
-            made[self._mark] = mark
-            if not consumer.commit_all(made):
-                return None
-            committed = made
+            self._making = {}
+        if not committed:
+            return None
         return {p: max(first, committed.get((self._topic, p), 0)) for p, first in firsts.items()}
 
-    def _vector(self) -> tuple[int, dict[int, int]]:
-        """A record's offset in the history, and its vector; without one, the stream's beginning."""
+    def _placed(self, firsts: Mapping[int, int]) -> dict[int, int]:
+        """Partition -> where a reader starts, of these partitions and the first offsets that are left of them."""
         found = self._search.as_of(self._start)
-        return (0, {}) if found is None else (found.offset, found.vector())
+        vector = {} if found is None else found.vector()
+        return {p: max(first, vector.get(p, 0)) for p, first in firsts.items()}
 
     def _first_offsets(self, own: Collection[int]) -> dict[int, int]:
         """The first offset that is still there, of all partitions."""

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Self
 
 from anabranch.client.handle import QUIET_S, Handle, Shared, check_layout
 from anabranch.client.ports import RecordHeaders
-from anabranch.client.types import Receipt, Result, receipt_records, result_of
+from anabranch.client.reservation import Reservation, abort_reserved
+from anabranch.client.types import (
+    Receipt,
+    Result,
+    receipt_records,
+    result_of,
+    warn_left_out,
+)
 from anabranch.client.writing import StreamLane, WriterAccount, headers_size
+from anabranch.core.decide_writers import left_behind
 from anabranch.core.ids import check_number, txn_text
 from anabranch.errors import (
     AlreadyCommitted,
@@ -18,8 +26,10 @@ from anabranch.errors import (
     EventTooLarge,
     IllegalState,
     InvalidArgument,
+    MalformedRecord,
     OutcomeUnknown,
     TransactionAborted,
+    UnsupportedVersion,
 )
 from anabranch.schemas import records as r
 
@@ -43,11 +53,15 @@ class Transaction(Handle):
         super().__init__(shared, scope, keepalive_ms)
         self._name = name
         self._txn_id: bytes | None = None
+        self._secret: bytes | None = None
         self._buffer: list[r.Event] = []
         self._buffered_bytes = 0
         self._result: Result | None = None
         self._own: r.Receipt | None = None
-        self._in_doubt = False
+        self._begun = False  # a Begin was sent
+        self._in_doubt = False  # a commit was sent, and how it ended is not known here
+        self._told = False  # … and the caller was told so
+        self._unsettled = False  # an abort was sent, and not answered
 
     def __enter__(self) -> Self:
         return self
@@ -58,15 +72,26 @@ class Transaction(Handle):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._result is not None or self._in_doubt or self._shared.forked:
+        if self._result is not None or (self._in_doubt and self._told) or self._shared.forked:
             return
-        if error is None:
-            self.abort()
-            return
+        written = self._written()
+        if error is None and self._over is None and written:
+            log.warning("%r is left without commit: its %d events are dropped", self, written)
         try:
-            self.abort(f"left by {kind.__name__ if kind else 'error'}", timeout=QUIET_S)
+            if error is None:
+                self.abort()
+            else:
+                self.abort(f"left by {kind.__name__ if kind else 'error'}", timeout=QUIET_S)
+        except AlreadyCommitted:
+            log.warning("%r is left without commit here, and is committed all the same", self)
         except AnabranchError as trouble:
+            if error is None:
+                raise
             log.warning("%r could not be aborted and will go stale: %s", self, trouble)
+
+    def _written(self) -> int:
+        lanes = self._account.lanes.values() if self._account is not None else ()
+        return len(self._buffer) + sum(a.count for x in lanes for a in x.accounts.values())
 
     def __repr__(self) -> str:
         known = txn_text(self._txn_id) if self._txn_id else "buffered"
@@ -103,7 +128,10 @@ class Transaction(Handle):
 
     def _begin(self, deadline: float) -> None:
         txn_id = self._make_id(deadline)
-        begun = self._session.begin(txn_id, self._scope, self._name, self.keepalive_ms, deadline)
+        self._begun = True
+        self._secret = self._secret or self._session.new_secret()  # the same if it comes again
+        begin = r.Begin(txn_id, self._scope, self._name, self.keepalive_ms, self._secret)
+        begun = self._session.begin(begin, deadline)
         if isinstance(begun, r.Outcome):
             self._settle(begun)
             return
@@ -225,7 +253,7 @@ class Transaction(Handle):
             self._check_not_over()
             check_number(name, number)
             deadline = self._shared.deadline(timeout)
-            if self._token is None and not receipts and number is None:
+            if self._token is None and not self._begun and not receipts and number is None:
                 return self._commit_one_shot(name, deadline)
             if self._token is None and receipts:
                 raise InvalidArgument(
@@ -239,15 +267,20 @@ class Transaction(Handle):
     def _commit_one_shot(self, name: str | None, deadline: float) -> Result:
         txn_id = self._make_id(deadline)
         self._place_null_keys(deadline)
+        # Whatever interrupts it from here on.
+        before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
             outcome = self._session.one_shot(txn_id, self._scope, name, self._buffer, deadline)
-        except (OutcomeUnknown, TransactionAborted) as error:
-            self._failed_to_commit(error)
-            raise
         except EventTooLarge:
+            self._in_doubt = before
             self._open(deadline)
             self._commit_open(None, name, deadline)
             return self._done()
+        except AnabranchError as error:
+            self._failed_to_commit(error, before)
+            if not self._in_doubt:
+                self._txn_id = None  # to settle it, the id may have been given up
+            raise
         self._settle(outcome)
         return self._done()
 
@@ -264,37 +297,39 @@ class Transaction(Handle):
             raise IllegalState("the transaction is not open")
         if self._own is None or not self._in_doubt:
             self._own = self._account.receipt(finished=True)
-        own = (self._own,) if self._own.extents else ()
+        own = (self._own,) if self._account.lanes else ()
+        self._hot.clear()
+        # Whatever interrupts it from here on.
+        before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
             outcome = self._session.commit(self._token, own, others, name, deadline, number)
-        except (OutcomeUnknown, TransactionAborted, AlreadyCommitted) as error:
-            self._failed_to_commit(error)
+            self._check_taken(outcome, own)
+        except AnabranchError as error:
+            self._failed_to_commit(error, before)
             raise
-        self._check_taken(outcome, own)
+        warn_left_out(outcome, receipts)
         self._settle(outcome)
 
     def _check_taken(self, outcome: r.Outcome, own: Sequence[r.Receipt]) -> None:
         """Somebody else with the token may have committed before, without what was written here."""
-        if outcome.txn_id == self._txn_id and any(
-            receipt not in outcome.writers for receipt in own
-        ):
-            error = AlreadyCommitted(
+        taken = {receipt.writer: receipt for receipt in outcome.writers}
+        if outcome.txn_id == self._txn_id and left_behind(own, taken):
+            raise AlreadyCommitted(
                 "the transaction was committed elsewhere, without what this handle wrote"
             )
+
+    def _failed_to_commit(self, error: AnabranchError, before: bool) -> None:
+        """``before``: it was in doubt already, and a refusal of this commit says nothing of the former one."""
+        if isinstance(error, TransactionAborted | AlreadyCommitted):
+            self._in_doubt = False
             self._end(error)
             self._discard()
-            raise error
-
-    def _failed_to_commit(
-        self, error: OutcomeUnknown | TransactionAborted | AlreadyCommitted
-    ) -> None:
-        if isinstance(error, OutcomeUnknown):
-            self._in_doubt = True
+        elif isinstance(error, OutcomeUnknown | MalformedRecord | UnsupportedVersion):
+            self._told = True  # no answer, or none that can be read
             self.beating = False
             self._hot.clear()
         else:
-            self._end(error)
-            self._discard()
+            self._in_doubt = self._told = before
 
     def _settle(self, outcome: r.Outcome) -> None:
         if outcome.state != "COMMITTED":
@@ -324,32 +359,44 @@ class Transaction(Handle):
                 self._buffer[i] = _placed(event, layout[at % len(layout)].segment_id)
 
     def abort(self, reason: str = "aborted by the client", *, timeout: float | None = None) -> None:
-        """Give up: nothing of it becomes visible. Harmless if it is aborted already.
+        """Give up: once this returns, nothing of it ever becomes visible. Harmless if it is aborted already.
 
-        Raises: AlreadyCommitted; DeadlineExceeded (again is safe; silence aborts it too).
+        Raises: AlreadyCommitted; DeadlineExceeded, NotReady, OutcomeUnknown: it is not known to be aborted, and
+        again is safe (of one that was never told to commit, silence makes sure).
         """
         with self._lock:
             if self._result is not None:
                 raise AlreadyCommitted("the transaction is committed: there is no abort any more")
             self._shared.check()
             try:
-                if self._token is not None:
-                    if not isinstance(self._over, TransactionAborted):
-                        deadline = self._shared.deadline(timeout)
-                        self._session.abort(self._token, reason, deadline)
-                elif self._in_doubt and self._txn_id is not None:
-                    deadline = self._shared.deadline(timeout)
-                    self._settle_doubt(self._session.resolve(self._txn_id, deadline))
+                if self._unsettled or not isinstance(self._over, TransactionAborted):
+                    self._unsettled = True
+                    self._abort(reason, self._shared.deadline(timeout))
+                    self._unsettled = self._in_doubt = False
+            except AlreadyCommitted as error:
+                self._unsettled = self._in_doubt = False
+                self._end(error)
+                raise
             finally:
-                if self._result is None:
-                    self._end(TransactionAborted(f"the transaction is aborted ({reason})"))
+                if not self._in_doubt and self._result is None:
+                    if not isinstance(self._over, AlreadyCommitted):
+                        self._end(TransactionAborted(f"the transaction is aborted ({reason})"))
                     self._buffer.clear()
                     self._discard()
 
-    def _settle_doubt(self, outcome: r.Outcome) -> None:
-        if outcome.state == "COMMITTED":
-            self._settle(outcome)
-            raise AlreadyCommitted("the transaction is committed: there is no abort any more")
+    def _abort(self, reason: str, deadline: float) -> None:
+        """Make sure, by the controller's word, of whatever was sent."""
+        if self._token is not None:
+            self._session.abort(self._token, reason, deadline)
+        elif self._txn_id is not None and (self._begun or self._in_doubt):
+            secret = self._secret or self._session.new_secret()
+            sent = Reservation(self._scope, self._txn_id, self.keepalive_ms, secret, self._name)
+            try:
+                abort_reserved(self._session, sent, reason, deadline)
+            except AlreadyCommitted as error:
+                self._result = error.result
+                self._release()
+                raise
 
     def _check_usable(self) -> None:
         self._shared.check()

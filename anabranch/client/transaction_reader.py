@@ -27,6 +27,7 @@ from anabranch.client.kafka_consumer import (
     partitions_of,
 )
 from anabranch.client.options import Options
+from anabranch.client.spans import Foreign
 from anabranch.client.types import Committed, Event
 from anabranch.core.ids import NO_TXN
 from anabranch.errors import (
@@ -248,6 +249,7 @@ class _Feeds:
     def __init__(self, options: Options, admin: KafkaAdmin, stream: str, timeout: float) -> None:
         self._stream = stream
         self._topic = stream_topic(stream)
+        self._foreign = Foreign(self._topic)
         self._admin = admin
         self._timeout = timeout
         self._consumer = CommittedConsumer(options, group=None)
@@ -293,7 +295,8 @@ class _Feeds:
                 break
             feed.next_offset = offset + 1
             headers, txn_id = split_headers(headers_of(message))
-            if txn_id is not None and txn_id != record.txn_id:
+            if (txn_id or NO_TXN) != record.txn_id:
+                self._foreign.passed_over(part.partition, offset, 1)
                 continue
             count += 1
             yield Event(

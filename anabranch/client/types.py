@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-from anabranch.core.ids import txn_text
-from anabranch.errors import InvalidArgument
+from anabranch.core.ids import check_type, txn_text
+from anabranch.errors import InvalidArgument, TransactionAborted
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
-from anabranch.schemas.records import SegmentRange, TxnState
+from anabranch.schemas.records import SegmentRange, SetAsideRow, TxnState
+
+log = logging.getLogger("anabranch.client")
 
 Headers: TypeAlias = "Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]"
 
@@ -148,7 +151,8 @@ class StreamDescription:
     present controller leads. ``journal``: how far each journal partition is indexed. ``partitions`` is how many
     there are, of the stream and of its journal. ``low_water``: what lies below may be deleted from a journal
     partition. ``staged_bytes``: what open transactions have in the journal, about. ``state``: ACTIVE; CREATING;
-    MISSING while a topic of it is not found; LOST once it is given up for that.
+    WAITING while it can't be read or written, and ``trouble`` says why; LOST once it is given up, as a topic of it
+    is gone. ``foreign``: records of others found in its topic since the present controller leads, at least.
     """
 
     stream: str
@@ -162,6 +166,22 @@ class StreamDescription:
     low_water: Mapping[int, int]
     staged_bytes: int
     state: str = "ACTIVE"
+    trouble: str = ""
+    foreign: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandsInfo:
+    """A control partition's commands: those before ``position`` are dealt with, ``end`` is their end.
+
+    ``set_aside``: those that could not be carried out, the oldest first, with ``offset``, ``at_ms`` (Unix
+    milliseconds), ``what`` it was and the ``reason``.
+    """
+
+    control_partition: int
+    position: int
+    end: int
+    set_aside: tuple[SetAsideRow, ...]
 
 
 def info_of(outcome: r.Outcome) -> TransactionInfo:
@@ -201,6 +221,8 @@ def description_of(info: r.StreamInfo) -> StreamDescription:
         low_water={int(partition): offset for partition, offset in info.low_water.items()},
         staged_bytes=info.staged_bytes,
         state=info.state,
+        trouble=info.trouble,
+        foreign=info.foreign,
     )
 
 
@@ -209,16 +231,37 @@ def result_of(outcome: r.Outcome) -> Result:
     return Result(outcome.txn_id, outcome.commit_timestamp, counts_of(outcome), outcome.name)
 
 
+def committed(outcome: r.Outcome) -> r.Outcome:
+    """The outcome if it is COMMITTED, else `TransactionAborted`."""
+    if outcome.state != "COMMITTED":
+        why = f" ({outcome.reason})" if outcome.reason else ""
+        raise TransactionAborted(
+            f"transaction {txn_text(outcome.txn_id)} is aborted{why}: begin a new one"
+        )
+    return outcome
+
+
+def warn_left_out(outcome: r.Outcome, receipts: object) -> None:
+    """Events were left out, and no receipts were named that say so."""
+    if receipts is None and outcome.left_out:
+        log.warning(
+            "transaction %s is committed without %d events that were written: their writers were not taken",
+            txn_text(outcome.txn_id),
+            outcome.left_out,
+        )
+
+
 def receipt_records(
     receipts: Sequence[Receipt | bytes] | None, txn_id: bytes | None
 ) -> tuple[r.Receipt, ...] | None:
     """The records of receipts given as objects or bytes, all of one transaction."""
     if receipts is None:
         return None
-    if isinstance(receipts, Receipt | bytes):
-        raise InvalidArgument("receipts is a list of receipts, not one")
+    if isinstance(receipts, Receipt | bytes) or not isinstance(receipts, Iterable):
+        raise InvalidArgument("receipts is a list of receipts")
     found = []
     for given in receipts:
+        check_type("a receipt", given, Receipt, bytes)
         receipt = given if isinstance(given, Receipt) else Receipt.from_bytes(given)
         if receipt.txn_id != txn_id:
             raise InvalidArgument(

@@ -323,7 +323,9 @@ def check_event(key: bytes | None, value: bytes | None, timestamp: int | None) -
 
 def check_timestamp(timestamp: object) -> None:
     """A timestamp is 1 or more, in Unix milliseconds; None: now."""
-    if timestamp is not None and not (isinstance(timestamp, int) and 0 < timestamp < 1 << 63):
+    if timestamp is not None and (
+        isinstance(timestamp, bool) or not (isinstance(timestamp, int) and 0 < timestamp < 1 << 63)
+    ):
         raise InvalidArgument(
             f"timestamp {timestamp!r}: Unix milliseconds above 0, or None for now"
         )

@@ -19,6 +19,7 @@ from itertools import accumulate, pairwise
 from math import ceil
 from typing import NamedTuple
 
+from anabranch.core import limits
 from anabranch.core.ids import segment_number
 from anabranch.core.keyspace import SPACE
 from anabranch.core.load import HISTORY, Gauge, Load
@@ -86,8 +87,8 @@ def parse_policy(settings: Mapping[str, str]) -> Policy | None:
         InvalidArgument: a value that is not possible, by name, with what to set.
     """
     named = {
-        field: _number(name, settings[name], *limits)
-        for field, (name, limits) in _FIELDS.items()
+        field: whole_number(name, settings[name], *bounds)
+        for field, (name, bounds) in _FIELDS.items()
         if name in settings
     }
     policy = Policy(**named)
@@ -100,8 +101,11 @@ def parse_policy(settings: Mapping[str, str]) -> Policy | None:
     return None if all(target is None for target in targets) else policy
 
 
-def _number(name: str, text: str, least: int, most: int) -> int:
-    if text.isascii() and text.isdigit() and least <= int(text) <= most:
+def whole_number(name: str, text: str, least: int, most: int) -> int:
+    """The number of a setting. `InvalidArgument`: it is none, or beyond what is possible."""
+    limits.DIGITS.check(len(text), f"the value of {name}")
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdigit() and least <= int(text) <= most:
         return int(text)
     raise InvalidArgument(f"{name}={text}: set a whole number from {least:,} to {most:,}")
 

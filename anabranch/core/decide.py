@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from anabranch.core import (
+    claims,
     decide_admin,
+    decide_aside,
     decide_cleanup,
     decide_commit,
     decide_forget,
@@ -16,6 +18,7 @@ from anabranch.core import (
     decide_scale,
     decide_time,
     decide_txn,
+    decide_writers,
 )
 from anabranch.core import rows as k
 from anabranch.core.ids import made_ms_of
@@ -31,23 +34,30 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.CreateStream: decide_admin.create_stream,
     r.DescribeStreams: decide_admin.describe_streams,
     r.ForgetStream: decide_forget.forget_stream,
+    r.RecoverStream: decide_lost.recover_stream,
     r.Scale: decide_scale.scale,
     r.Begin: decide_txn.begin,
     r.Touch: decide_txn.touch,
-    r.Register: decide_txn.register,
+    r.Register: decide_writers.register,
     r.Heartbeat: decide_txn.heartbeat,
     r.Abort: decide_txn.abort,
     r.Settle: decide_lost.settle,
     r.GetState: decide_txn.get_state,
     r.Resolve: decide_txn.resolve,
     r.ListTransactions: decide_list.list_transactions,
+    r.ListCommands: decide_aside.list_commands,
     r.Commit: decide_commit.commit,
     r.OneShot: decide_commit.one_shot,
     r.SafeTime: decide_time.safe_time,
+    r.ListSeries: claims.list_series,
+    r.SetSeries: claims.set_series,
 }
 
 
-CHECK_MS = 250  # how often silence and old outcomes are looked for
+CHECK_MS = 250  # how often silence is looked for, and old outcomes where no new ones come
+PURGE_SHARE = (
+    2  # a round forgets so many old outcomes for each that it adds: the table never outgrows them
+)
 
 
 def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
@@ -72,13 +82,15 @@ def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
     # Before any stream leaves its active layout: that is where plain writes go.
     decide_plain.commit_plain(turn)
     decide_commit.advance_commits(turn)
-    if turn.now_ms < turn.hearing.next_check_ms:
-        return None
-    turn.hearing.next_check_ms = turn.now_ms + CHECK_MS
-    if read_to_end:
-        _abort_stale(turn)
-    horizon = _forget_old(turn)
-    decide_cleanup.clean_up(turn)
+    looks = turn.now_ms >= turn.hearing.next_check_ms
+    if looks:
+        turn.hearing.next_check_ms = turn.now_ms + CHECK_MS
+        if read_to_end:
+            _abort_stale(turn)
+    most = PURGE_SHARE * turn.finished + looks * turn.settings.purge_per_look
+    horizon = _forget_old(turn, most) if most else None
+    if looks:
+        decide_cleanup.clean_up(turn)
     return horizon
 
 
@@ -107,10 +119,10 @@ def _abort_stale(turn: Turn) -> None:
         decide_txn.abort_txn(turn, txn_id, reason, op="expire")
 
 
-def _forget_old(turn: Turn) -> int | None:
-    """Delete the rows of transactions that ended longer ago than the retention."""
+def _forget_old(turn: Turn, most: int) -> int | None:
+    """Delete the rows of transactions that ended longer ago than the retention, of so many at most."""
     ended_before = turn.wall_ms - turn.settings.retention_ms
-    for txn_id in turn.state.finished_before(ended_before, turn.settings.purge_per_round):
+    for txn_id in turn.state.finished_before(ended_before, most):
         row = turn.state.txn_row(txn_id)
         if row is None:
             continue

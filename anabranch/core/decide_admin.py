@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from zlib import crc32
 
+from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.decide_plain import REFUSED
 from anabranch.core.ids import check_scope, split_stream
 from anabranch.core.keyspace import even_ranges
 from anabranch.core.plan import NewEpoch, ReplyTo
 from anabranch.core.segments import create
+from anabranch.core.stream_settings import check_settings
 from anabranch.core.turn import Turn, refuse
 from anabranch.errors import (
     AnabranchError,
@@ -17,6 +21,7 @@ from anabranch.errors import (
     NotReady,
     StreamExists,
     StreamLost,
+    TooManyStreams,
     UnknownScope,
     UnknownStream,
 )
@@ -38,21 +43,28 @@ CREATING = "CREATING"
 ACTIVE = "ACTIVE"
 LOST = "LOST"  # a topic of it was deleted, or made anew: there is no way back
 FORGETTING = "FORGETTING"  # … and what is left of it is being deleted
-MISSING = "MISSING"  # a topic of it is not found now: shown, never logged
+RECOVERING = "RECOVERING"  # … and it is looked whether its topics are the old ones
+WAITING = "WAITING"  # it can't be read or written now: shown, never logged
+
+
+def _own_scope(turn: Turn, scope: str) -> str:
+    """The scope's name if streams may have it."""
+    if check_scope(scope) == turn.settings.prefix:
+        raise InvalidArgument(
+            f"{scope!r} is the prefix of anabranch's own topics: choose another scope"
+        )
+    return scope
 
 
 def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
     """Where a scope is served; stored when it is created, never hashed again."""
-    scope = check_scope(command.scope)
+    scope = _own_scope(turn, command.scope)
     if turn.settings.control_partition != DIRECTORY:
         raise InvalidArgument(f"ask control partition {DIRECTORY}, the directory, for scopes")
-    if scope == turn.settings.prefix:
-        raise InvalidArgument(
-            f"{scope!r} is the prefix of anabranch's own topics: choose another scope"
-        )
     if scope not in turn.state.scopes:
         if not command.create:
             raise UnknownScope(f"there is no scope {scope!r}: create a stream in it first")
+        limits.SCOPES.check(len(turn.state.scopes) + 1, "the cluster")
         chosen = crc32(scope.encode()) % turn.settings.control_partitions
         turn.put(k.scope_key(scope), ScopeRow(scope, chosen))
     served = turn.state.scopes[scope]
@@ -64,7 +76,7 @@ def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
 
 def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:
     """The directory gave this control partition a scope."""
-    scope = check_scope(command.scope)
+    scope = _own_scope(turn, command.scope)
     if scope not in turn.state.scopes:
         turn.put(k.scope_key(scope), ScopeRow(scope, turn.settings.control_partition))
     turn.reply(to, ScopeInfo(scope, turn.state.scopes[scope]))
@@ -72,7 +84,7 @@ def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:
 
 def check_served(turn: Turn, scope: str) -> None:
     """The scope exists and is served here."""
-    served = turn.state.scopes.get(check_scope(scope))
+    served = turn.state.scopes.get(_own_scope(turn, scope))
     if served is None:
         raise UnknownScope(f"scope {scope!r} is not known here: create a stream in it first")
     if served != turn.settings.control_partition:
@@ -82,13 +94,13 @@ def check_served(turn: Turn, scope: str) -> None:
 def active_stream(turn: Turn, stream: str) -> StreamRow:
     """The row of a stream that can be written to.
 
-    `NotReady` while a topic of it is not found, `StreamLost` once it is given up.
+    `NotReady` while it is in trouble, `StreamLost` once it is given up.
     """
     row = turn.state.streams.get(stream)
-    if row is not None and row.state in (LOST, FORGETTING):
+    if row is not None and row.state in (LOST, FORGETTING, RECOVERING):
         raise lost_error(stream)
-    if stream in turn.hearing.missing:
-        raise NotReady(f"{stream}: {turn.hearing.missing[stream]}; ask again")
+    if stream in turn.hearing.waiting:
+        raise NotReady(f"{stream} waits: {turn.hearing.waiting[stream]}; ask again")
     if row is None or row.state != ACTIVE:
         raise UnknownStream(f"there is no stream {stream!r}: create it first")
     return row
@@ -107,9 +119,10 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     scope, _ = split_stream(command.stream)
     check_served(turn, scope)
     even_ranges(command.segments)  # refuses impossible counts
+    check_settings(command.settings)
     row = turn.state.streams.get(command.stream)
     if row is not None:
-        if row.state == LOST:
+        if row.state in (LOST, RECOVERING):
             raise lost_error(command.stream)
         if row.state == FORGETTING:
             raise NotReady(f"{command.stream} is being forgotten: ask again")
@@ -121,6 +134,8 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
         if row.state == ACTIVE:
             turn.reply(to, StreamList((stream_info(turn, row),)))
             return
+    else:
+        check_room(turn, 1, command.segments)
     turn.put(
         k.stream_key(command.stream),
         StreamRow(
@@ -138,11 +153,27 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
             scaled_by=b"",
             correlation_id=to.correlation_id if to else b"",
             reply_partition=to.partition if to else -1,
+            command=to.command if to else b"",
+            topic_ids=(),
+            adopt=command.adopt,
         ),
     )
 
 
-def stream_created(turn: Turn, stream: str, starts: dict[int, int]) -> None:
+def check_room(turn: Turn, streams: int, partitions: int) -> None:
+    """`TooManyStreams` if there would be more of them than a control partition may have."""
+    rows, settings = turn.state.streams.values(), turn.settings
+    partitions += sum(max(row.wanted_partitions, row.segment_count) for row in rows)
+    if len(rows) + streams > settings.max_streams or partitions > settings.max_partitions:
+        raise TooManyStreams(
+            f"a control partition has at most {settings.max_streams:,} streams with {settings.max_partitions:,} "
+            "partitions: an operator can allow more (`anabranch controller --max-streams`, `--max-partitions`)"
+        )
+
+
+def stream_created(
+    turn: Turn, stream: str, starts: dict[int, int], topic_ids: tuple[str, ...] = ()
+) -> None:
     """The topics exist: open the first epoch. ``starts``: end offset of each partition now."""
     row = turn.state.streams[stream]
     if row.state == ACTIVE:
@@ -157,6 +188,8 @@ def stream_created(turn: Turn, stream: str, starts: dict[int, int]) -> None:
         wanted_partitions=len(starts),
         correlation_id=b"",
         reply_partition=-1,
+        command=b"",
+        topic_ids=topic_ids,
     )
     turn.put(k.stream_key(stream), active)
     turn.put(k.epoch_key(stream, 0), EpochRow(stream, 0, segments))
@@ -174,48 +207,59 @@ def stream_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
 
 
 def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -> None:
-    """One stream, a scope's, or all of this control partition."""
+    """One stream, a scope's, or all of this control partition, by name; a bounded part of them in one answer."""
     if command.stream is not None:
         known = turn.state.streams.get(command.stream)
-        rows = [
-            known
-            if known is not None and known.state in (ACTIVE, LOST, FORGETTING)
-            else active_stream(turn, command.stream)
-        ]
-    else:
-        rows = [
-            row
-            for name, row in sorted(turn.state.streams.items())
-            if command.scope is None or name.partition("/")[0] == command.scope
-        ]
-    turn.reply(to, StreamList(tuple(stream_info(turn, row) for row in rows)))
+        if known is None or known.state == CREATING:
+            known = active_stream(turn, command.stream)
+        turn.reply(to, StreamList((stream_info(turn, known),)))
+        return
+    found: list[StreamInfo] = []
+    size = 0
+    for name, row in sorted(turn.state.streams.items()):
+        if name <= (command.after or "") or command.scope not in (None, name.partition("/")[0]):
+            continue
+        if size >= limits.ANSWER.value // 2:  # one more may be a big one
+            turn.reply(to, StreamList(tuple(found), found[-1].stream))
+            return
+        found.append(stream_info(turn, row))
+        size += limits.weight(found[-1])
+    turn.reply(to, StreamList(tuple(found)))
 
 
 def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
     """A stream as its askers see it."""
     return StreamInfo(
         stream=row.stream,
-        state=MISSING if row.stream in turn.hearing.missing else row.state,
+        state=WAITING if row.stream in turn.hearing.waiting else row.state,
         stream_epoch=row.stream_epoch,
         reference_epoch=row.reference_epoch,
         segments=row.segments,
         settings=row.settings,
-        rejected=dict(turn.index.rejected.get(row.stream, {})),
-        journal={
-            str(partition): offset
-            for (stream, partition), offset in sorted(turn.index.positions.items())
-            if stream == row.stream
-        },
+        rejected=_rejected(turn, row.stream),
+        journal=_by_partition(row, turn.index.positions),
         partitions=row.partitions,
-        low_water={
-            str(partition): offset
-            for (stream, partition), offset in sorted(turn.state.low_water.items())
-            if stream == row.stream
-        },
+        low_water=_by_partition(row, turn.state.low_water),
         staged_bytes=turn.index.staged.by_stream[row.stream],
+        trouble=turn.hearing.waiting.get(row.stream, ""),
+        foreign=turn.hearing.foreign[row.stream],
     )
+
+
+def _rejected(turn: Turn, stream: str) -> dict[str, int]:
+    """Journal records that were rejected since this leader leads; plain writes that brokers refused, ever."""
+    rejected = dict(turn.index.rejected.get(stream, {}))
+    refused = sum(n for (name, _), n in turn.state.plain_refused.items() if name == stream)
+    return rejected | ({REFUSED: refused} if refused else {})
+
+
+def _by_partition(row: StreamRow, offsets: Mapping[tuple[str, int], int]) -> dict[str, int]:
+    places = ((row.stream, partition) for partition in range(row.partitions))
+    return {str(place[1]): offsets[place] for place in places if place in offsets}
 
 
 def waiting_for(row: StreamRow) -> ReplyTo | None:
     """Who waits for what is done to the stream's topics."""
-    return ReplyTo(row.correlation_id, row.reply_partition) if row.correlation_id else None
+    if not row.correlation_id:
+        return None
+    return ReplyTo(row.correlation_id, row.reply_partition, row.command)

@@ -1,4 +1,4 @@
-"""Keeping the journals short (`docs/epochs.md`): how far they may be cut, and what has to move for that.
+"""Keeping journals and histories short (`docs/epochs.md`): how far they may be cut, and what has to move for that.
 
 The *low water* of a journal partition is the least offset that anything may still need. It is logged before
 anything is deleted, so whoever leads next, with a table or without, reads on from there: what lies below was
@@ -7,6 +7,10 @@ which the outcomes of open transactions count.
 
 An old open transaction would hold all that comes after its data. So where it keeps much more than it needs, its
 runs are copied to the end of the journal; only then, in a later round, the low water rises.
+
+A history is what makes its stream readable, so it goes only behind events: up to an EPOCH record below whose vector
+brokers have no event any more. From there on it tells all that a reader needs; so that there is such a record every
+now and then, the active epoch is said again after some thousand commits.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.journal_runs import StoredRun, moved_run
+from anabranch.core.plan import NewEpoch
 from anabranch.core.staged import Place, Use, uses
 from anabranch.core.turn import Turn
 from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
@@ -43,6 +48,29 @@ def clean_up(turn: Turn) -> None:
         use = used.get(place)
         if use is not None and _is_crowded(turn, place, use):
             turn.hearing.crowded.append(place)
+    spare, turn.hearing.spare = turn.hearing.spare, {}
+    for stream, offset in spare.items():
+        place = (stream, k.HISTORY)
+        if turn.usable(stream) and offset > turn.state.low_water.get(place, 0):
+            turn.put(k.low_water_key(*place), LowWaterRow(*place, offset))
+            turn.cut[place] = offset
+
+
+def say_epochs_again(turn: Turn) -> None:
+    """Say the active epochs again where many commits came since. Call it when the round is complete."""
+    since = turn.hearing.since_epoch
+    for step in turn.round.history:
+        since[step.stream] = 0 if isinstance(step, NewEpoch) else since.get(step.stream, 0) + 1
+    for stream in sorted(turn.round.streams):
+        if since[stream] >= turn.settings.epoch_again:
+            row = turn.state.streams[stream]
+            since[stream] = 0
+            turn.round.history.append(
+                NewEpoch(
+                    stream, row.stream_epoch, row.reference_epoch, turn.next_timestamp(),
+                    row.segments, again=True,
+                )
+            )  # fmt: skip
 
 
 def _places(turn: Turn) -> Iterator[Place]:
@@ -67,7 +95,11 @@ def _pays(turn: Turn, place: Place, low: int) -> bool:
     """Whether a cut there is worth a row and a request."""
     before = turn.state.low_water.get(place, 0)
     if low <= before:
+        turn.hearing.cuttable_ms.pop(place, None)
         return False
+    since_ms = turn.hearing.cuttable_ms.setdefault(place, turn.now_ms)
+    if turn.now_ms - since_ms >= turn.settings.clean_after_ms:
+        return True  # what is aborted or merged does not stay readable, however quiet the stream is
     if low - before >= turn.settings.clean_records:
         return True
     read = turn.index.read.get(place)
@@ -86,6 +118,7 @@ def _cut(turn: Turn, place: Place, low: int) -> None:
                 turn.state.drop(key)
     turn.put(k.low_water_key(*place), LowWaterRow(*place, low))
     turn.cut[place] = low
+    turn.hearing.cuttable_ms.pop(place, None)
 
 
 def _is_crowded(turn: Turn, place: Place, use: Use) -> bool:

@@ -8,9 +8,10 @@ transaction open and unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from anabranch.core import claims
+from anabranch.core import claims, limits, vectors
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import active_stream, check_served
 from anabranch.core.decide_merge import merge_decided
@@ -18,28 +19,35 @@ from anabranch.core.decide_txn import (
     abort_txn,
     check_id_partition,
     check_in_scope,
-    check_receipts,
     earlier_outcome,
     end_pending,
     journal_op,
-    put_receipt,
     supersede,
+)
+from anabranch.core.decide_writers import (
+    check_receipts,
+    choose_writers,
+    left_behind,
+    take_exactly,
+    writers_text,
 )
 from anabranch.core.ids import check_name, check_number
 from anabranch.core.journal_index import JournalIndex, Weighed
 from anabranch.core.plan import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import judge
+from anabranch.core.stream_settings import MAX_MESSAGE
 from anabranch.core.turn import Hearing, Turn, refuse
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
+    EventTooLarge,
     InvalidArgument,
     NotReady,
+    OutcomeUnknown,
     ReceiptMismatch,
     ReceiptsNotCovered,
     TransactionAborted,
-    WritersUnfinished,
 )
 from anabranch.schemas.records import (
     Commit,
@@ -56,13 +64,21 @@ from anabranch.schemas.records import (
 )
 
 MAX_WAIT_MS = 600_000
+_FRAMING = 68  # a record batch with one record has so many bytes at least, besides its content
 
 
 def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     """Receive a commit: it is logged as pending, and decided as soon as the journal covers it."""
     token = turn.token(command.token)
     row = turn.row(token.txn_id)
+    named = (*command.own, *(command.receipts or ()))
     if row.state == "COMMITTED":
+        behind = left_behind(named, turn.state.writers(row.txn_id))
+        if behind:
+            raise AlreadyCommitted(
+                f"the transaction was committed without writer {writers_text(behind)}, by another commit: its "
+                "outcome stands; write that anew"
+            )
         turn.reply(to, turn.outcome(row))
         return
     if row.state == "ABORTED":
@@ -72,24 +88,32 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             turn.reply(to, earlier)
             return
     moves = judge(row.state, "begin_commit", row.reason) is not None
-    turn.hear(token.txn_id)
     txn = turn.open(token.txn_id)
     if not moves:  # decided already: this asker waits too
+        _check_replaced(named, txn.writers)
+        turn.hear(token.txn_id)
         turn.put(k.pending_key(row.txn_id), _join_waiting(txn.pending, to))
         return
+    turn.hear(token.txn_id)
+    if _waits(txn.pending, to):
+        return  # once more: what it asked for, and its deadline, stand
     check_name(command.name)
     check_number(command.name, command.number)
+    claims.check_jump(turn, row.scope, command.name, command.number)
     claims_name = command.name is not None and command.number is None
     if claims_name and row.name not in (None, command.name):
         raise InvalidArgument(f"the transaction began as {row.name!r}: it can't claim another name")
     if not 0 <= command.wait_ms <= MAX_WAIT_MS:
         raise InvalidArgument(f"wait_ms {command.wait_ms} is not within 0 and {MAX_WAIT_MS}")
-    check_receipts(turn, row.txn_id, (*command.own, *(command.receipts or ())))
-    writers = _choose_writers(txn, command)
-    for receipt in command.own:
-        known = txn.writers.get(receipt.writer)
-        if known is None or known.sequence < receipt.sequence:
-            put_receipt(turn, receipt)
+    check_receipts(turn, row.txn_id, named)
+    writers = choose_writers(txn, command)
+    former = txn.pending
+    if former is not None:
+        same = (former.name, former.number) == (command.name, command.number)
+        try:
+            _check_replaced(former.writers, {receipt.writer: receipt for receipt in writers}, same)
+        except OutcomeUnknown as error:  # the end of this one is not that of the former one
+            end_pending(turn, row.txn_id, error)
     waiting = _join_waiting(txn.pending, to)
     turn.put(
         k.pending_key(row.txn_id),
@@ -116,41 +140,37 @@ def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
     return None if named is None else turn.outcome(named)
 
 
+def _check_replaced(
+    wanted: Iterable[Receipt], taken: Mapping[int, Receipt], same_claim: bool = True
+) -> None:
+    """`OutcomeUnknown` where a commit waits, or is decided, that leaves out what another one wants."""
+    behind = left_behind(wanted, taken)
+    if behind or not same_claim:
+        without = f"writer {writers_text(behind)}" if behind else "this one's name and number"
+        raise OutcomeUnknown(
+            f"another commit of this transaction is under way, without {without}: ask for the outcome; "
+            "while it is open, commit again with all receipts"
+        )
+
+
+def _waits(pending: PendingCommitRow | None, to: ReplyTo | None) -> bool:
+    return pending is not None and to is not None and to.correlation_id in pending.correlation_ids
+
+
 def _join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> PendingCommitRow:
     """One more who waits for the answer; a repeated command does not wait twice."""
     if pending is None:
-        pending = PendingCommitRow((), (), False, (), None, None, 0)
-    if to is None or to.correlation_id in pending.correlation_ids:
+        pending = PendingCommitRow((), (), (), False, (), None, None, 0)
+    if to is None or _waits(pending, to):
         return pending
+    if len(pending.correlation_ids) >= limits.WAITERS.value:
+        raise NotReady(f"{limits.WAITERS.value:,} wait for the outcome already: ask again")
     return replace(
         pending,
         correlation_ids=(*pending.correlation_ids, to.correlation_id),
         reply_partitions=(*pending.reply_partitions, to.partition),
+        commands=(*pending.commands, to.command),
     )
-
-
-def _choose_writers(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
-    """Own writers always; of the others exactly those named, else every finished one.
-
-    Receipts are cumulative: of two of one writer the higher counts.
-    """
-    own = {receipt.writer for receipt in command.own}
-    if command.receipts is not None:
-        others = command.receipts
-    else:
-        others = tuple(txn.writers.values())
-        unfinished = sorted(w for w, r in txn.writers.items() if w not in own and not r.finished)
-        if unfinished:
-            named = ", ".join(f"{w & (1 << 64) - 1:016x}" for w in unfinished)
-            raise WritersUnfinished(
-                f"registered but not finished: writer {named}; give the receipts to take, or let it finish"
-            )
-    chosen: dict[int, Receipt] = {}
-    for receipt in (*command.own, *others):
-        known = chosen.get(receipt.writer)
-        if known is None or known.sequence < receipt.sequence:
-            chosen[receipt.writer] = receipt
-    return tuple(chosen[writer] for writer in sorted(chosen))
 
 
 # -- due work -----------------------------------------------------------------------------------------
@@ -209,7 +229,8 @@ def _why_not(
 ) -> AnabranchError | None:
     gone = [s for s in sorted(turn.open(txn_id).participants) if not turn.usable(s)]
     if gone:
-        return NotReady(f"a topic of {', '.join(gone)} is not found; the transaction is still open")
+        why = turn.hearing.waiting.get(gone[0], "it is lost")
+        return NotReady(f"{gone[0]} waits: {why}; the transaction is still open")
     if not weighed.covered:
         return ReceiptsNotCovered(
             "the journal did not show all that the receipts claim before the deadline; the transaction "
@@ -241,6 +262,7 @@ def _decide(
     moved = turn.move(row, "begin_commit", committed=weighed.committed, left_out=weighed.left_out)
     turn.put(k.txn_key(txn_id), moved)
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))
+    take_exactly(turn, txn, pending.writers)
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
@@ -286,8 +308,15 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
                     f"the transaction is aborted ({row.reason}): begin a new one"
                 )
             row = earlier
-        if row.state != "COMMITTED":
-            raise InvalidArgument("the transaction id is in use: make a new one")
+        elif (row.state, row.scope, row.name, row.committed) != (
+            "COMMITTED",
+            command.scope,
+            command.name,
+            len(command.events),
+        ):
+            raise InvalidArgument(
+                "the transaction id is in use with other arguments: make a new one"
+            )
         turn.reply(to, turn.outcome(row))
         return
     turn.check_new_id(command.txn_id)
@@ -308,7 +337,10 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
                 for segment, events in by_segment
             ]
         )
-        epoch = turn.state.streams[stream].stream_epoch
+        target = turn.state.streams[stream]
+        epoch = target.stream_epoch
+        wide = vectors.FEW + target.partitions // vectors.EVERY  # not each record has the vector
+        turn.size += 16 * min(target.partitions, wide)  # in the history's record, about
         turn.round.history.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
     row = _one_shot_row(turn, command, "COMMITTED", timestamp, len(command.events))
     turn.put(k.txn_key(command.txn_id), row)
@@ -343,17 +375,28 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
     """Events by stream and active segment, in order."""
     by_stream: dict[str, list[Event]] = {}
     events: list[Event] = []
-    former = None
+    former, most = None, 0
     for event in command.events:
-        stream, _, _, _, headers, timestamp = event
+        stream, _, key, value, headers, timestamp = event
         if stream != former:
             if stream not in by_stream:
                 check_in_scope(stream, command.scope)
                 active_stream(turn, stream)
                 by_stream[stream] = []
             former, events = stream, by_stream[stream]
-        if timestamp < -1:
-            raise InvalidArgument(f"an event's timestamp is {timestamp} ms; -1 means now")
+            most = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
+        if not -1 <= timestamp <= limits.EVENT_TIME.value:
+            raise InvalidArgument(
+                f"an event's timestamp is {timestamp} ms: -1 (now) to {limits.EVENT_TIME.value}"
+            )
+        size = _FRAMING + len(key or b"") + len(value or b"")
+        if size > most or headers:
+            limits.HEADERS.check(len(headers), "an event")
+            size += sum(len(name) + len(content or b"") for name, content in headers)
+            if size > most:
+                raise EventTooLarge(
+                    f"an event of {size:,} bytes; {stream} takes up to {most:,} (its setting {MAX_MESSAGE})"
+                )
         for name, _ in headers:
             if name.startswith("ab."):
                 raise InvalidArgument(f"header {name!r}: names beginning with 'ab.' are reserved")

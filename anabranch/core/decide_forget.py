@@ -37,9 +37,9 @@ def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None
         if not repeated and row.correlation_id:
             raise NotReady(f"{stream} is being forgotten: ask again")
         return  # it is answered when it is done
-    if stream in turn.hearing.missing:
+    if stream in turn.hearing.waiting:
         raise NotReady(
-            f"{stream}: {turn.hearing.missing[stream]}; it is not given up yet: ask again"
+            f"{stream}: {turn.hearing.waiting[stream]}; it is not given up yet: ask again"
         )
     if row.state != LOST:
         raise IllegalState(f"{stream} is {row.state}: only a LOST stream can be forgotten")
@@ -56,6 +56,7 @@ def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None
         state=FORGETTING,
         correlation_id=asked_by,
         reply_partition=to.partition if to is not None else -1,
+        command=to.command if to is not None else b"",
     )
     turn.put(k.stream_key(stream), forgetting)
 
@@ -88,7 +89,7 @@ def stream_forgotten(turn: Turn, stream: str) -> None:
 def forget_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
     """What is left of its topics can't be deleted: it is LOST again."""
     row = turn.state.streams[stream]
-    lost = replace(row, state=LOST, correlation_id=b"", reply_partition=-1)
+    lost = replace(row, state=LOST, correlation_id=b"", reply_partition=-1, command=b"")
     turn.put(k.stream_key(stream), lost)
     turn.reply(waiting_for(row), refuse(error))
 

@@ -10,13 +10,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch.core import rows as k
-from anabranch.core.decide_admin import ACTIVE, FORGETTING, LOST, lost_error
+from anabranch.core.decide_admin import (
+    ACTIVE,
+    FORGETTING,
+    LOST,
+    RECOVERING,
+    check_served,
+    lost_error,
+    stream_info,
+    waiting_for,
+)
+from anabranch.core.decide_merge import TORN
+from anabranch.core.decide_scale import asker
 from anabranch.core.decide_txn import abort_txn
+from anabranch.core.ids import split_stream
 from anabranch.core.plan import ReplyTo
 from anabranch.core.states import TRANSITIONS, Verdict, judge
 from anabranch.core.turn import Turn, refuse
-from anabranch.errors import IllegalState, NotReady
-from anabranch.schemas.records import RetiredRow, Settle
+from anabranch.errors import AnabranchError, IllegalState, NotReady, UnknownStream
+from anabranch.schemas.records import RecoverStream, RetiredRow, Settle, StreamList
 
 
 def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
@@ -29,9 +41,8 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
         return []
     lost = replace(row, state=LOST, scaling=None, wanted_partitions=row.partitions)
     turn.put(k.stream_key(stream), lost)
-    if row.scaling is not None and row.scaling.correlation_id:
-        asker = ReplyTo(row.scaling.correlation_id, row.scaling.reply_partition)
-        turn.reply(asker, refuse(lost_error(stream)))
+    if row.scaling is not None:
+        turn.reply(asker(row.scaling), refuse(lost_error(stream)))
     aborted = []
     for txn_id in sorted(turn.state.open):
         txn = turn.state.open[txn_id]
@@ -40,6 +51,51 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
             abort_txn(turn, txn_id, f"{stream} is lost: {why}")
             aborted.append(txn_id)
     return aborted
+
+
+def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> None:
+    """Log that a LOST stream is to be taken back; the shell looks whether its topics are the old ones."""
+    check_served(turn, split_stream(command.stream)[0])
+    row = turn.state.streams.get(command.stream)
+    if row is None:
+        raise UnknownStream(f"there is no stream {command.stream!r}")
+    if row.state == ACTIVE:
+        turn.reply(to, StreamList((stream_info(turn, row),)))
+        return
+    if row.state != LOST:
+        raise NotReady(f"{command.stream} is {row.state}: ask again")
+    if not row.topic_ids:
+        raise IllegalState(
+            f"{command.stream} can't be taken back: its topics had no ids to know them by"
+        )
+    turn.put(
+        k.stream_key(command.stream),
+        replace(
+            row,
+            state=RECOVERING,
+            correlation_id=to.correlation_id if to is not None else b"",
+            reply_partition=to.partition if to is not None else -1,
+            command=to.command if to is not None else b"",
+        ),
+    )
+
+
+def stream_recovered(turn: Turn, stream: str) -> None:
+    """Its topics are those that it had: it goes on. What was aborted when it was given up stays so."""
+    _end_recovery(turn, stream, ACTIVE, None)
+
+
+def recovery_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+    """They are not: it stays LOST."""
+    _end_recovery(turn, stream, LOST, error)
+
+
+def _end_recovery(turn: Turn, stream: str, state: str, error: AnabranchError | None) -> None:
+    row = turn.state.streams[stream]
+    after = replace(row, state=state, correlation_id=b"", reply_partition=-1, command=b"")
+    turn.put(k.stream_key(stream), after)
+    answer = StreamList((stream_info(turn, after),)) if error is None else refuse(error)
+    turn.reply(waiting_for(row), answer)
 
 
 def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
@@ -52,7 +108,8 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
     row = turn.row(token.txn_id)
     if judge(row.state, "settle", row.reason) is not None:
         txn = turn.open(token.txn_id)
-        if not any(_is_lost(turn, stream) for stream in txn.participants):
+        torn = turn.hearing.trouble.get(token.txn_id) == TORN
+        if not torn and not any(_is_lost(turn, stream) for stream in txn.participants):
             raise IllegalState("no stream of the transaction is lost: its merge goes on by itself")
         if token.txn_id in turn.hearing.carrying:
             raise NotReady("a chunk of the transaction is being carried: ask again")
@@ -66,4 +123,4 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
 
 def _is_lost(turn: Turn, stream: str) -> bool:
     row = turn.state.streams.get(stream)
-    return row is None or row.state in (LOST, FORGETTING)
+    return row is None or row.state in (LOST, FORGETTING, RECOVERING)

@@ -17,18 +17,20 @@ from anabranch.core import segments as seg
 from anabranch.core.decide_scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decide_txn import abort_txn, end_pending, finish, journal_op
 from anabranch.core.ids import segment_number
-from anabranch.core.journal_index import JournalIndex, extents_of, extents_on, taken_runs
+from anabranch.core.journal_index import JournalIndex, extents_by_place, taken_runs
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.plan import Landed, NewEpoch, Part, StreamCommit
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn
-from anabranch.core.turn import Turn
+from anabranch.core.turn import IN_TROUBLE, Turn
 from anabranch.errors import check
 from anabranch.schemas.records import CarryRow, JournalOp, SegmentRange
 
 # How soon a commit that waits for a carrier or for partitions is looked at again.
 LOOK_AGAIN_MS = 50
-MISSING_MS = 1_000  # … and one whose stream's topics are not found
+TORN_MS = 10_000
+WAITING_MS = 1_000  # … and one whose stream waits
+TORN = f"{IN_TROUBLE}: a journal lost records of it; `anabranch txn settle` ends it"
 
 
 class Source(NamedTuple):
@@ -135,13 +137,13 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
 
 def plan_of(turn: Turn, txn_id: bytes, txn: OpenTxn) -> Plan:
     """What the receipts take, as the index shows it, by stream and segment number."""
-    extents = extents_of(txn.pending.writers if txn.pending is not None else ())
+    extents = extents_by_place(txn.pending.writers if txn.pending is not None else ())
     targets = []
     records = size = 0
     for stream, epoch in sorted(txn.participants.items()):
         sources = []
         for segment in turn.state.layout(stream, epoch):
-            here = extents_on(extents, stream, segment.partition)
+            here = extents.get((stream, segment.partition))
             if not here:
                 continue
             runs = taken_runs(turn.index.runs(txn_id, stream, segment.partition), here)
@@ -160,7 +162,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     txn = turn.open(txn_id)
     if not all(turn.usable(stream) for stream in txn.participants):
-        _wait(turn, txn_id, MISSING_MS)  # either it is aborted soon, or carried and in trouble
+        _wait(turn, txn_id, WAITING_MS)
         return None
     if not all(carry.done for carry in txn.carries.values()):
         _wait(turn, txn_id, LOOK_AGAIN_MS)
@@ -172,11 +174,16 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     plan = plan_of(turn, txn_id, txn)
     if plan.records != txn.row.committed:
         # Never merge less, or more, than was decided. There is no way on: it is not past FINALIZE.
-        check(not plan.carried, "a journal lost records of a transaction that is carried aside")
+        if plan.carried:
+            _torn(turn, txn_id)
+            return None
         reason = (
             f"its journals show {plan.records} of the {txn.row.committed} records that were decided"
         )
         abort_txn(turn, txn_id, reason)
+        return None
+    if plan.carried and not _is_whole(txn, plan):
+        _torn(turn, txn_id)
         return None
     if plan.size > turn.settings.chunk_bytes and not plan.carried:
         _carry_aside(turn, plan)
@@ -190,6 +197,22 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         _wait(turn, txn_id, until - turn.now_ms)
         return None
     return plan
+
+
+def _is_whole(txn: OpenTxn, plan: Plan) -> bool:
+    """Whether every segment's events were carried, as many as the index shows now."""
+    due = {
+        (target.stream, source.number): sum(run.records for run in source.runs)
+        for target in plan.targets
+        for source in target.sources
+    }
+    return due == {place: carry.count for place, carry in txn.carries.items()}
+
+
+def _torn(turn: Turn, txn_id: bytes) -> None:
+    """A carried transaction that can't be merged whole, nor be aborted any more: an operator settles it."""
+    turn.hearing.trouble[txn_id] = TORN
+    _wait(turn, txn_id, TORN_MS)
 
 
 def _wait(turn: Turn, txn_id: bytes, ms: int) -> None:
@@ -292,8 +315,6 @@ def _part(txn: OpenTxn, plan: Plan, current: _Current, stream: str, source: Sour
     if carry is None:
         return Part(into.segment_id, into.partition, runs=source.runs, source=source.partition)
     check(carry.partition == into.partition, "a carried segment lies elsewhere than its epoch says")
-    due = sum(run.records for run in source.runs)
-    check(carry.count == due, f"{carry.count} of {due} events of a segment were carried")
     landed = Landed(carry.first, carry.end, carry.count)
     return Part(into.segment_id, into.partition, source=source.partition, carried=landed)
 
@@ -333,6 +354,6 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
 def runs_to_carry(index: JournalIndex, txn: OpenTxn, carry: CarryRow) -> list[StoredRun]:
     """The runs of a carried segment that are not yet at their place, in the order in which they go."""
     writers = txn.pending.writers if txn.pending is not None else ()
-    here = extents_on(extents_of(writers), carry.stream, carry.source)
+    here = extents_by_place(writers).get((carry.stream, carry.source), {})
     runs = taken_runs(index.runs(txn.row.txn_id, carry.stream, carry.source), here)
     return [run for run in runs if run.first >= carry.cursor]

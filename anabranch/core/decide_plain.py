@@ -81,19 +81,26 @@ def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:
             turn.index.plain_served(stream, partition)
 
 
-def give_up(turn: Turn, refused: Round) -> None:
-    """Pass over the plain writes of a round that the broker refused, and count them.
+def give_up(turn: Turn, refused: Round) -> list[tuple[str, int, tuple[StoredRun, ...]]]:
+    """Pass over the plain writes of a round whose data the broker refuses, and count them, on the log too.
 
-    Nobody waits for an answer about them, and those behind them have to go on.
+    No answer is waited for, and those behind them have to go on. Returns (stream, journal partition, runs).
     """
+    passed = []
     for commit in refused.commits:
         for partition, runs in commit.plain:
-            _done(turn, commit.stream, partition, runs)
-            turn.index.reject(commit.stream, REFUSED, sum(run.records for run in runs))
+            records = sum(run.records for run in runs)
+            _done(turn, commit.stream, partition, runs, records)
+            passed.append((commit.stream, partition, runs))
+    return passed
 
 
-def _done(turn: Turn, stream: str, partition: int, runs: tuple[StoredRun, ...]) -> None:
+def _done(
+    turn: Turn, stream: str, partition: int, runs: tuple[StoredRun, ...], refused: int = 0
+) -> None:
     """Log that these are dealt with; the index need not keep them."""
-    turn.put(k.plain_key(stream, partition), PlainRow(stream, partition, runs[-1].end))
+    refused += turn.state.plain_refused.get((stream, partition), 0)
+    row = PlainRow(stream, partition, runs[-1].end, refused)
+    turn.put(k.plain_key(stream, partition), row)
     for run in runs:
         turn.state.drop(plain_run_key(stream, partition, run))

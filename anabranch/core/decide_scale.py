@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
-from anabranch.core.decide_admin import active_stream, stream_info
+from anabranch.core.decide_admin import active_stream, check_room, stream_info
 from anabranch.core.decide_txn import drop_epoch
 from anabranch.core.ids import segment_number
 from anabranch.core.plan import NewEpoch, ReplyTo
@@ -28,7 +29,7 @@ from anabranch.schemas.records import (
     StreamRow,
 )
 
-MAX_PARTITIONS = 20_000
+MAX_PARTITIONS = limits.STREAM_PARTITIONS.value
 GROW_AGAIN_MS = 5_000  # how soon merges ask again for partitions that the broker did not add
 
 
@@ -68,10 +69,12 @@ def start(
         ranges=tuple(ranges),
         correlation_id=to.correlation_id if to is not None else b"",
         reply_partition=to.partition if to is not None else -1,
+        command=to.command if to is not None else b"",
     )
     if not _perform(turn, row, scaling):
         lacking = len(ranges) - len(seal) - len(idle_partitions(turn, row))
         wanted = check_partitions(row.partitions + lacking)
+        check_room(turn, 0, wanted - row.partitions)
         turn.put(
             k.stream_key(row.stream),
             replace(row, scaling=scaling, wanted_partitions=max(wanted, row.wanted_partitions)),
@@ -120,7 +123,7 @@ def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
     turn.put(k.stream_key(stream), replace(row, wanted_partitions=row.partitions, scaling=None))
     turn.hearing.may_grow_ms[stream] = turn.now_ms + GROW_AGAIN_MS
     if row.scaling is not None:
-        turn.reply(_asker(row.scaling), refuse(error))
+        turn.reply(asker(row.scaling), refuse(error))
 
 
 def idle_partitions(turn: Turn, row: StreamRow) -> list[int]:
@@ -144,7 +147,8 @@ def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
     if layout is None:
         return False
     former = row.reference_epoch
-    sealed = tuple(s for s in row.segments if segment_number(s.segment_id) in scaling.seal)
+    seal = set(scaling.seal)
+    sealed = tuple(s for s in row.segments if segment_number(s.segment_id) in seal)
     scaled = replace(
         row,
         stream_epoch=epoch,
@@ -160,14 +164,14 @@ def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
     turn.round.history.append(
         NewEpoch(row.stream, epoch, epoch, turn.next_timestamp(), layout, sealed)
     )
-    turn.reply(_asker(scaling), StreamList((stream_info(turn, scaled),)))
+    turn.reply(asker(scaling), StreamList((stream_info(turn, scaled),)))
     return True
 
 
-def _asker(scaling: Scaling) -> ReplyTo | None:
+def asker(scaling: Scaling) -> ReplyTo | None:
     if not scaling.correlation_id:
         return None
-    return ReplyTo(scaling.correlation_id, scaling.reply_partition)
+    return ReplyTo(scaling.correlation_id, scaling.reply_partition, scaling.command)
 
 
 def duplicate_active(row: StreamRow, epoch: int) -> tuple[SegmentRange, ...]:

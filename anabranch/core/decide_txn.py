@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from anabranch.core import claims
+from hmac import compare_digest
+
+from anabranch.core import claims, limits
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import active_stream, check_served
+from anabranch.core.decide_writers import put_receipt
 from anabranch.core.ids import check_name, control_partition_of, split_stream
-from anabranch.core.journal_index import segment_on
 from anabranch.core.plan import ReplyTo
 from anabranch.core.states import Op, judge
 from anabranch.core.tokens import Token, sign
@@ -22,7 +24,6 @@ from anabranch.errors import (
     TooManyTransactions,
     TooMuchStaged,
     TransactionAborted,
-    UnknownStream,
 )
 from anabranch.schemas.records import (
     Abort,
@@ -36,13 +37,10 @@ from anabranch.schemas.records import (
     Outcome,
     ParticipantRow,
     Receipt,
-    Register,
-    Registered,
     Resolve,
     Touch,
     Touched,
     TxnRow,
-    WriterRow,
 )
 
 MIN_KEEPALIVE_MS = 1000
@@ -78,6 +76,11 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         if is_finished(row):
             turn.reply(to, turn.outcome(row))
         else:
+            # Its id and the rest are public, as lists show them: only the secret tells who asks.
+            if row.secret is None or not compare_digest(row.secret, command.secret):
+                raise InvalidToken(
+                    "the transaction was begun with another secret: hand on its reservation, or its token"
+                )
             turn.hear(command.txn_id)
             turn.reply(to, _begun(turn, row))
         return
@@ -105,6 +108,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         rejected=0,
         left_out=0,
         reason="",
+        secret=command.secret,
     )
     turn.put(k.txn_key(command.txn_id), row)
     turn.hear(command.txn_id)
@@ -170,7 +174,7 @@ def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
 
 
 def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
-    """Register a stream; the first registration pins the reference epoch for all writers."""
+    """Register a stream and who writes to it; the first one pins the reference epoch for all writers."""
     token = turn.token(command.token)
     row = turn.row(token.txn_id)
     judge(row.state, "touch", row.reason)
@@ -185,6 +189,8 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
             k.participant_key(token.txn_id, command.stream), ParticipantRow(command.stream, epoch)
         )
         journal_op(turn, command.stream, JournalOp("BEGIN_TXN", token.txn_id, epoch, 0))
+    if command.writer and command.writer not in txn.writers:  # it is about to write
+        put_receipt(turn, Receipt(token.txn_id, command.writer, 0, False, ()))
     pinned = txn.participants[command.stream]
     turn.reply(to, Touched(command.stream, pinned, turn.state.layout(command.stream, pinned)))
 
@@ -208,51 +214,9 @@ def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
     turn.round.ops.append((stream, min(s.partition for s in row.segments), op))
 
 
-def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
-    """A writer's cumulative receipt; the highest sequence wins."""
-    token = turn.token(command.token)
-    row = turn.row(token.txn_id)
-    judge(row.state, "register", row.reason)
-    check_receipts(turn, token.txn_id, (command.receipt,))
-    turn.hear(token.txn_id)
-    known = turn.open(token.txn_id).writers.get(command.receipt.writer)
-    if known is None or known.sequence < command.receipt.sequence:
-        put_receipt(turn, command.receipt)
-    turn.reply(to, Registered(turn.open(token.txn_id).writers[command.receipt.writer].sequence))
-
-
-def put_receipt(turn: Turn, receipt: Receipt) -> None:
-    turn.put(k.writer_key(receipt.txn_id, receipt.writer), WriterRow(receipt))
-
-
-def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> None:
-    """Receipts are of this transaction, well formed, and name only streams that it touched."""
-    touched = turn.state.participants(txn_id)
-    for receipt in receipts:
-        if receipt.txn_id != txn_id:
-            raise InvalidArgument("a receipt is of another transaction")
-        places = [(e.stream, e.partition) for e in receipt.extents]
-        if len(set(places)) != len(places):
-            raise InvalidArgument("a receipt names a journal partition twice")
-        for extent in receipt.extents:
-            if extent.stream not in touched:
-                raise UnknownStream(
-                    f"a receipt names {extent.stream}, which the transaction never touched"
-                )
-            if not 0 <= extent.first <= extent.end or extent.count < 0 or extent.crc_sum < 0:
-                raise InvalidArgument(
-                    f"a receipt's extent of {extent.stream} is out of range: {extent.count} events in "
-                    f"[{extent.first}, {extent.end})"
-                )
-            epoch = touched[extent.stream]
-            if segment_on(turn.state, extent.stream, epoch, extent.partition) is None:
-                raise InvalidArgument(
-                    f"{extent.stream} has no journal partition {extent.partition} in stream epoch {epoch}"
-                )
-
-
 def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
     """Answered only when some transaction is not open (any more), or a token is refused."""
+    limits.TOKENS.check(len(command.tokens), "a heartbeat")
     gone = []
     refused: InvalidToken | None = None
     for data in command.tokens:
@@ -286,6 +250,7 @@ def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
 def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort") -> None:
     """Abort an open transaction; whoever waits for its commit is told."""
     txn = turn.open(txn_id)
+    reason = limits.cut(reason)
     row = turn.move(txn.row, op, reason=reason, finished_ms=turn.wall_ms)
     rejected = turn.rejected(txn.row)
     row = turn.move(row, "finalize_abort", rejected=rejected, committed=0, left_out=0)
@@ -302,8 +267,10 @@ def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list
     if pending is None:
         return []
     waiting = [
-        ReplyTo(c, p)
-        for c, p in zip(pending.correlation_ids, pending.reply_partitions, strict=True)
+        ReplyTo(*who)
+        for who in zip(
+            pending.correlation_ids, pending.reply_partitions, pending.commands, strict=True
+        )
     ]
     turn.put(k.pending_key(txn_id), None)
     if error is not None:
@@ -325,11 +292,6 @@ def finish(turn: Turn, row: TxnRow) -> None:
     for stream, epoch in txn.participants.items():
         drop_epoch(turn, stream, epoch)
     turn.ended.append(row.txn_id)
-    turn.hearing.heard.pop(row.txn_id, None)
-    turn.hearing.not_before_ms.pop(row.txn_id, None)
-    turn.hearing.rolls_by_ms.pop(row.txn_id, None)
-    turn.hearing.to_carry.discard(row.txn_id)
-    turn.hearing.trouble.pop(row.txn_id, None)
 
 
 def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:

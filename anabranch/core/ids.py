@@ -7,14 +7,18 @@ repeated and resolved by id after any time-out (``docs/decisions/0001-ids-by-cli
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 
+from anabranch.core import limits
 from anabranch.errors import InvalidArgument, MalformedRecord
 
 TXN_ID_SIZE = 16
 NO_TXN = bytes(TXN_ID_SIZE)
-MAX_NAME = 256
+SECRET_SIZE = 32  # of what begins a transaction
+CORRELATION_ID_SIZE = 16
+MAX_NAME = limits.NAME.value
 MAX_CONTROL_PARTITION = (1 << 16) - 1
 _MAX_MS = (1 << 48) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -39,6 +43,11 @@ def make_txn_id(control_partition: int, unix_ms: int, random64: int) -> bytes:
         + unix_ms.to_bytes(6, "big")
         + (random64 & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big")
     )
+
+
+def command_digest(payload: bytes) -> bytes:
+    """What an answer says of the command that it answers: 8 bytes."""
+    return hashlib.sha256(payload).digest()[:8]
 
 
 def control_partition_of(txn_id: bytes) -> int:
@@ -97,8 +106,16 @@ def segment_epoch(segment: int) -> int:
     return segment >> 32
 
 
+def check_type(what: str, value: object, *kinds: type) -> None:
+    """`InvalidArgument` unless a value is of one of these types; True is no number."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        due = " or ".join(kind.__name__ for kind in kinds)
+        raise InvalidArgument(f"{what} is {due}, not {type(value).__name__}")
+
+
 def check_scope(scope: str) -> str:
     """The scope's name if it is a legal one."""
+    check_type("a scope", scope, str)
     if not _NAME.fullmatch(scope):
         raise InvalidArgument(
             f"{scope!r} is not a scope: letters, digits, _ and -, at most 100, none of _ or - in front"
@@ -108,6 +125,8 @@ def check_scope(scope: str) -> str:
 
 def check_name(name: str | None) -> None:
     """A name, of a transaction or of a series, has 1 to 256 characters."""
+    if name is not None:
+        check_type("a transaction's name", name, str)
     if name is not None and not 1 <= len(name) <= MAX_NAME:
         raise InvalidArgument(f"a transaction's name has 1 to {MAX_NAME} characters")
 
@@ -118,12 +137,14 @@ def check_number(name: str | None, number: int | None) -> None:
         return
     if name is None:
         raise InvalidArgument("a number is one of a series: give the series' name too")
+    check_type("a commit's number", number, int)
     if not 0 <= number < 1 << 63:
         raise InvalidArgument(f"number {number} of series {name!r}: numbers are 0 to 2^63 - 1")
 
 
 def split_stream(stream: str) -> tuple[str, str]:
     """('nyc', 'flights') of 'nyc/flights'; names have no dots, so topic names can't be ambiguous."""
+    check_type("a stream, scope/name,", stream, str)
     scope, slash, name = stream.partition("/")
     if not slash or not _NAME.fullmatch(scope) or not _NAME.fullmatch(name):
         raise InvalidArgument(

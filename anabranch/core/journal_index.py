@@ -30,8 +30,8 @@ from anabranch.core.journal_runs import (
 )
 from anabranch.core.overlay import Rows
 from anabranch.core.staged import Read, Staged
-from anabranch.core.state import OpenTxn, State
-from anabranch.schemas.records import Extent, PendingCommitRow, Receipt, SegmentRange
+from anabranch.core.state import OpenTxn, State, extents_of
+from anabranch.schemas.records import Extent, Receipt, SegmentRange
 
 CRC_MODULUS = 1 << 63
 _COUNT = struct.Struct(">q")
@@ -146,6 +146,8 @@ class JournalIndex:
 
     def verdict(self, state: State, stream: str, partition: int, run: Run) -> str:
         """Why the run is rejected, or an empty text."""
+        if run.writer == 0:
+            return "bad_header"
         txn = state.open.get(run.txn_id)
         if txn is None:
             return "unknown_transaction" if state.txn_row(run.txn_id) is None else "late"
@@ -159,7 +161,7 @@ class JournalIndex:
         ):
             return "wrong_segment"
         pending = txn.pending
-        if pending is not None and pending.decided and not _takes(pending, stream, partition, run):
+        if pending is not None and pending.decided and not _takes(txn, stream, partition, run):
             return "late"
         return ""
 
@@ -327,24 +329,12 @@ class JournalIndex:
         return out
 
 
-def extents_of(receipts: Sequence[Receipt]) -> dict[tuple[int, str, int], Extent]:
-    """(writer, stream, partition) -> extent."""
-    return {
-        (receipt.writer, extent.stream, extent.partition): extent
-        for receipt in receipts
-        for extent in receipt.extents
-    }
-
-
-def extents_on(
-    extents: Mapping[tuple[int, str, int], Extent], stream: str, partition: int
-) -> dict[int, Extent]:
-    """writer -> extent, of one journal partition."""
-    return {
-        writer: extent
-        for (writer, s, p), extent in extents.items()
-        if (s, p) == (stream, partition)
-    }
+def extents_by_place(receipts: Sequence[Receipt]) -> dict[tuple[str, int], dict[int, Extent]]:
+    """journal partition -> writer -> extent."""
+    found: dict[tuple[str, int], dict[int, Extent]] = defaultdict(dict)
+    for (writer, stream, partition), extent in extents_of(receipts).items():
+        found[stream, partition][writer] = extent
+    return found
 
 
 def layout(state: State, stream: str, epoch: int) -> Sequence[SegmentRange]:
@@ -354,10 +344,7 @@ def layout(state: State, stream: str, epoch: int) -> Sequence[SegmentRange]:
 
 def segment_on(state: State, stream: str, epoch: int, partition: int) -> SegmentRange | None:
     """The segment of a stream epoch that lies on a partition."""
-    for segment in layout(state, stream, epoch):
-        if segment.partition == partition:
-            return segment
-    return None
+    return state.places.get((stream, epoch), {}).get(partition)
 
 
 def position_key(stream: str, partition: int) -> bytes:
@@ -377,8 +364,8 @@ def taken_runs(runs: Iterable[StoredRun], extents: Mapping[int, Extent]) -> list
     return sorted(inside, key=lambda run: run.first)
 
 
-def _takes(pending: PendingCommitRow, stream: str, partition: int, run: Run) -> bool:
-    extent = extents_of(pending.writers).get((run.writer, stream, partition))
+def _takes(txn: OpenTxn, stream: str, partition: int, run: Run) -> bool:
+    extent = txn.due.get((run.writer, stream, partition))
     return extent is not None and extent.first <= run.first and run.end <= extent.end
 
 

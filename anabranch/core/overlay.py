@@ -14,7 +14,7 @@ class Rows(Protocol):
 
     def get(self, key: bytes) -> bytes | None: ...
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]: ...
+    def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]: ...
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]: ...
 
@@ -41,10 +41,10 @@ class Overlay:
             self._missed = key
         return value
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        over = self._changed_keys(prefix)
+    def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        over = self._changed_keys(prefix, first)
         at = 0
-        for key, value in self._rows.scan(prefix):
+        for key, value in self._rows.scan(prefix, first):
             while at < len(over) and over[at] < key:
                 yield from self._changed(over[at])
                 at += 1
@@ -78,9 +78,9 @@ class Overlay:
                 insort(self._order, key)
         self._fresh.clear()
 
-    def _changed_keys(self, prefix: bytes) -> list[bytes]:
+    def _changed_keys(self, prefix: bytes, first: bytes) -> list[bytes]:
         self._put_in_order()
-        begin = end = bisect_left(self._order, prefix)
+        begin = end = bisect_left(self._order, max(prefix, first))
         while end < len(self._order) and self._order[end].startswith(prefix):
             end += 1
         return self._order[begin:end]

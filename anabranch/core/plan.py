@@ -7,9 +7,10 @@ order) and tells where the merged events landed; `history_records` then makes th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from anabranch.core import vectors
 from anabranch.core.journal_runs import StoredRun
 from anabranch.errors import check
 from anabranch.schemas.records import (
@@ -18,7 +19,6 @@ from anabranch.schemas.records import (
     EpochSegment,
     Event,
     JournalOp,
-    Position,
     SegmentCommit,
     SegmentEnd,
     SegmentRange,
@@ -76,7 +76,8 @@ class StreamCommit(NamedTuple):
 class NewEpoch(NamedTuple):
     """An epoch to write to a stream's history.
 
-    ``starts``: partition -> where it begins, if that isn't the end of what is known to stand there.
+    ``starts``: partition -> where it begins, if that isn't the end of what is known to stand there. ``again``: it
+    is the one that is active already, said once more, so that a history may begin there.
     """
 
     stream: str
@@ -86,6 +87,7 @@ class NewEpoch(NamedTuple):
     segments: tuple[SegmentRange, ...]
     sealed: tuple[SegmentRange, ...] = ()
     starts: Mapping[int, int] = {}
+    again: bool = False
 
 
 Step = NewEpoch | StreamCommit
@@ -96,19 +98,31 @@ class Tail:
     """The end of a stream's history: what the next record continues.
 
     ``vector``: partition -> end offset. ``starts``: open segment's id -> start offset. ``last``: offset of
-    the last record.
+    the last record. ``vector_at``: of the last one with a vector, and ``since``: so many records are after it.
+    ``read_to``: up to where the history was read to find this, until its next record is written.
     """
 
     vector: dict[int, int] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
     last: int = NO_PREVIOUS
+    vector_at: int = NO_PREVIOUS
+    since: int = 0
+    read_to: int | None = None
+
+    def stands(self, offsets: Sequence[int]) -> None:
+        """A round's records stand there."""
+        self.last = offsets[-1]
+        self.read_to = None
+        if self.since < len(offsets):
+            self.vector_at = offsets[-1 - self.since]
 
 
 class ReplyTo(NamedTuple):
-    """Who waits for an answer: the command's correlation id and its partition of replies."""
+    """Who waits for an answer: the command's correlation id, its partition of replies, and its digest."""
 
     correlation_id: bytes
     partition: int
+    command: bytes
 
 
 @dataclass(slots=True)
@@ -159,7 +173,8 @@ def history_records(
 ) -> dict[str, list[EpochRecord | CommitRecord]]:
     """The history records of a round, by stream, in order. Moves the tails' vectors forward.
 
-    ``landed``: (index of the commit in the round's history, index of its part) -> where it stands.
+    ``landed``: (index of the commit in the round's history, index of its part) -> where it stands. What they
+    say of each other's places is for one batch; `anchored` makes it good for several.
     """
     out: dict[str, list[EpochRecord | CommitRecord]] = {}
     for i, step in enumerate(round_.history):
@@ -186,6 +201,7 @@ def _epoch_record(step: NewEpoch, tail: Tail, before: Sequence[object]) -> Epoch
     for s in step.segments:
         tail.vector.setdefault(s.partition, starts[s.segment_id])
     tail.starts = starts
+    tail.since = 0
     return EpochRecord(
         stream_epoch=step.stream_epoch,
         reference_epoch=step.reference_epoch,
@@ -195,7 +211,7 @@ def _epoch_record(step: NewEpoch, tail: Tail, before: Sequence[object]) -> Epoch
             for s in step.segments
         ),
         sealed=sealed,
-        vector=_positions(tail.vector),
+        vector=vectors.positions(tail.vector),
         previous=_previous(before, tail),
     )
 
@@ -215,13 +231,17 @@ def _commit_record(
             continue
         where.append(SegmentCommit(part.segment_id, part.partition, at.first, at.end, at.records))
         tail.vector[part.partition] = at.end
+    whole = len(tail.vector) <= vectors.FEW or tail.since + 1 >= vectors.EVERY
+    tail.since = 0 if whole else tail.since + 1
+    earlier = vectors.OWN - tail.since if tail.since <= len(before) else tail.vector_at
     return CommitRecord(
         txn_id=commit.txn_id,
         stream_epoch=commit.stream_epoch,
         timestamp=commit.timestamp,
         segments=tuple(where),
-        vector=_positions(tail.vector),
+        vector=vectors.positions(tail.vector) if whole else (),
         previous=_previous(before, tail),
+        vector_at=earlier,
     )
 
 
@@ -229,5 +249,22 @@ def _previous(before: Sequence[object], tail: Tail) -> int:
     return DIRECTLY_BEFORE if before else tail.last
 
 
-def _positions(vector: Mapping[int, int]) -> tuple[Position, ...]:
-    return tuple(Position(p, vector[p]) for p in sorted(vector))
+def anchored(
+    record: EpochRecord | CommitRecord, number: int, offsets: Sequence[int]
+) -> EpochRecord | CommitRecord:
+    """A record of a round as it is to stand in a batch of its own, behind others that stand at ``offsets``.
+
+    ``number``: its place among the stream's records of the round.
+    """
+    if not offsets:
+        return record
+    if number == len(offsets):
+        previous = offsets[-1]
+        if isinstance(record, EpochRecord):
+            return replace(record, previous=previous)
+        record = record._replace(previous=previous)
+    if isinstance(record, CommitRecord) and record.vector_at < vectors.OWN:
+        at = number + record.vector_at - vectors.OWN
+        if at < len(offsets):
+            record = record._replace(vector_at=offsets[at])
+    return record

@@ -27,6 +27,8 @@ class Entry(IntEnum):
     SERIES = 9
     FORGOTTEN = 10
     RETIRED = 11
+    SUSPECT = 12
+    SET_ASIDE = 13
     TXN = 16
     PARTICIPANT = 17
     WRITER = 18
@@ -40,6 +42,9 @@ _ENTRIES = {int(entry): entry for entry in Entry}  # quicker than Entry(…)
 _TXN = bytes((Entry.TXN,))
 TERM_KEY = NO_TXN + bytes((Entry.TERM,))
 ROUND_KEY = NO_TXN + bytes((Entry.ROUND,))
+SUSPECT_KEY = NO_TXN + bytes((Entry.SUSPECT,))
+
+HISTORY = -1  # the number in a low water's key that stands for the stream's history
 
 # Table prefixes.
 STATUS = b"s"  # + status key -> row
@@ -79,6 +84,10 @@ def retired_key(stream: str, partition: int) -> bytes:
     return NO_TXN + bytes((Entry.RETIRED,)) + _numbered(stream, partition)
 
 
+def set_aside_key(offset: int) -> bytes:
+    return NO_TXN + bytes((Entry.SET_ASIDE,)) + offset.to_bytes(8, "big")
+
+
 def carry_key(txn_id: bytes, stream: str, number: int) -> bytes:
     return txn_id + bytes((Entry.CARRY,)) + _numbered(stream, number)
 
@@ -89,12 +98,12 @@ def moved_key(txn_id: bytes, stream: str, partition: int, at: int) -> bytes:
 
 
 def _numbered(stream: str, number: int) -> bytes:
-    return stream.encode() + b"/" + number.to_bytes(4, "big")
+    return stream.encode() + b"/" + number.to_bytes(4, "big", signed=True)
 
 
 def numbered(identifier: bytes) -> tuple[str, int]:
     """(stream, number) of such an identifier."""
-    return identifier[:-5].decode(), int.from_bytes(identifier[-4:], "big")
+    return identifier[:-5].decode(), int.from_bytes(identifier[-4:], "big", signed=True)
 
 
 def numbered_at(identifier: bytes) -> tuple[str, int, int]:

@@ -11,12 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from anabranch.core import limits
 from anabranch.core.ids import segment_epoch, segment_id, segment_number
 from anabranch.core.keyspace import even_ranges, tiles
 from anabranch.errors import InvalidArgument, InvariantViolation, check
 from anabranch.schemas.records import KeyRange, SegmentRange
 
-MAX_SEGMENTS = 10_000
+MAX_SEGMENTS = limits.SEGMENTS.value
 
 
 class TxnSegment(NamedTuple):
@@ -64,14 +65,17 @@ def hand_plan(
     segments: Sequence[SegmentRange], seal: Sequence[int], ranges: Sequence[KeyRange]
 ) -> tuple[tuple[int, ...], tuple[KeyRange, ...]]:
     """(numbers to seal, ranges to open) as asked for by segment ids; `InvalidArgument` if they don't fit."""
+    limits.SEGMENTS.check(len(seal), "what is to be sealed")
+    limits.SEGMENTS.check(len(ranges), "what is to be opened")
     by_id = {s.segment_id: s for s in segments}
+    sealed = set(seal)
     unknown = [id_ for id_ in seal if id_ not in by_id]
     if unknown:
         named = ", ".join(f"{segment_number(i)}@{segment_epoch(i)}" for i in unknown)
         raise InvalidArgument(f"not an active segment: {named}; describe the stream again")
-    if len(set(seal)) != len(seal) or not seal:
+    if len(sealed) != len(seal) or not seal:
         raise InvalidArgument("name the segments to seal, each once")
-    kept = [(s.low, s.high) for s in segments if s.segment_id not in set(seal)]
+    kept = [(s.low, s.high) for s in segments if s.segment_id not in sealed]
     if not tiles([*kept, *((r.low, r.high) for r in ranges)]):
         raise InvalidArgument(
             "the ranges to open must cover exactly the keys of the segments to seal"
@@ -95,11 +99,12 @@ def scale(
     ``seal``: numbers of active segments; their partitions are free again and are used first, then the
     ``idle`` ones.
     """
+    seal = set(seal)
     numbers = {segment_number(s.segment_id) for s in segments}
-    check(set(seal) <= numbers, "a segment to seal is not active")
+    check(seal <= numbers, "a segment to seal is not active")
     kept = [s for s in segments if segment_number(s.segment_id) not in seal]
     freed = sorted(s.partition for s in segments if segment_number(s.segment_id) in seal)
-    places = [*freed, *(p for p in idle if p not in freed)]
+    places = [*freed, *sorted(set(idle).difference(freed))]
     if len(places) < len(ranges):
         return None
     opened = [

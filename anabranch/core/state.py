@@ -8,13 +8,14 @@ from the rows and from nothing else, so folding a log, compacted or not, gives t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.core.layout import Layout
+from anabranch.core.limits import size_of
 from anabranch.core.overlay import Overlay, Rows
 from anabranch.core.rows import Entry
 from anabranch.core.states import FINISHED
@@ -23,6 +24,7 @@ from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
     CarryRow,
     EpochRow,
+    Extent,
     ForgottenRow,
     LowWaterRow,
     MovedRow,
@@ -36,7 +38,9 @@ from anabranch.schemas.records import (
     ScopeRow,
     SegmentRange,
     SeriesRow,
+    SetAsideRow,
     StreamRow,
+    SuspectRow,
     TermRow,
     TxnRow,
     WriterRow,
@@ -55,6 +59,8 @@ _ROWS: dict[Entry, type] = {
     Entry.SERIES: SeriesRow,
     Entry.FORGOTTEN: ForgottenRow,
     Entry.RETIRED: RetiredRow,
+    Entry.SUSPECT: SuspectRow,
+    Entry.SET_ASIDE: SetAsideRow,
     Entry.TXN: TxnRow,
     Entry.PARTICIPANT: ParticipantRow,
     Entry.WRITER: WriterRow,
@@ -64,6 +70,7 @@ _ROWS: dict[Entry, type] = {
     Entry.YIELDED: YieldedRow,
 }
 
+_NO_ROUND = RoundRow(0, 0, 0, 0, 0)
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -75,7 +82,9 @@ class OpenTxn:
     row: TxnRow
     participants: dict[str, int] = field(default_factory=dict)  # stream -> reference epoch
     writers: dict[int, Receipt] = field(default_factory=dict)
+    receipt_bytes: int = 0  # of the writers', about
     pending: PendingCommitRow | None = None
+    due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # what is pending takes
     carries: dict[tuple[str, int], CarryRow] = field(default_factory=dict)  # by segment number
     moved: dict[tuple[str, int, int], MovedRow] = field(
         default_factory=dict
@@ -92,20 +101,27 @@ class State:
     def __init__(self, rows: Rows) -> None:
         self._table = Overlay(rows)
         self.term: TermRow | None = None
-        self.round = RoundRow(term=0, hybrid_time=0, commands_offset=0, expired_ms=0)
+        self.round = _NO_ROUND
         self.scopes: dict[str, int] = {}
         self.streams: dict[str, StreamRow] = {}
         self.layouts: dict[str, Layout] = {}  # of the active epochs
         self.epochs: dict[str, dict[int, tuple[SegmentRange, ...]]] = {}  # of reference epochs
+        # … and by their partitions
+        self.places: dict[tuple[str, int], dict[int, SegmentRange]] = {}
         self.pins: dict[str, Counter[int]] = {}  # stream -> reference epoch -> open transactions
         self.plain: dict[tuple[str, int], int] = {}  # journal partition -> plain writes done
+        self.plain_refused: dict[tuple[str, int], int] = {}  # … and how many of them were refused
         self.low_water: dict[tuple[str, int], int] = {}
         self.forgotten: dict[str, ForgottenRow] = {}
         self._retired: dict[tuple[str, int], RetiredRow] = {}
+        self.suspect: SuspectRow | None = None
+        self.set_aside: dict[bytes, SetAsideRow] = {}  # the oldest first
         self.open: dict[bytes, OpenTxn] = {}
         self.committing: dict[bytes, None] = {}  # open ones with a pending commit
         # Transactions' rows that were folded and that nobody can read, as long as no later one takes their place.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
+        self.finished = 0  # so many transactions came to their ends since this was made
+        self._oldest = k.FINISHED  # no derived key of a finished transaction is below
         self.rederive()
 
     def rederive(self) -> None:
@@ -116,16 +132,20 @@ class State:
         for error in self.unreadable.values():
             raise error
         self.term = None
-        self.round = RoundRow(term=0, hybrid_time=0, commands_offset=0, expired_ms=0)
+        self.round = _NO_ROUND
         self.scopes.clear()
         self.streams.clear()
         self.layouts.clear()
         self.epochs.clear()
+        self.places.clear()
         self.pins.clear()
         self.plain.clear()
+        self.plain_refused.clear()
         self.low_water.clear()
         self.forgotten.clear()
         self._retired.clear()
+        self.suspect = None
+        self.set_aside.clear()
         self.open.clear()
         self.committing.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
@@ -179,8 +199,12 @@ class State:
             was = k.finished_key(old.finished_ms, txn_id)
             self._table.set(was if old.state in FINISHED else k.OPEN + txn_id, None)
         if row is not None:
-            now = k.finished_key(row.finished_ms, txn_id)
-            self._table.set(now if row.state in FINISHED else k.OPEN + txn_id, b"")
+            now = k.OPEN + txn_id
+            if row.state in FINISHED:
+                now = k.finished_key(row.finished_ms, txn_id)
+                self.finished += old is None or old.state not in FINISHED
+                self._oldest = min(self._oldest, now)
+            self._table.set(now, b"")
 
     def _derive(self, key: bytes, row: Any) -> None:
         txn_id, entry, identifier = k.split_key(key)
@@ -198,14 +222,20 @@ class State:
         elif entry is Entry.EPOCH:
             stream, epoch = k.numbered(identifier)
             _put(self.epochs.setdefault(stream, {}), epoch, row and row.segments)
+            _put(self.places, (stream, epoch), row and {s.partition: s for s in row.segments})
         elif entry is Entry.PLAIN:
             _put(self.plain, k.numbered(identifier), row and row.offset)
+            _put(self.plain_refused, k.numbered(identifier), (row and row.refused) or None)
         elif entry is Entry.LOW_WATER:
             _put(self.low_water, k.numbered(identifier), row and row.offset)
         elif entry is Entry.FORGOTTEN:
             _put(self.forgotten, identifier.decode(), row)
         elif entry is Entry.RETIRED:
             _put(self._retired, k.numbered(identifier), row)
+        elif entry is Entry.SUSPECT:
+            self.suspect = row
+        elif entry is Entry.SET_ASIDE:
+            _put(self.set_aside, identifier, row)
 
     def _derive_txn(self, txn_id: bytes, entry: Entry, identifier: bytes, row: Any) -> None:
         if entry is Entry.TXN:
@@ -226,9 +256,13 @@ class State:
             self._pin(txn, identifier.decode(), row)
         elif entry is Entry.WRITER:
             writer = int.from_bytes(identifier, "big", signed=True)
+            former = txn.writers.get(writer)
+            txn.receipt_bytes -= size_of(() if former is None else (former,))
+            txn.receipt_bytes += size_of(() if row is None else (row.receipt,))
             _put(txn.writers, writer, row and row.receipt)
         elif entry is Entry.PENDING_COMMIT:
             txn.pending = row
+            txn.due = extents_of(row.writers) if row is not None and row.decided else {}
             if row is None:
                 self.committing.pop(txn_id, None)
             else:
@@ -302,6 +336,16 @@ class State:
         row = self.get(k.series_key(scope, series))
         return row if isinstance(row, SeriesRow) else None
 
+    def series_below(self, scope: str, name: str | None) -> Iterator[tuple[str, SeriesRow]]:
+        """The series of a scope whose names are below one (None: all of them), the last name first."""
+        start = k.STATUS + k.series_key(scope, "")
+        for key, value in self._table.scan_back(
+            start + (b"\xff" if name is None else name.encode())
+        ):
+            if not key.startswith(start):
+                return
+            yield key[len(start) :].decode(), decode(value)
+
     def yielded(self, txn_id: bytes) -> YieldedRow | None:
         """What an aborted transaction's commit gave way to, if it was aborted for that."""
         row = self.get(k.yielded_key(txn_id))
@@ -310,10 +354,16 @@ class State:
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
         """Transactions that ended before a time, the longest ended first."""
         found: list[bytes] = []
-        for key, _ in self._table.scan(k.FINISHED):
-            if int.from_bytes(key[1:9], "big") >= unix_ms or len(found) == limit:
+        due = k.finished_key(max(0, unix_ms), b"")
+        if self._oldest >= due:
+            return found
+        seen = due
+        for key, _ in self._table.scan(k.FINISHED, self._oldest):
+            seen = min(seen, key) if not found else seen
+            if key >= due or len(found) == limit:
                 break
             found.append(key[9:])
+        self._oldest = seen
         return found
 
     def txn_rows_below(self, key: bytes | None) -> Iterator[tuple[bytes, TxnRow | None]]:
@@ -352,6 +402,15 @@ class State:
         return self._table.take()
 
 
+def extents_of(receipts: Sequence[Receipt]) -> dict[tuple[int, str, int], Extent]:
+    """(writer, stream, partition) -> extent."""
+    return {
+        (receipt.writer, extent.stream, extent.partition): extent
+        for receipt in receipts
+        for extent in receipt.extents
+    }
+
+
 def _read(key: bytes, value: bytes) -> Any:
     """The row of a status record. `MalformedRecord`, `UnsupportedVersion`."""
     try:
@@ -360,7 +419,7 @@ def _read(key: bytes, value: bytes) -> Any:
         raise _foreign(key, error, type(error)) from error
     if not isinstance(row, _ROWS[entry]):
         raise _foreign(key, f"a {type(row).__name__} where {_ROWS[entry].__name__} belongs")
-    if identifier and entry in (Entry.TERM, Entry.ROUND):
+    if identifier and entry in (Entry.TERM, Entry.ROUND, Entry.SUSPECT):
         raise _foreign(key, "bytes too many in the key")
     return row
 

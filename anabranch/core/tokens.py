@@ -1,8 +1,11 @@
-"""Tokens: the signed bytes by which another process joins a transaction. Pure: the key is given.
+"""Tokens: the signed bytes by which another process joins a transaction. Pure: key and secret are given.
 
-``01 | key id (4) | txn id (16) | keepalive ms (4, big endian) | scope (UTF-8) | HMAC-SHA256 (32)``;
-the HMAC covers all before it. The key id is the first 4 bytes of the key's SHA-256. Controllers
-sign and verify; clients have no key, treat tokens as bytes, and may `peek`.
+``01 | key id (4) | txn id (16) | keepalive ms (4, big endian) | scope (ASCII) | HMAC-SHA256 (32) | proof (32)``
+
+The HMAC covers all before it, by the controllers' key; the key id is the first 4 bytes of that key's SHA-256. So
+far it is public: controllers answer it where everybody reads. The proof is the HMAC of all that by the secret that
+began the transaction: who begins adds it, and controllers, which keep the secret, carry out no command without it.
+Where there is no secret at hand, the controllers' key proves that an operator speaks.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ TOKEN_VERSION = 1
 MAX_KEEPALIVE_MS = (1 << 31) - 1
 _HEAD = struct.Struct(f">B{KEY_ID_SIZE}s{TXN_ID_SIZE}sI")
 _MAC_SIZE = hashlib.sha256().digest_size
-_MIN_SIZE = _HEAD.size + 1 + _MAC_SIZE
-_MAX_SIZE = _HEAD.size + 100 + _MAC_SIZE
+_TAIL_SIZE = 2 * _MAC_SIZE  # signature and proof
+_MIN_SIZE = _HEAD.size + 1 + _TAIL_SIZE
+_MAX_SIZE = _HEAD.size + 100 + _TAIL_SIZE
+_OPERATOR = b"operator"  # no signed bytes begin so
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ def key_id(key: bytes) -> bytes:
 
 
 def sign(token: Token, key: bytes) -> bytes:
-    """The token's bytes, signed with a key of 32 bytes.
+    """The token's bytes without a proof, signed with a key of 32 bytes.
 
     The same token and key give the same bytes. `InvalidArgument` for a part out of its range.
     """
@@ -55,8 +60,29 @@ def sign(token: Token, key: bytes) -> bytes:
     return signed + _mac(signed, key)
 
 
+def prove(signed: bytes, secret: bytes) -> bytes:
+    """The token as it is handed on: what a controller signed, proved by the secret that began the transaction."""
+    return signed + _mac(signed, secret)
+
+
+def operator_proof(data: bytes, key: bytes) -> bytes:
+    """The proof that an operator, who has the controllers' key, says this."""
+    return _mac(_OPERATOR + data, _check_key(key))
+
+
+def check_proof(data: bytes, secret: bytes | None, key: bytes) -> None:
+    """`InvalidToken` unless the token's proof is by this secret, or an operator's."""
+    signed, proof = data[:-_MAC_SIZE], data[-_MAC_SIZE:]
+    own = secret is not None and hmac.compare_digest(proof, _mac(signed, secret))
+    if not own and not hmac.compare_digest(proof, operator_proof(signed, key)):
+        raise InvalidToken(
+            "the token's proof is not of the secret that began the transaction: ask for the token where it was "
+            "begun"
+        )
+
+
 def verify(data: bytes, key: bytes) -> Token:
-    """What a token says, if it was signed with this key and not changed since.
+    """What a token says, if it was signed with this key and not changed since. Its proof is not checked.
 
     `InvalidToken` otherwise; its message tells malformed, other key and tampered apart.
     """
@@ -66,8 +92,11 @@ def verify(data: bytes, key: bytes) -> Token:
             f"the token was signed with another key (id {data[1 : 1 + KEY_ID_SIZE].hex()}, here "
             f"{key_id(key).hex()}): it belongs to another cluster, or the key file was replaced"
         )
-    if not hmac.compare_digest(data[-_MAC_SIZE:], _mac(data[:-_MAC_SIZE], key)):
-        raise InvalidToken("the token was tampered with, or cut: its signature does not match")
+    signed, signature = data[:-_TAIL_SIZE], data[-_TAIL_SIZE:-_MAC_SIZE]
+    if not hmac.compare_digest(signature, _mac(signed, key)):
+        raise InvalidToken(
+            "the token was tampered with, or cut, or has no proof: its signature does not match"
+        )
     return _parse(data)
 
 
@@ -94,7 +123,7 @@ def _check_form(data: bytes) -> bytes:
         raise InvalidToken(f"malformed token: bytes expected, not {type(data).__name__}")
     if not _MIN_SIZE <= len(data) <= _MAX_SIZE:
         raise InvalidToken(
-            f"malformed token: {len(data)} bytes; a token has {_MIN_SIZE} to {_MAX_SIZE}"
+            f"malformed token: {len(data)} bytes; a token with its proof has {_MIN_SIZE} to {_MAX_SIZE}"
         )
     if data[0] != TOKEN_VERSION:
         raise InvalidToken(f"malformed token: version {data[0]}; this side knows {TOKEN_VERSION}")
@@ -104,7 +133,7 @@ def _check_form(data: bytes) -> bytes:
 def _parse(data: bytes) -> Token:
     _, _, txn_id, keepalive_ms = _HEAD.unpack_from(data)
     try:
-        scope = check_scope(data[_HEAD.size : -_MAC_SIZE].decode("ascii"))
+        scope = check_scope(data[_HEAD.size : -_TAIL_SIZE].decode("ascii"))
     except (UnicodeDecodeError, InvalidArgument) as error:
         raise InvalidToken(f"malformed token: its scope is not one: {error}") from error
     if not 1 <= keepalive_ms <= MAX_KEEPALIVE_MS:

@@ -7,18 +7,19 @@ that the next command of the same round sees it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.core import hybrid_time
+from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.ids import made_ms_of
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.plan import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import FINISHED, Op, judge
-from anabranch.core.tokens import MAX_KEEPALIVE_MS, Token, verify
+from anabranch.core.tokens import MAX_KEEPALIVE_MS, Token, check_proof, verify
 from anabranch.errors import (
     AnabranchError,
     ClockSkew,
@@ -31,6 +32,7 @@ from anabranch.errors import (
 from anabranch.schemas.records import Outcome, Refusal, RoundRow, TxnRow
 
 DAY_MS = 86_400_000
+WAITING = "its commit is not decided: it waits for the journal to show what the receipts say"
 IN_TROUBLE = "its commit is decided, but its merge does not go on"  # what askers are told
 
 
@@ -41,7 +43,7 @@ class Settings:
     control_partition: int
     control_partitions: int
     prefix: str
-    token_key: bytes
+    token_key: bytes = field(repr=False)
     reply_partitions: int = 1
     retention_ms: int = 7 * DAY_MS
     max_open: int = 100_000
@@ -51,12 +53,23 @@ class Settings:
     )  # what an old open transaction may keep in a journal before it is moved
     clean_ms: int = 5_000  # how often it is looked whether journals can be cut
     clean_records: int = 10_000  # a journal partition is cut by so many offsets at least,
-    clean_bytes: int = 8 << 20  # or by so many bytes
+    clean_bytes: int = 8 << 20  # or by so many bytes,
+    clean_after_ms: int = 3_600_000  # or by anything, once nobody needed it for so long
+    clean_history_ms: int = 60_000  # how often it is looked whether histories can be cut
+    epoch_again: int = (
+        4_096  # so many commits later a history says its epoch again: it may be cut there
+    )
     max_keepalive_ms: int = MAX_KEEPALIVE_MS
+    max_streams: int = 10_000
+    max_partitions: int = 50_000  # of all streams
+    skip_commands: frozenset[int] = frozenset()  # offsets of commands that an operator sets aside
+    command_bytes: int = (
+        limits.COMMAND.value
+    )  # what the commands topic takes: of big commands, unpacked
     round_bytes: int = 16 << 20  # merges of one round, about
     chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of so many bytes
     collate_ms: int = 200  # a stream rolls at most once in this time; what comes sooner is collated
-    purge_per_round: int = 500
+    purge_per_look: int = 500  # old outcomes, beside two for each one that a round adds
     lost_after_ms: int = 30_000  # a stream is given up when a topic of it is not found for so long
 
     @property
@@ -82,23 +95,42 @@ class Hearing:
     trouble: dict[bytes, str] = field(
         default_factory=dict
     )  # why one that is carried does not go on
-    missing: dict[str, str] = field(default_factory=dict)  # stream -> which topic is not found
+    waiting: dict[str, str] = field(default_factory=dict)  # streams in trouble -> which
     carrying: set[bytes] = field(default_factory=set)  # transactions that a carrier is at
     may_grow_ms: dict[str, int] = field(default_factory=dict)  # stream -> when it may ask again
     next_clean_ms: int = 0
+    commands_end: int = 0  # of the commands, as read last
+    may_warn_ms: int = 0  # when it is said again that somebody can't be answered
+    cuttable_ms: dict[tuple[str, int], int] = field(default_factory=dict)  # since when something is
+    since_epoch: dict[str, int] = field(default_factory=dict)  # stream -> commits in its history
+    spare: dict[str, int] = field(
+        default_factory=dict
+    )  # stream -> history that speaks of nothing left
     crowded: list[tuple[str, int]] = field(default_factory=list)  # where something may have to move
     may_move_ms: dict[tuple[str, int], int] = field(default_factory=dict)
+    foreign: Counter[str] = field(
+        default_factory=Counter
+    )  # stream -> records of others found there
 
     def last(self, txn_id: bytes) -> int:
         return self.heard.get(txn_id, self.since_ms)
+
+    def forget_txn(self, txn_id: bytes) -> None:
+        """It is over, and that is on the log."""
+        for kept in (self.heard, self.not_before_ms, self.rolls_by_ms, self.trouble):
+            kept.pop(txn_id, None)
+        self.to_carry.discard(txn_id)
 
     def forget_stream(self, stream: str) -> None:
         """It is no more; what comes under its name is another one."""
         self.may_roll_ms.pop(stream, None)
         self.may_grow_ms.pop(stream, None)
+        self.since_epoch.pop(stream, None)
+        self.spare.pop(stream, None)
         self.crowded = [place for place in self.crowded if place[0] != stream]
-        for place in [place for place in self.may_move_ms if place[0] == stream]:
-            del self.may_move_ms[place]
+        for times in (self.may_move_ms, self.cuttable_ms):
+            for place in [place for place in times if place[0] == stream]:
+                del times[place]
 
 
 @dataclass(slots=True)
@@ -117,16 +149,21 @@ class Turn:
     now_ms: int
     round: Round = field(default_factory=Round)
     hybrid_time: int = 0
+    at: int | None = None  # the offset of the command that is decided
     puts: int = 0
+    size: int = 0  # bytes of rows and answers, about
     merge_limit: int | None = None  # at most so many merges in this round
     plain_waits: bool = False  # no plain writes in this round
     plain_bytes: int = 0  # of plain writes that this round commits
     expired_ms: int = 0  # the horizon of forgotten ids
     ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
-    cut: dict[tuple[str, int], int] = field(default_factory=dict)  # journal partitions' low waters
+    cut: dict[tuple[str, int], int] = field(default_factory=dict)  # low waters
     forgotten: list[str] = field(default_factory=list)  # streams that are no more with this round
 
+    _finished: int = field(init=False)
+
     def __post_init__(self) -> None:
+        self._finished = self.state.finished
         self.hybrid_time = self.state.round.hybrid_time
         self.expired_ms = self.state.round.expired_ms
 
@@ -137,9 +174,15 @@ class Turn:
         """Unix milliseconds."""
         return self.now_us // 1000
 
+    @property
+    def finished(self) -> int:
+        """How many transactions come to their ends with this round, one-shots too."""
+        return self.state.finished - self._finished
+
     def put(self, key: bytes, row: Any) -> None:
         """Write a row (None: delete it)."""
         value = self.state.apply(key, row)
+        self.size += len(value or b"")
         self.puts += 1
         self.round.rows.pop(key, None)  # only the last row of a key goes on the log, in its order
         self.round.rows[key] = value
@@ -147,6 +190,7 @@ class Turn:
     def reply(self, to: ReplyTo | None, result: Any) -> None:
         """Answer, unless nobody waits."""
         if to is not None:
+            self.size += limits.weight(result)
             self.round.replies.append((to, result))
 
     def next_timestamp(self) -> int:
@@ -162,13 +206,16 @@ class Turn:
     # -- looking up -----------------------------------------------------------------------------------
 
     def token(self, data: bytes) -> Token:
-        """The token, if its signature holds and it is of this control partition."""
+        """The token, if signature and proof hold and it is of this control partition."""
         token = verify(data, self.settings.token_key)
         if int.from_bytes(token.txn_id[:2], "big") != self.settings.control_partition:
             raise InvalidToken(
                 "the token is of another control partition: send the command to "
                 f"partition {int.from_bytes(token.txn_id[:2], 'big')}"
             )
+        row = self.state.txn_row(token.txn_id)
+        if row is not None:
+            check_proof(data, row.secret, self.settings.token_key)
         return token
 
     def row(self, txn_id: bytes) -> TxnRow:
@@ -187,7 +234,7 @@ class Turn:
     def check_new_id(self, txn_id: bytes) -> None:
         """An id that is about to get its first row."""
         made_ms = made_ms_of(txn_id)
-        if made_ms <= self.expired_ms:
+        if made_ms <= max(self.expired_ms, self.wall_ms - self.settings.retention_ms):
             raise Expired("the transaction id is too old: begin a new one")
         ahead_ms = made_ms - self.wall_ms
         if ahead_ms > self.settings.max_ahead_ms:
@@ -215,9 +262,10 @@ class Turn:
         """Why a transaction that is being committed does not go on; empty if nothing is known against it."""
         txn = self.state.open.get(txn_id)
         if txn is not None and txn.row.state == "FINALIZE_IN_PROGRESS":
-            gone = [stream for stream in sorted(txn.participants) if not self.usable(stream)]
-            if gone:
-                return f"{IN_TROUBLE}: topics of {', '.join(gone)} were deleted, or made anew"
+            for stream in sorted(txn.participants):
+                if not self.usable(stream):
+                    why = self.hearing.waiting.get(stream, "a topic of it is gone")
+                    return f"{IN_TROUBLE}: {stream}: {why}"
         return self.hearing.trouble.get(txn_id, "")
 
     def hear(self, txn_id: bytes) -> None:
@@ -225,19 +273,20 @@ class Turn:
         self.hearing.heard[txn_id] = self.now_ms
 
     def outcome(self, row: TxnRow, *, full: bool = True) -> Outcome:
-        """A transaction as its askers see it."""
+        """A transaction as its askers see it: one whose commit waits is not called OPEN."""
         writers = self.state.writers(row.txn_id) if full else {}
+        waits = row.state == "OPEN" and row.txn_id in self.state.committing
         trouble = self.trouble(row.txn_id) if row.state not in FINISHED else ""
         return Outcome(
             txn_id=row.txn_id,
-            state=row.state,
+            state="COMMIT_IN_PROGRESS" if waits else row.state,
             scope=row.scope,
             name=row.name,
             commit_timestamp=row.commit_timestamp,
             committed=row.committed,
             rejected=row.rejected,
             left_out=row.left_out,
-            reason=row.reason or trouble,
+            reason=row.reason or trouble or (WAITING if waits else ""),
             begun_ms=row.begun_ms,
             finished_ms=row.finished_ms,
             keepalive_ms=row.keepalive_ms,
@@ -249,12 +298,12 @@ class Turn:
 def is_usable(state: State, hearing: Hearing, stream: str) -> bool:
     """Whether a stream's topics can be read and written, as far as is known."""
     row = state.streams.get(stream)
-    return row is not None and row.state == "ACTIVE" and stream not in hearing.missing
+    return row is not None and row.state == "ACTIVE" and stream not in hearing.waiting
 
 
 def refuse(error: AnabranchError) -> Refusal:
     """The answer for an error."""
-    return Refusal(code=type(error).__name__, message=str(error))
+    return Refusal(code=type(error).__name__, message=limits.cut(str(error)))
 
 
 def attempt(turn: Turn, to: ReplyTo | None, decision: Callable[[], None]) -> None:
@@ -268,12 +317,15 @@ def attempt(turn: Turn, to: ReplyTo | None, decision: Callable[[], None]) -> Non
         turn.reply(to, refuse(error))
 
 
-def close_round(turn: Turn, commands_offset: int, *, expired_ms: int | None = None) -> Round:
+def close_round(
+    turn: Turn, commands_offset: int, control_offset: int, *, expired_ms: int | None = None
+) -> Round:
     """The round, with the row that says how far the control partition has come."""
     row = RoundRow(
         term=turn.state.term.term if turn.state.term else 0,
         hybrid_time=turn.hybrid_time,
         commands_offset=commands_offset,
+        control_offset=control_offset,
         expired_ms=max(turn.expired_ms, expired_ms or 0),
     )
     if not turn.round.empty:

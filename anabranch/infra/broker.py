@@ -32,7 +32,7 @@ from anabranch.infra.settings import (
     properties_text,
     server_properties,
 )
-from anabranch.infra.storage import DATA, ensure_formatted
+from anabranch.infra.storage import DATA, ensure_formatted, hold
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -196,6 +196,7 @@ class EmbeddedBroker:
             PortTaken: the given port is in use.
             BrokerDied: it (or formatting) ended by itself; with the last lines of its log.
             StartDeadlinePassed: it did not serve in time, and was stopped.
+            FolderInUse, FolderUnusable: see `hold`.
             FolderMismatch: the folder was formatted with another ``transaction_version``.
         """
         if self.running:
@@ -209,10 +210,13 @@ class EmbeddedBroker:
             raise PortTaken(self._port)
         made_folder = self._make_folder()
         try:
-            for tries_left in reversed(range(_PORT_TRIES)):
-                if self._launch(java, class_path, deadline, may_lose_race=tries_left > 0):
-                    return
-                self._drop_process()
+            # The supervisor holds it on: until the broker has ended, however its owner does.
+            with hold(self.folder) as held:
+                for tries_left in reversed(range(_PORT_TRIES)):
+                    last = tries_left == 0
+                    if self._launch(java, class_path, deadline, held, may_lose_race=not last):
+                        return
+                    self._drop_process()
         except BaseException:
             self._drop_process()
             if made_folder:
@@ -266,7 +270,13 @@ class EmbeddedBroker:
         return self._process
 
     def _launch(
-        self, java: JavaRuntime, class_path: list[Path], deadline: float, *, may_lose_race: bool
+        self,
+        java: JavaRuntime,
+        class_path: list[Path],
+        deadline: float,
+        held: int,
+        *,
+        may_lose_race: bool,
     ) -> bool:
         """One try to start; False if somebody took a port of our choice in the meantime."""
         folder = self.folder
@@ -314,6 +324,7 @@ class EmbeddedBroker:
             [*command, "kafka.Kafka", str(config)],
             log=self.log,
             environment=environment,
+            held=held,
             remove_when_orphaned=membership.temporary
             if membership
             else (folder if self._given_folder is None else None),
@@ -355,12 +366,12 @@ class EmbeddedBroker:
         return True
 
     def _make_folder(self) -> bool:
-        """Makes the folder if there is none; whether it made a temporary one."""
+        """Makes a temporary folder if none is given; whether it did."""
         made = self._folder is None
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="anabranch-broker-"))
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self._given_log is not None:
+            self._given_log.parent.mkdir(parents=True, exist_ok=True)
         return made
 
     def _remove_folder(self) -> None:

@@ -60,7 +60,7 @@ class EmbeddedCluster:
             raise ValueError(f"{brokers} brokers need as many ports, not {list(ports)}")
         self._given_folder = Path(folder).absolute() if folder is not None else None
         self._folder = self._given_folder or Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         cluster_id = self._cluster_id(brokers)
         chosen = _free_ports(2 * brokers)
         voters = {n: chosen.pop() for n in range(1, brokers + 1)}

@@ -73,5 +73,13 @@ class BrokerNotRunning(BrokerFailed, FixCallError):
     """The call needs a running broker."""
 
 
+class FolderInUse(InfraError, RetryError):
+    """Another process has the folder."""
+
+
+class FolderUnusable(InfraError, FixCallError):
+    """The folder can't be made, or not be written to."""
+
+
 class FolderMismatch(InfraError, FixCallError):
     """The data folder was formatted with other settings than those asked for."""

@@ -43,10 +43,12 @@ class SupervisedProcess:
         log: Path,
         environment: Mapping[str, str],
         remove_when_orphaned: Path | None = None,
+        held: int | None = None,
     ) -> SupervisedProcess:
         """Starts ``command``, its output appended to ``log``.
 
-        ``remove_when_orphaned`` is a folder that the supervisor removes if this process dies.
+        ``remove_when_orphaned`` is a folder that the supervisor removes if this process dies. ``held``: an open
+        file that the supervisor keeps as long as the command runs.
 
         Raises:
             OSError: the command (or its supervisor) could not be started.
@@ -65,6 +67,7 @@ class SupervisedProcess:
             # A session of its own: Ctrl-C in the owner's terminal is the owner's to handle.
             start_new_session=True,
             bufsize=0,
+            pass_fds=() if held is None else (held,),
         )
         process = cls(supervisor)
         deadline = time.monotonic() + _START_TIMEOUT_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -9,15 +10,52 @@ import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from anabranch.infra import logs
-from anabranch.infra.errors import BrokerDied, FolderMismatch, StartDeadlinePassed
+from anabranch.infra.errors import (
+    BrokerDied,
+    FolderInUse,
+    FolderMismatch,
+    FolderUnusable,
+    StartDeadlinePassed,
+)
 from anabranch.infra.lock import broker_lock
 
 DATA = "data"
+_LOCK = "in-use"
 _FACTS = "broker.json"
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[int]:
+    """The folder is this process's own, made for it (mode 0700) if it is not there.
+
+    It gives a descriptor: a child that inherits it holds the folder too, until both have closed it.
+
+    Raises: FolderInUse, FolderUnusable.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        why = error.strerror or error
+        raise FolderUnusable(f"the folder {folder} can't be made, or written to: {why}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = os.pread(lock, 20, 0).decode(errors="replace")
+            raise FolderInUse(
+                f"{folder} is in use by pid {who}: end that one, or give another folder"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d" % os.getpid(), 0)
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def ensure_formatted(

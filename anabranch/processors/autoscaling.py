@@ -20,7 +20,7 @@ from anabranch.core.keyspace import position_of
 from anabranch.core.plan import NewEpoch, Part, Round, StreamCommit, Tail
 from anabranch.core.state import State
 from anabranch.core.turn import Turn
-from anabranch.errors import InvalidArgument
+from anabranch.errors import FixCallError, InvalidArgument
 from anabranch.schemas.records import Event, SegmentRange, StreamRow
 
 log = logging.getLogger("anabranch.controller")
@@ -188,7 +188,10 @@ class Autoscaling:
             "scaling %s: %s; %d segments instead of %d",
             stream, proposal.why, len(proposal.ranges), len(proposal.seal),
         )  # fmt: skip
-        start(turn, row, proposal.seal, proposal.ranges, None)
+        try:
+            start(turn, row, proposal.seal, proposal.ranges, None)
+        except FixCallError as error:
+            log.warning("%s is not scaled: %s", stream, error)
 
 
 def _ranges(round_: Round, commit: StreamCommit, row: StreamRow) -> dict[int, SegmentRange]:

@@ -23,7 +23,15 @@ from anabranch.core.journal_index import JournalIndex
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.state import State
 from anabranch.core.turn import IN_TROUBLE
-from anabranch.ports import Log, LogRefused, OffsetOutOfRange, Producer, TopicGone, TopicPartition
+from anabranch.ports import (
+    Log,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    OffsetOutOfRange,
+    Producer,
+    TopicPartition,
+)
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CarryRow
 from anabranch.topics.builder import BatchBuilder
@@ -55,10 +63,10 @@ class Job:
 
 
 class _Refused(NamedTuple):
-    """The broker did not take a chunk of this job."""
+    """A chunk of this job could not be carried; nothing happened."""
 
     key: Key
-    error: LogRefused
+    error: LogError
 
 
 class Lane:
@@ -85,7 +93,7 @@ class Lane:
         """Carry the next chunk of a job; its row, moved on, is on the log when this returns.
 
         Raises:
-            LogRefused: the broker does not take it; nothing happened, and the job is of no use any more.
+            LogRefused, LogUnavailable: it can't be carried now; nothing happened, the job is of no use any more.
             LogError: the leader must lead anew.
         """
         runs: list[StoredRun] = []
@@ -114,7 +122,7 @@ class Lane:
             builder = BatchBuilder()
             builder.add(key, encode(job.row), (), wall_ms)
             producer.append([(self._status, builder.build())])
-        except LogRefused:
+        except (LogRefused, LogUnavailable):
             self._read_anew()  # the journal may be another one when there is something to carry next
             producer.abort()
             raise
@@ -153,8 +161,8 @@ def lanes_of(
     chunk_bytes: int,
     read_ahead: bool,
 ) -> list[Lane]:
-    """A lane for each pair of producers."""
-    return [Lane(log, status, pair, chunk_bytes, read_ahead=read_ahead) for pair in pairs]
+    """A lane for each pair of producers; one that waits for markers has none."""
+    return [Lane(log, status, pair, chunk_bytes, read_ahead=read_ahead) for pair in pairs if pair]
 
 
 class Carriers:
@@ -183,7 +191,7 @@ class Carriers:
         self._waiting: deque[Job] = deque()
         self._todo: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
         self._told: queue.SimpleQueue[CarryRow | _Refused | Exception] = queue.SimpleQueue()
-        self.gone: list[TopicGone] = []  # topics that were not found
+        self.failed: list[LogError] = []  # why chunks could not be carried
         self._not_before_ms: dict[Key, int] = {}  # what the broker refused, wall clock
         self._stop = threading.Event()
         self._one_chunk = threading.Lock()
@@ -256,8 +264,7 @@ class Carriers:
                     self._forget((told.txn_id, told.stream, told.number))
             else:
                 log.warning("a decided merge can't be carried on: %s", told.error)
-                if isinstance(told.error, TopicGone):
-                    self.gone.append(told.error)
+                self.failed.append(told.error)
                 self._trouble[told.key[0]] = f"{IN_TROUBLE}: {told.error}"
                 self._forget(told.key)
                 self._not_before_ms[told.key] = wall_ms + RETRY_MS
@@ -267,8 +274,8 @@ class Carriers:
         self._jobs.pop(key, None)
         self._not_before_ms.pop(key, None)
 
-    def close(self) -> None:
-        """Stop after the chunks under way."""
+    def close(self) -> bool:
+        """Stop after the chunks under way. False if one does not end in time: it may still come."""
         self._stop.set()
         for _ in self._threads:
             self._todo.put(None)
@@ -276,6 +283,7 @@ class Carriers:
             thread.join(_JOIN_S)
         for lane in self._lanes:
             lane.close()
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, lane: Lane) -> None:
         while (work := self._todo.get()) is not None:
@@ -295,5 +303,5 @@ class Carriers:
 def _chunk(lane: Lane, job: Job, wall_ms: int) -> CarryRow | _Refused:
     try:
         return lane.chunk(job, wall_ms)
-    except LogRefused as error:
+    except (LogRefused, LogUnavailable) as error:
         return _Refused(job.key, error)

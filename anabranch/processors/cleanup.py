@@ -1,4 +1,4 @@
-"""Cutting journals, and moving what keeps them long (`core.decide_cleanup`).
+"""Cutting journals and histories, and moving what keeps journals long (`core.decide_cleanup`).
 
 Both follow the log. Records are deleted only below a low water that is on it, by whoever leads; a successor
 does it again, which is harmless. Copies are appended first and the rows that say where they stand after
@@ -9,10 +9,11 @@ everyone, and the low water rises in a later round only.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from anabranch.core.decide_cleanup import Copied, Lying, has_moved, moved, not_now, runs_to_move
+from anabranch.core.rows import HISTORY
 from anabranch.core.staged import Place
 from anabranch.core.turn import Turn
 from anabranch.errors import check
@@ -21,16 +22,18 @@ from anabranch.ports import (
     Log,
     LogError,
     LogRefused,
+    LogUnavailable,
     OffsetOutOfRange,
     Producer,
     RawBatch,
     TopicPartition,
 )
+from anabranch.processors.histories import Histories
 from anabranch.topics.batch import read_header
 from anabranch.topics.builder import BatchBuilder
 from anabranch.topics.compression import NAMES
 from anabranch.topics.journal_reader import JournalReader, JournalReaders
-from anabranch.topics.names import journal_topic
+from anabranch.topics.names import history_topic, journal_topic
 from anabranch.topics.splice import BATCH_BYTES, batch_limit, worth_splicing
 
 log = logging.getLogger("anabranch.controller")
@@ -39,24 +42,35 @@ RETRY_MS = 30_000
 
 
 class Cutter:
-    """Deletes what lies below logged low waters. That it fails is nobody's trouble: it is tried again."""
+    """Deletes what lies below logged low waters, and finds what histories may go.
 
-    def __init__(self, source: Log, *, threads: bool) -> None:
-        """``threads``: on a helper thread, one request at a time: an absent broker must not stop the rounds."""
+    That it fails is nobody's trouble: it is tried again.
+    """
+
+    def __init__(self, source: Log, *, threads: bool, histories_ms: int) -> None:
+        """``threads``: on a helper thread, one request at a time: an absent broker must not stop the rounds.
+
+        ``histories_ms``: how often to look at the histories.
+        """
         self._log = source
         self._due: dict[TopicPartition, int] = {}
         self._not_before_ms = 0
         self._pool = ThreadPoolExecutor(1, "anabranch-cutter") if threads else None
         self._under_way: Future[dict[TopicPartition, int]] | None = None
-        self._at: frozenset[str] = frozenset()  # the topics of the request under way
+        self._at: frozenset[str] = frozenset()  # the streams of the request under way
+        self._histories = Histories(source)
+        self._histories_ms = histories_ms
+        self._next_look_ms = 0
+        self._looking: Future[dict[str, int]] | None = None
+        self._looks_at: frozenset[str] = frozenset()
 
     def logged(self, low_waters: Mapping[Place, int]) -> None:
         """These are on the log."""
         for (stream, partition), offset in low_waters.items():
-            self._due[TopicPartition(journal_topic(stream), partition)] = offset
+            self._due[_place(stream, partition)] = offset
 
-    def cut(self, now_ms: int) -> None:
-        """Delete what may be deleted, or begin to."""
+    def cut(self, now_ms: int, waiting: Container[str] = ()) -> None:
+        """Delete what may be deleted, or begin to; not of the ``waiting`` topics, which can't be reached."""
         if self._under_way is not None:
             if not self._under_way.done():
                 return
@@ -64,21 +78,50 @@ class Cutter:
             self._under_way = None
         if not self._due or now_ms < self._not_before_ms:
             return
-        due, self._due = self._due, {}
+        due = {place: at for place, at in self._due.items() if place.topic not in waiting}
+        if not due:
+            return
+        self._due = {place: at for place, at in self._due.items() if place not in due}
         self._at = frozenset(place.topic for place in due)
         if self._pool is not None:
             self._under_way = self._pool.submit(self._delete, due)
         else:
             self._take_back(self._delete(due), now_ms)
 
+    def spare(self, now_ms: int, streams: Callable[[], Mapping[str, int]]) -> dict[str, int]:
+        """Stream -> offset below which its history speaks of no event that is left, as it was found.
+
+        ``streams``: the partitions of each; they are looked at now and then.
+        """
+        found: dict[str, int] = {}
+        if self._looking is not None:
+            if not self._looking.done():
+                return found
+            found = self._looking.result()
+            self._looking = None
+        elif now_ms >= self._next_look_ms:
+            self._next_look_ms = now_ms + self._histories_ms
+            if self._pool is None:
+                found = self._histories.spare(streams())
+            else:
+                looked_at = streams()
+                self._looks_at = frozenset(looked_at)
+                self._looking = self._pool.submit(self._histories.spare, looked_at)
+        there = streams() if found else {}
+        return {stream: at for stream, at in found.items() if stream in there}
+
     def is_at(self, stream: str) -> bool:
-        """Whether records of this stream's journal are being deleted."""
-        return self._under_way is not None and journal_topic(stream) in self._at
+        """Whether records of this stream's journal or history are being deleted, or looked for."""
+        topics = {journal_topic(stream), history_topic(stream)}
+        return (self._under_way is not None and not topics.isdisjoint(self._at)) or (
+            self._looking is not None and stream in self._looks_at
+        )
 
     def forget_stream(self, stream: str) -> None:
-        """What is logged of its journal is of no journal that there may be."""
-        topic = journal_topic(stream)
-        self._due = {place: at for place, at in self._due.items() if place.topic != topic}
+        """Low waters logged for the old journal and history do not apply to new ones of the same name."""
+        topics = {journal_topic(stream), history_topic(stream)}
+        self._due = {place: at for place, at in self._due.items() if place.topic not in topics}
+        self._histories.forget_stream(stream)
 
     def close(self) -> None:
         """A request under way is not waited for: it says nothing that is not logged."""
@@ -97,9 +140,9 @@ class Cutter:
         except LogRefused as error:
             if len(due) > 1:
                 return self._delete_one_by_one(due)
-            log.warning("a journal can't be cut: %s", error)  # the next low water tries again
+            log.warning("a topic can't be cut: %s", error)  # the next low water tries again
         except LogError as error:
-            log.warning("journals can't be cut now: %s", error)
+            log.warning("topics can't be cut now: %s", error)
             return due
         return {}
 
@@ -108,6 +151,13 @@ class Cutter:
         for partition, offset in due.items():
             failed |= self._delete({partition: offset})
         return failed
+
+
+def _place(stream: str, partition: int) -> TopicPartition:
+    """Of a low water."""
+    if partition == HISTORY:
+        return TopicPartition(history_topic(stream), 0)
+    return TopicPartition(journal_topic(stream), partition)
 
 
 def move_next(
@@ -130,7 +180,7 @@ def move_next(
     limit = batch_limit(turn.state.streams[place[0]].settings)
     try:
         copies = copy_runs(source, producer, place, lying, limit)
-    except (LogRefused, OffsetOutOfRange, CorruptBatch):
+    except (LogRefused, LogUnavailable, OffsetOutOfRange, CorruptBatch):
         # Not an end of leading: the same would come again.
         producer.abort()
         not_now(turn, place)
@@ -138,7 +188,7 @@ def move_next(
     moved(turn, place, lying, copies)
     try:
         write(producer)
-    except LogRefused:
+    except (LogRefused, LogUnavailable):
         not_now(turn, place)
         raise
     has_moved(turn, place, lying, copies)

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from anabranch.core.turn import DAY_MS
+from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
+
+
+def parse_place(text: str) -> tuple[int, int]:
+    """(partition, offset) of ``PARTITION:OFFSET``."""
+    partition, _, offset = text.partition(":")
+    if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
+        raise InvalidArgument(f"{text!r} is no place of a command: PARTITION:OFFSET")
+    return int(partition), int(offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +30,10 @@ class ControllerOptions:
     ``chunk_bytes``: a bigger commit is carried aside in such chunks. ``collate_s``: a stream rolls at most once
     in this time. ``move_bytes``: what an old open transaction may keep in a journal before it is moved.
     ``lost_after_s``: how long a stream waits for a topic that is not found, before it is given up.
-    ``status_file``: where to write, as JSON, which control partitions this process leads.
+    ``max_streams``, ``max_partitions``: of a control partition.
+    ``skip_commands``: as PARTITION:OFFSET, commands that are set aside instead of being tried.
+    ``status_file``: where to write, as JSON, which control partitions this process leads. ``http``: HOST:PORT of
+    `/metrics`, `/live` and `/ready`. ``log_json``: the log as JSON, a document a line.
     """
 
     bootstrap: str
@@ -33,11 +45,16 @@ class ControllerOptions:
     session_timeout_s: float = 6.0
     retention_s: float = 7 * DAY_MS / 1000
     max_open: int = 100_000
+    max_streams: int = 10_000
+    max_partitions: int = 50_000
     max_staged_bytes: int = 64 << 30
     chunk_bytes: int = 16 << 20
     collate_s: float = 0.2
     move_bytes: int = 256 << 20
     lost_after_s: float = 30.0
     native_timeout_s: float = 60.0
+    skip_commands: tuple[str, ...] = ()
     status_file: Path | None = None
-    kafka: Mapping[str, str] = field(default_factory=dict)
+    http: str | None = None
+    log_json: bool = False
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets

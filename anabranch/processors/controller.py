@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decide import CHECK_MS, anything_stale, decide_due
+from anabranch.core.decide_aside import set_aside
+from anabranch.core.decide_cleanup import say_epochs_again
 from anabranch.core.decide_commit import next_due_ms
 from anabranch.core.decide_lost import give_up_stream
 from anabranch.core.decide_plain import give_up
@@ -23,30 +26,38 @@ from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
 from anabranch.ports import (
     Clock,
     Log,
+    LogBusy,
+    LogError,
     LogRefused,
+    LogUnavailable,
     Producer,
     Table,
-    TopicGone,
+    TableError,
     TopicPartition,
 )
 from anabranch.processors.autoscaling import Autoscaling
 from anabranch.processors.carrier import Carriers, is_carrying, lanes_of
 from anabranch.processors.cleanup import Cutter, move_next
+from anabranch.processors.culprit import Culprit
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.failpoints import AFTER_DECISION
 from anabranch.processors.foresight import Foresight
+from anabranch.processors.gaps import Gaps
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Command, Intake, decide_command
 from anabranch.processors.leadership import Lease, take_lead
 from anabranch.processors.lookout import Lookout
+from anabranch.processors.metrics import Metrics
 from anabranch.processors.stream_topics import StreamTopics
-from anabranch.topics.names import status_topic
+from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 
 log = logging.getLogger("anabranch.controller")
 
-MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
 INDEX_ROWS = 5_000  # so many changes of the journal index call for a round of their own
 MESSAGE_TOO_LARGE = 10
+# Codes by which a broker refuses what the records are: CORRUPT_MESSAGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP,
+# UNSUPPORTED_FOR_MESSAGE_FORMAT, UNSUPPORTED_COMPRESSION_TYPE, INVALID_RECORD. By others it refuses the topic.
+DATA_CODES = frozenset((MESSAGE_TOO_LARGE, 2, 18, 32, 43, 76, 87))
 REFUSED_WAIT_MS = 10_000  # how long the last round of a carried merge waits after a refusal
 GROWTH_LOOK_S = 0.01  # how soon topics that are being changed are looked at again
 
@@ -68,22 +79,27 @@ class Controller:
     threads: bool = False  # may use helper threads: to read ahead, and to carry big merges aside
     lease: Lease | None = None
     rounds: int = 0
+    metrics: Metrics = field(default_factory=Metrics)
     _state: State = field(init=False)
     _intake: Intake = field(init=False)
     _hearing: Hearing = field(init=False)
     _carriers: Carriers | None = None
     _topics: StreamTopics | None = None
     _cutter: Cutter | None = None
+    _gaps: Gaps | None = None
     _tails: dict[str, Tail] = field(default_factory=dict)
     _foresight: Foresight = field(default_factory=Foresight)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _lookout: Lookout = field(init=False)
-    _careful: int = 0  # in so many rounds there is one thing each: the broker refused a round
+    _term: int | None = None  # the last one that was led in
+    _culprit: Culprit = field(init=False)
+    _trying: Sequence[Command] = ()  # the commands of the round that failed
 
     def __post_init__(self) -> None:
         self._state = State(self.table)
         self._intake = Intake(self.log, self.table, self.settings)
         self._hearing = Hearing(0)
+        self._culprit = Culprit(self.settings.skip_commands)
         self._lookout = Lookout(self.log, self.clock, status_topic(self.settings.prefix))
 
     # -- leading --------------------------------------------------------------------------------------
@@ -91,8 +107,12 @@ class Controller:
     def lead(self) -> None:
         """Take the lead (design §5). Everything unlogged is dropped first."""
         self.resign()
-        with self._lookout.hinting():
-            self._lead()
+        try:
+            with self._lookout.hinting():
+                self._lead()
+        except LogError as error:
+            self._culprit.failed(error, ())
+            raise
 
     def _lead(self) -> None:
         self._state = State(self.table)
@@ -106,11 +126,14 @@ class Controller:
             leader=self.leader,
             token_key=self.settings.token_key,
             native_timeout=self.native_timeout,
+            former_term=self._term,
         )
+        self._term = self.lease.term
         self._hearing = Hearing(self._now_ms())
-        self._intake.missing = self._hearing.missing
-        self._lookout.begin(self._state, self._hearing.missing)
+        self._intake.waiting = self._hearing.waiting
+        self._lookout.begin(self._state, self._hearing.waiting)
         self._intake.begin(self._state)
+        self._culprit.begin(self._state)
         self._lookout.find_journals(self._intake, self._state)
         self._tails.clear()
         self._autoscaling = Autoscaling()
@@ -123,7 +146,9 @@ class Controller:
             trouble=self._hearing.trouble,
             carrying=self._hearing.carrying,
         )
-        self._cutter = Cutter(self.log, threads=self.threads)
+        every_ms = self.settings.clean_history_ms
+        self._cutter = Cutter(self.log, threads=self.threads, histories_ms=every_ms)
+        self._gaps = Gaps(self.log, self._hearing.foreign, threads=self.threads)
         self._topics = StreamTopics(
             self.log, self.clock, status.topic, self._cutter, threads=self.threads
         )
@@ -132,25 +157,50 @@ class Controller:
         )
         self._finish_topics()
 
+    def hand_over(self) -> None:
+        """Log that this leader has let go, and resign: a successor need not fear what it may have in hand."""
+        term, carriers = self._state.term, self._carriers
+        if (
+            self.lease is not None
+            and term is not None
+            and carriers is not None
+            and carriers.close()
+        ):
+            turn = self._turn()
+            turn.put(k.TERM_KEY, replace(term, resigned=True))
+            self._write(turn)
+        self.resign()
+
     def resign(self) -> None:
         """Lead no more. Nothing needs to be said: a successor fences what is left."""
-        for part in (self._carriers, self._topics, self._cutter, self.lease):
+        for part in (self._carriers, self._topics, self._cutter, self._gaps, self.lease):
             if part is not None:
                 part.close()
-        self._carriers = self._topics = self._cutter = self.lease = None
+        self._carriers = self._topics = self._cutter = self._gaps = self.lease = None
 
     @property
     def state(self) -> State:
         """The fold, for inspection."""
         return self._state
 
+    def look(self) -> None:
+        """Bring the metrics up to date."""
+        ended_ms = int(self.clock.wall() * 1000) - self.settings.retention_ms
+        self.metrics.look(self._state, self._intake, self._hearing, self._foresight, ended_ms)
+        self.metrics.set("commands_set_aside", self._intake.unreadable + self._culprit.count)
+
     # -- one pass -------------------------------------------------------------------------------------
 
     def step(self, max_wait: float) -> bool:
         """One pass; waits at most ``max_wait`` seconds for something to do. True if a round was written."""
         check(self.lease is not None, "step is for a controller that leads")
-        with self._lookout.hinting():
-            return self._step(max_wait)
+        self._trying = ()
+        try:
+            with self._lookout.hinting():
+                return self._step(max_wait)
+        except LogError as error:
+            self._culprit.failed(error, self._trying)
+            raise
 
     def _step(self, max_wait: float) -> bool:
         self._give_up_streams()
@@ -158,15 +208,19 @@ class Controller:
         self._shorten_journals()
         queue = self._intake.queue
         if not queue:
-            try:
-                self._intake.fetch(self._state, self._wait_for(max_wait))
-            except TopicGone as error:
-                if not self._lookout.find(self._state, error):
-                    raise
-                return False
-        # Carefully: a command, plain writes, merges in turn, or one kind could keep the others waiting.
-        limit = MAX_COMMANDS if not self._careful else int(self._careful % 3 == 0)
-        batch = queue[:limit]
+            failed = self._intake.fetch(self._state, self._wait_for(max_wait))
+            if failed and not self._lookout.find(self._state, *failed):
+                raise failed[0]
+        batch = self._culprit.take(queue, self._intake.commands_end)
+        try:
+            if not self._culprit.may_try(batch, self._turn, self._write):
+                self._culprit.done(batch)
+                del queue[:1]
+                return True
+        except (LogRefused, LogUnavailable) as error:
+            if not self._is_contained(error):
+                raise
+            return True
         turn = self._turn()
         at_end = (
             len(batch) == len(queue)
@@ -175,46 +229,67 @@ class Controller:
         )
         try:
             wrote = self._round(turn, batch, read_to_end=at_end)
-        except LogRefused as error:
+        except (LogRefused, LogUnavailable) as error:
             self._after_refusal(turn, batch, error)
             return True
-        del queue[:limit]
-        self._careful = max(0, self._careful - 1)
+        except LogError:
+            self._trying = batch
+            raise
+        except Exception as error:
+            if not batch or isinstance(error, TableError):
+                raise
+            self._drop()
+            self._trying = batch
+            self._culprit.raised(turn.at, error)
+            return True
+        self._intake.passed_over.clear()
+        self._culprit.done(batch)
+        del queue[: len(batch)]
         self._finish_topics()
         return wrote
 
     def _round(self, turn: Turn, commands: list[Command], *, read_to_end: bool) -> bool:
-        for command in commands:
+        for offset, why in self._intake.passed_over.items():
+            set_aside(turn, offset, "unreadable", why)
+        for i, command in enumerate(commands):
+            turn.size += len(command.payload)
             decide_command(turn, command)
+            if turn.size > limits.ROUND.value:
+                read_to_end = read_to_end and i + 1 == len(commands)
+                del commands[i + 1 :]
+        turn.at = None
         horizon = None
-        if not self._careful:
+        if not self._culprit.careful:
             self._autoscaling.decide(turn)
-        if not (self._careful and commands):
+        if not (self._culprit.careful and commands):
             horizon = decide_due(turn, read_to_end=read_to_end)
         return self._write(turn, commands, horizon)
 
-    def _after_refusal(self, turn: Turn, commands: list[Command], error: LogRefused) -> None:
-        """The broker refused the round's data; nothing happened. Find whose it was and refuse that.
+    def _after_refusal(
+        self, turn: Turn, commands: list[Command], error: LogRefused | LogUnavailable
+    ) -> None:
+        """The round was not written; nothing happened. Leave out what was in its way.
 
-        First each command, each run of plain writes and each merge gets a round of its own; what is refused
-        then is answered with an error, passed over, or aborted if it was a decided transaction. All others
-        go on.
+        If the broker refuses the data, first fewer commands, and then each command, each run of plain writes and
+        each merge, get a round of their own; what is refused then is answered with an error, passed over, or
+        aborted if it was a decided transaction. All others go on.
         """
-        self._state = State(self.table)  # the table holds what is committed, and nothing else
-        self._tails.clear()
-        for txn_id in turn.ended:  # they did not end: without this they would look silent
-            self._hearing.heard[txn_id] = turn.now_ms
-        if isinstance(error, TopicGone) and self._lookout.find(self._state, error):
-            return  # decided anew, without that stream
-        if not self._careful:
-            most = max(len(commands), len(turn.state.committing), turn.round.plain_runs)
-            self._careful = 3 * (most + 1)
+        self.metrics.add("refused_rounds")
+        if self._is_contained(error):
+            return
+        if not isinstance(error, LogRefused):
+            raise error
+        if error.topics and error.error not in DATA_CODES:
+            # A control topic can't be written: no command's fault, and nothing for one to be told.
+            raise LogUnavailable(str(error), error.topics) from error
+        if self._culprit.refused(commands, max(len(turn.state.committing), turn.round.plain_runs)):
             return
         fresh = self._turn()
         if commands:
             kind = EventTooLarge if error.error == MESSAGE_TOO_LARGE else InvalidArgument
             fresh.reply(commands[0].to, refuse(kind(f"the broker refused the events: {error}")))
             self._write(fresh, commands[:1])
+            self._culprit.done(commands[:1])
             del self._intake.queue[0]
             return
         for txn_id in turn.round.merged:
@@ -223,12 +298,36 @@ class Controller:
             else:  # carried aside: there is no way back
                 self._hearing.not_before_ms[txn_id] = turn.now_ms + REFUSED_WAIT_MS
                 self._hearing.trouble[txn_id] = f"{IN_TROUBLE}: {error}"
-        give_up(fresh, turn.round)
-        check(
-            not fresh.round.empty or bool(turn.round.merged),
-            f"the broker refuses what the controller itself says: {error}",
-        )
+        for stream, partition, runs in give_up(fresh, turn.round):
+            first, end = runs[0].first, runs[-1].end
+            log.error(
+                "%s[%d]: plain writes in [%d, %d) of the journal are passed over: %s",
+                *(stream, partition, first, end, error),
+            )
+        if fresh.round.empty and not turn.round.merged:
+            raise LogUnavailable(f"the broker refuses what the controller itself says: {error}")
         self._write(fresh)
+
+    def _drop(self) -> None:
+        """A turn's round was not written: the table holds what is committed, and nothing else."""
+        self._state = State(self.table)
+        self._tails.clear()
+        self._hearing.next_check_ms = self._hearing.next_clean_ms = 0  # what was due is due still
+
+    def _is_contained(self, error: LogError) -> bool:
+        """After a round that was not written: whether it can be decided again, without what was in its way."""
+        self._drop()
+        if isinstance(error, LogBusy):
+            return True  # with another transactional id
+        if isinstance(error, LogRefused) and error.error in DATA_CODES:
+            # What controllers say themselves is never too much: a topic's setting is, then.
+            own = (journal_topic, history_topic)
+            topics = {topic(stream) for stream in self._state.streams for topic in own}
+            if not error.topics & topics:
+                streams = {s for s in self._state.streams if stream_topic(s) in error.topics}
+                self._lookout.look(self._state, streams)
+                return not all(map(self._usable, streams))
+        return self._lookout.find(self._state, error)
 
     def _write(
         self,
@@ -243,7 +342,8 @@ class Controller:
         """
         if self._intake.rows.size > INDEX_ROWS:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
-        round_ = close_round(turn, self._intake.done(commands), expired_ms=horizon)
+        say_epochs_again(turn)
+        round_ = close_round(turn, *self._intake.done(commands), expired_ms=horizon)
         if round_.empty:
             return False
         for stream in round_.streams:
@@ -252,30 +352,42 @@ class Controller:
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
-        write_round(
-            Durable(
-                self.log,
-                self.table,
-                self.settings.prefix,
-                self.settings.control_partition,
-                self.threads,
-                self._foresight,
-            ),
-            producer or self.lease.next_producer(),
-            round_,
-            self._state,
-            self._intake.rows,
-            self._tails,
-            wall_ms=turn.wall_ms,
-            carrying=is_carrying(self._state),
-        )
+        begun = self.metrics.begin()
+        producer = producer or self.lease.next_producer()
+        try:
+            write_round(
+                Durable(
+                    self.log,
+                    self.table,
+                    self.clock,
+                    self.settings.prefix,
+                    self.settings.control_partition,
+                    self.threads,
+                    self._foresight,
+                    self._gaps,
+                ),
+                producer,
+                round_,
+                self._state,
+                self._intake.rows,
+                self._tails,
+                wall_ms=turn.wall_ms,
+                carrying=is_carrying(self._state),
+            )
+        except LogBusy as error:
+            log.warning("%s", error)
+            self.lease.set_aside(producer)
+            raise
         self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
         self._intake.index.settle(turn.ended, turn.cut)
+        for txn_id in turn.ended:
+            self._hearing.forget_txn(txn_id)
         for stream in turn.forgotten:
             self._forget_stream(stream)
         if self._cutter is not None:
             self._cutter.logged(turn.cut)
         self.rounds += 1
+        self.metrics.wrote(round_, len(commands), begun)
         if self.on_event is not None and any(op.op == "BEGIN_COMMIT" for _, _, op in round_.ops):
             self.on_event(AFTER_DECISION, "after")
         return True
@@ -286,10 +398,12 @@ class Controller:
         self._intake.forget_stream(stream)
         self._hearing.forget_stream(stream)
         self._autoscaling.forget_stream(stream)
-        if self._cutter is not None:
-            self._cutter.forget_stream(stream)
+        for part in (self._cutter, self._gaps):
+            if part is not None:
+                part.forget_stream(stream)
 
     def _turn(self) -> Turn:
+        self._hearing.commands_end = self._intake.commands_end
         return Turn(
             state=self._state,
             index=self._intake.index,
@@ -297,8 +411,8 @@ class Controller:
             hearing=self._hearing,
             now_us=int(self.clock.wall() * 1_000_000),
             now_ms=self._now_ms(),
-            merge_limit=1 if self._careful else None,
-            plain_waits=self._careful % 3 == 1,
+            merge_limit=1 if self._culprit.one_each else None,
+            plain_waits=self._culprit.plain_waits,
         )
 
     def _now_ms(self) -> int:
@@ -334,7 +448,8 @@ class Controller:
         for stream, why in self._lookout.given_up(self._state, after_s):
             turn = self._turn()
             aborted = give_up_stream(turn, stream, why)
-            self._write(turn)
+            if not self._written(turn):
+                return
             self._lookout.settled(stream)
             log.error("%s is lost: %s; %d transactions are aborted", stream, why, len(aborted))
 
@@ -352,39 +467,67 @@ class Controller:
                 self._hearing.not_before_ms.pop(row.txn_id, None)
         if rows:
             self.table.write(self._state.take_changes())
-        gone, self._carriers.gone = self._carriers.gone, []
-        for error in gone:
-            self._lookout.find(self._state, error)
+        failed, self._carriers.failed = self._carriers.failed, []
+        if failed:
+            self._lookout.find(self._state, *failed)
         self._carriers.sync(self._state, self._intake.index, wall_ms, self._usable)
 
     def _shorten_journals(self) -> None:
         """Delete what is below the logged low waters; move the next chunk of what keeps them low."""
         if self._cutter is not None:
-            self._cutter.cut(self._now_ms())
-        if not self._hearing.crowded or self._careful or self.lease is None:
+            resting = self._hearing.waiting
+            self._cutter.cut(
+                self._now_ms(),
+                {topic(s) for s in resting for topic in (journal_topic, history_topic)},
+            )
+            self._hearing.spare.update(self._cutter.spare(self._now_ms(), self._kept))
+        if self._gaps is not None:
+            self._gaps.look(self._now_ms())
+        if not self._hearing.crowded or self._culprit.careful or self.lease is None:
             return
         turn = self._turn()
         producer = self.lease.next_producer
         try:
             move_next(self.log, turn, producer, lambda used: self._write(turn, producer=used))
-        except LogRefused:
-            self._state = State(self.table)
+        except (LogRefused, LogUnavailable) as error:
+            if not self._is_contained(error) and isinstance(error, LogUnavailable):
+                raise
+
+    def _kept(self) -> dict[str, int]:
+        """Streams whose histories may be cut, and their partitions."""
+        streams = self._state.streams.items()
+        return {stream: row.partitions for stream, row in streams if self._usable(stream)}
 
     def _finish_topics(self) -> None:
         """What is logged about topics is done; also what a former leader left."""
         if self._topics is None:
             return
-        for decide_done in self._topics.step(self._state, self._hearing.missing):
+        for stream, decide_done in self._topics.step(self._state, self._hearing.waiting):
             turn = self._turn()
             decide_done(turn)
             try:
                 self._write(turn)
-            except TopicGone as error:
-                self._state = State(self.table)
-                self._tails.clear()
-                if not self._lookout.find(self._state, error):
+            except (LogRefused, LogUnavailable) as error:
+                contained = self._is_contained(error)
+                refused = None
+                if isinstance(error, LogRefused):
+                    refused = self._topics.refused(self._state, stream, error)
+                if refused is not None:
+                    turn = self._turn()
+                    refused(turn)
+                    self._write(turn)
+                elif not contained:
                     raise
-                return  # all others go on
+                return  # the state is another object now
         if self._topics.missed:
-            self._topics.missed = False
-            self._lookout.look(self._state)
+            self._lookout.look(self._state, self._topics.missed)
+            self._topics.missed.clear()
+
+    def _written(self, turn: Turn) -> bool:
+        """Write the round; False if it can't be now, for a stream that has to wait."""
+        try:
+            return self._write(turn) or True
+        except (LogRefused, LogUnavailable) as error:
+            if not self._is_contained(error):
+                raise
+            return False

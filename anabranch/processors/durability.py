@@ -20,7 +20,7 @@ is uncertain, everything unlogged is dropped and leadership begins anew (`leader
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
@@ -28,11 +28,23 @@ from typing import NamedTuple
 from anabranch.core import hybrid_time
 from anabranch.core.ids import OP_HEADER
 from anabranch.core.overlay import Overlay
-from anabranch.core.plan import Landed, NewEpoch, Round, Tail, history_records
+from anabranch.core.plan import Landed, NewEpoch, Round, Tail, anchored, history_records
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation
-from anabranch.ports import Log, LogRefused, OffsetOutOfRange, Producer, Table, TopicPartition
+from anabranch.ports import (
+    Clock,
+    Log,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    OffsetOutOfRange,
+    Producer,
+    Table,
+    TopicPartition,
+)
 from anabranch.processors.foresight import Foresight
+from anabranch.processors.gaps import Appended, Gaps
+from anabranch.processors.history_tail import check_unread
 from anabranch.processors.intake import made_anew
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.merge import Merge, Placed
@@ -41,7 +53,7 @@ from anabranch.schemas.records import EpochRecord, Reply
 from anabranch.topics.builder import BatchBuilder
 from anabranch.topics.journal_reader import JournalReaders, records_gone
 from anabranch.topics.names import (
-    commands_topic,
+    control_topic,
     history_topic,
     journal_topic,
     replies_topic,
@@ -52,6 +64,7 @@ from anabranch.topics.splice import batch_limit
 
 SMALL_BYTES = 1 << 20  # of merged data: one request together with the records
 BATCH_BYTES = 512 << 10
+HISTORY_BYTES = 8 << 20  # of one batch of a history; a round may have several
 _OP_BYTES = 64  # of an op's record, beside its value: key, header, framing
 
 
@@ -61,10 +74,12 @@ class Durable:
 
     log: Log
     table: Table
+    clock: Clock
     prefix: str
     control_partition: int
     read_ahead: bool = False  # fetch journals on a helper thread while merging
     foresight: Foresight | None = None  # write the history together with the data
+    gaps: Gaps | None = None  # look for records of others
 
 
 def write_round(
@@ -89,7 +104,8 @@ def write_round(
     Raises:
         LogRefused: the broker refused some of it, or what it merges is gone from a journal; the native
             transaction is aborted, nothing happened.
-        LogUncertain, LogFenced, LogUnavailable: lead anew.
+        LogUnavailable: likewise: a broker can't be reached, or a journal not be read.
+        LogUncertain, LogFenced: lead anew.
         TableError: the round has happened; the table can't follow.
     """
     _find_starts(to.log, round_, tails)
@@ -100,15 +116,22 @@ def write_round(
             done = _append(to, producer, round_, state, tails, wall_ms, None)
         if done is None:
             raise InvariantViolation("what is not foreseen can't come out otherwise")
-    except LogRefused:
+    except (LogRefused, LogUnavailable):
         producer.abort()
         raise
     except OffsetOutOfRange as error:
         producer.abort()
         raise records_gone(error) from error
+    except LogError:
+        raise
+    except Exception:
+        producer.abort()  # what was to be appended could not be made
+        raise
     producer.commit()
     if to.foresight is not None and done.history:
         to.foresight.committed(done.data, done.bases)
+    if to.gaps is not None:
+        to.gaps.appended(done.appended)
     changes = index_rows.take() | state.take_changes()  # what ended with this round is forgotten
     if done.status_end is not None and not carrying:
         changes[STATUS_POSITION] = done.status_end.to_bytes(8, "big")
@@ -129,12 +152,16 @@ def _find_starts(log: Log, round_: Round, tails: Mapping[str, Tail]) -> None:
 
 
 class _Appended(NamedTuple):
-    """What a round's native transaction holds: small data batches and where they stand; the status log's end."""
+    """What a round's native transaction holds: small data batches and where they stand; the status log's end.
+
+    ``appended``: where all of its data stands.
+    """
 
     data: list[Placed]
     bases: list[int]
     history: bool
     status_end: int | None
+    appended: list[Appended]
 
 
 def _append(
@@ -154,42 +181,45 @@ def _append(
         small = _append_if_big(producer, merge)
         records = list(_records(to, round_, state, status, wall_ms))
         foreseen = foresight.bases(small) if foresight is not None and small else None
-        history: list[_Batch] = []
-        moved: dict[str, Tail] = {}
+        history = None
+        first: list[_Batch] = []
         if foreseen is not None:
             merge.note(foreseen)
-            history, moved = _history(round_, merge, tails)
-        batches = [*small, *(record[:2] for record in (*records, *history))]
-        bases = producer.append(batches)
+            history = _Histories(round_, merge, tails)
+            first = history.next()
+        bases = producer.append([*small, *(record[:2] for record in (*records, *first))])
         data = bases[: len(small)]
-        if foreseen is None:
+        if history is None:
             merge.note(data)
-            history, moved = _history(round_, merge, tails)
-            if history:
-                bases += producer.append([record[:2] for record in history])
+            history = _Histories(round_, merge, tails)
         elif foresight is not None:
             if data != foreseen:
                 foresight.wrong()
                 return None
             foresight.right()
+            history.stands(bases[len(small) + len(records) :])
+        while more := history.next():
+            stand = producer.append([record[:2] for record in more])
+            history.stands(stand)
+            bases += stand
         # Only now: offsets that were foreseen, perhaps before somebody else led, prove nothing.
-        _check_behind(round_, merge.landed(), tails)
+        appended = _check_behind(round_, merge.landed(), tails)
     finally:
         readers.close()
     ends = {
         partition: base + count
-        for (partition, _, count), base in zip(
-            (*records, *history), bases[len(small) :], strict=True
-        )
+        for (partition, _, count), base in zip(records, bases[len(small) :], strict=False)
     }
-    for stream, tail in moved.items():
+    for stream, offsets in history.places():
         place = TopicPartition(history_topic(stream), 0)
-        tail.last = ends[place] - 1
-        count = sum(record[2] for record in history if record[0] == place)
-        if ends[place] - count <= tails[stream].last:  # where its first record stands
-            raise made_anew(place, ends[place], tails[stream].last + 1, certain=True)
-    tails.update(moved)
-    return _Appended(small, data, bool(history), ends.get(status))
+        begins, before = offsets[0], tails[stream]
+        if begins <= before.last:
+            raise made_anew(place, offsets[-1] + 1, before.last + 1, certain=True)
+        if before.read_to is not None and begins > before.read_to:
+            # The first record of this leader: what lies between has to be markers.
+            check_unread(to.log, to.clock, place, before.read_to, begins)
+    history.move(tails)
+    return _Appended(small, data, bool(round_.history), ends.get(status), appended)
 
 
 def _limits(state: State, round_: Round) -> dict[str, int]:
@@ -227,7 +257,7 @@ def _records(
     replies: dict[int, list[tuple[bytes, bytes | None]]] = {}
     time = state.round.hybrid_time
     for waiting, result in round_.replies:
-        reply = Reply(waiting.correlation_id, time, result)
+        reply = Reply(waiting.correlation_id, waiting.command, time, result)
         replies.setdefault(waiting.partition, []).append((waiting.correlation_id, encode(reply)))
     for partition, answers in replies.items():
         yield from _batches(TopicPartition(replies_topic(to.prefix), partition), answers, wall_ms)
@@ -242,7 +272,7 @@ def _records(
         limit = max(1, min(BATCH_BYTES, room))
         yield from _batches(where, pairs, wall_ms, ((OP_HEADER, b""),), limit)
     for partition, command in round_.commands:
-        where = TopicPartition(commands_topic(to.prefix), partition)
+        where = TopicPartition(control_topic(to.prefix), partition)
         yield from _batches(where, [(b"", encode(command))], wall_ms)
 
 
@@ -263,30 +293,69 @@ def _batches(
 
 def _check_behind(
     round_: Round, landed: Mapping[tuple[int, int], Landed], tails: Mapping[str, Tail]
-) -> None:
-    """`TopicGone` if events came to stand before what was committed: then it is another topic."""
+) -> list[Appended]:
+    """Where events came to stand. `TopicGone` if before what was committed: then it is another topic."""
+    appended = []
+    ends: dict[tuple[str, int], int] = {}
     for i, commit in enumerate(round_.history):
         if isinstance(commit, NewEpoch):
             continue
         known = tails[commit.stream].vector
         for j, part in enumerate(commit.parts):
             at = part.carried or landed.get((i, j))
-            if at is not None and at.records and at.first < known.get(part.partition, 0):
+            if at is None or not at.records:
+                continue
+            if at.first < known.get(part.partition, 0):
                 place = TopicPartition(stream_topic(commit.stream), part.partition)
                 raise made_anew(place, at.first, known[part.partition], certain=True)
+            behind = ends.get((commit.stream, part.partition), known.get(part.partition, 0))
+            ends[commit.stream, part.partition] = at.end
+            appended.append(Appended(commit.stream, part.partition, behind, at.first))
+    return appended
 
 
-def _history(
-    round_: Round, merge: Merge, tails: Mapping[str, Tail]
-) -> tuple[list[_Batch], dict[str, Tail]]:
-    """The histories' batches, and the tails that they leave but for the last offset."""
-    moved = {s: replace(tails[s], vector=dict(tails[s].vector)) for s in round_.streams}
-    batches = []
-    landed = merge.landed()
-    for stream, records in history_records(round_, landed, moved).items():
-        builder = BatchBuilder()
-        for record in records:
-            key = b"" if isinstance(record, EpochRecord) else record.txn_id
-            builder.add(key, encode(record), (), hybrid_time.to_ms(record.timestamp))
-        batches.append((TopicPartition(history_topic(stream), 0), builder.build(), len(records)))
-    return batches, moved
+class _Histories:
+    """The history records of a round, batch after batch: what a record says of the place of one in another batch
+    is known once that one is appended."""
+
+    def __init__(self, round_: Round, merge: Merge, tails: Mapping[str, Tail]) -> None:
+        self._moved = {s: replace(tails[s], vector=dict(tails[s].vector)) for s in round_.streams}
+        self._records = history_records(round_, merge.landed(), self._moved)
+        self._offsets: dict[str, list[int]] = {stream: [] for stream in self._records}
+        self._next: list[tuple[str, int]] = []  # stream, number of records
+
+    def next(self) -> list[_Batch]:
+        """The next batch of each stream that has more records."""
+        batches = []
+        self._next = []
+        for stream, records in self._records.items():
+            builder, size = BatchBuilder(), 0
+            offsets = self._offsets[stream]
+            for number in range(len(offsets), len(records)):
+                record = anchored(records[number], number, offsets)
+                value = encode(record)
+                size += len(value)
+                if builder.count and size > HISTORY_BYTES:
+                    break
+                key = b"" if isinstance(record, EpochRecord) else record.txn_id
+                builder.add(key, value, (), hybrid_time.to_ms(record.timestamp))
+            if builder.count:
+                place = TopicPartition(history_topic(stream), 0)
+                batches.append((place, builder.build(), builder.count))
+                self._next.append((stream, builder.count))
+        return batches
+
+    def stands(self, bases: Sequence[int]) -> None:
+        """Where they were appended."""
+        for (stream, count), base in zip(self._next, bases, strict=True):
+            self._offsets[stream] += range(base, base + count)
+
+    def places(self) -> Iterable[tuple[str, list[int]]]:
+        """(stream, where its records stand)."""
+        return self._offsets.items()
+
+    def move(self, tails: MutableMapping[str, Tail]) -> None:
+        """Move the tails to the new ends."""
+        for stream, tail in self._moved.items():
+            tail.stands(self._offsets[stream])
+        tails.update(self._moved)

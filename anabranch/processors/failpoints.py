@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TypeVar
 
 from anabranch.errors import InvalidArgument
 from anabranch.ports import (
     Fetched,
     Log,
+    LogError,
     Producer,
     Table,
     TopicInfo,
@@ -65,9 +66,10 @@ class FailingProducer:
 
 
 def _kind(topic: str) -> str:
-    """commands, replies, status, journal, history or stream."""
+    """commands, control, replies, status, journal, history or stream."""
     last = topic.rpartition(".")[2]
-    return last if last in ("commands", "replies", "status", "journal", "history") else "stream"
+    kinds = ("commands", "control", "replies", "status", "journal", "history")
+    return last if last in kinds else "stream"
 
 
 class FailingLog:
@@ -84,23 +86,32 @@ class FailingLog:
         max_wait: float,
         max_bytes: int,
         committed: bool,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
     ) -> dict[TopicPartition, Fetched]:
         kinds = "+".join(sorted({_kind(tp.topic) for tp in positions}))
         return _around(
             self._hook,
             f"fetch:{kinds}",
             lambda: self._log.fetch(
-                positions, max_wait=max_wait, max_bytes=max_bytes, committed=committed
+                positions,
+                max_wait=max_wait,
+                max_bytes=max_bytes,
+                committed=committed,
+                failed=failed,
             ),
         )
 
     def end_offsets(
-        self, partitions: Iterable[TopicPartition], *, committed: bool
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        committed: bool,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
     ) -> dict[TopicPartition, int]:
         return _around(
             self._hook,
             "end_offsets",
-            lambda: self._log.end_offsets(partitions, committed=committed),
+            lambda: self._log.end_offsets(partitions, committed=committed, failed=failed),
         )
 
     def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -140,13 +151,18 @@ class FailingLog:
             lambda: self._log.add_partitions(topic, partitions),
         )
 
-    def default_replication_factor(self) -> int:
+    def default_replication_factor(self, topic: str) -> int | None:
         return _around(
-            self._hook, "default_replication_factor", self._log.default_replication_factor
+            self._hook,
+            "default_replication_factor",
+            lambda: self._log.default_replication_factor(topic),
         )
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         return _around(self._hook, "describe_topics", lambda: self._log.describe_topics(names))
+
+    def is_gone(self, topic: str, partitions: int) -> bool:
+        return _around(self._hook, "is_gone", lambda: self._log.is_gone(topic, partitions))
 
     def close(self) -> None:
         self._log.close()
@@ -162,8 +178,8 @@ class FailingTable:
     def get(self, key: bytes) -> bytes | None:
         return self._table.get(key)
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return self._table.scan(prefix)
+    def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        return self._table.scan(prefix, first)
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._table.scan_back(before)

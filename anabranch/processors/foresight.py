@@ -25,6 +25,7 @@ class Foresight:
         self._next: dict[TopicPartition, int] = {}
         self._skip = 0
         self._failures = 0
+        self.wrongs = 0  # in all
 
     def bases(self, batches: Sequence[Placed]) -> list[int] | None:
         """The offsets that the batches should get, in their order; None: not known, so wait for them."""
@@ -48,6 +49,7 @@ class Foresight:
     def wrong(self) -> None:
         """It did not. Where that goes on, attempts get rare: each costs an aborted native transaction."""
         self._failures += 1
+        self.wrongs += 1
         self._skip = min(1 << self._failures, MOST_SKIPPED)
 
     def committed(self, batches: Sequence[Placed], bases: Sequence[int]) -> None:

@@ -29,11 +29,11 @@ class Growth:
         return stream in self._under_way
 
     def step(
-        self, state: State, missing: Container[str] = ()
+        self, state: State, waiting: Container[str] = ()
     ) -> Iterator[tuple[str, int | AnabranchError]]:
         """Begin what is wanted; (stream, partitions that it has now, or why it can't be grown).
 
-        ``missing``: streams that lack a topic, and wait.
+        ``waiting``: streams in trouble.
 
         Raises: LogError, if the log can't be reached.
         """
@@ -45,7 +45,7 @@ class Growth:
             if row.wanted_partitions <= row.partitions:
                 continue
             if stream not in self._under_way:
-                if stream in missing:
+                if stream in waiting:
                     continue
                 wanted = row.wanted_partitions
                 self._under_way[stream] = wanted, self._begin(stream, wanted)

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
 from anabranch.core.plan import NO_PREVIOUS, Round, Tail
-from anabranch.errors import InvariantViolation
-from anabranch.ports import Clock, Log, LogUnavailable, TopicGone, TopicPartition
+from anabranch.core.vectors import completed, has_vector, vector_place
+from anabranch.errors import AnabranchError, InvariantViolation, MalformedRecord
+from anabranch.ports import (
+    Clock,
+    Fetched,
+    Log,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    TopicGone,
+    TopicPartition,
+)
 from anabranch.schemas.records import CommitRecord, EpochRecord
 from anabranch.topics.history_record import HistoryRecord, decode_history
 from anabranch.topics.names import history_topic
 from anabranch.topics.records import Record, decode_records
 
-DEADLINE_S = 30.0
+DEADLINE_S = 5.0  # everybody waits for it; a history that takes longer is tried again later
 _WINDOW = 64
+_LITTLE = 1 << 16  # bytes, for one record
 
 
 def tail_for(log: Log, clock: Clock, stream: str, round_: Round) -> Tail:
-    """The end of a stream's history. `TopicGone` if there is none, and this round does not begin it."""
-    tail = load_tail(log, clock, stream)
-    begins = any(new.stream == stream and not new.stream_epoch for new in round_.epochs)
+    """The end of a stream's history.
+
+    Raises: TopicGone: there is none, and this round does not begin it. LogRefused: it can't be understood.
+    """
+    try:
+        tail = load_tail(log, clock, stream)
+    except AnabranchError as error:
+        raise LogRefused(
+            f"a history can't be used: {error}", 0, (history_topic(stream),)
+        ) from error
+    begins = any(
+        new.stream == stream and not new.stream_epoch and not new.again for new in round_.epochs
+    )
     if tail.last == NO_PREVIOUS and not begins:
         topic = history_topic(stream)
         raise TopicGone(f"{topic} is empty: it was made anew", topic, lost=True)
@@ -32,7 +56,10 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
     """
     partition = TopicPartition(history_topic(stream), 0)
     deadline = clock.monotonic() + DEADLINE_S
-    end = log.end_offsets([partition], committed=False)[partition]
+    failed: dict[TopicPartition, LogError] = {}
+    end = log.end_offsets([partition], committed=False, failed=failed).get(partition, 0)
+    for error in failed.values():
+        raise error
     start = log.start_offsets([partition])[partition]
     window = _WINDOW
     while True:
@@ -46,9 +73,21 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
                 else _epoch_of(log, clock, deadline, partition, (start, last.offset), record)
             )
             starts = {s.segment_id: s.start_offset for s in epoch.segments}
-            return Tail({p.partition: p.offset for p in record.vector}, starts, last.offset)
+            begin = vector_place(last.offset, record)
+            since = [record]
+            if not has_vector(record):
+                found = _records(log, clock, deadline, partition, begin, last.offset + 1)
+                since = [_history_record(partition, one) for one in found]
+            if begin < start or not has_vector(since[0]):
+                raise MalformedRecord(
+                    f"{partition.topic} was cut behind offset {begin}, where the last vector stood: records were "
+                    "deleted by hand. Replace the stream by a new one"
+                )
+            whole = completed(record, since)
+            vector = {p.partition: p.offset for p in whole.vector}
+            return Tail(vector, starts, last.offset, begin, len(since) - 1, read_to=end)
         if low == start:
-            return Tail()
+            return Tail(read_to=end)
         window *= 8  # markers and aborted rounds fill the window
 
 
@@ -91,37 +130,54 @@ def _epoch_of(
 def _first_record(
     log: Log, clock: Clock, deadline: float, partition: TopicPartition, low: int, end: int
 ) -> Record | None:
-    position = low
-    while position < end:
-        if clock.monotonic() > deadline:
-            raise LogUnavailable(f"{partition.topic} could not be read in {DEADLINE_S:.0f} s")
-        fetched = log.fetch({partition: position}, max_wait=1.0, max_bytes=1 << 16, committed=True)
-        if partition not in fetched:
-            continue
-        for batch in fetched[partition].batches:
-            for record in decode_records(batch.data):
-                if low <= record.offset < end:
-                    return record
-        position = fetched[partition].next_offset
-    return None
+    return next(_records(log, clock, deadline, partition, low, end, _LITTLE), None)
 
 
 def _last_record(
     log: Log, clock: Clock, deadline: float, partition: TopicPartition, low: int, end: int
 ) -> Record | None:
-    last: Record | None = None
+    last = deque(_records(log, clock, deadline, partition, low, end), maxlen=1)
+    return last[0] if last else None
+
+
+def _records(
+    log: Log,
+    clock: Clock,
+    deadline: float,
+    partition: TopicPartition,
+    low: int,
+    end: int,
+    max_bytes: int = 1 << 20,
+) -> Iterator[Record]:
     position = low
     while position < end:
-        if clock.monotonic() > deadline:
-            raise LogUnavailable(
-                f"{partition.topic} could not be read from {position} to {end} in {DEADLINE_S:.0f} s: "
-                "a native transaction may be open on it"
-            )
-        fetched = log.fetch({partition: position}, max_wait=1.0, max_bytes=1 << 20, committed=True)
-        if partition not in fetched:
+        fetched = _fetch(log, clock, deadline, partition, position, max_bytes)
+        if fetched is None:
             continue
-        for batch in fetched[partition].batches:
-            records = [r for r in decode_records(batch.data) if low <= r.offset < end]
-            last = records[-1] if records else last
-        position = fetched[partition].next_offset
-    return last
+        for batch in fetched.batches:
+            yield from (r for r in decode_records(batch.data) if low <= r.offset < end)
+        position = fetched.next_offset
+
+
+def _fetch(
+    log: Log, clock: Clock, deadline: float, partition: TopicPartition, position: int, size: int
+) -> Fetched | None:
+    if clock.monotonic() > deadline:
+        raise LogUnavailable(
+            f"{partition.topic} could not be read from {position} on in {DEADLINE_S:.0f} s: a native "
+            "transaction may be open on it",
+            (partition.topic,),
+        )
+    failed: dict[TopicPartition, LogError] = {}
+    fetched = log.fetch(
+        {partition: position}, max_wait=1.0, max_bytes=size, committed=True, failed=failed
+    )
+    for error in failed.values():
+        raise error
+    return fetched.get(partition)
+
+
+def check_unread(log: Log, clock: Clock, partition: TopicPartition, low: int, end: int) -> None:
+    """`LogUnavailable` if a record stands in [low, end) of a history: a broker that is behind told its end."""
+    if _last_record(log, clock, clock.monotonic() + DEADLINE_S, partition, low, end) is not None:
+        raise LogUnavailable(f"{partition.topic} was read from a broker that is behind")

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
+from anabranch.core import limits
 from anabranch.core.decide import decide
 from anabranch.core.decide_admin import ACTIVE
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, command_digest
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.overlay import Overlay
 from anabranch.core.plan import ReplyTo
+from anabranch.core.rows import HISTORY
 from anabranch.core.state import State
 from anabranch.core.turn import Settings, Turn, refuse
-from anabranch.errors import AnabranchError, InvalidArgument, check
+from anabranch.errors import AnabranchError, InvalidArgument
 from anabranch.ports import (
     CorruptBatch,
     Fetched,
     Log,
+    LogError,
+    LogUnavailable,
     OffsetOutOfRange,
     RawBatch,
     Table,
@@ -27,19 +32,18 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.journals import index_fetched
-from anabranch.schemas.codec import decode
+from anabranch.schemas.codec import TYPES, decode
 from anabranch.schemas.records import AdoptScope
 from anabranch.topics.batch import read_header
-from anabranch.topics.names import commands_topic, journal_topic
+from anabranch.topics.names import commands_topic, control_topic, journal_topic, status_topic
 from anabranch.topics.records import Record, decode_records
 
 log = logging.getLogger("anabranch.controller")
 
 FETCH_BYTES = 4 << 20
-# Anybody may write commands, and a small batch can unpack to much: what one may have, and what is queued at once.
-MAX_UNPACKED_BYTES = 128 << 20
-MAX_BATCH_RECORDS = 100_000
+# Anybody may write commands, and a small batch can unpack to much: what is queued at once.
 QUEUED_BYTES = 32 << 20
+_WARN_MS = 60_000
 _RECORD_BYTES = 300  # what a queued command takes, beyond its payload
 
 
@@ -59,23 +63,57 @@ class Command:
 
     offset: int
     to: ReplyTo | None
-    payload: bytes
+    payload: bytes = field(repr=False)
     native: bool  # sent inside a native transaction
+    control: bool = False  # a record of the control topic, which only controllers write
+    unheard: bool = False  # it has headers for its answer, and they say nothing
+
+    @property
+    def key(self) -> int:
+        """Its offset; below 0 for what stands in the control topic."""
+        return -1 - self.offset if self.control else self.offset
 
 
 def decide_command(turn: Turn, command: Command) -> None:
     """Decide it. What is no command is answered, too."""
+    turn.at = command.key
+    if command.unheard and turn.now_ms >= turn.hearing.may_warn_ms:
+        turn.hearing.may_warn_ms = turn.now_ms + _WARN_MS
+        log.warning(
+            "the command at offset %d, and perhaps more, can't be answered: header %s has 1 to %d bytes, %s has 4, "
+            "the number of a partition of the replies",
+            command.offset, CORRELATION_HEADER, limits.CORRELATION_ID.value, REPLY_HEADER,
+        )  # fmt: skip
     try:
+        _check_size(turn, command.payload)
         record = decode(command.payload)
     except AnabranchError as error:
         turn.reply(command.to, refuse(error))
         return
-    if command.native and not isinstance(record, AdoptScope):
+    refusal = None
+    if isinstance(record, AdoptScope) != command.control:
+        refusal = InvalidArgument(
+            "AdoptScope is what controllers say to each other, and nothing else is"
+        )
+    elif command.native and not command.control:
         # It is read before its transaction ends, so it could take effect and yet be aborted.
         refusal = InvalidArgument("send commands outside of native transactions")
+    if refusal is not None:
         turn.reply(command.to, refuse(refusal))
         return
     decide(turn, record, command.to)
+
+
+def _check_size(turn: Turn, payload: bytes) -> None:
+    big = TYPES.get(payload[1]) in limits.BIG if len(payload) > limits.COMMAND.value else False
+    limit = limits.COMMAND._replace(value=turn.settings.command_bytes) if big else limits.COMMAND
+    limit.check(len(payload), f"a command {name_of(payload)}")
+
+
+def name_of(payload: bytes) -> str:
+    """The type of a command that is not decoded."""
+    found = TYPES.get(payload[1]) if len(payload) > 1 else None
+    return "unreadable" if found is None else found.__name__
 
 
 @dataclass(slots=True)
@@ -84,7 +122,8 @@ class Intake:
 
     ``rows``: changes of the journal index that wait for the next round; its commit proves that nobody else
     led while they were made. ``unreadable``: batches of commands that were passed over, as nothing can be read in
-    them, or too much.
+    them, or too much; ``passed_over``: those that are not logged yet, by offset, and why.
+    ``commands_end``: of the commands, as read last.
     """
 
     log: Log
@@ -93,9 +132,13 @@ class Intake:
     rows: Overlay = field(init=False)
     index: JournalIndex = field(init=False)
     queue: list[Command] = field(default_factory=list)
-    missing: Mapping[str, str] = field(default_factory=dict)  # streams whose journals are not read
+    waiting: Mapping[str, str] = field(default_factory=dict)  # streams whose journals are not read
     unreadable: int = 0
+    passed_over: dict[int, str] = field(default_factory=dict)
+    commands_end: int = 0
     _commands_at: int = 0
+    _control_at: int = 0  # up to where the control topic is read, committed
+    _control_seen: int = 0  # … and up to where it is known that something stands there
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -112,18 +155,23 @@ class Intake:
         self.index.rejected.clear()
         for place, low in state.low_water.items():
             # What lies below was dealt with; a table that was not kept up, or is new, need not read it.
-            self.index.positions[place] = max(low, self.index.positions.get(place, 0))
+            if place[1] != HISTORY:
+                self.index.positions[place] = max(low, self.index.positions.get(place, 0))
         self.queue.clear()
+        self.passed_over.clear()
         self._commands_at = state.round.commands_offset
+        self._control_at = self._control_seen = state.round.control_offset
 
-    def find_ends(self, state: State) -> None:
+    def find_ends(self, state: State) -> list[LogError]:
         """Find where the journals end now: what stands before that was judged by a former leader.
 
-        `TopicGone`: one is not there. Do it again without that stream.
+        Returns why some can't be asked: do it again without their streams.
         """
         journals = {tp: stream for tp, (stream, _) in self._journal_positions(state)}
-        ends = self.log.end_offsets(journals, committed=False)
+        failed: dict[TopicPartition, LogError] = {}
+        ends = self.log.end_offsets(journals, committed=False, failed=failed)
         self._known_until = {(journals[tp], tp.partition): end for tp, end in ends.items()}
+        return list(failed.values())
 
     def forget_stream(self, stream: str) -> None:
         """It is no more, and its index is dropped from the table."""
@@ -131,64 +179,104 @@ class Intake:
         for place in [place for place in self._known_until if place[0] == stream]:
             del self._known_until[place]
 
-    def done(self, commands: Iterable[Command]) -> int:
-        """The position in the commands once these, the first of the queue, are decided."""
-        last = max((command.offset for command in commands), default=None)
-        if last is not None:
-            return last + 1
-        return self.queue[0].offset if self.queue else self._commands_at
+    def done(self, commands: Sequence[Command]) -> tuple[int, int]:
+        """The positions in commands and control once these, the first of the queue, are decided."""
+        # Controllers' messages stand first: they are queued first, and only when the queue is empty.
+        at = len(commands)
+        left = islice(self.queue, at, None)
+        return (
+            next((command.offset for command in left if not command.control), self._commands_at),
+            next((c.offset for c in self.queue[at : at + 1] if c.control), self._control_at),
+        )
+
+    @property
+    def lag(self) -> int:
+        """Records of the commands that are not decided, as far as is known."""
+        return max(0, self.commands_end - self.done(())[0])
 
     def all_read(self) -> bool:
         """Whether the commands are read to their end: silence may be a heartbeat that was not read."""
         commands = self._commands_partition
-        return self.log.end_offsets([commands], committed=False)[commands] <= self._commands_at
+        return self.log.end_offsets([commands], committed=False)[commands] == self._commands_at
 
     @property
     def _commands_partition(self) -> TopicPartition:
         return TopicPartition(commands_topic(self.settings.prefix), self.settings.control_partition)
 
-    def fetch(self, state: State, max_wait: float) -> None:
-        """Fetch commands and journals together; index the journals, queue the commands."""
+    @property
+    def _control_partition(self) -> TopicPartition:
+        return TopicPartition(control_topic(self.settings.prefix), self.settings.control_partition)
+
+    def fetch(self, state: State, max_wait: float) -> list[LogError]:
+        """Fetch commands and journals together; index the journals, queue the commands.
+
+        Returns why some journals can't be read now.
+        """
         commands = self._commands_partition
-        positions = {commands: self._commands_at}
+        control = self._control_partition
+        positions = {commands: self._commands_at, control: self._control_seen}
         journals = dict(self._journal_positions(state))
         positions.update({tp: at for tp, (_, at) in journals.items()})
-        try:
-            fetched = self.log.fetch(
-                positions, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False
-            )
-        except OffsetOutOfRange as error:
-            self._skip_deleted(error, commands, journals)
-            return
+        failed: dict[TopicPartition, LogError] = {}
+        fetched = self.log.fetch(
+            positions, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False, failed=failed
+        )
+        for place in (commands, control):
+            problem = failed.pop(place, None)
+            if isinstance(problem, OffsetOutOfRange):
+                positions[place] = self._after_deleted(problem)
+                if place == commands:
+                    self._commands_at = positions[place]
+                else:
+                    self._control_at = self._control_seen = positions[place]
+            elif problem is not None:
+                # Everybody waits for these: until they are led again.
+                alone = {place: positions[place]}
+                fetched |= self.log.fetch(alone, max_wait=0, max_bytes=FETCH_BYTES, committed=False)
+        if control in fetched:
+            self._control_seen = fetched[control].next_offset
+        if self._control_at < self._control_seen:
+            self._queue_control()
         for tp, (stream, _) in journals.items():
             if tp in fetched:
                 self._index_journal(state, stream, tp.partition, fetched[tp])
         if commands in fetched:
             self._queue_commands(fetched[commands])
+        errors = []
+        for tp, error in failed.items():
+            try:
+                if isinstance(error, OffsetOutOfRange):
+                    at = self._after_deleted(error)
+                    self.index.positions[journals[tp][0], tp.partition] = at
+                else:
+                    errors.append(error)
+            except LogError as still:
+                errors.append(still)
+        return errors
 
-    def _skip_deleted(
-        self,
-        error: OffsetOutOfRange,
-        commands: TopicPartition,
-        journals: dict[TopicPartition, tuple[str, int]],
-    ) -> None:
-        """Retention took records that were not read: go on where the log begins now."""
-        start = self.log.start_offsets([error.partition])[error.partition]
-        if start <= error.position and error.partition != commands:
-            end = self.log.end_offsets([error.partition], committed=False)[error.partition]
-            if end < error.position:
-                raise made_anew(error.partition, end, error.position, certain=False)
-        check(start > error.position, f"{error} but it begins at {start}")
-        if error.partition == commands:
-            self._commands_at = start
-        else:
-            stream, _ = journals[error.partition]
-            self.index.positions[stream, error.partition.partition] = start
+    def _after_deleted(self, error: OffsetOutOfRange) -> int:
+        """Where the log begins now, if that is behind the position: retention took records that were not read.
+
+        Raises: TopicGone, not certain: the journal seems to end before it. LogUnavailable: commands, or control.
+        """
+        place = error.partition
+        start = self.log.start_offsets([place])[place]
+        if start > error.position:
+            return start
+        if place in (self._commands_partition, self._control_partition):
+            raise LogUnavailable(
+                f"{error}: a broker that is behind answers so; if the topic was deleted and made again, delete "
+                f"{status_topic(self.settings.prefix)} too, or let the position pass"
+            )
+        end = self.log.end_offsets([place], committed=False)[place]
+        if end < error.position:
+            raise made_anew(place, end, error.position, certain=False)
+        raise LogUnavailable(str(error), (place.topic,))
 
     def _journal_positions(self, state: State) -> list[tuple[TopicPartition, tuple[str, int]]]:
         found = []
         for name, row in state.streams.items():
-            if row.state != ACTIVE or name in self.missing:
+            if row.state != ACTIVE or name in self.waiting:
                 continue
             for partition in range(row.partitions):
                 at = self.index.positions.get((name, partition), 0)
@@ -210,28 +298,61 @@ class Intake:
 
     def _queue_commands(self, fetched: Fetched) -> None:
         size = 0
+        self.commands_end = fetched.high_watermark
         for batch in fetched.batches:
             if size > QUEUED_BYTES:
                 self._commands_at = batch.base_offset  # the rest is fetched again
                 return
             native = read_header(batch.data).is_transactional
-            for record in self._records(batch):
+            for record in self._records(self._commands_partition, batch):
                 if record.offset >= self._commands_at:
                     self.queue.append(self._command(record, native))
                     size += len(record.value or b"") + _RECORD_BYTES
         self._commands_at = fetched.next_offset
 
-    def _records(self, batch: RawBatch) -> list[Record]:
+    def _queue_control(self) -> None:
+        """Read what is committed of the control topic.
+
+        The fetch beside the commands is not of committed records only: it tells that something came, be it the
+        marker that ends what came before.
+        """
+        place = self._control_partition
+        failed: dict[TopicPartition, LogError] = {}
+        fetched = self.log.fetch(
+            {place: self._control_at},
+            max_wait=0.0,
+            max_bytes=FETCH_BYTES,
+            committed=True,
+            failed=failed,
+        ).get(place)
+        problem = failed.get(place)
+        if isinstance(problem, OffsetOutOfRange):
+            self._control_at = self._after_deleted(problem)
+        if fetched is None:
+            return  # the next pass looks again
+        for batch in fetched.batches:
+            for record in self._records(place, batch):
+                if record.offset >= self._control_at:
+                    command = Command(record.offset, None, record.value or b"", True, control=True)
+                    self.queue.append(command)
+        self._control_at = fetched.next_offset
+
+    def _records(self, place: TopicPartition, batch: RawBatch) -> list[Record]:
         """A batch's records; none of one that nobody can read: it must not stop everybody else's commands."""
         try:
-            if read_header(batch.data).record_count > MAX_BATCH_RECORDS:
-                raise CorruptBatch(f"more than {MAX_BATCH_RECORDS} records")
-            return decode_records(batch.data, limit=MAX_UNPACKED_BYTES)
+            if read_header(batch.data).record_count > limits.BATCH_RECORDS.value:
+                raise CorruptBatch(f"more than {limits.BATCH_RECORDS.value} records")
+            limit = max(limits.BATCH.value, self.settings.command_bytes)
+            return decode_records(batch.data, limit=limit)
         except CorruptBatch as error:
             self.unreadable += 1
-            log.warning(
+            if place == self._commands_partition:
+                self.passed_over[batch.base_offset] = str(error)
+            if len(self.passed_over) > limits.SET_ASIDE.value:
+                del self.passed_over[next(iter(self.passed_over))]
+            log.error(
                 "%s[%d]: the batch at offset %d is passed over: %s",
-                *self._commands_partition,
+                *place,
                 batch.base_offset,
                 error,
             )
@@ -245,6 +366,8 @@ class Intake:
         to = None
         if correlation_id and partition is not None and len(partition) == 4:
             number = struct.unpack(">i", partition)[0]
-            if 0 <= number < self.settings.reply_partitions and len(correlation_id) <= 64:
-                to = ReplyTo(correlation_id, number)
-        return Command(record.offset, to, record.value or b"", native)
+            known = 0 <= number < self.settings.reply_partitions
+            if known and len(correlation_id) <= limits.CORRELATION_ID.value:
+                to = ReplyTo(correlation_id, number, command_digest(record.value or b""))
+        unheard = to is None and (correlation_id is not None or partition is not None)
+        return Command(record.offset, to, record.value or b"", native, unheard=unheard)

@@ -28,8 +28,8 @@ def key_path(path: Path | str | None = None) -> Path:
     return Path(chosen).expanduser()
 
 
-def load_or_create(path: Path | str | None = None) -> bytes:
-    """The key, 32 bytes; a new file with a random one if there is none.
+def load_or_create(path: Path | str | None = None, *, create: bool = True) -> bytes:
+    """The key, 32 bytes; a new file with a random one if there is none, or, not to ``create`` one, no bytes.
 
     `InvalidArgument` names the file and what to do when it can't be read, made or trusted.
     """
@@ -38,6 +38,8 @@ def load_or_create(path: Path | str | None = None) -> bytes:
         try:
             return _read(file)
         except FileNotFoundError:
+            if not create:
+                return b""
             _create(file)
             return _read(file)  # another process may have been first: its key counts
     except OSError as error:

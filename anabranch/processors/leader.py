@@ -5,20 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from anabranch.core.turn import Settings
-from anabranch.errors import AnabranchError, NotLeading
+from anabranch.errors import AnabranchError, InvariantViolation, NotLeading
 from anabranch.ports import Clock, Log, LogError, LogFenced, Table, TableError
 from anabranch.processors import failpoints
 from anabranch.processors.checkpoint import open_checkpoint, touch_checkpoint
 from anabranch.processors.controller import Controller
+from anabranch.processors.metrics import Metrics
 
 log = logging.getLogger("anabranch.controller")
 
 IDLE_WAIT_S = 0.5
 FENCED_PAUSE_S = 1.0
-TROUBLE_PAUSE_S = 0.2
+TROUBLE_PAUSE_S = 0.2  # grows while leading fails again and again; after a defect it begins at
+DEFECT_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+PATIENCE_S = 10.0  # brokers that are away for so long are asked at the first pace
+ASIDE_AFTER_S = 30.0  # without a round and with one failure after the other: others may do better
+ASIDE_S = 15.0
 TOUCH_S = 60.0
 
 
@@ -26,7 +33,8 @@ class Leader:
     """A thread that leads a control partition until it is stopped.
 
     A `TableError` or a wrong token key ends it for good (``failure`` says why): another process, with a
-    healthy disk and the right key, must take over.
+    healthy disk and the right key, must take over. Whatever else fails, a defect too, stops this leader for a
+    pause, which grows, and nothing else; ``on_stuck`` is called when that does not help.
     """
 
     def __init__(
@@ -40,6 +48,7 @@ class Leader:
         native_timeout: float,
         on_change: Callable[[], None],
         on_failure: Callable[[Exception], None],
+        on_stuck: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._make_log = make_log
         self._clock = clock
@@ -49,9 +58,14 @@ class Leader:
         self._native_timeout = native_timeout
         self._on_change = on_change
         self._on_failure = on_failure
+        self._on_stuck = on_stuck
+        self._failures = 0
+        self._failing_since = self._failed_at = -LONGEST_PAUSE_S
+        self._rounds = 0  # when it began to fail
         self._stop = threading.Event()
         self.leading = False
         self.term = 0
+        self.metrics = Metrics()
         name = f"control-{settings.control_partition}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -112,27 +126,69 @@ class Leader:
             native_timeout=self._native_timeout,
             on_event=hook,
             threads=True,
+            metrics=self.metrics,
         )
         try:
             while not self._stop.is_set():
                 try:
                     controller.lead()
                     self.term = controller.lease.term if controller.lease else 0
+                    self.metrics.passed()
                     self._lead_is(True)
                     touched = 0.0
                     while not self._stop.is_set():
                         controller.step(IDLE_WAIT_S)
+                        if self.metrics.passed():
+                            controller.look()
                         if self._clock.monotonic() - touched > TOUCH_S:
                             touched = self._clock.monotonic()
                             touch_checkpoint(table, self._clock)
                 except (LogFenced, NotLeading) as error:
                     log.warning("control partition %d: %s", self._settings.control_partition, error)
+                    self.metrics.add("lead_failures", type(error).__name__)
                     self._pause(FENCED_PAUSE_S)
                 except LogError as error:
                     log.warning("control partition %d: %s", self._settings.control_partition, error)
-                    self._pause(TROUBLE_PAUSE_S)
+                    self.metrics.add("lead_failures", type(error).__name__)
+                    self._failed(controller, TROUBLE_PAUSE_S)
+                except TableError:
+                    raise
+                except Exception as error:
+                    if isinstance(error, AnabranchError) and not isinstance(
+                        error, InvariantViolation
+                    ):
+                        raise
+                    log.exception(
+                        "control partition %d: a defect", self._settings.control_partition
+                    )
+                    self.metrics.add("lead_failures", type(error).__name__)
+                    self._failed(controller, DEFECT_PAUSE_S)
+            with suppress(LogError):  # a hint for who comes next, no more
+                controller.hand_over()
         finally:
             controller.resign()
+
+    def _failed(self, controller: Controller, pause: float) -> None:
+        """Wait before leading again: longer each time; and let others try where no round comes about."""
+        now = self._clock.monotonic()
+        if now - self._failed_at > LONGEST_PAUSE_S or controller.rounds != self._rounds:
+            self._failing_since = now
+            self._rounds = controller.rounds
+            if now - self._failed_at > LONGEST_PAUSE_S:
+                self._failures = 0
+        self._failed_at = now
+        if pause > TROUBLE_PAUSE_S or now - self._failing_since > PATIENCE_S:
+            pause = min(pause * 2**self._failures, LONGEST_PAUSE_S)
+            self._failures = min(self._failures + 1, 10)
+        controller.resign()
+        if now - self._failing_since > ASIDE_AFTER_S:
+            self._failing_since = now
+            log.warning(
+                "control partition %d: no round for %.0f s: others may try",
+                *(self._settings.control_partition, ASIDE_AFTER_S),
+            )
+            self._on_stuck(ASIDE_S)
+        self._pause(pause)
 
     def _pause(self, seconds: float) -> None:
         self._lead_is(False)
@@ -141,6 +197,8 @@ class Leader:
     def _lead_is(self, leading: bool) -> None:
         if self.leading != leading:
             self.leading = leading
+            self.metrics.set("leading", int(leading))
+            self.metrics.set("term", self.term)
             log.info(
                 "control partition %d: %s",
                 self._settings.control_partition,

@@ -1,8 +1,11 @@
 """Leading a control partition (design §5): the order that makes every other process harmless.
 
-1. initialise transactional id A, then B, then those of the carriers: whoever led before can append nothing
-   more. All of them, always: an id that is initialised later, when it is needed, could be taken back by a
-   former leader that was frozen just before it did the same
+1. initialise transactional id A, then B, the spare ones, then those of the carriers: whoever led before can append
+   nothing more. All of them, always: an id that is initialised later, when it is needed, could be taken back by a
+   former leader that was frozen just before it did the same. One exception: an id whose last native transaction
+   can't end, as a partition of it has no leader, is passed over by the process that led last, or after one that
+   has resigned. That one made the transaction, as every one has a row in the status log, which shows no later term;
+   and it has let the producer go
 2. fold the status log to its end: nobody else can add to it now
 3. commit a TERM record through A: a rival that came in between has fenced A, and this fails
 4. fold again to the end: the TERM record must be the last one and ours
@@ -13,6 +16,7 @@ Every re-initialisation repeats all of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,8 +25,16 @@ from anabranch.core import rows as k
 from anabranch.core.state import State
 from anabranch.core.tokens import key_id
 from anabranch.errors import InvalidToken, NotLeading
-from anabranch.ports import Clock, Log, LogUnavailable, Producer, Table, TopicPartition
-from anabranch.schemas.codec import encode
+from anabranch.ports import (
+    Clock,
+    Log,
+    LogBusy,
+    LogUnavailable,
+    Producer,
+    Table,
+    TopicPartition,
+)
+from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import TermRow
 from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
 from anabranch.topics.records import Record, decode_records, encode_batch
@@ -35,9 +47,9 @@ _FETCH_BYTES = 8 << 20
 
 @dataclass(slots=True)
 class Lease:
-    """The right to act: two initialised producers, used in turn, and the term.
+    """The right to act: initialised producers, two of them used in turn, and the term.
 
-    ``carriers``: two more for each lane that carries merges aside.
+    ``carriers``: up to two more for each lane that carries merges aside.
     """
 
     producers: list[Producer]
@@ -46,9 +58,19 @@ class Lease:
     carriers: list[list[Producer]] = field(default_factory=list)
 
     def next_producer(self) -> Producer:
-        """A, B, A, B, …: a round need not wait for the markers of the one before."""
+        """A, B, A, B, …: a round need not wait for the markers of the one before.
+
+        `LogUnavailable` if all ids wait for markers.
+        """
+        if not self.producers:
+            raise LogUnavailable("every transactional id waits for markers that can't be written")
         self.turn += 1
-        return self.producers[self.turn % len(self.producers)]
+        return self.producers[self.turn % min(2, len(self.producers))]
+
+    def set_aside(self, producer: Producer) -> None:
+        """Use another one instead, until leading begins again."""
+        self.producers = [other for other in self.producers if other is not producer]
+        producer.close()
 
     def close(self) -> None:
         for producer in chain(self.producers, *self.carriers):
@@ -66,35 +88,46 @@ def take_lead(
     leader: str,
     token_key: bytes,
     native_timeout: float,
+    former_term: int | None = None,
 ) -> Lease:
-    """Go through the whole sequence. `LogFenced` or `NotLeading` if another one was quicker."""
+    """Go through the whole sequence. `LogFenced` or `NotLeading` if another one was quicker.
+
+    ``former_term``: the last one that this caller led in; its lease is closed.
+    """
     status = TopicPartition(status_topic(prefix), control_partition)
     # Most of the way, while nobody is disturbed. Not further than the last stable offset: a dead leader's
     # open round holds it, until its transactional id is initialised anew.
     fold_to_end(log, table, state, clock, status, stable_only=True)
-    id_a, id_b = transactional_ids(control_partition, prefix)
+    ids = transactional_ids(control_partition, prefix)
     lanes = [carrier_ids(control_partition, lane, prefix) for lane in range(CARRIER_LANES)]
+    busy: list[LogBusy] = []
     with ExitStack() as failed:
 
-        def initialised(transactional_id: str) -> Producer:
-            producer = log.producer(transactional_id, timeout=native_timeout)
-            failed.callback(producer.close)
-            return producer
+        def initialised(transactional_ids: Iterable[str]) -> list[Producer]:
+            made = []
+            for transactional_id in transactional_ids:
+                try:
+                    made.append(log.producer(transactional_id, timeout=native_timeout))
+                except LogBusy as error:
+                    busy.append(error)
+                else:
+                    failed.callback(made[-1].close)
+            return made
 
-        producers = [initialised(id_a), initialised(id_b)]
-        carriers = [[initialised(id_) for id_ in ids] for ids in lanes]
+        producers = initialised(ids)
+        carriers = [initialised(pair) for pair in lanes]
         fold_to_end(log, table, state, clock, status)
         former = state.term
-        if former is not None and former.key_id != key_id(token_key):
-            raise InvalidToken(
-                f"this controller's token key ({key_id(token_key).hex()}) is not that of the cluster "
-                f"({former.key_id.hex()}): give every controller the same key file"
-            )
+        own = former is not None and (former.resigned or former.term == former_term)
+        if busy and not (producers and own):
+            raise busy[0]
+        check_key(former, token_key)
         row = TermRow(
             term=(former.term if former else 0) + 1,
             leader=leader,
             since_ms=int(clock.wall() * 1000),
             key_id=key_id(token_key),
+            resigned=False,
         )
         record = Record(0, row.since_ms, k.TERM_KEY, encode(row))
         producers[0].append([(status, encode_batch([record]))])
@@ -104,6 +137,34 @@ def take_lead(
             raise NotLeading(f"term {row.term} was not the last one: another controller leads")
         failed.pop_all()
         return Lease(producers, row.term, carriers=carriers)
+
+
+def check_key(former: TermRow | None, token_key: bytes) -> None:
+    """`InvalidToken` if whoever led before had another key."""
+    if former is not None and former.key_id != key_id(token_key):
+        raise InvalidToken(
+            f"this controller's token key ({key_id(token_key).hex()}) is not that of the cluster "
+            f"({former.key_id.hex()}): give every controller the same key file"
+        )
+
+
+def last_term(
+    log: Log, status: TopicPartition, clock: Clock, deadline: float
+) -> tuple[TermRow | None, bool]:
+    """The last TERM row that can be read until the deadline (monotonic); whether all was read. Changes nothing."""
+    found: TermRow | None = None
+    position = log.start_offsets([status])[status]
+    end = log.end_offsets([status], committed=True)[status]
+    while position < end and clock.monotonic() < deadline:
+        fetched = log.fetch(
+            {status: position}, max_wait=0.5, max_bytes=_FETCH_BYTES, committed=True
+        ).get(status)
+        for batch in fetched.batches if fetched else ():
+            for record in decode_records(batch.data):
+                if record.key == k.TERM_KEY:
+                    found = None if record.value is None else decode(record.value)
+        position = fetched.next_offset if fetched else position
+    return found, position >= end
 
 
 def fold_to_end(

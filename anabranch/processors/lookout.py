@@ -1,162 +1,274 @@
-"""Topics that are not there: which streams have to wait for that, and which are given up.
+"""Streams in trouble: which have to wait, and which are given up. The one home of that rule.
 
-Nothing is looked for as long as nothing fails. When a call says that a topic is gone, the streams of this control
-partition are looked at once; those that lack a topic are *missing*: nothing is read or written there, all others
-go on. Giving up can't be undone, and a broker that has just started, or lags behind, may not know a topic or a
-partition yet. So an answer counts only if it knows the status topic, too, and only what stays missing is given up.
-A topic in which events come to stand before what it held is another one: all replicas in sync took them, there is
-nothing to wait for. One that merely seems to hold less has to seem so for as long, again and again: a broker that
-does not know yet that it leads no more would give the same to read.
+A call that fails names the topics it failed for (`LogError.topics`). Their streams *wait*: nothing of theirs is
+read or written, all others go on. A look at the brokers' metadata says more: a topic is not found, or is another
+one of that name; a partition has no leader; too few replicas are in sync; a right is missing. A stream goes on by
+itself once a look finds it well and its pause is over; the pause grows while the same stream fails again and again.
+
+Only a topic that is gone is given up, since that can't be undone: one that the brokers' quorum says does not
+exist, or one whose id is another, each for as long as `Settings.lost_after_ms`; or, at once, one in which events
+come to stand before what it held, as all replicas in sync took them. One broker's word is not enough: it may have
+just started, or be cut off. An answer counts only if it knows the status topic, too. A partition that reads
+shorter than it was is waited for: a broker that leads no more, and does not know it yet, answers so.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from anabranch.core import limits
 from anabranch.core.decide_admin import ACTIVE
 from anabranch.core.state import State
-from anabranch.ports import Clock, Log, LogError, TopicGone, TopicUncertain
+from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR
+from anabranch.ports import Clock, Log, LogError, LogRefused, TopicGone, TopicInfo
 from anabranch.processors.intake import Intake
-from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from anabranch.topics.names import history_topic, topics_of
 
 log = logging.getLogger("anabranch.controller")
 
-LOOK_S = 1.0  # how often it is looked whether a missing topic is there again
-FADES_S = 10.0  # what was read once, and not again for so long, means nothing
+LOOK_S = 1.0  # how often streams that wait are looked at
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+FADES_S = (
+    10.0  # a stream that went on for so long, and twice its pause, begins with a short pause again
+)
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """What is known against a stream; monotonic seconds.
+
+    ``until``: it is not tried before. ``gone_since``: since when a topic of it is gone, at each look. ``lost``:
+    there is nothing to wait for.
+    """
+
+    last: float
+    until: float = 0.0
+    pause: float = FIRST_PAUSE_S
+    gone_since: float | None = None
+    lost: bool = False
 
 
 @dataclass(slots=True)
 class Lookout:
-    """``missing``: stream -> which topic is not found; decisions see it. It lasts as long as its leader leads.
+    """``waiting``: stream -> why it waits; decisions see it. It lasts as long as its leader leads.
 
     ``witness``: a topic that is there, since this partition is led: who does not know it knows nothing.
-    ``_seeming``: stream -> since when it seems to hold less than it did, and when it last did.
     ``_hints``: what failed; these outlast a change of leadership, which such a failure may be the end of.
     """
 
     log: Log
     clock: Clock
     witness: str
-    missing: dict[str, str] = field(default_factory=dict)
-    _since: dict[str, float] = field(default_factory=dict)
-    _lost: set[str] = field(default_factory=set)
-    _seeming: dict[str, tuple[float, float]] = field(default_factory=dict)
-    _hints: list[TopicGone | TopicUncertain] = field(default_factory=list)
+    waiting: dict[str, str] = field(default_factory=dict)
+    _troubles: dict[str, _Trouble] = field(default_factory=dict)
+    _hints: list[LogError] = field(default_factory=list)
     _next: float = 0.0
     _looked: float = 0.0  # when an answer came that counts
 
     @contextmanager
     def hinting(self) -> Iterator[None]:
-        """A topic for which something fails in a way that ends leading is looked for when that begins anew."""
+        """What fails for a topic in a way that ends leading is looked at when that begins again."""
         try:
             yield
-        except (TopicGone, TopicUncertain) as error:
-            self._hints.append(error)
+        except LogError as error:
+            if error.topics:
+                self._hints.append(error)
             raise
 
-    def begin(self, state: State, missing: dict[str, str]) -> None:
-        """A leader begins: look for what made the former one fail. ``missing`` is kept up from now on."""
-        self.missing = missing
-        self._since.clear()
-        self._lost.clear()
+    def begin(self, state: State, waiting: dict[str, str]) -> None:
+        """A leader begins: what waited waits on, until a look; ``waiting`` is kept up from now on."""
+        waiting.update(
+            (stream, why)
+            for stream, why in self.waiting.items()
+            if (row := state.streams.get(stream)) is not None and row.state == ACTIVE
+        )
+        self.waiting = waiting
+        for trouble in self._troubles.values():
+            trouble.gone_since, trouble.lost = None, False
         hints, self._hints = self._hints, []
-        if hints:
-            self.look(state)
         for error in hints:
-            if isinstance(error, TopicGone) and error.lost:
-                self.find(state, error)  # it is there, and another one
+            self._note_all(state, error)
+        if hints or waiting:
+            self.look(state)
 
-    def find(self, state: State, error: TopicGone) -> bool:
-        """Look for what this error names. False if that is of no stream here, and its cause is another one."""
-        stream = _streams(state).get(error.topic)
-        if stream is not None and error.lost:
-            self._note(stream, str(error))
-            if error.certain:
-                self._lost.add(stream)
-            else:
-                self._seems(stream)
-            return True
-        self.look(state)
-        return stream is not None
+    def find(self, state: State, *errors: LogError) -> bool:
+        """Let the streams wait that these errors name. False if one names no stream here: its cause is another."""
+        mine = [self._note_all(state, error) for error in errors]
+        if not all(isinstance(error, TopicGone) and error.lost for error in errors):
+            self.look(state)
+        return all(mine)
 
     def find_journals(self, intake: Intake, state: State) -> None:
-        """Where the journals end, as the intake has to know; without those that are not there."""
-        while True:
-            known = len(self.missing)
-            try:
-                intake.find_ends(state)
-            except TopicGone as error:
-                if not self.find(state, error) or len(self.missing) == known:
-                    raise
-            else:
-                return
+        """Where the journals end, as the intake has to know; without those that can't be asked."""
+        while failed := intake.find_ends(state):
+            known = len(self.waiting)
+            if not self.find(state, *failed) or len(self.waiting) == known:
+                raise failed[0]
 
     def given_up(self, state: State, after_s: float) -> list[tuple[str, str]]:
         """(stream, why) of those that are not to be waited for any longer."""
         now = self.clock.monotonic()
-        if self.missing and now >= self._next:
+        if self.waiting and now >= self._next:
             self.look(state)
-        return [
-            (stream, why)
-            for stream, why in sorted(self.missing.items())
-            if stream in self._lost or self._looked - self._waits_since(stream, now) >= after_s
-        ]
-
-    def _seems(self, stream: str) -> None:
-        """It is tried again when it is looked for next."""
-        now = self.clock.monotonic()
-        first, last = self._seeming.get(stream, (now, now))
-        self._seeming[stream] = (first if now - last < FADES_S else now), now
-        self._next = now + LOOK_S
-
-    def _waits_since(self, stream: str, now: float) -> float:
-        since = self._since[stream]
-        first, last = self._seeming.get(stream, (since, now))
-        return min(first, since) if now - last < FADES_S else since
+        found = []
+        for stream, why in sorted(self.waiting.items()):
+            trouble = self._troubles.get(stream)
+            if trouble is None:
+                continue
+            since = trouble.gone_since
+            if trouble.lost or (since is not None and self._looked - since >= after_s):
+                if trouble.lost or self._is_gone(state, stream):
+                    found.append((stream, why))
+                else:
+                    trouble.gone_since = now
+        return found
 
     def settled(self, stream: str) -> None:
-        """It is on the log that a stream is lost."""
-        self.missing.pop(stream, None)
-        self._lost.discard(stream)
-        self._seeming.pop(stream, None)
+        """It is on the log that a stream is lost, or that it is no more."""
+        self.waiting.pop(stream, None)
+        self._troubles.pop(stream, None)
 
-    def look(self, state: State) -> None:
-        """Which streams lack a topic now; an answer of a broker that does not know the witness does not count."""
+    def look(self, state: State, also: Container[str] = ()) -> None:
+        """How the topics of streams that wait are now, and of these ``also``.
+
+        An answer that does not know the witness does not count.
+        """
         now = self.clock.monotonic()
         self._next = now + LOOK_S
-        topics = _streams(state)
-        try:
-            found = self.log.describe_topics([self.witness, *sorted(topics)])
-        except LogError as error:
-            log.warning("topics can't be looked for now: %s", error)
-            return
-        if self.witness not in found:
-            log.warning("topics can't be looked for now: a broker does not know %s", self.witness)
+        topics = {
+            topic: stream
+            for topic, stream in _streams(state).items()
+            if stream in self.waiting or stream in also
+        }
+        forbidden: set[str] = set()
+        found = self._describe(topics, forbidden)
+        if found is None:
             return
         self._looked = now
-        gone: dict[str, str] = {}
+        wrong: dict[str, str] = {}
+        gone: set[str] = set()
         for topic, stream in topics.items():
-            info = found.get(topic)
-            if info is None:
-                gone.setdefault(stream, f"there is no topic {topic}")
-            elif topic != history_topic(stream) and (
-                info.partitions < state.streams[stream].partitions
-            ):
-                gone.setdefault(stream, f"topic {topic} has only {info.partitions} partitions")
-        for stream, why in gone.items():
-            self._note(stream, why)
-        for stream in [s for s in self.missing if s not in gone and s not in self._lost]:
-            log.info("%s: its topics are there", stream)
-            del self.missing[stream]
+            row = state.streams[stream]
+            at = topics_of(stream).index(topic)
+            partitions = row.partitions if topic != history_topic(stream) else 1
+            topic_id = row.topic_ids[at] if row.topic_ids else ""
+            why = _gone(topic, found.get(topic), partitions, topic_id)
+            if why:
+                gone.add(stream)
+                wrong[stream] = why
+            elif stream not in gone and (why := _unwell(found[topic], partitions)):
+                wrong[stream] = why
+        for stream, why in wrong.items():
+            trouble = self._note(stream, why)
+            if stream in gone:
+                trouble.gone_since = now if trouble.gone_since is None else trouble.gone_since
+        for stream in list(self.waiting):
+            trouble = self._troubles[stream]
+            if stream not in gone:
+                trouble.gone_since = None
+            if stream not in wrong and stream not in forbidden and not trouble.lost:
+                if now >= trouble.until:
+                    log.info("%s goes on", stream)
+                    del self.waiting[stream]
+                else:
+                    self._next = min(self._next, trouble.until)
 
-    def _note(self, stream: str, why: str) -> None:
-        if stream not in self.missing:
-            self._since[stream] = self.clock.monotonic()
+    def _describe(self, topics: dict[str, str], forbidden: set[str]) -> dict[str, TopicInfo] | None:
+        """The topics as they are; None if that can't be told. Streams whose topics may not be seen wait."""
+        while True:
+            try:
+                found = self.log.describe_topics([self.witness, *sorted(topics)])
+            except LogRefused as error:
+                mine = error.topics & topics.keys()
+                for stream in {topics[topic] for topic in mine}:
+                    forbidden.add(stream)
+                    self._note(stream, str(error))
+                if not mine:
+                    log.warning("topics can't be looked at now: %s", error)
+                    return None
+                for topic in [topic for topic in topics if topics[topic] in forbidden]:
+                    del topics[topic]
+            except LogError as error:
+                log.warning("topics can't be looked at now: %s", error)
+                return None
+            else:
+                if self.witness in found:
+                    return found
+                log.warning(
+                    "topics can't be looked at now: a broker does not know %s", self.witness
+                )
+                return None
+
+    def _is_gone(self, state: State, stream: str) -> bool:
+        """Whether a topic is gone by the word of the brokers' quorum, or is another one by its id."""
+        row = state.streams[stream]
+        names = topics_of(stream)
+        try:
+            found = self.log.describe_topics(names)
+            if row.topic_ids and any(
+                name in found and found[name].topic_id != topic_id
+                for name, topic_id in zip(names, row.topic_ids, strict=True)
+            ):
+                return True
+            return any(
+                self.log.is_gone(name, 1 if name == history_topic(stream) else row.partitions)
+                for name in names
+            )
+        except LogError as error:
+            log.warning("%s: it can't be asked whether its topics are gone: %s", stream, error)
+            return False
+
+    def _note_all(self, state: State, error: LogError) -> bool:
+        """Let the streams of an error wait; False unless all its topics are streams' here."""
+        topics = _streams(state)
+        mine = {topics[topic] for topic in error.topics & topics.keys()}
+        for stream in mine:
+            trouble = self._note(stream, str(error))
+            if isinstance(error, TopicGone) and error.lost and error.certain:
+                trouble.lost = True
+        return bool(mine) and error.topics <= topics.keys()
+
+    def _note(self, stream: str, why: str) -> _Trouble:
+        now = self.clock.monotonic()
+        trouble = self._troubles.setdefault(stream, _Trouble(now))
+        if stream not in self.waiting:
+            quiet = now - trouble.last
+            again = trouble.until and quiet <= max(FADES_S, 2 * trouble.pause)
+            trouble.pause = min(2 * trouble.pause, LONGEST_PAUSE_S) if again else FIRST_PAUSE_S
+            trouble.until = now + trouble.pause
+            self._next = min(self._next, trouble.until)
             log.warning("%s waits: %s", stream, why)
-        self.missing[stream] = why
+        trouble.last = now
+        self.waiting[stream] = why
+        return trouble
+
+
+def _gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) -> str:
+    if info is None:
+        return f"there is no topic {topic}"
+    if topic_id and info.topic_id != topic_id:
+        return f"topic {topic} is another one: it was deleted, and made anew"
+    if info.partitions < partitions:
+        return f"topic {topic} has only {info.partitions} partitions"
+    return ""
+
+
+def _unwell(info: TopicInfo, partitions: int) -> str:
+    leaderless = [partition for partition in info.leaderless if partition < partitions]
+    if leaderless:
+        return f"{info.name}[{leaderless[0]}] has no leader"
+    least = int(info.config.get(MIN_ISR, "1"))
+    if 0 <= info.in_sync < least:
+        return f"{info.name} has {info.in_sync} replicas in sync, {MIN_ISR} is {least}"
+    # Brokers hold the markers of native transactions against it, too: a round would never end.
+    least = limits.LEAST_MESSAGE.value
+    size = int(info.config.get(MAX_MESSAGE, least))
+    if size < least:
+        return f"{info.name} takes batches of {size:,} bytes only; set {MAX_MESSAGE} to {least} or more"
+    return ""
 
 
 def _streams(state: State) -> dict[str, str]:
@@ -165,5 +277,5 @@ def _streams(state: State) -> dict[str, str]:
         topic: stream
         for stream, row in state.streams.items()
         if row.state == ACTIVE
-        for topic in (stream_topic(stream), journal_topic(stream), history_topic(stream))
+        for topic in topics_of(stream)
     }

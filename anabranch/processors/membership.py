@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -34,6 +35,7 @@ class Membership:
         self._on_lost = on_lost
         self._topic = topic
         self._stop = threading.Event()
+        self._aside_until: float | None = None  # monotonic
         self.error: KafkaException | None = None
         common = {**options, "bootstrap.servers": bootstrap}
         self._consumer = LastingConsumer(
@@ -60,17 +62,33 @@ class Membership:
         if self._thread.is_alive():
             self._thread.join(timeout)
 
+    def stand_aside(self, seconds: float) -> None:
+        """Leave the group for so long: the partitions are given to others, who may have no such trouble."""
+        self._aside_until = time.monotonic() + seconds
+
     @property
     def alive(self) -> bool:
         """Whether it still takes part in the group."""
         return self._thread.is_alive()
 
-    def _run(self) -> None:
+    def _join(self) -> None:
         self._consumer.subscribe(
             [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._gone
         )
+
+    def _run(self) -> None:
+        self._join()
         try:
             while not self._stop.is_set():
+                if self._aside_until is not None:
+                    self._consumer.unsubscribe()
+                    while (left := self._aside_until - time.monotonic()) > 0:
+                        # Polled all the while: that is what lets go of the partitions.
+                        self._consumer.poll(min(left, _POLL_S))
+                        if self._stop.is_set():
+                            return
+                    self._aside_until = None
+                    self._join()
                 message = self._consumer.poll(_POLL_S)
                 error = message.error() if message is not None else None
                 if error is not None and error.fatal():

@@ -56,10 +56,10 @@ class MemoryStore:
         """The value, or None."""
         return self._rows.get(key)
 
-    def rows_from(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """A copy of all rows with that prefix, in key order."""
+    def rows_from(self, prefix: bytes, first: bytes) -> list[tuple[bytes, bytes]]:
+        """A copy of all rows with that prefix from the key ``first`` on, in key order."""
         found = []
-        for index in range(bisect_left(self._keys, prefix), len(self._keys)):
+        for index in range(bisect_left(self._keys, max(prefix, first)), len(self._keys)):
             key = self._keys[index]
             if not key.startswith(prefix):
                 break
@@ -100,10 +100,10 @@ class MemoryTable:
         self._enter("table.get")
         return self._store.row(key)
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """See `anabranch.ports.Table.scan`."""
         self._enter("table.scan")
-        return iter(self._store.rows_from(prefix))
+        return iter(self._store.rows_from(prefix, first))
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See `anabranch.ports.Table.scan_back`."""

@@ -54,9 +54,10 @@ class RocksTable:
             raise self._error(error, "read") from error
         return value
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """See `anabranch.ports.Table.scan`."""
-        return takewhile(lambda row: row[0].startswith(prefix), self._rows_from(prefix))
+        rows = self._rows_from(max(prefix, first))
+        return takewhile(lambda row: row[0].startswith(prefix), rows)
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See `anabranch.ports.Table.scan_back`."""

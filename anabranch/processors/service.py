@@ -16,25 +16,34 @@ import signal
 import socket
 import threading
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import mode
 
+from anabranch.core import limits
 from anabranch.core.turn import Settings
-from anabranch.errors import AnabranchError, FixCallError, NotReady
-from anabranch.ports import LogError, LogUnavailable, TableError
-from anabranch.processors.config import ControllerOptions
-from anabranch.processors.keyfile import load_or_create
+from anabranch.errors import AnabranchError, FixCallError, InvalidToken, NotReady
+from anabranch.infra.storage import hold
+from anabranch.ports import Log, LogError, LogUnavailable, TableError, TopicPartition
+from anabranch.processors.config import ControllerOptions, parse_place
+from anabranch.processors.keyfile import key_path, load_or_create
 from anabranch.processors.leader import Leader
+from anabranch.processors.leadership import check_key, last_term
 from anabranch.processors.membership import Membership
+from anabranch.processors.metrics import Metrics
+from anabranch.processors.monitor import Monitor
 from anabranch.processors.system_clock import SystemClock
-from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.declarations import ControlTopics, create_control_topics
 from anabranch.topics.framing import warm
 from anabranch.topics.kafka_log import KafkaLog
-from anabranch.topics.names import commands_topic, controllers_group
+from anabranch.topics.names import commands_topic, controllers_group, status_topic
 
 log = logging.getLogger("anabranch.controller")
 
+STATUS_S = 1.0  # the status file is written so often at least
+TERMS_S = 5.0  # so long it looks who leads, when it starts
+SILENT_S = 10.0  # a leader whose pass takes longer is not ready
 STOP_LEADER_S = 20.0
 LEAVE_GROUP_S = 10.0
 PREPARE_AGAIN_S = 0.2
@@ -42,6 +51,10 @@ EXIT_OK = 0
 EXIT_FIX_CALL = 2
 EXIT_ENVIRONMENT = 6
 EXIT_DEFECT = 70
+
+
+class CompilationFailed(AnabranchError):
+    """What is compiled can't be had on this machine: numba's installation, memory, disk."""
 
 
 class ControllerService(mode.Service):
@@ -54,19 +67,18 @@ class ControllerService(mode.Service):
         self._leader_failed = False
         self._leaders: dict[int, Leader] = {}
         self._lock = threading.Lock()
-        self._key = load_or_create(options.key_file)
-        self._control_partitions = options.control_partitions
-        self._replies = 1
+        self._key = load_or_create(options.key_file, create=False)  # a new cluster's: later
+        self._monitor = Monitor(options.http, self._counts, self._trouble) if options.http else None
+        self._topics = ControlTopics(options.control_partitions, 1, limits.COMMAND.value)
+        self._skip = [parse_place(text) for text in options.skip_commands]
         self._since = time.time()
-        self._wake = threading.Event()
+        self._said_at = 0.0
         self._membership: Membership | None = None
         super().__init__(**kwargs)
 
     # -- lifecycle (mode) -----------------------------------------------------------------------------
 
     async def on_start(self) -> None:
-        # A second of work that the first big journal batch would have to wait for.
-        threading.Thread(target=warm, name="warm", daemon=True).start()
         if not await self._prepared():
             return
         options = self.options
@@ -87,6 +99,11 @@ class ControllerService(mode.Service):
         """End the process when a leader or the membership has failed: others take over."""
         while not self.should_stop:
             await self.sleep(0.2)
+            try:
+                if time.monotonic() - self._said_at > STATUS_S:
+                    self._write_status()
+            except OSError as error:
+                self.failure = error
             membership = self._membership
             if membership is not None and membership.error is not None:
                 self.failure = membership.error
@@ -95,7 +112,7 @@ class ControllerService(mode.Service):
                 said = self._leader_failed  # it has named its control partition, too
                 if said or isinstance(self.failure, AnabranchError | LogError):
                     if not said:
-                        log.error("%s", self.failure)
+                        log.error("%s: %s", type(self.failure).__name__, self.failure)
                     # It says what to do: no traceback. A signal is mode's own way to stop a worker.
                     signal.raise_signal(signal.SIGTERM)
                     return
@@ -129,17 +146,19 @@ class ControllerService(mode.Service):
         return await ended
 
     def _prepare(self) -> bool:
-        """The topics are there; waits for brokers that are away. False if stopped before."""
+        """Ready to lead; waits for brokers that are away. False if stopped before."""
+        self._compile()
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
         try:
             while not self.should_stop:
                 try:
-                    self._control_partitions, self._replies = create_control_topics(
+                    self._topics = create_control_topics(
                         source,
                         self.options.prefix,
                         control_partitions=self.options.control_partitions,
                         replication_factor=self.options.replication_factor,
                     )
+                    self._check_key(source)
                     return True
                 except (LogUnavailable, NotReady) as error:
                     # One that has just started, or lags behind, may not know yet what another one has made.
@@ -149,6 +168,38 @@ class ControllerService(mode.Service):
             source.close()
         return False
 
+    def _compile(self) -> None:
+        """What is compiled is loaded before anything is led: no round waits for it, or ends with it."""
+        log.info("loading what is compiled; the first time it takes half a minute")
+        try:
+            warm(self.options.data_dir / "compiled")
+        except Exception as error:
+            raise CompilationFailed(f"what is compiled can't be made or loaded: {error}") from error
+
+    def _check_key(self, source: Log) -> None:
+        """That this process may take over; a key is made for a new cluster only."""
+        clock = SystemClock()
+        deadline = clock.monotonic() + TERMS_S
+        topic = status_topic(self.options.prefix)
+        found = {
+            n: last_term(source, TopicPartition(topic, n), clock, deadline)
+            for n in range(self._topics.control_partitions)
+        }
+        terms = {n: term for n, (term, _) in found.items() if term is not None}
+        if not self._key:
+            if terms or not all(whole for _, whole in found.values()):
+                raise InvalidToken(
+                    f"there is no key file {key_path(self.options.key_file)}, and this cluster has a "
+                    "key: give every controller the same key file"
+                )
+            self._key = load_or_create(self.options.key_file)
+        for n, term in terms.items():
+            check_key(term, self._key)
+            log.info(
+                "control partition %d: standing by; %s led last, term %d",
+                *(n, term.leader, term.term),
+            )
+
     def _leave(self) -> None:
         with self._lock:
             partitions = set(self._leaders)
@@ -156,6 +207,30 @@ class ControllerService(mode.Service):
         if self._membership is not None:
             self._membership.stop(LEAVE_GROUP_S)
         self._write_status()
+        if self._monitor is not None:
+            self._monitor.close()
+
+    # -- what it tells --------------------------------------------------------------------------------
+
+    def _counts(self) -> dict[int, Metrics]:
+        with self._lock:
+            return {partition: leader.metrics for partition, leader in self._leaders.items()}
+
+    def _trouble(self) -> str | None:
+        """Why it neither leads nor stands by."""
+        if self.failure is not None:
+            return str(self.failure)
+        if self._membership is None or not self._membership.alive:
+            return "starting, or leaving"
+        with self._lock:
+            leaders = dict(self._leaders)
+        for partition, leader in leaders.items():
+            if not leader.leading:
+                return f"control partition {partition}: taking the lead"
+            silent_s = time.monotonic() - leader.metrics.passed_at
+            if silent_s > SILENT_S:
+                return f"control partition {partition}: no round or pass ended for {silent_s:.0f} s"
+        return None
 
     # -- what the group says --------------------------------------------------------------------------
 
@@ -170,6 +245,7 @@ class ControllerService(mode.Service):
                 native_timeout=self.options.native_timeout_s,
                 on_change=self._write_status,
                 on_failure=self._failed,
+                on_stuck=self._stand_aside,
             )
             with self._lock:
                 self._leaders[partition] = leader
@@ -182,6 +258,10 @@ class ControllerService(mode.Service):
             if leader is not None and not leader.stop(STOP_LEADER_S):
                 log.warning("control partition %d did not stop in time; it gets fenced", partition)
 
+    def _stand_aside(self, seconds: float) -> None:
+        if self._membership is not None:
+            self._membership.stand_aside(seconds)
+
     def _failed(self, error: Exception) -> None:
         self._leader_failed = True
         self.failure = error
@@ -189,12 +269,14 @@ class ControllerService(mode.Service):
     def _settings(self, partition: int) -> Settings:
         return Settings(
             control_partition=partition,
-            control_partitions=self._control_partitions,
-            reply_partitions=self._replies,
+            **self._topics._asdict(),
             prefix=self.options.prefix,
             token_key=self._key,
             retention_ms=int(self.options.retention_s * 1000),
             max_open=self.options.max_open,
+            max_streams=self.options.max_streams,
+            max_partitions=self.options.max_partitions,
+            skip_commands=frozenset(offset for number, offset in self._skip if number == partition),
             max_staged_bytes=self.options.max_staged_bytes,
             round_bytes=self.options.chunk_bytes,
             chunk_bytes=self.options.chunk_bytes,
@@ -204,13 +286,20 @@ class ControllerService(mode.Service):
         )
 
     def _write_status(self) -> None:
-        """Say, in the status file, what this process leads."""
+        """Say, in the status file, what this process leads: now and then, so that its time tells who hangs."""
+        self._said_at = time.monotonic()
         path = self.options.status_file
         if path is None:
             return
         with self._lock:
             leading = {p: leader.term for p, leader in self._leaders.items() if leader.leading}
-        status = {"pid": os.getpid(), "leading": sorted(leading), "terms": leading}
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        status = {
+            "pid": os.getpid(),
+            "written_at": now,
+            "leading": sorted(leading),
+            "terms": leading,
+        }
         temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
         temporary.write_text(json.dumps(status))
         temporary.replace(path)
@@ -219,19 +308,49 @@ class ControllerService(mode.Service):
 def _exit_code(error: Exception) -> int:
     if isinstance(error, FixCallError):
         return EXIT_FIX_CALL
-    return EXIT_ENVIRONMENT if isinstance(error, TableError | LogError | OSError) else EXIT_DEFECT
+    surroundings = (TableError, LogError, OSError, CompilationFailed)
+    return EXIT_ENVIRONMENT if isinstance(error, surroundings) else EXIT_DEFECT
+
+
+class _Lines(logging.Formatter):
+    """A line of the log: when, how bad, what. Dated, with the zone."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return (
+            datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+        )
+
+
+class _JsonLines(_Lines):
+    """The same as one JSON document a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(said)
 
 
 def run_controller(options: ControllerOptions, *, loglevel: str = "INFO") -> int:
-    """Run until SIGTERM or SIGINT (a clean hand-over), or until a failure; returns the exit code."""
-    logging.basicConfig(
-        level=loglevel, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
-    )
-    service = ControllerService(options)
-    worker = mode.Worker(service, loglevel=loglevel, daemon=True, override_logging=False)
-    try:
-        worker.execute_from_commandline()
-    except SystemExit as end:
-        if service.exit_code == EXIT_OK and end.code not in (None, 0):
-            return EXIT_DEFECT
-    return service.exit_code
+    """Run until SIGTERM or SIGINT (a clean hand-over), or until a failure; returns the exit code.
+
+    Raises: InvalidArgument, FolderInUse, FolderUnusable, PortTaken: it can't start.
+    """
+    handler = logging.StreamHandler()
+    lines = _JsonLines if options.log_json else _Lines
+    handler.setFormatter(lines("%(asctime)s %(levelname)-7s %(message)s"))
+    logging.basicConfig(level=loglevel, handlers=[handler])
+    with hold(options.data_dir):
+        service = ControllerService(options)
+        worker = mode.Worker(service, loglevel=loglevel, daemon=True, override_logging=False)
+        try:
+            worker.execute_from_commandline()
+        except SystemExit as end:
+            if service.exit_code == EXIT_OK and end.code not in (None, 0):
+                return EXIT_DEFECT
+        return service.exit_code

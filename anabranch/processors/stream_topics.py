@@ -6,28 +6,45 @@ that finds the first without the last does it again, which is harmless.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch.core.decide_admin import CREATING, FORGETTING, stream_created, stream_refused
+from anabranch.core.decide_admin import (
+    CREATING,
+    FORGETTING,
+    RECOVERING,
+    stream_created,
+    stream_refused,
+)
 from anabranch.core.decide_forget import forget_refused, prove_lead, stream_forgotten
+from anabranch.core.decide_lost import recovery_refused, stream_recovered
 from anabranch.core.decide_scale import partitions_added, partitions_refused
 from anabranch.core.plan import NO_PREVIOUS
 from anabranch.core.state import State
 from anabranch.core.turn import Turn
-from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured
-from anabranch.ports import Clock, Log, LogRefused, TopicInfo
+from anabranch.errors import (
+    AnabranchError,
+    IllegalState,
+    InvalidArgument,
+    NotReady,
+    TopicMisconfigured,
+)
+from anabranch.ports import Clock, Log, LogFenced, LogRefused, TableError, TopicInfo
 from anabranch.processors.cleanup import Cutter
 from anabranch.processors.growth import Growth
 from anabranch.processors.history_tail import load_tail
 from anabranch.schemas.records import StreamRow
-from anabranch.topics.declarations import create_stream_topics, refusal_of
-from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from anabranch.topics.declarations import create_stream_topics, refusal_of, topic_ids
+from anabranch.topics.names import history_topic, journal_topic, stream_topic, topics_of
+
+log = logging.getLogger("anabranch.controller")
 
 Done = Callable[[Turn], None]  # puts into a turn what was done
 LOOK_AGAIN_S = 0.1  # how soon it is looked whether deleted topics are gone
 GIVE_UP_S = 30.0  # … and how long
+TRIES = 3  # to create a stream whose brokers don't answer
 
 
 @dataclass(slots=True)
@@ -55,49 +72,102 @@ class StreamTopics:
         self._cutter = cutter
         self._growth = Growth(log, threads=threads)
         self._deleting: dict[str, _Deleting] = {}
-        self.missed = False  # a topic was not found
+        self._tried: dict[str, tuple[int, float]] = {}  # to create; how often, and when again
+        self.missed: set[str] = set()  # streams of which a topic was not found
 
     @property
     def busy(self) -> bool:
         """Whether something is under way: look again soon."""
-        return self._growth.busy or bool(self._deleting)
+        return self._growth.busy or bool(self._deleting) or bool(self._tried)
 
-    def step(self, state: State, missing: Container[str] = ()) -> Iterator[Done]:
+    def step(self, state: State, waiting: Container[str] = ()) -> Iterator[tuple[str, Done]]:
         """Do, or begin, what the log says. What is done is to be logged before the next is taken.
 
-        ``missing``: streams that lack a topic: nothing of theirs is grown.
+        ``waiting``: streams in trouble: nothing of theirs is grown.
 
         Raises: LogError, if the log can't be reached.
         """
         for row in list(state.streams.values()):
             if row.state == CREATING:
-                yield self._create(row)
+                created = self._create(row, state)
+                if created is not None:
+                    self._tried.pop(row.stream, None)
+                    yield row.stream, created
+            elif row.state == RECOVERING:
+                yield row.stream, self._recover(row)
             elif row.state == FORGETTING:
                 done = self._delete(row.stream)
                 if done is not None:
-                    yield done
-        for stream, grown in self._growth.step(state, missing):
+                    yield row.stream, done
+        for stream, grown in self._growth.step(state, waiting):
             if isinstance(grown, int):
-                yield partial(partitions_added, stream=stream, partitions=grown)
+                yield stream, partial(partitions_added, stream=stream, partitions=grown)
             else:
-                self.missed |= isinstance(grown, NotReady)
-                yield partial(partitions_refused, stream=stream, error=grown)
+                if isinstance(grown, NotReady):
+                    self.missed.add(stream)
+                yield stream, partial(partitions_refused, stream=stream, error=grown)
+
+    def refused(self, state: State, stream: str, error: LogRefused) -> Done | None:
+        """What to log where the round that logs what was done is refused itself; None: it is tried again."""
+        row = state.streams.get(stream)
+        if row is not None and row.state == CREATING:
+            return partial(stream_refused, stream=stream, error=refusal_of(error))
+        return None
 
     def close(self) -> None:
         """Wait for what is under way: it is harmless, and whoever leads next does it again."""
         self._growth.close()
 
-    def _create(self, row: StreamRow) -> Done:
+    def _create(self, row: StreamRow, state: State) -> Done | None:
+        """Make a stream's topics. None: try it again; a few times, as others wait while brokers don't answer."""
+        tries, again_at = self._tried.get(row.stream, (0, 0.0))
+        if self._clock.monotonic() < again_at:
+            return None
+        error: AnabranchError
         try:
+            _check_names(row.stream, state)
             starts = create_stream_topics(
-                self._log, row.stream, segments=row.segment_count, settings=row.settings
+                self._log,
+                row.stream,
+                segments=row.segment_count,
+                settings=row.settings,
+                adopt=row.adopt,
             )
+            ids = topic_ids(self._log, row.stream)
             self._check_no_history(row.stream)
-        except AnabranchError as error:
-            return partial(stream_refused, stream=row.stream, error=error)
-        except LogRefused as error:
-            return partial(stream_refused, stream=row.stream, error=refusal_of(error))
-        return partial(stream_created, stream=row.stream, starts=starts)
+        except AnabranchError as wrong:
+            error = wrong
+        except LogRefused as refused:
+            error = refusal_of(refused)
+        except (LogFenced, TableError):
+            raise
+        except Exception as trouble:
+            tries += 1
+            log.warning(
+                "%s can't be created, try %d: %s", row.stream, tries, trouble, exc_info=True
+            )
+            if tries < TRIES:
+                pause = LOOK_AGAIN_S * 10**tries
+                self._tried[row.stream] = tries, self._clock.monotonic() + pause
+                return None
+            error = NotReady(f"its topics can't be made now: {trouble}")
+        else:
+            return partial(stream_created, stream=row.stream, starts=starts, topic_ids=ids)
+        return partial(stream_refused, stream=row.stream, error=error)
+
+    def _recover(self, row: StreamRow) -> Done:
+        """Hold the topics of a stream that was given up against those that it had."""
+        names = topics_of(row.stream)
+        found = self._log.describe_topics(names)
+        for name, topic_id in zip(names, row.topic_ids, strict=False):
+            info = found.get(name)
+            least = 1 if name == names[2] else row.partitions
+            if info is None or info.topic_id != topic_id or info.partitions < least:
+                error = IllegalState(
+                    f"{row.stream} can't be taken back: {name} is not the topic that it was; forget the stream"
+                )
+                return partial(recovery_refused, stream=row.stream, error=error)
+        return partial(stream_recovered, stream=row.stream)
 
     def _check_no_history(self, stream: str) -> None:
         """`TopicMisconfigured` if there is a former stream's: readers would take it for this one's."""
@@ -124,7 +194,7 @@ class StreamTopics:
         except LogRefused as error:
             refusal = f"the brokers don't delete {_names(left)}: {error}; delete them by hand, then repeat this"
             return self._refused(stream, InvalidArgument(refusal))
-        names = [stream_topic(stream), journal_topic(stream), history_topic(stream)]
+        names = topics_of(stream)
         known = self._log.describe_topics([self._witness, *names])
         found = [known[name] for name in names if name in known]
         if self._witness in known and not found:
@@ -146,6 +216,22 @@ class StreamTopics:
     def _refused(self, stream: str, error: AnabranchError) -> Done:
         del self._deleting[stream]
         return partial(forget_refused, stream=stream, error=error)
+
+
+def _check_names(stream: str, state: State) -> None:
+    """`InvalidArgument` where a topic would be another stream's but for . and _, as no broker allows."""
+    wanted = _as_kafka_compares(stream)
+    for other in state.streams.values():
+        if other.state != CREATING and wanted & _as_kafka_compares(other.stream):
+            raise InvalidArgument(
+                f"{stream} can't be beside {other.stream}: names of their topics differ in . and _ alone, which "
+                "Kafka takes for the same; choose another name"
+            )
+
+
+def _as_kafka_compares(stream: str) -> set[str]:
+    names = stream_topic(stream), journal_topic(stream), history_topic(stream)
+    return {name.replace(".", "_") for name in names}
 
 
 def _names(topics: Sequence[TopicInfo]) -> str:

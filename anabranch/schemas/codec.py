@@ -44,6 +44,10 @@ TYPES: dict[int, type] = {
     16: r.SafeTime,
     17: r.ForgetStream,
     18: r.Settle,
+    19: r.ListSeries,
+    20: r.SetSeries,
+    21: r.ListCommands,
+    28: r.RecoverStream,
     32: r.Reply,
     33: r.Receipt,
     64: r.TermRow,
@@ -64,6 +68,8 @@ TYPES: dict[int, type] = {
     79: r.YieldedRow,
     80: r.ForgottenRow,
     81: r.RetiredRow,
+    82: r.SuspectRow,
+    83: r.SetAsideRow,
     96: r.JournalOp,
     97: r.EpochRecord,
     98: r.CommitRecord,
@@ -71,8 +77,11 @@ TYPES: dict[int, type] = {
 _CODES = {cls: code for code, cls in TYPES.items()}
 _PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}
 
+_BY_CONTROLLERS = 64  # records of lower numbers are made by any program
+
 T = TypeVar("T")
 _Plain = Callable[[Any], Any]
+_Walk = Callable[[bytes, int], int]  # from where a value begins to behind it
 
 
 class _Packaged(AbstractSchemaRepository):
@@ -139,10 +148,12 @@ def _decode(cls: Any, data: bytes) -> Any:
     body = io.BytesIO(data)
     body.seek(2)
     try:
+        if data[1] < _BY_CONTROLLERS:
+            _walk(cls)(data, 2)
         plain = schemaless_reader(body, schema_of(cls), None, return_record_name=True)
         record = _from_plain(cls)(plain)
     except Exception as error:  # fastavro raises many kinds on bytes that are not Avro
-        raise MalformedRecord(f"not a {cls.__name__}: {error!r}") from error
+        raise MalformedRecord(f"not a {cls.__name__}: {error}") from error
     if body.tell() != len(data):
         raise MalformedRecord(f"{len(data) - body.tell()} bytes too many after {cls.__name__}")
     return record
@@ -156,8 +167,88 @@ def decode_as(cls: type[T], data: bytes) -> T:
     return record
 
 
+@cache
+def _walk(cls: Any) -> _Walk:
+    """What looks at a record's bytes, and names the field that is not as Avro has it.
+
+    fastavro takes -1 for the last branch of a union, or the last symbol of an enum, and any byte for true.
+    """
+    steps = [(name, _walker(avro)) for name, avro in _field_types(cls)]
+
+    def walk(data: bytes, at: int) -> int:
+        for name, step in steps:
+            try:
+                at = step(data, at)
+            except IndexError:
+                raise ValueError(f"{name}: the record ends early") from None
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        return at
+
+    return walk
+
+
+def _walker(avro: Any) -> _Walk:
+    if isinstance(avro, str) and avro.startswith("anabranch."):
+        avro = load_schema(avro, repo=_Packaged())
+    cls = _record_class(avro)
+    if cls is not None:
+        return _walk(cls)
+    branches = [_walker(branch) for branch in avro] if isinstance(avro, list) else []
+    form: dict[str, Any] = avro if isinstance(avro, dict) else {}
+    kind: str = "union" if branches else form.get("type", avro)
+    choices = len(branches or form.get("symbols", ()))
+    items = [_walker(form[part]) for part in ("items", "values") if part in form]
+    if kind == "map":
+        items.insert(0, _walker("string"))
+
+    def walk(data: bytes, at: int) -> int:
+        if kind in ("null", "fixed"):
+            return _room(data, at, form.get("size", 0))
+        if kind == "boolean":
+            return at + 1 if data[at] < 2 else _wrong("a boolean", data[at])
+        number, at = _long_at(data, at)
+        if choices:
+            if not 0 <= number < choices:
+                return _wrong(f"one of {choices} choices", number)
+            return branches[number](data, at) if branches else at
+        if kind in ("string", "bytes"):
+            return _room(data, at, number)
+        while items and number:
+            if number < 0:  # a block with its size in bytes
+                _, at = _long_at(data, at)
+            for _ in range(abs(number)):
+                for item in items:
+                    at = item(data, at)
+            number, at = _long_at(data, at)
+        return at
+
+    return walk
+
+
+def _long_at(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value >> 1 ^ -(value & 1), at
+    return _wrong("64 bits", "more"), at
+
+
+def _room(data: bytes, at: int, size: int) -> int:
+    return at + size if 0 <= size <= len(data) - at else _wrong(f"{len(data) - at} bytes", size)
+
+
+def _wrong(due: str, found: object) -> int:
+    raise ValueError(f"{found} where {due} should be")
+
+
 def _int32(value: int) -> int:
     # fastavro takes any 64 bits for an Avro int; what is read must be writable again, anywhere.
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not an int")
     if not -(1 << 31) <= value < 1 << 31:
         raise ValueError(f"{value} is not within the 32 bits of an int")
     return value

@@ -25,6 +25,7 @@ _TXN_ROW = b"\x01\x44"
 _COMMIT_RECORD = b"\x01\x62"
 _OUTCOME = 6  # its place in the union of a reply's results
 _TXN_ID_SIZE = 16
+_SECRET_SIZE = 32
 _MAX_NAME = 256  # longer strings are not remembered
 _NULL = b"\x00"
 _END = b"\x00"  # of an array; an empty array is nothing else
@@ -99,6 +100,14 @@ def _txn_id(value: bytes) -> bytes:
     return value
 
 
+def _optional_secret(value: bytes | None) -> bytes:
+    if value is None:
+        return _NULL
+    if type(value) is not bytes or len(value) != _SECRET_SIZE:
+        raise Unusual
+    return b"\x02" + value
+
+
 def _write_one_shot(record: r.OneShot) -> bytes:
     out = [_ONE_SHOT, _txn_id(record.txn_id), _name(record.scope), _optional_string(record.name)]
     if record.events:
@@ -147,7 +156,9 @@ def _headers(headers: tuple[r.EventHeader, ...]) -> bytes:
 
 def _write_reply(record: r.Reply) -> bytes:
     found = record.result
-    if type(found) is not r.Outcome or found.writers or type(record.correlation_id) is not bytes:
+    if type(found) is not r.Outcome or found.writers:
+        raise Unusual
+    if type(record.correlation_id) is not bytes or type(record.command) is not bytes:
         raise Unusual
     streams = b""
     if found.streams:
@@ -157,6 +168,8 @@ def _write_reply(record: r.Reply) -> bytes:
             _REPLY,
             _varint(2 * len(record.correlation_id)),
             record.correlation_id,
+            _varint(2 * len(record.command)),
+            record.command,
             _long(record.hybrid_time),
             bytes((2 * _OUTCOME,)),
             _txn_id(found.txn_id),
@@ -194,6 +207,7 @@ def _write_txn_row(row: r.TxnRow) -> bytes:
             _long(row.rejected),
             _long(row.left_out),
             _string(row.reason),
+            _optional_secret(row.secret),
         )
     )
 
@@ -211,7 +225,7 @@ def _write_commit_record(record: r.CommitRecord) -> bytes:
         out.append(_varint(2 * len(record.vector)))
         for partition, offset in record.vector:
             out += (_int(partition), _long(offset))
-    out += (_END, _long(record.previous))
+    out += (_END, _long(record.previous), _long(record.vector_at))
     return b"".join(out)
 
 
@@ -367,6 +381,8 @@ def _read_headers(data: bytes, at: int) -> tuple[tuple[r.EventHeader, ...], int]
 def _read_reply(data: bytes) -> r.Reply:
     size, at = _read_size(data, 2)
     correlation_id = data[at : at + size]
+    size, at = _read_size(data, at + size)
+    command = data[at : at + size]
     hybrid_time, at = _read_long(data, at + size)
     if data[at] != 2 * _OUTCOME:
         raise Unusual
@@ -405,7 +421,7 @@ def _read_reply(data: bytes) -> r.Reply:
         (),
         (),
     )
-    return r.Reply(correlation_id, hybrid_time, outcome)
+    return r.Reply(correlation_id, command, hybrid_time, outcome)
 
 
 _STATE_OF: dict[int, r.TxnState] = {2 * i: state for i, state in enumerate(get_args(r.TxnState))}

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from anabranch.client.history_search import Found
 from anabranch.core.ids import NO_TXN, split_stream
+from anabranch.core.vectors import told
 from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentCommit
 from anabranch.spark.positions import Position, raised
 
@@ -112,6 +113,9 @@ class _Batch:
         self._start = start
         self._limits = limits
         self._last: dict[str, Found] = {}  # the last record that was taken
+        self._ends: dict[
+            str, dict[int, int]
+        ] = {}  # of the partitions, as far as what was taken tells
         # Partition -> offset inside of the record that comes next, by stream.
         self._parts: dict[str, dict[int, int]] = {}
         self._written: set[tuple[str, int]] = set()  # (stream, segment) with events in here
@@ -123,7 +127,7 @@ class _Batch:
     def _position(self, stream: str) -> Position:
         at, last = self._start[stream], self._last.get(stream)
         if last is not None:
-            at = at.moved(last.offset, last.record.vector)
+            at = at.moved(last.offset, self._ends[stream])
         return Position(at.after, raised(at.vector, self._parts.get(stream, {})))
 
     def take(self, group: Mapping[str, Found]) -> list[str]:
@@ -141,8 +145,13 @@ class _Batch:
         for stream in group:
             self._written |= {(stream, part.segment_id) for part, _, count in left[stream] if count}
         self.events += size
-        self._last |= group
+        for stream, found in group.items():
+            self._take_whole(stream, found)
         return list(group)
+
+    def _take_whole(self, stream: str, found: Found) -> None:
+        self._last[stream] = found
+        self._ends.setdefault(stream, {}).update(told(found.record))
 
     def _must_wait(self, stream: str, found: Found) -> bool:
         """Whether an epoch seals a segment with events in here: those of its successors have to wait."""
@@ -183,7 +192,7 @@ class _Batch:
                 given += share
                 reached[part.partition] = min(first + share, part.end)
             if all(reached[part.partition] == part.end for part, _, _ in left[stream]):
-                self._last[stream] = found
+                self._take_whole(stream, found)
                 done.append(stream)
         self.events += given
         return done

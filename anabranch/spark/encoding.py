@@ -176,7 +176,12 @@ def _encoded(
     if not keep and not keys:
         raise InvalidArgument("option keepkey=false needs option key")
     if time_place is not None:
-        _check_type("timestamp", schema.fields[time_place].dataType)
+        kind_of_time = schema.fields[time_place].dataType
+        if not isinstance(kind_of_time, _RAW["timestamp"]):
+            raise InvalidArgument(
+                f"option timestampcolumn: column {schema.names[time_place]} is {kind_of_time.simpleString()}, and "
+                f"{_WANTED['timestamp']} is needed: cast it"
+            )
     if stream is not None:
         _check_type(_STREAM, schema.fields[stream].dataType)
     left_out = {stream, *(() if keep else key_places)}

@@ -28,6 +28,9 @@ _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] (?=([^\n]*))")
 # A traceback's header, and the line with its exception: the first that is not indented.
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:: [^\n]*)?$", re.MULTILINE)
+# A Java exception's cause, without its stack.
+_CAUSE = re.compile(r"^Caused by: [\w.$]+: (.*?)(?=\n\tat |\Z)", re.MULTILINE | re.DOTALL)
+_MOST_CAUSE = 1000
 # Conditions that wrap another one, which says more.
 _WRAPPERS = (
     "FAILED_READ_FILE",
@@ -82,6 +85,9 @@ def failure_of(error: BaseException) -> AnabranchError:
         ((name, said) for name, said in found if not name.startswith(_WRAPPERS)),
         found[0] if found else ("", _first_line(text)),
     )
+    causes = _CAUSE.findall(text) if name.startswith(_WRAPPERS) else []
+    if causes:
+        said = f"{said.strip()}: {' '.join(causes[-1].split())[:_MOST_CAUSE]}"
     if _TRACEBACK in said:
         said = said.replace(_TRACEBACK, _raised(text))
     message = f"Spark: {said.strip()}" + (f" [{name}]" if name else "")

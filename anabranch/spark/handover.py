@@ -40,7 +40,10 @@ class Handover:
             return
         try:
             new = self._path.with_suffix(f".{os.getpid()}")
-            new.write_bytes(reservation.to_bytes())
+            new.unlink(missing_ok=True)
+            # Whoever reads it may write and commit.
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(reservation.to_bytes())
             new.replace(self._path)
         except OSError as error:
             log.info("an abort without messages will not find its transaction: %s", error)

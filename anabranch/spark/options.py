@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anabranch.client.connect import BOOTSTRAP_VARIABLE
 from anabranch.errors import InvalidArgument
@@ -28,7 +28,7 @@ class Connection:
     bootstrap: str
     prefix: str
     timeout: float
-    librdkafka: tuple[tuple[str, str], ...]
+    librdkafka: tuple[tuple[str, str], ...] = field(repr=False)  # may hold secrets
 
 
 class Options:

@@ -147,7 +147,7 @@ def _check_commits(found: EventRange, batch: pa.RecordBatch) -> None:
 def untold(stream: str, partition: int, offset: int) -> SnapshotExpired:
     """The error for an event of which the history does not tell the commit."""
     return SnapshotExpired(
-        f"{stream}, partition {partition}: the history was cut, and does not tell segment and commit timestamp of "
-        f"offset {offset} any more; set option failOnDataLoss=false to read such events with nulls there, or "
-        "begin behind them"
+        f"{stream}, partition {partition}: the history does not tell segment and commit timestamp of offset "
+        f"{offset}: it was cut, or the event was there before the stream; set option "
+        "failOnDataLoss=false to read such events with nulls there, or begin behind them"
     )

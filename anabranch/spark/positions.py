@@ -7,11 +7,10 @@ nothing in them may change without reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from anabranch.errors import MalformedRecord
-from anabranch.schemas.records import Position as Place
 
 _NEW = "new"
 
@@ -26,9 +25,9 @@ class Position(NamedTuple):
     after: int
     vector: dict[int, int]
 
-    def moved(self, after: int, vector: Iterable[Place]) -> Position:
-        """Behind a later record with this vector."""
-        return Position(after, raised(self.vector, {p.partition: p.offset for p in vector}))
+    def moved(self, after: int, ends: Mapping[int, int]) -> Position:
+        """Behind a later record, with the ends that were moved since."""
+        return Position(after, raised(self.vector, ends))
 
 
 BEGIN = Position(-1, {})

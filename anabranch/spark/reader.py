@@ -112,7 +112,7 @@ class _Places:
         """``timestamp``: the snapshot's; nothing later is asked for."""
         low, high = selection.commits.low, selection.commits.high
         # Partition -> up to here it is not known which commits the events are of: the filters may want them.
-        self._untold = untold_of(search.not_beyond({}), low) if strict else {}
+        self._untold = untold_of(search.oldest_whole(), low) if strict else {}
         before = search.as_of(min(low - 1, timestamp)) if low is not None and low > 0 else None
         self._lows = before.vector() if before is not None else {}
         self._highs: Mapping[int, int] | None = None

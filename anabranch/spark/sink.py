@@ -288,8 +288,8 @@ class StreamSink(DataSourceStreamArrowWriter):
         series = f"spark/{first.query_id}/{self._sink}"
         try:
             result = self._target.client.commit(first.reservation, receipts, series, batchId)
-        except AlreadyCommitted:
-            log.info("batch %d of %s is committed already", batchId, series)
+        except AlreadyCommitted as error:
+            self._check_own(series, batchId, error)
             return
         except (OutcomeUnknown, RetryError, TransactionAborted) as error:
             raise type(error)(
@@ -297,7 +297,29 @@ class StreamSink(DataSourceStreamArrowWriter):
             ) from error
         except EventTooLarge as error:
             raise EventTooLarge(_too_many(receipts, self._target, error)) from error
+        if not result.counts.committed:  # as no batch is that has a number
+            by = f"its number was committed without events, by {result.txn_id.hex()}"
+            raise AlreadyCommitted(f"{by}; {self._ways(series, batchId)}", result=result)
         _log_commit(result, first.reservation)
+
+    def _check_own(self, series: str, batch: int, error: AlreadyCommitted) -> None:
+        """Go on if the batch's own number was committed before, however long ago.
+
+        Where the series was moved beyond it instead, the query fails: to pass over the batch would lose its rows.
+        """
+        for info in self._target.client.series(self._target.scope, series):
+            runs = zip(info.runs[::2], info.runs[1::2], strict=True)
+            if any(first <= batch <= last for first, last in runs):
+                log.info("batch %d of %s is committed already", batch, series)
+                return
+        raise AlreadyCommitted(f"{error}; {self._ways(series, batch)}") from error
+
+    def _ways(self, series: str, batch: int) -> str:
+        command = f"anabranch series set {self._target.scope} {series}"
+        return (
+            f"no row of batch {batch} is visible, and somebody moved its series. To commit the batch: `{command} "
+            f"{batch - 1}`; to go on without it: `{command} {batch}`. Then start the query again"
+        )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Leave nothing, also where no task has told of the transaction."""

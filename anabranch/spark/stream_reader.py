@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from anabranch.client.history_search import Found
 from anabranch.core.hybrid_time import from_datetime
-from anabranch.errors import RetryError
+from anabranch.errors import InvalidArgument, RetryError
 from anabranch.spark.admission import Limits, admit
 from anabranch.spark.columns import check_schema
 from anabranch.spark.histories import Histories
@@ -88,6 +88,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends; ``start`` itself if there is nothing to read."""
         before = from_json(start)
+        if before and not before.keys() & set(self._streams):
+            raise InvalidArgument(
+                f"the checkpoint is of {', '.join(before)}, not of {', '.join(self._streams)}: give another one"
+            )
         positions = {stream: before.get(stream, BEGIN) for stream in self._streams}
         end = self._admitted(positions, limit)
         if end == positions and not is_new(start):
@@ -173,7 +177,7 @@ def _jumped(
 ) -> dict[str, Position]:
     """All that is there, without a look at each record. Where no event is new, nothing moves."""
     moved = {
-        stream: at if head is None else at.moved(head.offset, head.record.vector)
+        stream: at if head is None else at.moved(head.offset, head.vector())
         for stream, at in positions.items()
         for head in [heads[stream]]
     }

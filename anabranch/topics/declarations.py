@@ -9,33 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from anabranch.core import autoscale
+from anabranch.core import limits, stream_settings
 from anabranch.core.keyspace import even_ranges
+from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, check_settings
 from anabranch.errors import (
     AnabranchError,
     InvalidArgument,
     NotReady,
     TopicMisconfigured,
-    UnsupportedSetting,
+    TopicNotEmpty,
 )
 from anabranch.ports import Log, LogRefused, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics.names import (
     commands_topic,
+    control_topic,
     history_topic,
     journal_topic,
     replies_topic,
     status_topic,
     stream_topic,
+    topics_of,
 )
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MAX_LONG = (1 << 63) - 1
 DEFAULT_REPLY_PARTITIONS = 8
-REPLICATION = "replication.factor"
-MIN_ISR = "min.insync.replicas"
-MAX_MESSAGE = "max.message.bytes"
 _BIG_RECORDS = 16 << 20
 INVALID_REPLICATION_FACTOR = 38  # of brokers' error codes
 UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -103,6 +104,23 @@ COMMANDS: tuple[Setting, ...] = (
     ),
     _ANY_SIZE,
     _CREATE_TIME,
+    _at_least(
+        "message.timestamp.after.max.ms",
+        2 * DAY_MS,
+        "a client's clock may be a day ahead, and one that is further ahead is told so by a controller",
+    ),
+    _CLEAN,
+)
+CONTROL: tuple[Setting, ...] = (
+    _is("cleanup.policy", "delete", "what controllers say to each other is not keyed"),
+    _kept(
+        "retention.ms",
+        DAY_MS,
+        "it must be there until the controller that it is for reads it",
+        created=7 * DAY_MS,
+    ),
+    _ANY_SIZE,
+    _CREATE_TIME,
     _CLEAN,
 )
 REPLIES: tuple[Setting, ...] = (
@@ -139,6 +157,7 @@ JOURNAL: tuple[Setting, ...] = (
     _is("cleanup.policy", "delete", "the controller deletes what nobody needs"),
     _forever("retention.ms", "an open transaction may be old; time must not delete its writes"),
     _ANY_SIZE,
+    _created("segment.ms", str(HOUR_MS), "only closed segments are freed once they are cut"),
     _VERBATIM,
     _CREATE_TIME,
     _ANY_FUTURE,
@@ -149,6 +168,8 @@ HISTORY: tuple[Setting, ...] = (
     _is("cleanup.policy", "delete", "each record is a step of the stream"),
     _forever("retention.ms", "readers find their way by it"),
     _ANY_SIZE,
+    _created("segment.ms", str(DAY_MS), "only closed segments are freed once they are cut"),
+    _created("segment.bytes", str(64 << 20), "only closed segments are freed once they are cut"),
     _at_least(MAX_MESSAGE, _BIG_RECORDS, "a record names every segment"),
     _VERBATIM,
     _is(
@@ -175,18 +196,16 @@ STREAM: tuple[Setting, ...] = (
 )
 # What a user may choose for a stream's topic; sizes and durability go for its journal too. The settings of
 # scaling (`anabranch.core.autoscale.SETTINGS`) are no topic's.
-STREAM_SETTINGS = frozenset(
-    (
-        "retention.ms",
-        "retention.bytes",
-        "segment.bytes",
-        "segment.ms",
-        MAX_MESSAGE,
-        MIN_ISR,
-        REPLICATION,
-    )
-)
+STREAM_SETTINGS = frozenset(stream_settings.TOPIC)
 _SHARED_WITH_JOURNAL = frozenset((MAX_MESSAGE, MIN_ISR, "segment.bytes"))
+
+
+class ControlTopics(NamedTuple):
+    """The control topics as they are. ``command_bytes``: what the commands topic takes."""
+
+    control_partitions: int
+    reply_partitions: int
+    command_bytes: int
 
 
 def create_control_topics(
@@ -196,10 +215,10 @@ def create_control_topics(
     control_partitions: int,
     replication_factor: int = -1,
     reply_partitions: int = DEFAULT_REPLY_PARTITIONS,
-) -> tuple[int, int]:
-    """Create what is missing of commands, status and replies, and check all.
+) -> ControlTopics:
+    """Create what is missing of commands, control, status and replies, and check all.
 
-    Returns (control partitions, reply partitions) as they are. More control partitions than asked for are
+    Returns what they are like. More control partitions than asked for are
     fine: they were added to serve new scopes.
 
     Raises:
@@ -209,40 +228,37 @@ def create_control_topics(
     """
     declared = (
         (commands_topic(prefix), control_partitions, COMMANDS),
+        (control_topic(prefix), control_partitions, CONTROL),
         (status_topic(prefix), control_partitions, STATUS),
         (replies_topic(prefix), reply_partitions, REPLIES),
     )
     _create(log, [_spec(n, p, s, {}, replication_factor) for n, p, s in declared])
     infos = _describe(log, [name for name, *_ in declared])
     _refuse([w for n, p, s in declared for w in problems(infos[n], s, at_least=p)])
-    commands, status, replies = (infos[name].partitions for name, *_ in declared)
-    if commands != status:
-        raise TopicMisconfigured(
-            f"{declared[0][0]} has {commands} partitions and {declared[1][0]} {status}: add partitions "
-            "until they are equal"
-        )
-    return commands, replies
+    *like_commands, replies = (infos[name].partitions for name, *_ in declared)
+    if len(set(like_commands)) > 1:
+        found = ", ".join(f"{name} has {infos[name].partitions}" for name, *_ in declared[:-1])
+        raise TopicMisconfigured(f"{found} partitions: add partitions until they are equal")
+    size = infos[declared[0][0]].config.get(MAX_MESSAGE, limits.COMMAND.value)
+    return ControlTopics(like_commands[0], replies, int(size))
 
 
 def create_stream_topics(
-    log: Log, stream: str, *, segments: int, settings: Mapping[str, str]
+    log: Log, stream: str, *, segments: int, settings: Mapping[str, str], adopt: bool = False
 ) -> dict[int, int]:
     """Create and check a stream's three topics; returns the stream's end offset on each partition.
 
+    ``adopt``: the stream's topic may have records. Where one that is there does not suit, none is created.
+
     Raises:
+        TopicNotEmpty: it has some, or had.
         UnsupportedSetting: a setting that a stream does not take.
         InvalidArgument: an impossible number of segments or replicas, or value of a scaling setting.
         TopicMisconfigured, LogRefused: as `create_control_topics`.
     """
-    known = STREAM_SETTINGS | autoscale.SETTINGS
-    unknown = sorted(set(settings) - known)
-    if unknown:
-        raise UnsupportedSetting(
-            f"a stream has no setting {', '.join(unknown)}; it takes {', '.join(sorted(known))}"
-        )
-    autoscale.parse_policy(settings)  # refuses what it can't mean
+    check_settings(settings)
     even_ranges(segments)
-    factor = _replication(settings.get(REPLICATION, "-1"))
+    factor = int(settings.get(REPLICATION, "-1"))
     chosen = {k: v for k, v in settings.items() if k in STREAM_SETTINGS and k != REPLICATION}
     shared = {k: v for k, v in chosen.items() if k in _SHARED_WITH_JOURNAL}
     durable = {k: v for k, v in chosen.items() if k == MIN_ISR}
@@ -251,9 +267,35 @@ def create_stream_topics(
         (journal_topic(stream), segments, JOURNAL, shared),
         (history_topic(stream), 1, HISTORY, durable),
     )
+    there = log.describe_topics([name for name, *_ in declared])
+    if not adopt and stream_topic(stream) in there:
+        _check_empty(log, there[stream_topic(stream)])
+    _refuse([w for n, p, s, _ in declared if n in there for w in problems(there[n], s, at_least=p)])
     _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in declared])
     # Of a topic that was there before, all partitions are the stream's.
     return _checked_ends(log, stream, segments, all_partitions=True)
+
+
+def topic_ids(log: Log, stream: str) -> tuple[str, ...]:
+    """The ids of a stream's topics: stream, journal, history. None where brokers know no ids."""
+    names = topics_of(stream)
+    infos = _describe(log, names)
+    ids = tuple(infos[name].topic_id for name in names)
+    return ids if all(one.strip("0-") for one in ids) else ()
+
+
+def _check_empty(log: Log, topic: TopicInfo) -> None:
+    """No record was ever written there: a stream of ours writes none before it is created to the end."""
+    places = [TopicPartition(topic.name, p) for p in range(topic.partitions)]
+    ends = log.end_offsets(places, committed=False)
+    if any(ends.values()):
+        starts = log.start_offsets(places)
+        left = sum(end - starts[place] for place, end in ends.items())
+        had = f"has {left:,} records" if left else "had records, deleted by now,"
+        raise TopicNotEmpty(
+            f"{topic.name} {had} that anabranch did not write: choose another name, or adopt the topic "
+            "(adopt=True, `stream create --adopt`): readers then get what is in it, as part of no transaction"
+        )
 
 
 def refusal_of(error: LogRefused) -> AnabranchError:
@@ -323,6 +365,12 @@ def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> 
         found = info.config.get(setting.name)
         if found is not None and not setting.accepts(found):
             wrong.append(f"{setting.name}={found}; set {setting.value} ({setting.why})")
+    size, least = int(info.config.get(MAX_MESSAGE, MAX_LONG)), limits.LEAST_MESSAGE.value
+    if size < least:
+        wrong.append(
+            f"{MAX_MESSAGE}={size}; set {least} or more (brokers hold the markers of native transactions against "
+            "it, and without one its controller can't lead)"
+        )
     in_sync = int(info.config.get(MIN_ISR, 1))
     if info.replication_factor >= 2 and in_sync < 2:
         wrong.append(
@@ -353,9 +401,14 @@ def _durable(log: Log, spec: TopicSpec) -> TopicSpec:
     """The spec with two replicas in sync, wherever there are two; brokers' own default is one."""
     if MIN_ISR in spec.config:
         return spec
-    factor = spec.replication_factor
-    if factor < 0:
-        factor = log.default_replication_factor()
+    factor: int | None = spec.replication_factor
+    if spec.replication_factor < 0:
+        factor = log.default_replication_factor(spec.name)
+    if factor is None:
+        raise TopicMisconfigured(
+            f"{spec.name}: the brokers don't tell how many replicas it would get; let controllers DESCRIBE_CONFIGS "
+            f"of it, or say how many ({REPLICATION})"
+        )
     in_sync = {MIN_ISR: "2" if factor >= 2 else "1"}
     return TopicSpec(
         spec.name, spec.partitions, {**spec.config, **in_sync}, spec.replication_factor
@@ -379,15 +432,3 @@ def _spec(
 ) -> TopicSpec:
     config = {setting.name: setting.value for setting in settings} | dict(more)
     return TopicSpec(name, partitions, config, replication_factor)
-
-
-def _replication(text: str) -> int:
-    try:
-        factor = int(text)
-    except ValueError:
-        factor = 0
-    if factor == 0 or factor < -1:
-        raise InvalidArgument(
-            f"{REPLICATION}={text}: a number from 1, or -1 for the broker's default"
-        )
-    return factor

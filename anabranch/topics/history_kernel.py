@@ -14,8 +14,11 @@ import numba
 import numpy as np
 from numba import types
 
-# Rows of the spans.
-FIRST, END, TIMESTAMP, SEGMENT = range(4)
+from anabranch.topics.kernel_parts import compiled
+
+# Rows of the spans; of a transaction id its two halves, as they lie in memory.
+FIRST, END, TIMESTAMP, SEGMENT, TXN_HEAD, TXN_TAIL = range(6)
+SPAN_ROWS = 6
 # Of the state: how many spans there are, the end of the partition as of the last record that names it, and the
 # timestamp of the last record.
 SPANS, REACHED, LAST_TIMESTAMP = range(3)
@@ -26,6 +29,7 @@ MIN_SPAN_BYTES = 5
 _EPOCH_RECORD = 0x61
 _COMMIT_RECORD = 0x62
 _TXN_ID_SIZE = 16
+_OWN = -1
 _MAX_I32 = (1 << 31) - 1
 
 _U = np.uint64
@@ -94,6 +98,15 @@ def _skip(data, at, end, numbers, narrow):
     return at
 
 
+@_inline
+def _half(data, at):
+    """8 bytes as a number, the lowest first."""
+    value = np.uint64(0)
+    for i in range(8):
+        value |= np.uint64(data[_U(at + i)]) << np.uint64(8 * i)
+    return np.int64(value)
+
+
 def _commits(data, ends, partition, spans, state):
     """Append the spans of a partition; ``ends``: where the records end in ``data``, 0 first.
 
@@ -108,7 +121,9 @@ def _commits(data, ends, partition, spans, state):
         kind = data[_U(at + 1)]
         at += 2
         first = count
+        told = moved = state[REACHED]
         if kind == _COMMIT_RECORD:
+            txn = at
             at += _TXN_ID_SIZE
             _, at = _int(data, at, end)
             timestamp, at = _long(data, at, end)
@@ -125,9 +140,12 @@ def _commits(data, ends, partition, spans, state):
                     if at < 0:
                         break
                     if where == partition:
+                        moved = stops
                         spans[FIRST, _U(count)] = begins
                         spans[END, _U(count)] = stops
                         spans[SEGMENT, _U(count)] = segment
+                        spans[TXN_HEAD, _U(count)] = _half(data, txn)
+                        spans[TXN_TAIL, _U(count)] = _half(data, txn + 8)
                         count += 1
         elif kind == _EPOCH_RECORD:
             _, at = _int(data, at, end)
@@ -147,8 +165,13 @@ def _commits(data, ends, partition, spans, state):
                 if at < 0:
                     break
                 if where == partition:
-                    state[REACHED] = offset
+                    told = offset
         _, at = _long(data, at, end)
+        if kind == _COMMIT_RECORD:
+            vector_at, at = _long(data, at, end)
+            if vector_at != _OWN:
+                told = moved  # it tells its own ends only
+        state[REACHED] = told
         if at != end:
             return MALFORMED_RESULT
         for i in range(first, count):
@@ -158,14 +181,12 @@ def _commits(data, ends, partition, spans, state):
     return 0
 
 
-commits = numba.njit(
+commits = compiled(
     types.int64(
         types.Array(types.uint8, 1, "C", readonly=True),
         types.Array(types.int32, 1, "C", readonly=True),
         types.int64,
         types.int64[:, ::1],
         types.int64[::1],
-    ),
-    cache=True,
-    nogil=True,
+    )
 )(_commits)

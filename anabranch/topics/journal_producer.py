@@ -8,7 +8,6 @@ one are made; so no batch can overtake an earlier one of its partition.
 from __future__ import annotations
 
 import datetime as dt
-import select
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,7 @@ from anabranch.topics.wire import calls, codes, data
 from anabranch.topics.wire.calls import INIT_PRODUCER_ID, PRODUCE
 from anabranch.topics.wire.cluster import Cluster, raise_or_again
 from anabranch.topics.wire.codes import DUPLICATE_SEQUENCE, NONE, Act, error_for, meaning
-from anabranch.topics.wire.connection import Connection, ConnectionBroken
+from anabranch.topics.wire.connection import Connection, ConnectionBroken, readable
 from anabranch.topics.wire.produce import read_produced, send_produce
 
 _NO_TRANSACTION = dt.timedelta(minutes=1)  # the broker wants a timeout even where it uses none
@@ -66,7 +65,7 @@ class _Link:
             return True
         if self.connection.buffered():
             return True
-        return bool(select.select((self.connection,), (), (), 0)[0])
+        return bool(readable([self.connection]))
 
 
 class JournalProducer:

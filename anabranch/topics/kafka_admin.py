@@ -5,10 +5,17 @@ from __future__ import annotations
 import datetime as dt
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from anabranch.ports import LogRefused, LogUnavailable, TopicInfo, TopicPartition, TopicSpec
+from anabranch.ports import (
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    TopicInfo,
+    TopicPartition,
+    TopicSpec,
+)
 from anabranch.topics.wire import calls, codes, data
 from anabranch.topics.wire.calls import (
     CREATE_PARTITIONS,
@@ -20,6 +27,7 @@ from anabranch.topics.wire.calls import (
 )
 from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
 from anabranch.topics.wire.codes import NONE
+from anabranch.topics.wire.connection import ConnectionBroken
 
 _TOPIC_RESOURCE = 2
 _METADATA_PAUSE_S = 0.02
@@ -41,52 +49,86 @@ def list_offsets(
     *,
     committed: bool,
     deadline: float,
+    failed: MutableMapping[TopicPartition, LogError] | None = None,
 ) -> dict[TopicPartition, int]:
-    """The offset for a timestamp (-1 latest, -2 earliest) of each partition; -1: there is none."""
+    """The offset for a timestamp (-1 latest, -2 earliest) of each partition; -1: there is none.
+
+    ``failed`` takes why a partition can't be asked; without it that is raised.
+    """
     found: dict[TopicPartition, int] = {}
-    for node, group in cluster.by_leader(partitions, deadline).items():
-        with cluster.connection(node, cluster.soon(deadline)) as connection:
-            version = connection.version(LIST_OFFSETS)
-            topics = tuple(
-                calls.part(
-                    LIST_OFFSETS,
-                    version,
-                    "ListOffsetsTopic",
-                    name=topic,
-                    partitions=tuple(
-                        calls.part(
-                            LIST_OFFSETS,
-                            version,
-                            "ListOffsetsPartition",
-                            partition_index=number,
-                            timestamp=timestamp,
-                        )
-                        for number in numbers
-                    ),
-                )
-                for topic, numbers in _by_topic(group).items()
-            )
-            body = calls.request(
-                LIST_OFFSETS,
-                version,
-                replica_id=-1,
-                isolation_level=data.READ_COMMITTED if committed else data.READ_UNCOMMITTED,
-                topics=topics,
-            )
-            answer = calls.answer(
-                LIST_OFFSETS,
-                version,
-                connection.call(LIST_OFFSETS, version, body, cluster.soon(deadline)),
-            )
+    if failed is None:
+        groups = cluster.by_leader(partitions, deadline)
+    else:
+        groups, problems = cluster.find_leaders(partitions, deadline)
+        failed.update(problems)
+    for node, group in groups.items():
+        try:
+            answer = _ask_offsets(cluster, node, group, timestamp, committed, deadline)
+        except ConnectionBroken as error:
+            if failed is None:
+                raise
+            cluster.forget({p.topic for p in group})
+            failed.update({p: LogUnavailable(str(error), (p.topic,)) for p in group})
+            continue
         for topic in answer.topics:
             for partition in topic.partitions:
                 code = int(partition.error_code)
-                if code != NONE:
-                    cluster.forget((str(topic.name),))
-                    raise_or_again(codes.READ_CODES, code, f"offsets of {topic.name}")
                 key = TopicPartition(str(topic.name), int(partition.partition_index))
-                found[key] = int(partition.offset)
+                if code == NONE:
+                    found[key] = int(partition.offset)
+                    continue
+                cluster.forget((key.topic,))
+                what = f"offsets of {key.topic}"
+                if failed is None:
+                    raise_or_again(codes.READ_CODES, code, what, topics=(key.topic,))
+                else:
+                    meant = codes.meaning(codes.READ_CODES, code)
+                    failed[key] = codes.error_for(meant, code, what, topics=(key.topic,))
     return found
+
+
+def _ask_offsets(
+    cluster: Cluster,
+    node: int,
+    group: Sequence[TopicPartition],
+    timestamp: int,
+    committed: bool,
+    deadline: float,
+) -> Any:
+    with cluster.connection(node, cluster.soon(deadline)) as connection:
+        version = connection.version(LIST_OFFSETS)
+        topics = tuple(
+            calls.part(
+                LIST_OFFSETS,
+                version,
+                "ListOffsetsTopic",
+                name=topic,
+                partitions=tuple(
+                    calls.part(
+                        LIST_OFFSETS,
+                        version,
+                        "ListOffsetsPartition",
+                        partition_index=number,
+                        current_leader_epoch=cluster.epoch(TopicPartition(topic, number)),
+                        timestamp=timestamp,
+                    )
+                    for number in numbers
+                ),
+            )
+            for topic, numbers in _by_topic(group).items()
+        )
+        body = calls.request(
+            LIST_OFFSETS,
+            version,
+            replica_id=-1,
+            isolation_level=data.READ_COMMITTED if committed else data.READ_UNCOMMITTED,
+            topics=topics,
+        )
+        return calls.answer(
+            LIST_OFFSETS,
+            version,
+            connection.call(LIST_OFFSETS, version, body, cluster.soon(deadline)),
+        )
 
 
 def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadline: float) -> None:
@@ -130,16 +172,18 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadl
                     raise LogRefused(f"delete records of {topic.name}: no such offset", code)
                 if code != NONE:
                     cluster.forget((str(topic.name),))
-                    raise_or_again(codes.READ_CODES, code, f"delete records of {topic.name}")
+                    what = f"delete records of {topic.name}"
+                    raise_or_again(codes.READ_CODES, code, what, topics=(str(topic.name),))
 
 
-def default_replication_factor(cluster: Cluster, deadline: float) -> int:
-    """The replication factor of a topic that would be created with -1."""
-    name = f"anabranch-dry-run-{uuid.uuid4().hex}"
-    answers = _create(cluster, [TopicSpec(name, 1)], deadline, dry=True)
-    # Told from version 5 on.
-    found = int(getattr(answers[0], "replication_factor", 1))
-    return found if found > 0 else 1
+def default_replication_factor(cluster: Cluster, topic: str, deadline: float) -> int | None:
+    """The replication factor of this topic if it is created with -1. See `anabranch.ports.Log`."""
+    answer = _create(cluster, [TopicSpec(topic, 1)], deadline, dry=True)[0]
+    if int(answer.error_code) == codes.TOPIC_ALREADY_EXISTS:
+        return 1  # somebody was quicker: none is created
+    # Told from version 5 on, to those who may see the configuration.
+    found = int(getattr(answer, "replication_factor", 1))
+    return found if found > 0 else None
 
 
 def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float) -> None:
@@ -241,8 +285,18 @@ def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
     return found.partitions
 
 
-def add_partitions(cluster: Cluster, topic: str, partitions: int, deadline: float) -> None:
-    """Ask for so many partitions in all; that there are as many already is as good."""
+def is_gone(cluster: Cluster, topic: str, partitions: int, deadline: float) -> bool:
+    """See `anabranch.ports.Log.is_gone`. Both requests are answered by the quorum's controller."""
+    answers = _create(cluster, [TopicSpec(topic, partitions)], deadline, dry=True)
+    if int(answers[0].error_code) == NONE:
+        return True
+    return add_partitions(cluster, topic, partitions, deadline, dry=True)
+
+
+def add_partitions(
+    cluster: Cluster, topic: str, partitions: int, deadline: float, *, dry: bool = False
+) -> bool:
+    """Ask for so many partitions in all. False: there are as many already, which is as good."""
     with cluster.connection(None, deadline) as connection:
         version = connection.version(CREATE_PARTITIONS)
         wanted = calls.part(
@@ -258,18 +312,21 @@ def add_partitions(cluster: Cluster, topic: str, partitions: int, deadline: floa
             version,
             topics=(wanted,),
             timeout=dt.timedelta(seconds=cluster.settings.request_timeout),
-            validate_only=False,
+            validate_only=dry,
         )
         answer = calls.answer(
             CREATE_PARTITIONS, version, connection.call(CREATE_PARTITIONS, version, body, deadline)
         )
+    grown = False
     for result in answer.results:
         code = int(result.error_code)
+        grown |= code == NONE
         # Somebody else grew it, or an earlier attempt of ours whose answer was lost.
         if code in (NONE, codes.INVALID_PARTITIONS):
             continue
         detail = str(result.error_message) if result.error_message else None
         raise_or_again(codes.GROW_CODES, code, f"add partitions to {topic}", detail)
+    return grown
 
 
 def wait_for_leaders(
@@ -332,12 +389,18 @@ def describe_topics(
         if code == codes.UNKNOWN_TOPIC_OR_PARTITION:
             continue
         if code != NONE:
-            raise_or_again(codes.READ_CODES, code, f"settings of {name}")
+            raise_or_again(codes.READ_CODES, code, f"settings of {name}", topics=(name,))
         topic = topics.get(name)
         if topic is None:
             raise Again(LogUnavailable(f"settings of {name}, not asked for"))
         config = {str(c.name): str(c.value) for c in result.configs if c.value is not None}
         found[name] = TopicInfo(
-            name, topic.partitions, topic.replication_factor, config, topic.topic_id.hex()
+            name,
+            topic.partitions,
+            topic.replication_factor,
+            config,
+            topic.topic_id.hex(),
+            tuple(p for p in range(topic.partitions) if p not in topic.leaders),
+            topic.in_sync,
         )
     return {name: found[name] for name in names if name in found}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import select
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.ports import (
     CorruptBatch,
     Fetched,
+    LogError,
+    LogUnavailable,
     OffsetOutOfRange,
     RawBatch,
     TopicInfo,
@@ -24,18 +25,23 @@ from anabranch.topics.settings import parse_settings
 from anabranch.topics.wire import codes, data
 from anabranch.topics.wire.calls import FETCH
 from anabranch.topics.wire.cluster import Again, Cluster, raise_or_again
-from anabranch.topics.wire.codes import NONE, Act, meaning
-from anabranch.topics.wire.connection import Connection, ConnectionBroken
+from anabranch.topics.wire.codes import NONE, Act, error_for, meaning
+from anabranch.topics.wire.connection import Connection, ConnectionBroken, readable
 
 _LATEST = -1
 _EARLIEST = -2
 _MAX_I32 = (1 << 31) - 1
+# A broker that is silent for so long once others have answered is passed over, for a pause that grows.
+_SLACK_S = 0.3
+_PASSED_OVER_S = (1.0, 16.0)
+Failed = MutableMapping[TopicPartition, LogError]
 
 
 @dataclass(slots=True)
 class _Asked:
     """A fetch under way to one broker."""
 
+    node: int
     connection: Connection
     address: tuple[str, int]
     version: int
@@ -52,6 +58,8 @@ class KafkaLog:
     def __init__(self, bootstrap: str, options: Mapping[str, object] | None = None) -> None:
         self._cluster = Cluster(parse_settings(bootstrap, options or {}))
         self._turn = 0
+        # Brokers that did not answer a fetch: until when they are passed over, and for how long then.
+        self._silent: dict[int, tuple[float, float]] = {}
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -62,12 +70,13 @@ class KafkaLog:
         max_wait: float,
         max_bytes: int,
         committed: bool,
+        failed: Failed | None = None,
     ) -> dict[TopicPartition, Fetched]:
         """See `anabranch.ports.Log.fetch`.
 
         One request per broker; each batch's CRC is checked. A broker that does not answer is passed over as
         long as another one does. While leaders move, it waits for up to the request timeout, then raises
-        `LogUnavailable`.
+        `LogUnavailable`; not so with ``failed``.
         """
         if not positions:
             return {}
@@ -77,7 +86,7 @@ class KafkaLog:
         return self._cluster.repeat(
             "fetch",
             deadline,
-            lambda: self._fetch(positions, give_up, max_bytes, committed, deadline),
+            lambda: self._fetch(positions, give_up, max_bytes, committed, deadline, failed),
         )
 
     def _fetch(
@@ -87,8 +96,9 @@ class KafkaLog:
         max_bytes: int,
         committed: bool,
         deadline: float,
+        failed: Failed | None,
     ) -> dict[TopicPartition, Fetched]:
-        groups = self._cluster.by_leader(positions, deadline)
+        groups = self._groups(positions, deadline, failed)
         asked: list[_Asked] = []
         wait = max(0.0, give_up - time.monotonic())
         self._turn += 1
@@ -105,22 +115,25 @@ class KafkaLog:
                     )
                 except ConnectionBroken as error:
                     broken.append(error)
-                    self._cluster.forget({partition.topic for partition in group})
+                    self._pass_over(node, group, error, failed)
             # A frozen broker takes requests and does not answer: others lead soon.
             limit = self._cluster.soon(deadline) + wait
             waiting = list(asked)
             while waiting and not result:
+                if failed is not None and len(waiting) < len(asked):
+                    limit = min(limit, max(give_up, time.monotonic()) + _SLACK_S)
                 for one in _ready(waiting, limit):
                     waiting.remove(one)
                     try:
-                        result.update(self._take(one, committed, limit))
+                        result.update(self._take(one, committed, limit, failed))
+                        self._silent.pop(one.node, None)
                     except ConnectionBroken as error:
                         broken.append(error)
-                        self._cluster.forget({partition.topic for partition in one.positions})
+                        self._pass_over(one.node, list(one.positions), error, failed)
             # Whatever else is there already comes along.
             for one in _ready(waiting, None) if waiting else ():
-                result.update(self._take(one, committed, limit))
-            if len(broken) == len(groups):
+                result.update(self._take(one, committed, limit, failed))
+            if failed is None and len(broken) == len(groups):
                 raise broken[0]
         except (Again, ConnectionBroken):
             # Partitions that moved are asked for anew next time; what came from others is good.
@@ -131,6 +144,38 @@ class KafkaLog:
             for one in asked:
                 self._cluster.give(one.connection, one.address)
         return result
+
+    def _groups(
+        self, positions: Mapping[TopicPartition, int], deadline: float, failed: Failed | None
+    ) -> dict[int, list[TopicPartition]]:
+        """The partitions by leader; with ``failed``, only those that can be asked at once."""
+        if failed is None:
+            return self._cluster.by_leader(positions, deadline)
+        groups, problems = self._cluster.find_leaders(positions, deadline)
+        failed.update(problems)
+        now = time.monotonic()
+        for node in [node for node in groups if self._silent.get(node, (0.0, 0.0))[0] > now]:
+            for partition in groups.pop(node):
+                why = f"broker {node}, which leads {partition.topic}, does not answer"
+                failed[partition] = LogUnavailable(why, (partition.topic,))
+        return groups
+
+    def _pass_over(
+        self,
+        node: int,
+        partitions: Sequence[TopicPartition],
+        error: ConnectionBroken,
+        failed: Failed | None,
+    ) -> None:
+        """A broker can't be reached, or does not answer: go on without it, and ask who leads instead."""
+        self._cluster.distrust(node)
+        if failed is None:
+            return
+        first, longest = _PASSED_OVER_S
+        pause = min(longest, 2 * self._silent.get(node, (0.0, first / 2))[1])
+        self._silent[node] = time.monotonic() + pause, pause
+        for partition in partitions:
+            failed[partition] = LogUnavailable(str(error), (partition.topic,))
 
     def _ask(
         self,
@@ -147,10 +192,8 @@ class KafkaLog:
         version = connection.version(FETCH)
         asked = {}
         for partition in partitions:
-            leader = self._cluster.leader(partition)
-            asked[partition] = data.FetchPosition(
-                positions[partition], leader.epoch if leader else -1
-            )
+            epoch = self._cluster.epoch(partition)
+            asked[partition] = data.FetchPosition(positions[partition], epoch)
         parts = data.fetch_request(
             version,
             asked,
@@ -167,10 +210,10 @@ class KafkaLog:
             deadline=deadline,
         )
         wanted = {partition: positions[partition] for partition in partitions}
-        return _Asked(connection, address, version, correlation, wanted)
+        return _Asked(node, connection, address, version, correlation, wanted)
 
     def _take(
-        self, asked: _Asked, committed: bool, deadline: float
+        self, asked: _Asked, committed: bool, deadline: float, failed: Failed | None
     ) -> dict[TopicPartition, Fetched]:
         body = asked.connection.receive(asked.correlation, deadline)
         try:
@@ -181,31 +224,48 @@ class KafkaLog:
             self._cluster.forget({partition.topic for partition in asked.positions})
             raise_or_again(codes.READ_CODES, error, "fetch")
         result = {}
-        failure: tuple[TopicPartition, int] | None = None
+        failure: tuple[str, int] | None = None
         for partition, answer in answers.items():
             position = asked.positions.get(partition)
             if position is None:
                 continue
-            if answer.error == codes.OFFSET_OUT_OF_RANGE:
-                raise OffsetOutOfRange(partition, position)
-            if answer.error != NONE:
-                failure = partition, answer.error
-                self._cluster.forget((partition.topic,))
-                if meaning(codes.READ_CODES, answer.error).act is Act.REFUSED:
-                    raise_or_again(codes.READ_CODES, answer.error, f"fetch {partition.topic}")
+            topic = partition.topic
+            if answer.error not in (NONE, codes.OFFSET_OUT_OF_RANGE):
+                failure = topic, answer.error
+                self._cluster.forget((topic,))
+                meant = meaning(codes.READ_CODES, answer.error)
+                why = error_for(meant, answer.error, f"fetch {topic}", topics=(topic,))
+                if failed is not None:
+                    failed[partition] = why
+                elif meant.act is Act.REFUSED:
+                    raise why
                 continue
-            fetched = _fetched(partition, answer, position, committed)
+            try:
+                if answer.error == codes.OFFSET_OUT_OF_RANGE:
+                    self._cluster.forget((topic,))  # who says so may lead no more
+                    raise OffsetOutOfRange(partition, position)
+                fetched = _fetched(partition, answer, position, committed)
+            except (OffsetOutOfRange, CorruptBatch) as problem:
+                if failed is None:
+                    raise
+                failed[partition] = problem
+                continue
             if fetched is not None:
                 result[partition] = fetched
-        if failure is not None and not result:
-            raise_or_again(codes.READ_CODES, failure[1], f"fetch {failure[0].topic}")
+        if failure is not None and failed is None and not result:
+            topic, code = failure
+            raise_or_again(codes.READ_CODES, code, f"fetch {topic}", topics=(topic,))
         return result
 
     def end_offsets(
-        self, partitions: Iterable[TopicPartition], *, committed: bool
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        committed: bool,
+        failed: Failed | None = None,
     ) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.end_offsets`."""
-        return self._offsets(partitions, _LATEST, committed=committed)
+        return self._offsets(partitions, _LATEST, committed=committed, failed=failed)
 
     def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.start_offsets`."""
@@ -219,7 +279,12 @@ class KafkaLog:
         return {partition: offset if offset >= 0 else None for partition, offset in found.items()}
 
     def _offsets(
-        self, partitions: Iterable[TopicPartition], timestamp: int, *, committed: bool
+        self,
+        partitions: Iterable[TopicPartition],
+        timestamp: int,
+        *,
+        committed: bool,
+        failed: Failed | None = None,
     ) -> dict[TopicPartition, int]:
         wanted = list(partitions)
         deadline = self._cluster.deadline()
@@ -227,7 +292,12 @@ class KafkaLog:
             "list offsets",
             deadline,
             lambda: kafka_admin.list_offsets(
-                self._cluster, wanted, timestamp, committed=committed, deadline=deadline
+                self._cluster,
+                wanted,
+                timestamp,
+                committed=committed,
+                deadline=deadline,
+                failed=failed,
             ),
         )
 
@@ -279,13 +349,13 @@ class KafkaLog:
             )
         kafka_admin.wait_for_leaders(self._cluster, (topic,), deadline, at_least=partitions)
 
-    def default_replication_factor(self) -> int:
+    def default_replication_factor(self, topic: str) -> int | None:
         """See `anabranch.ports.Log.default_replication_factor`. Asked for by a dry run."""
         deadline = self._cluster.deadline()
         return self._cluster.repeat(
             "default replication factor",
             deadline,
-            lambda: kafka_admin.default_replication_factor(self._cluster, deadline),
+            lambda: kafka_admin.default_replication_factor(self._cluster, topic, deadline),
         )
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
@@ -295,6 +365,15 @@ class KafkaLog:
             "describe topics",
             deadline,
             lambda: kafka_admin.describe_topics(self._cluster, names, deadline),
+        )
+
+    def is_gone(self, topic: str, partitions: int) -> bool:
+        """See `anabranch.ports.Log.is_gone`."""
+        deadline = self._cluster.deadline()
+        return self._cluster.repeat(
+            "ask whether a topic is gone",
+            deadline,
+            lambda: kafka_admin.is_gone(self._cluster, topic, partitions, deadline),
         )
 
     def close(self) -> None:
@@ -311,10 +390,10 @@ def _ready(waiting: Sequence[_Asked], deadline: float | None) -> list[_Asked]:
         # Reading waits by itself.
         return list(waiting)
     wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
-    ready, _, _ = select.select([one.connection for one in waiting], (), (), wait)
+    ready = readable([one.connection for one in waiting], wait)
     if not ready and deadline is not None:
         return list(waiting)  # too late: reading says so
-    return [one for one in waiting if one.connection in ready]
+    return [one for one in waiting if one.connection.fileno() in ready]
 
 
 def _fetched(
@@ -328,7 +407,8 @@ def _fetched(
             if batch.next_offset > position and not batch.hidden:
                 batches.append(batch.raw)
     except CorruptBatch as error:
-        raise CorruptBatch(f"{partition.topic}[{partition.partition}]: {error}") from error
+        what = f"{partition.topic}[{partition.partition}]: {error}"
+        raise CorruptBatch(what, (partition.topic,)) from error
     if after == position:
         return None
     return Fetched(

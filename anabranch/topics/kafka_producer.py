@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from anabranch.ports import (
     CorruptBatch,
+    LogBusy,
     LogError,
     LogFenced,
     LogRefused,
     LogUnavailable,
     LogUncertain,
     TopicPartition,
-    TopicUncertain,
 )
 from anabranch.topics.batch import Buffer, next_sequence, patch_parts, read_header
 from anabranch.topics.wire import codes, data
@@ -29,17 +29,22 @@ from anabranch.topics.wire.cluster import Cluster
 from anabranch.topics.wire.codes import NONE, Act, error_for, meaning
 from anabranch.topics.wire.connection import Connection, ConnectionBroken
 from anabranch.topics.wire.coordinator import (
+    ANSWER_S,
+    BUSY_S,
     FIRST_PAUSE_S,
     LAST_PAUSE_S,
     PAUSE_GROWTH,
     PRODUCE_ADDS_FROM,
     Coordinator,
+    busy,
 )
 from anabranch.topics.wire.produce import read_produced, send_produce
 
 # More requests under way on one connection don't help: the broker takes them one at a time.
 MAX_IN_FLIGHT = 5
-_TOPIC_GONE = (codes.UNKNOWN_TOPIC_OR_PARTITION, codes.UNKNOWN_TOPIC_ID)
+# How long a leader is waited for, and a leader that can't append yet; everybody waits with it.
+LEADER_S = 1.0
+NOT_YET_S = 3.0
 
 
 @dataclass(slots=True)
@@ -79,6 +84,7 @@ class KafkaProducer:
         """Initialise the transactional id (``timeout`` in seconds, of one native transaction).
 
         Raises:
+            LogBusy: the markers of its last native transaction can't be written.
             LogUnavailable: no coordinator until the deadline.
             LogRefused: the broker does not allow the id or the timeout.
         """
@@ -126,16 +132,15 @@ class KafkaProducer:
             ranked.append((rank, index))
         ranked.sort()
         order = [index for _, index in ranked]
-        if not self.is_v2:
-            self._check_usable()
-            try:
-                # All in one request; a partition that does not exist is refused before.
-                self._cluster.leaders(seen, self._cluster.deadline())
-                self._add_partitions(seen)
-            except LogError as error:
-                self._cluster.forget({partition.topic for partition in seen})
-                self._after_failure(error)
-                raise
+        self._check_usable()
+        try:
+            self._reach(seen)
+            if not self.is_v2:
+                self._add_partitions(seen)  # all in one request
+        except LogError as error:
+            self._cluster.forget({partition.topic for partition in seen})
+            self._after_failure(error)
+            raise
         offsets = self.append_stream(batches[index] for index in order)
         result = [0] * len(order)
         for index, offset in zip(order, offsets, strict=True):
@@ -194,12 +199,16 @@ class KafkaProducer:
             raise LogRefused(
                 f"abort first, the native transaction lacks what was refused: {self._refusal}",
                 self._refusal.error,
+                self._refusal.topics,
             )
 
     def _after_failure(self, error: BaseException) -> None:
         """Nothing is sent again: either the transaction has to be aborted, or the producer is over."""
         self._cluster.forget({partition.topic for partition in self._sequences})
-        if isinstance(error, LogError) and not isinstance(error, LogRefused):
+        if isinstance(error, LogUnavailable) and not self._begun:
+            for link in self._links.values():
+                link.gathering = _Wave({})  # nothing of it was sent
+        elif isinstance(error, LogError) and not isinstance(error, LogRefused):
             self._ended = error
         elif not isinstance(error, Exception):
             # An interrupt, perhaps in the middle of a request.
@@ -252,10 +261,24 @@ class KafkaProducer:
         wave.pieces[partition] = _Piece(index, partition, parts, following)
         wave.size += len(batch)
 
+    def _reach(self, partitions: Iterable[TopicPartition]) -> None:
+        """Connect to the leaders of all these, before anything is sent: what can't be reached costs nothing."""
+        failed: dict[str, LogError] = {}
+        for partition in partitions:
+            if partition.topic not in failed:
+                try:
+                    self._link(partition)
+                except LogError as error:
+                    failed[partition.topic] = error
+        for problem in failed.values():
+            problem.topics |= failed.keys()
+            raise problem
+
     def _link(self, partition: TopicPartition) -> _Link:
         leader = self._cluster.leader(partition)
         if leader is None:
-            leader = self._cluster.leaders((partition,), self._cluster.deadline())[partition]
+            deadline = self._cluster.deadline(LEADER_S)
+            leader = self._cluster.leaders((partition,), deadline)[partition]
         link = self._links.get(leader.node)
         if link is not None and (link.in_flight or link.connection.usable()):
             return link
@@ -263,8 +286,8 @@ class KafkaProducer:
         try:
             connection = self._cluster.open(self._cluster.address(leader.node), deadline)
         except ConnectionBroken as error:
-            self._cluster.forget((partition.topic,))
-            raise self._unreachable(str(error)) from error
+            self._cluster.distrust(leader.node)
+            raise self._unreachable(str(error), partition.topic) from error
         version = connection.version(
             PRODUCE, PRODUCE.highest if self.is_v2 else PRODUCE_ADDS_FROM - 1
         )
@@ -273,11 +296,11 @@ class KafkaProducer:
         self._links[leader.node] = link
         return link
 
-    def _unreachable(self, message: str) -> LogError:
+    def _unreachable(self, message: str, topic: str) -> LogError:
         """Nothing of this append was sent there; but what was appended before would lack it."""
         if self._begun:
-            return LogUncertain(f"{self._id}: {message}")
-        return LogUnavailable(f"{self._id}: {message}")
+            return LogUncertain(f"{self._id}: {message}", (topic,))
+        return LogUnavailable(f"{self._id}: {message}", (topic,))
 
     def _send(self, link: _Link, offsets: list[int]) -> None:
         wave = link.gathering
@@ -292,8 +315,8 @@ class KafkaProducer:
                 self._settle(link, offsets)
             if not self.is_v2:
                 self._add_partitions(new)
-            self._begun = True
-            self._send_first(link, wave, offsets)
+            first, self._begun = not self._begun, True
+            self._send_first(link, wave, offsets, first)
             self._appended.update(new)
             return
         while len(link.in_flight) >= MAX_IN_FLIGHT:
@@ -313,7 +336,13 @@ class KafkaProducer:
                 self._cluster.deadline(),
             )
         except ConnectionBroken as error:
-            raise LogUncertain(f"{self._id}: append: {error}") from error
+            raise self._lost(link, wave, error) from error
+
+    def _lost(self, link: _Link, wave: _Wave, error: Exception) -> LogUncertain:
+        """It is not known what became of a wave."""
+        self._cluster.distrust(link.node)
+        topics = {partition.topic for partition in wave.pieces}
+        return LogUncertain(f"{self._id}: append: {error}", topics)
 
     def _read(self, link: _Link, wave: _Wave) -> dict[TopicPartition, data.Produced]:
         try:
@@ -323,10 +352,10 @@ class KafkaProducer:
                 link.version,
                 wave.correlation,
                 wave.pieces.keys(),
-                self._cluster.deadline(),
+                min(self._cluster.deadline(), self._cluster.deadline(ANSWER_S)),
             )
         except (ConnectionBroken, data.MalformedAnswer) as error:
-            raise LogUncertain(f"{self._id}: append: {error}") from error
+            raise self._lost(link, wave, error) from error
 
     def _settle(self, link: _Link, offsets: list[int]) -> None:
         """Read the oldest answer under way; any error in it ends the append."""
@@ -351,9 +380,13 @@ class KafkaProducer:
                 failed.append(piece)
         return failed
 
-    def _send_first(self, link: _Link, wave: _Wave, offsets: list[int]) -> None:
-        """Send a wave with new partitions; those that can't be added yet are sent again."""
+    def _send_first(self, link: _Link, wave: _Wave, offsets: list[int], first: bool) -> None:
+        """Send a wave with new partitions; those that can't be added yet are sent again.
+
+        ``first``: nothing else was sent in this native transaction.
+        """
         deadline = self._cluster.deadline()
+        began = time.monotonic()
         pause = FIRST_PAUSE_S
         while True:
             self._write(link, wave)
@@ -361,7 +394,15 @@ class KafkaProducer:
             failed = self._take_answers(wave, answers, offsets)
             if not failed:
                 return
-            error = self._failure(failed, answers, last=time.monotonic() + pause > deadline)
+            waited = time.monotonic() - began
+            said = {answers[piece.partition].error for piece in failed}
+            first &= len(failed) == len(wave.pieces)
+            last = time.monotonic() + pause > deadline
+            if first and (last or waited > BUSY_S) and said == {codes.CONCURRENT_TRANSACTIONS}:
+                self._begun = False
+                raise busy(self._id)
+            last |= waited > NOT_YET_S and codes.NOT_ENOUGH_REPLICAS in said
+            error = self._failure(failed, answers, last=last)
             if error is not None:
                 raise error
             time.sleep(pause)
@@ -379,27 +420,33 @@ class KafkaProducer:
             if meant.act in (Act.RETRY, Act.REFRESH):
                 if not last:
                     continue
-                meant = meant._replace(act=Act.UNCERTAIN)
-            what = f"{self._id}: append to {piece.partition.topic}[{piece.partition.partition}]"
-            error = error_for(meant, produced.error, what, produced.message)
-            if produced.error in _TOPIC_GONE:
-                error = TopicUncertain(str(error), piece.partition.topic)
-            errors.append(error)
-        if not errors:
-            return None
-        for kind in (LogFenced, TopicUncertain, LogUncertain):
-            for error in errors:
-                if isinstance(error, kind):
-                    return error
-        return errors[0]
+                # The one is checked before the append; of the others it can't be told.
+                refused = produced.error == codes.NOT_ENOUGH_REPLICAS
+                meant = meant._replace(act=Act.REFUSED if refused else Act.UNCERTAIN)
+            topic = piece.partition.topic
+            what = f"{self._id}: append to {topic}[{piece.partition.partition}]"
+            errors.append(error_for(meant, produced.error, what, produced.message, (topic,)))
+        worst = next(
+            (e for kind in (LogFenced, LogUncertain) for e in errors if isinstance(e, kind)),
+            errors[0] if errors else None,
+        )
+        if worst is not None:
+            worst.topics = frozenset().union(
+                *(e.topics for e in errors if isinstance(e, type(worst)))
+            )
+        return worst
 
     # -- the coordinator ------------------------------------------------------------------------------
 
     def _add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         new = [partition for partition in partitions if partition not in self._added]
         if new:
-            self._begun = True
-            self._coordinator.add_partitions(new)
+            first, self._begun = not self._begun, True
+            try:
+                self._coordinator.add_partitions(new)
+            except LogBusy:
+                self._begun = not first
+                raise
             self._added.update(new)
 
     def _end(self, *, commit: bool) -> None:

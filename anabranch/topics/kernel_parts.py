@@ -4,21 +4,26 @@ A function that is not given an end checks no bounds: whoever calls it has.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN202, ANN206, SLF001
 
 from __future__ import annotations
 
 import hashlib
+import inspect
+import logging
+import os
 from collections.abc import Callable
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import caching, cgutils
 from numba.extending import intrinsic
+
+log = logging.getLogger("anabranch.compiled")
 
 MALFORMED_RESULT = -1
 NO_ROOM = -2
@@ -48,21 +53,129 @@ _inline = numba.njit(inline="always", nogil=True)
 _BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
 _BYTES_OUT = types.Array(types.uint8, 1, "C")
 
-# numba's cache sees changes of a function's own file alone.
-_VERSION = hashlib.sha256((files(__package__) / "kernel_parts.py").read_bytes()).hexdigest()[:16]
+# A process's own folder for compiled code, such as a controller's; before any kernel is imported.
+own_folders: list[Path] = []
+kept_in: set[str] = set()  # where what this process uses was found, or put
+_told: set[str] = set()
+_SOURCE = __loader__.get_data(__file__)
 
 
-def compiled(signature: Any) -> Callable[..., Any]:
+def compiled(signature: Any = None) -> Callable[..., Any]:
     """Compiles a function at import, from the cache if it is there: callers never wait in mid-round.
 
-    Its name says with which version of this file it was compiled.
+    Without a signature it is compiled at its first call.
     """
 
     def compile_now(function):
-        function.__qualname__ += f"_{_VERSION}"
-        return numba.njit(signature, cache=True, nogil=True)(function)
+        dispatcher = numba.njit(nogil=True)(function)
+        dispatcher._cache = _Caches(function)
+        if signature is not None:
+            dispatcher.compile(signature)
+            dispatcher.disable_compile()
+        return dispatcher
 
     return compile_now
+
+
+def _folders(file: str) -> list[Path]:
+    """Where compiled code of a source file may lie, in the order in which it is looked for and kept."""
+    part = caching._CacheLocator.get_suitable_cache_subpath(file)
+    asked, chosen = numba.config.CACHE_DIR, os.environ.get("ANABRANCH_CACHE")
+    found = [Path(asked) / part] if asked else []
+    found.append(Path(file).parent / "__pycache__")
+    found += [Path(chosen) / "compiled" / part] if chosen else []
+    found += [folder / part for folder in own_folders]
+    found += [] if chosen else [Path(os.path.expanduser("~/.cache/anabranch/compiled")) / part]
+    # What is in the package is to be trusted as the code beside it.
+    return [folder for folder in found if folder.name == "__pycache__" or _is_safe(folder)]
+
+
+def _is_safe(folder: Path) -> bool:
+    """Whether only this user, or root, can have put code there."""
+    for part in (folder.parent, folder):
+        try:
+            found = part.stat()
+        except OSError:
+            return True  # not there: made, if it can be, so that only this user may write
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+            _tell(f"others may write to {part}: compiled code is not kept there; chmod go-w {part}")
+            return False
+    return True
+
+
+def _tell(text: str) -> None:
+    """Warn, once."""
+    if text not in _told:
+        _told.add(text)
+        log.warning("%s", text)
+
+
+class _Caches:
+    """numba's cache of one function, in several folders: read from each, kept in the first that can be written."""
+
+    def __init__(self, function) -> None:
+        self._caches = [
+            _cache_in(folder, function) for folder in _folders(inspect.getfile(function))
+        ]
+
+    def load_overload(self, signature, context):
+        """The compiled function, or None."""
+        for cache in self._caches:
+            try:
+                found = cache.load_overload(signature, context)
+            except OSError:
+                continue
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with a file: it is made anew
+                _tell(f"compiled code in {cache.cache_path} can't be read: {error!r}")
+                continue
+            if found is not None:
+                kept_in.add(cache.cache_path)
+                return found
+        return None
+
+    def save_overload(self, signature, compiled_function) -> None:
+        """Keep it. Where nothing can be written, each process compiles for itself."""
+        for cache in self._caches:
+            try:
+                cache.save_overload(signature, compiled_function)
+            except OSError:
+                continue
+            kept_in.add(cache.cache_path)
+            return
+        tried = ", ".join(str(cache.cache_path) for cache in self._caches)
+        _tell(
+            f"compiled code can't be kept ({tried}): each start takes half a minute more; set $ANABRANCH_CACHE"
+        )
+
+
+def _cache_in(folder: Path, function):
+    class Place(caching._CacheLocator):
+        @classmethod
+        def from_function(cls, function, file):
+            return cls()
+
+        def ensure_cache_path(self):
+            for part in (folder.parent, folder):
+                part.mkdir(mode=0o755, parents=True, exist_ok=True)
+
+        def get_cache_path(self):
+            return str(folder)
+
+        def get_source_stamp(self):
+            # numba's own sees changes in the function's own file alone.
+            read = function.__globals__["__loader__"].get_data
+            return hashlib.sha256(read(inspect.getfile(function)) + _SOURCE).hexdigest()
+
+        def get_disambiguator(self):
+            return str(function.__code__.co_firstlineno)
+
+    class Impl(caching.CompileResultCacheImpl):
+        _locator_classes = (Place,)
+
+    class Cache(caching.FunctionCache):
+        _impl_class = Impl
+
+    return Cache(function)
 
 
 @intrinsic

@@ -161,6 +161,11 @@ class LastingConsumer:
             self._held -= _places(partitions)
             callback(self, partitions)
 
+    def unsubscribe(self) -> None:
+        """Leave the group; `subscribe` joins it again."""
+        self._subscription = None
+        self.native.unsubscribe()
+
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
         """The group's offsets."""
         return self._ask(lambda native: native.committed(partitions, timeout=timeout))

@@ -7,14 +7,17 @@ switch to another process, raise a crash, or inject an error before or after the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 
-from anabranch.ports import Fetched, TopicInfo, TopicPartition, TopicSpec
-from anabranch.topics.memory_broker import CONCURRENT_PAUSE_S, MemoryBroker
+from anabranch.ports import Fetched, LogBusy, LogError, TopicInfo, TopicPartition, TopicSpec
+from anabranch.topics.memory_broker import MemoryBroker
+from anabranch.topics.memory_partition import Partition
 from anabranch.topics.memory_producer import MemoryProducer
+from anabranch.topics.memory_trouble import Kind
 from anabranch.topics.records import Record
 
 __all__ = ["MemoryCluster", "MemoryLog", "MemoryProducer"]
+Failed = MutableMapping[TopicPartition, LogError]
 
 
 class MemoryCluster(MemoryBroker):
@@ -25,6 +28,7 @@ class MemoryCluster(MemoryBroker):
     (or a function giving them, asked once a partition) after which the markers of an ended native
     transaction land, as on a broker: until then readers of committed data wait, and the same transactional
     id finds CONCURRENT_TRANSACTIONS and waits too. ``transaction_version`` 2: each end bumps the epoch.
+    ``troubles``: partitions in trouble, see `anabranch.topics.memory_trouble`; markers don't land there.
     """
 
     def log(self, process: str) -> MemoryLog:
@@ -45,6 +49,20 @@ class MemoryLog:
         if self.cluster.on_call is not None:
             self.cluster.on_call(self.process, name)
 
+    def _await(self, places: Sequence[TopicPartition], failed: Failed | None = None) -> None:
+        """Wait until all of these have a leader; not so with ``failed``."""
+        troubles = self.cluster.troubles
+        if failed is None and troubles:
+            self.cluster.wait_for(lambda: not troubles.of(places, self.process, Kind.LEADERLESS))
+
+    def _readable(self, partition: TopicPartition) -> Partition:
+        """`LogError` unless it can be read."""
+        self.cluster.troubles.check_read(partition, self.process)
+        return self.cluster.partition(partition)
+
+    def _end(self, partition: TopicPartition, end: int) -> int:
+        return self.cluster.troubles.end(partition, self.process, end)
+
     def fetch(
         self,
         positions: Mapping[TopicPartition, int],
@@ -52,22 +70,28 @@ class MemoryLog:
         max_wait: float,
         max_bytes: int,
         committed: bool,
+        failed: Failed | None = None,
     ) -> dict[TopicPartition, Fetched]:
         """See `anabranch.ports.Log.fetch`."""
         self.called("fetch")
         cluster = self.cluster
+        self._await(list(positions), failed)
         give_up = cluster.clock.monotonic() + max_wait
         while True:
-            result = self._read(positions, max_bytes, committed)
+            result = self._read(positions, max_bytes, committed, failed)
             left = give_up - cluster.clock.monotonic()
-            if result or left <= 0:
+            if result or left <= 0 or failed:
                 break
             cluster.pause(left)
         self.called("fetch.after")
         return result
 
     def _read(
-        self, positions: Mapping[TopicPartition, int], max_bytes: int, committed: bool
+        self,
+        positions: Mapping[TopicPartition, int],
+        max_bytes: int,
+        committed: bool,
+        failed: Failed | None,
     ) -> dict[TopicPartition, Fetched]:
         result: dict[TopicPartition, Fetched] = {}
         with self.cluster.lock:
@@ -79,33 +103,58 @@ class MemoryLog:
             for partition in wanted[turn:] + wanted[:turn]:
                 if left <= 0 and result:
                     break
-                fetched = self.cluster.partition(partition).read(
-                    positions[partition], committed=committed, max_bytes=max(left, 1)
-                )
+                try:
+                    found = self._readable(partition)
+                    fetched = found.read(
+                        positions[partition],
+                        committed=committed,
+                        max_bytes=max(left, 1),
+                        limit=self._end(partition, found.end_offset),
+                    )
+                except LogError as error:
+                    if failed is None:
+                        raise
+                    failed[partition] = error
+                    continue
                 if fetched is not None:
                     result[partition] = fetched
                     left -= sum(len(batch.data) for batch in fetched.batches)
         return result
 
     def end_offsets(
-        self, partitions: Iterable[TopicPartition], *, committed: bool
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        committed: bool,
+        failed: Failed | None = None,
     ) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.end_offsets`."""
         self.called("end_offsets")
+        places = list(partitions)
+        self._await(places, failed)
         with self.cluster.lock:
             self.cluster.settle()
             result = {}
-            for name in partitions:
-                partition = self.cluster.partition(name)
-                result[name] = partition.stable_offset if committed else partition.end_offset
+            for name in places:
+                try:
+                    partition = self._readable(name)
+                except LogError as error:
+                    if failed is None:
+                        raise
+                    failed[name] = error
+                    continue
+                end = partition.stable_offset if committed else partition.end_offset
+                result[name] = self._end(name, end)
         self.called("end_offsets.after")
         return result
 
     def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.start_offsets`."""
         self.called("start_offsets")
+        places = list(partitions)
+        self._await(places)
         with self.cluster.lock:
-            result = {name: self.cluster.partition(name).start_offset for name in partitions}
+            result = {name: self._readable(name).start_offset for name in places}
         self.called("start_offsets.after")
         return result
 
@@ -114,37 +163,51 @@ class MemoryLog:
     ) -> dict[TopicPartition, int | None]:
         """See `anabranch.ports.Log.offsets_for_time`."""
         self.called("offsets_for_time")
+        places = list(partitions)
+        self._await(places)
         with self.cluster.lock:
             self.cluster.settle()
-            result = {
-                name: self.cluster.partition(name).offset_for_time(timestamp_ms)
-                for name in partitions
-            }
+            result = {name: self._readable(name).offset_for_time(timestamp_ms) for name in places}
         self.called("offsets_for_time.after")
         return result
 
     def producer(self, transactional_id: str, *, timeout: float) -> MemoryProducer:
         """See `anabranch.ports.Log.producer`."""
         self.called("producer")
-        while True:
+        given: list[tuple[int, int]] = []
+
+        def initialised() -> bool:
             with self.cluster.lock:
-                given = self.cluster.initialise(transactional_id, timeout)
-            if given is not None:
-                break
-            self.cluster.clock.sleep(CONCURRENT_PAUSE_S)
+                found = self.cluster.initialise(transactional_id, timeout)
+            given.extend([found] if found is not None else [])
+            return found is not None
+
+        if not self.cluster.wait_for(initialised):
+            raise LogBusy(f"{transactional_id}: markers can't be written")
         self.called("producer.after")
-        return MemoryProducer(self, transactional_id, *given)
+        return MemoryProducer(self, transactional_id, *given[0])
 
     def produce(self, partition: TopicPartition, records: Sequence[Record]) -> int:
         """A client's plain append, outside of any native transaction; the base offset."""
         self.called("produce")
+        self._await_writable(partition)
         offset = self.cluster.produce(partition, records)
         self.called("produce.after")
         return offset
 
+    def _await_writable(self, partition: TopicPartition) -> None:
+        """As an idempotent producer: a refusal comes at once, all else is tried again."""
+        troubles = self.cluster.troubles
+        lasting = [kind for kind in Kind if kind not in (Kind.REFUSING, Kind.DENYING)]
+        self.cluster.wait_for(lambda: not troubles.of([partition], self.process, *lasting))
+        error, _ = troubles.unwritten([partition], self.process)
+        if error is not None:
+            raise error
+
     def produce_batch(self, partition: TopicPartition, data: bytes) -> int:
         """`produce` of a ready batch."""
         self.called("produce")
+        self._await_writable(partition)
         offset = self.cluster.produce_batch(partition, data)
         self.called("produce.after")
         return offset
@@ -152,9 +215,10 @@ class MemoryLog:
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         """See `anabranch.ports.Log.delete_records`."""
         self.called("delete_records")
+        self._await(list(before))
         with self.cluster.lock:
             for name, offset in before.items():
-                self.cluster.partition(name).delete_below(offset)
+                self._readable(name).delete_below(offset)
         self.called("delete_records.after")
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
@@ -181,7 +245,7 @@ class MemoryLog:
             self.cluster.grow(topic, partitions)
         self.called("add_partitions.after")
 
-    def default_replication_factor(self) -> int:
+    def default_replication_factor(self, topic: str) -> int | None:
         """See `anabranch.ports.Log.default_replication_factor`."""
         return 1
 
@@ -189,9 +253,18 @@ class MemoryLog:
         """See `anabranch.ports.Log.describe_topics`."""
         self.called("describe_topics")
         with self.cluster.lock:
-            result = {n: self.cluster.topics[n] for n in names if n in self.cluster.topics}
+            known = [n for n in names if n in self.cluster.topics]
+            result = {n: self.cluster.troubles.described(self.cluster.topics[n]) for n in known}
         self.called("describe_topics.after")
         return result
+
+    def is_gone(self, topic: str, partitions: int) -> bool:
+        """See `anabranch.ports.Log.is_gone`."""
+        self.called("is_gone")
+        with self.cluster.lock:
+            found = self.cluster.topics.get(topic)
+        self.called("is_gone.after")
+        return found is None or found.partitions < partitions
 
     def close(self) -> None:
         """See `anabranch.ports.Log.close`."""

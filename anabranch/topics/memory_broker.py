@@ -17,6 +17,7 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.topics.memory_partition import Partition
+from anabranch.topics.memory_trouble import MARKER_BYTES, Kind, Troubles
 from anabranch.topics.records import Record, encode_batch
 
 OnCall = Callable[[str, str], None]
@@ -40,9 +41,12 @@ DEFAULT_CONFIG = {
     "segment.ms": "604800000",
     "unclean.leader.election.enable": "false",
 }
+_UNMARKED = (Kind.LEADERLESS, Kind.FEW_REPLICAS, Kind.FAILED_DISK)
 _MAX_EPOCH = (1 << 15) - 2
 _FIRST_PRODUCER_ID = 1000
 CONCURRENT_PAUSE_S = 0.001
+_LONG_PAUSE_S = 0.1  # between questions, once one has waited for ten times as long
+PATIENCE_S = 3.0  # for leaders, replicas and markers; as Kafka's makes of the ports have it
 
 
 @dataclass(slots=True)
@@ -69,6 +73,7 @@ class MemoryBroker:
         marker_delay: float | Callable[[], float] = 0.0,
         transaction_version: int = 2,
         poll: float = 0.005,
+        patience: float = PATIENCE_S,
     ) -> None:
         self.clock = clock
         self.on_call = on_call
@@ -76,6 +81,9 @@ class MemoryBroker:
         self.transaction_version = transaction_version
         # How often a waiting fetch looks again, in seconds.
         self.poll = poll
+        # So many seconds a call waits for what may pass before it fails.
+        self.patience = patience
+        self.troubles = Troubles()
         self.lock = threading.RLock()
         self.partitions: dict[TopicPartition, Partition] = {}
         self.topics: dict[str, TopicInfo] = {}
@@ -86,6 +94,17 @@ class MemoryBroker:
     def pause(self, seconds: float) -> None:
         """A waiting fetch sleeps, at most so long, before it looks again; a simulator overrides this."""
         self.clock.sleep(min(seconds, self.poll))
+
+    def wait_for(self, done: Callable[[], bool]) -> bool:
+        """Wait until that is so; False once a call's patience is over."""
+        began = self.clock.monotonic()
+        while not done():
+            waited = self.clock.monotonic() - began
+            if waited >= self.patience:
+                return False
+            long = waited >= 10 * _LONG_PAUSE_S
+            self.clock.sleep(_LONG_PAUSE_S if long else CONCURRENT_PAUSE_S)
+        return True
 
     # -- for tests and simulators ---------------------------------------------------------------------
 
@@ -168,11 +187,21 @@ class MemoryBroker:
                 # The broker fences the producer whose transaction it gave up.
                 self._finish(state, commit=False)
                 state.epoch += 1
-            due = [marker for marker in state.landing if marker[0] <= now]
+            due = [m for m in state.landing if m[0] <= now and self._takes_markers(m[1])]
             if due:
-                state.landing = [marker for marker in state.landing if marker[0] > now]
+                state.landing = [marker for marker in state.landing if marker not in due]
                 for _, partition, producer_id, epoch, commit in due:
                     self.land(partition, producer_id, epoch, commit=commit)
+
+    def _takes_markers(self, partition: TopicPartition) -> bool:
+        """Whether a native transaction can be ended there: until then its id can't be used again."""
+        found = self.partitions.get(partition)
+        if found is None:
+            return True
+        if int(found.config["max.message.bytes"]) < MARKER_BYTES:
+            return False
+        trouble = self.troubles.get(partition)
+        return trouble is None or trouble.kind not in _UNMARKED
 
     def land(
         self, partition: TopicPartition, producer_id: int, epoch: int, *, commit: bool

@@ -92,7 +92,8 @@ class Partition:
         return records
 
     def _refuse(self, message: str, code: int) -> LogRefused:
-        return LogRefused(f"{self.name.topic}[{self.name.partition}]: {message}", code)
+        what = f"{self.name.topic}[{self.name.partition}]: {message}"
+        return LogRefused(what, code, (self.name.topic,))
 
     def append(
         self, data: bytes, producer_id: int, epoch: int, sequence: int, *, transactional: bool
@@ -160,16 +161,19 @@ class Partition:
         )
         self.end_offset += 1
 
-    def read(self, position: int, *, committed: bool, max_bytes: int) -> Fetched | None:
-        """What a fetch brings; None if there is nothing new."""
-        if not self.start_offset <= position <= self.end_offset:
+    def read(
+        self, position: int, *, committed: bool, max_bytes: int, limit: int | None = None
+    ) -> Fetched | None:
+        """What a fetch brings; None if there is nothing new. ``limit``: the log ends there, as far as is known."""
+        known = self.end_offset if limit is None else min(limit, self.end_offset)
+        if not self.start_offset <= position <= known:
             raise OffsetOutOfRange(self.name, position)
-        end = self.stable_offset if committed else self.end_offset
+        end = min(self.stable_offset, known) if committed else known
         batches: list[RawBatch] = []
         after, size = position, 0
         for index in range(self._index_of(position), len(self.entries)):
             entry = self.entries[index]
-            if entry.base_offset >= end or size >= max_bytes:
+            if entry.base_offset >= end or entry.next_offset > known or size >= max_bytes:
                 break
             after = entry.next_offset
             size += len(entry.data)
@@ -179,7 +183,8 @@ class Partition:
                 )
         if after == position:
             return None
-        return Fetched(batches, after, self.end_offset, self.stable_offset, self.start_offset)
+        stable = min(self.stable_offset, known)
+        return Fetched(batches, after, known, stable, self.start_offset)
 
     def _index_of(self, position: int) -> int:
         """The first batch that ends above ``position``."""

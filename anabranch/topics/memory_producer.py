@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from anabranch.ports import LogError, LogFenced, LogRefused, LogUncertain, TopicPartition
+from anabranch.ports import (
+    LogBusy,
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUncertain,
+    TopicPartition,
+)
 from anabranch.topics.batch import Buffer, next_sequence, read_header
-from anabranch.topics.memory_broker import CONCURRENT_PAUSE_S
+from anabranch.topics.memory_trouble import Kind, error_of
 
 if TYPE_CHECKING:
     from anabranch.topics.memory import MemoryLog
@@ -34,14 +41,15 @@ class MemoryProducer:
             return []
         self._called("append")
         self._wait_for_markers()
+        self._wait_for_leaders([partition for partition, _ in batches])
         try:
             with self._cluster.lock:
                 offsets = self._append(batches)
-        except LogFenced as error:
-            raise self._over(error) from None
         except LogRefused as error:
             self._refusal = error
             raise
+        except LogError as error:
+            raise self._over(error) from None
         self._called("append.after")
         return offsets
 
@@ -77,7 +85,8 @@ class MemoryProducer:
         if self._ended is not None:
             raise type(self._ended)(str(self._ended))
         if self._refusal is not None:
-            raise LogRefused(f"abort first: {self._refusal}", self._refusal.error)
+            refusal = self._refusal
+            raise LogRefused(f"abort first: {refusal}", refusal.error, refusal.topics)
 
     def _over(self, error: LogError) -> LogError:
         self._ended = error
@@ -90,20 +99,42 @@ class MemoryProducer:
             raise self._over(error) from None
 
     def _wait_for_markers(self) -> None:
-        """CONCURRENT_TRANSACTIONS: until the markers of the id's last transaction have landed."""
-        while True:
+        """CONCURRENT_TRANSACTIONS: until the markers of the id's last transaction have landed.
+
+        `LogBusy` if they don't; nothing was appended then.
+        """
+
+        def ended() -> bool:
             with self._cluster.lock:
-                if not self._cluster.is_ending(self._id):
-                    return
-            self._cluster.clock.sleep(CONCURRENT_PAUSE_S)
+                return not self._cluster.is_ending(self._id)
+
+        if not self._cluster.wait_for(ended):
+            raise LogBusy(f"{self._id}: markers can't be written")
+
+    def _wait_for_leaders(self, places: Sequence[TopicPartition]) -> None:
+        """Nothing is sent before all have a leader; too few replicas are tried again as long."""
+        troubles, process = self._cluster.troubles, self._log.process
+        passing = Kind.LEADERLESS, Kind.FEW_REPLICAS
+        self._cluster.wait_for(lambda: not troubles.of(places, process, *passing))
+        lacking = troubles.of(places, process, Kind.LEADERLESS)
+        for place, trouble in lacking.items():
+            error = error_of(place, trouble)
+            error.topics = frozenset(other.topic for other in lacking)
+            raise self._over(error) if self._begun else error
 
     def _append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
+        """What is in trouble is in the native transaction, too: its end has to be marked there."""
         state = self._cluster.current(self._id, self.producer_id, self.producer_epoch)
         targets = [self._cluster.partition(partition) for partition, _ in batches]
         self._cluster.begin(state, dict.fromkeys(partition for partition, _ in batches))
         self._begun = True
         offsets = []
+        trouble, unwritten = self._cluster.troubles.unwritten(
+            [partition for partition, _ in batches], self._log.process
+        )
         for target, (partition, given) in zip(targets, batches, strict=True):
+            if partition in unwritten:
+                continue
             data = bytes(given)
             target.check(data, self._cluster.now_ms())
             sequence = self._sequences.get(partition, 0)
@@ -113,6 +144,8 @@ class MemoryProducer:
                 )
             )
             self._sequences[partition] = next_sequence(sequence, read_header(data).record_count)
+        if trouble is not None:
+            raise trouble
         return offsets
 
     def _end(self, name: str) -> None:

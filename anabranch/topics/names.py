@@ -13,6 +13,11 @@ def commands_topic(prefix: str = DEFAULT_PREFIX) -> str:
     return f"{prefix}.commands"
 
 
+def control_topic(prefix: str = DEFAULT_PREFIX) -> str:
+    """What controllers say to each other."""
+    return f"{prefix}.control"
+
+
 def replies_topic(prefix: str = DEFAULT_PREFIX) -> str:
     """Controllers' answers."""
     return f"{prefix}.replies"
@@ -28,10 +33,9 @@ def controllers_group(prefix: str = DEFAULT_PREFIX) -> str:
     return f"{prefix}.controllers"
 
 
-def transactional_ids(control_partition: int, prefix: str = DEFAULT_PREFIX) -> tuple[str, str]:
-    """The two transactional ids, A and B, of a control partition."""
-    base = f"{prefix}.control.{control_partition}"
-    return f"{base}.a", f"{base}.b"
+def transactional_ids(control_partition: int, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
+    """The transactional ids of a control partition: A and B in turn, the others stand in for a busy one."""
+    return tuple(f"{prefix}.control.{control_partition}.{letter}" for letter in "abcdef")
 
 
 def carrier_ids(control_partition: int, lane: int, prefix: str = DEFAULT_PREFIX) -> tuple[str, str]:
@@ -54,6 +58,11 @@ def journal_topic(stream: str) -> str:
 def history_topic(stream: str) -> str:
     """'nyc/flights' -> 'nyc.flights.history': EPOCH and COMMIT records."""
     return stream_topic(stream) + ".history"
+
+
+def topics_of(stream: str) -> tuple[str, str, str]:
+    """A stream's three topics: stream, journal, history; the order of `StreamRow.topic_ids`."""
+    return stream_topic(stream), journal_topic(stream), history_topic(stream)
 
 
 def check_prefix(prefix: str) -> str:

@@ -98,7 +98,7 @@ def parse_settings(bootstrap: str, options: Mapping[str, object]) -> Settings:
         raise UnsupportedSetting(
             f"not supported by the raw log connection: {', '.join(sorted(refused))}"
         )
-    return Settings(_addresses(bootstrap), tls=_tls(security), **values)  # type: ignore[arg-type]
+    return Settings(addresses(bootstrap), tls=_tls(security), **values)  # type: ignore[arg-type]
 
 
 _MOST = (1 << 31) - 1
@@ -162,20 +162,19 @@ def _tls(options: Mapping[str, str]) -> ssl.SSLContext | None:
     return context
 
 
-def _addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:
-    addresses = []
+def addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:
+    """The brokers' hosts and ports. `UnsupportedSetting` names what is none."""
+    found = []
     for part in bootstrap.split(","):
         # librdkafka allows a protocol in front.
         text = part.strip().rpartition("://")[2]
-        host, colon, port = text.rpartition(":")
+        host, _, port = text.rpartition(":")
         if not text:
             continue
-        if not colon:
-            host, port = text, "9092"
         number = int(port) if port.isdecimal() and len(port) < 10 else 0
         if not host or not 0 < number <= _MOST_PORT:
             raise UnsupportedSetting(f"bootstrap.servers: {part!r} is not host:port")
-        addresses.append((host.strip("[]"), number))
-    if not addresses:
+        found.append((host.strip("[]"), number))
+    if not found:
         raise UnsupportedSetting("bootstrap.servers names no broker")
-    return tuple(addresses)
+    return tuple(found)

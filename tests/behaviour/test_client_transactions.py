@@ -239,12 +239,12 @@ def test_unknown_streams_scopes_and_transactions(
 
 def test_events_up_to_the_topics_limit(client: anabranch.Client, scope: str, unique: str) -> None:
     small = f"{scope}/small"
-    client.create_stream(small, settings={"max.message.bytes": 10_000})
+    client.create_stream(small, settings={"max.message.bytes": 20_000})
     with client.begin(scope) as txn:
         txn.token()
-        txn.write(small, b"x" * 9_000, key=b"k")
+        txn.write(small, b"x" * 19_000, key=b"k")
         with pytest.raises(errors.EventTooLarge):
-            txn.write(small, b"x" * 10_000, key=b"k")
+            txn.write(small, b"x" * 20_000, key=b"k")
         for _ in range(50):
             txn.write(small, b"y" * 3_000, key=b"k")
         assert txn.commit().counts.committed == 51

@@ -18,7 +18,6 @@ from anabranch.client.ranges import RangeReader
 from anabranch.errors import (
     DeadlineExceeded,
     InvalidArgument,
-    NotReady,
     SnapshotExpired,
     UnknownStream,
 )
@@ -186,7 +185,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "below nothing": ({"first": -1}, InvalidArgument),
     "backwards": ({"first": 4, "end": 3}, InvalidArgument),
     "ends too high": ({"end": 1 << 40}, DeadlineExceeded),
-    "begins too high": ({"first": 1 << 40, "end": 1 << 41, "history": (0, None)}, NotReady),
+    "begins too high": ({"first": 1 << 40, "end": 1 << 41, "history": (0, None)}, DeadlineExceeded),
 }
 
 

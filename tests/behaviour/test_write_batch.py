@@ -183,7 +183,7 @@ def test_a_transaction_takes_batches_before_and_after_it_is_opened(
 def test_the_largest_row_fits_a_small_topic(
     client: anabranch.Client, raw: anabranch.Client, unique: str
 ) -> None:
-    stream, limit = f"s{unique}/small", 5000
+    stream, limit = f"s{unique}/small", 20_000
     client.create_stream(stream, segments=2, settings={"max.message.bytes": limit})
     room = limit - RECORD_OVERHEAD
     rows = [os.urandom(i) for i in range(1000)] + [os.urandom(room - 4)]

@@ -106,4 +106,75 @@ def a_file_comes_before_the_one_that_it_goes_by(tape: Tape) -> None:
     tape.entries.sort(key=lambda entry: entry[0])
 
 
+# Outcomes that a caller goes by.
+
+
+def _two_commit(tape: Tape, *own: str) -> None:
+    """The owner of w and a helper, of x, commit at once; both are told so. The helper's commit was the one."""
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    tape.write("t", "b", writer="x")
+    asked = tape.ask("p", "commit", txn="t", writers=["w"], own=list(own))
+    tape.commit("t", ONE, 10, 1, file="q", writers=["x"], own=["x"])
+    tape.told("p", asked, txn_id=ONE, timestamp=10, committed=1)
+    tape.log(0, [0, "k", "b", ONE])
+    tape.commits([1, 10, [ONE], [[0, 0, 1]]])
+
+
+@wrong("lost-write")
+def told_to_the_owner_and_its_own_is_not_there(tape: Tape) -> None:
+    _two_commit(tape, "w")
+
+
+@right
+def told_to_who_wrote_nothing(tape: Tape) -> None:
+    _two_commit(tape)
+
+
+@right
+def of_its_own_what_was_written_too_late(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a")
+    asked = tape.ask("p", "commit", txn="t", writers=["w"], own=["w"])
+    tape.write("t", "b", file="q")
+    tape.told("p", asked, txn_id=ONE, timestamp=10, committed=1)
+    tape.log(0, [0, "k", "a", ONE])
+
+
+@right
+def told_with_what_another_one_did(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    tape.begin("u", None)
+    tape.write("u", "b", writer="x")
+    tape.commit("u", ONE, 10, 1, writers=["x"], own=["x"], replayed=True)
+    tape.log(0, [0, "k", "a", ONE])
+
+
+@wrong("aborted-read")
+def interrupted_then_aborted_and_there(tape: Tape) -> None:
+    tape.begin("t", None)
+    tape.write("t", "a")
+    tape.told("p", tape.ask("p", "commit", txn="t", writers=["w"]), "unknown")
+    tape.do("p", "abort", txn="t")
+    tape.log(0, [0, "k", "a", ONE])
+    tape.commits([1, 10, [ONE], [[0, 0, 1]]])
+
+
+@wrong("aborted-read")
+def refused_and_let_be_and_there(tape: Tape) -> None:
+    tape.begin("t", None)
+    tape.write("t", "a")
+    tape.told("p", tape.ask("p", "commit", txn="t", writers=["w"]), "failed")
+    tape.log(0, [0, "k", "a", ONE])
+
+
+@right
+def refused_once_and_taken_the_next_time(tape: Tape) -> None:
+    tape.begin("t", None)
+    tape.write("t", "a")
+    tape.told("p", tape.ask("p", "commit", txn="t", writers=["w"]), "failed")
+    tape.commit("t", ONE, 10, 1)
+    tape.log(0, [0, "k", "a", ONE])
+
+
 test_an_anomaly, test_no_anomaly = TABLE.tests()

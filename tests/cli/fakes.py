@@ -8,6 +8,7 @@ from typing import Any
 
 from anabranch.cli.session import Target
 from anabranch.client.types import (
+    CommandsInfo,
     Committed,
     Counts,
     Event,
@@ -15,7 +16,7 @@ from anabranch.client.types import (
     StreamDescription,
     TransactionInfo,
 )
-from anabranch.schemas.records import SegmentRange
+from anabranch.schemas.records import SegmentRange, SeriesInfo, SetAsideRow
 
 TXN_ID = bytes(range(16))
 
@@ -88,9 +89,15 @@ class FakeClient:
             raise self.error
 
     def create_stream(
-        self, name: str, segments: int = 1, settings: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        segments: int = 1,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        adopt: bool = False,
     ) -> StreamDescription:
-        self._call("create_stream", name=name, segments=segments, settings=settings)
+        adopted = {"adopt": True} if adopt else {}
+        self._call("create_stream", name=name, segments=segments, settings=settings, **adopted)
         return stream(name)
 
     def scale(
@@ -116,9 +123,21 @@ class FakeClient:
         self._call("transactions", **arguments)
         return [self.info]
 
+    def commands(self) -> list[CommandsInfo]:
+        self._call("commands")
+        row = SetAsideRow(17, 1_700_000_000_000, "Commit", "RecursionError()")
+        return [CommandsInfo(0, 40, 42, (row,))]
+
     def state(self, txn: bytes) -> TransactionInfo:
         self._call("state", txn=txn)
         return self.info
+
+    def series(self, scope: str, name: str | None = None) -> list[SeriesInfo]:
+        self._call("series", scope=scope, name=name)
+        return [SeriesInfo(name or "s", 17, TXN_ID, (0, 17))]
+
+    def set_series(self, scope: str, name: str, number: int, **arguments: Any) -> None:
+        self._call("set_series", scope=scope, name=name, number=number, **arguments)
 
     def forget_stream(self, name: str) -> None:
         self._call("forget_stream", name=name)

@@ -18,7 +18,7 @@ from anabranch.cli.errors import ExitCode
 from anabranch.cli.history import History
 from anabranch.cli.session import Target
 from anabranch.client.types import Counts
-from anabranch.core.tokens import Token, verify
+from anabranch.core.tokens import Token, check_proof, verify
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processors.keyfile import load_or_create
 from tests.cli.conftest import Run
@@ -43,6 +43,8 @@ def test_stream_create_with_settings(run: Run, fake: FakeClient) -> None:
     assert run("stream", "create", "nyc/flights", *settings).exit_code == 0
     asked = {"retention.ms": "-1", "scale.events.per.second": "100"}
     assert fake.calls[0][1]["settings"] == asked
+    assert run("stream", "create", "nyc/flights", "--adopt").exit_code == 0
+    assert fake.calls[-2][1]["adopt"] is True
     wrong = run("stream", "create", "nyc/flights", "--setting", "retention.ms")
     assert wrong.exit_code == ExitCode.USAGE
     assert "--setting 'retention.ms' is not of the form NAME=VALUE" in wrong.stderr
@@ -107,7 +109,9 @@ def test_stream_describe(run: Run, fake: FakeClient) -> None:
         "journal": {"0": 12, "1": 34},
         "low_water": {"0": 10},
         "staged_bytes": 0,
+        "foreign": 0,
         "state": "ACTIVE",
+        "trouble": "",
     }
     text = run("stream", "describe", "nyc/flights").stdout
     for part in (
@@ -201,6 +205,7 @@ def test_txn_abort_signs_a_token_with_the_key_file(
     assert result.exit_code == 0
     (asked,) = [arguments for call, arguments in fake.calls if call == "abort"]
     assert verify(asked["token"], key) == Token(TXN_ID, 30_000, "nyc")
+    check_proof(asked["token"], None, key)
     assert "operator" in asked["reason"]
     assert json.loads(result.stdout)["state"] == "ABORTED"
 
@@ -218,7 +223,25 @@ def test_txn_settle_asks_and_signs_a_token(run: Run, fake: FakeClient, tmp_path:
     assert result.exit_code == 0
     (call,) = [arguments for call, arguments in fake.calls if call == "settle"]
     assert verify(call["token"], key) == Token(TXN_ID, 30_000, "nyc")
+    check_proof(call["token"], None, key)
     assert json.loads(result.stdout)["state"] == "ABORTED"
+
+
+def test_series(run: Run, fake: FakeClient, tmp_path: Path) -> None:
+    (document,) = json.loads(run("series", "list", "nyc", "--json").stdout)["series"]
+    assert document == {"series": "s", "number": 17, "txn_id": ID}
+    assert "17" in run("series", "list", "nyc").stdout
+    key = load_or_create(tmp_path / "key")
+    command = ("series", "set", "nyc", "spark/q/0", "5", "--key-file", str(tmp_path / "key"))
+    fake.calls.clear()
+    asked = run(*command)
+    assert asked.exit_code == ExitCode.USAGE
+    assert "stands at 17" in asked.stderr
+    assert [call for call, _ in fake.calls] == ["series"]
+    result = run(*command, "--yes", "--json")
+    assert json.loads(result.stdout) == {"series": "spark/q/0", "number": 5, "before": 17}
+    arguments = {"scope": "nyc", "name": "spark/q/0", "number": 5, "expected": 17, "key": key}
+    assert fake.calls[-1] == ("set_series", arguments)
 
 
 def test_stream_forget(run: Run, fake: FakeClient) -> None:

@@ -47,6 +47,9 @@ def test_options_come_back_from_their_arguments(
         session_timeout_s=2.5,
         retention_s=60.0,
         max_open=7,
+        max_streams=5,
+        max_partitions=6,
+        skip_commands=("0:17", "1:2"),
         max_staged_bytes=8,
         chunk_bytes=9,
         collate_s=0.5,
@@ -54,6 +57,8 @@ def test_options_come_back_from_their_arguments(
         lost_after_s=12.0,
         native_timeout_s=9.0,
         status_file=tmp_path / "status",
+        http="127.0.0.1:9464",
+        log_json=True,
         kafka={"security.protocol": "SSL", "sasl.password": "a=b c"},
     )
     defaults = ControllerOptions(bootstrap="x", data_dir=Path("y"))

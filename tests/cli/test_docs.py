@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.cli.errors import EXIT_CODES, ExitCode
+from anabranch.processors.metrics import TABLE
 from tests.cli.conftest import Run
 from tests.cli.reference import PAGE, commands, described, renewed
 
@@ -19,6 +20,17 @@ def test_every_command_has_its_section() -> None:
 
 def test_its_tables_are_those_of_the_commands() -> None:
     assert renewed(TEXT) == TEXT, "run `python -m tests.cli.reference`"
+
+
+def test_operations_lists_the_metrics() -> None:
+    page = (PAGE.parent / "operations.md").read_text(encoding="utf-8")
+    listed = page.partition("<!-- metrics -->\n")[2].partition("<!-- end -->")[0].splitlines()
+    for name, number in TABLE.items():
+        suffix = "_total" if number.kind == "counter" else ""
+        labels = ", ".join(number.labels)
+        row = f"| `anabranch_{name}{suffix}` | {number.kind} | {labels} | {number.help} |"
+        assert row in listed
+    assert len(listed) == len(TABLE) + 3, "a head of two lines, and the histogram"
 
 
 def test_every_exit_code_has_a_meaning() -> None:

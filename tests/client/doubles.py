@@ -16,6 +16,7 @@ from anabranch.client.ports import (
     Opened,
     RecordHeaders,
 )
+from anabranch.core.ids import command_digest
 from anabranch.errors import EventTooLarge, NotReady, WriteFailed
 from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
@@ -75,6 +76,7 @@ class ScriptedBus:
     max_bytes: int = 1 << 20
     is_ready: bool = True
     partitions: int = 1
+    grows_to: int = 8  # what it has when it is asked anew
     too_large: bool = False
     _due: list[tuple[float, bytes, bytes]] = field(default_factory=list)
     _slots: dict[bytes, deque[bytes]] = field(default_factory=dict)
@@ -84,7 +86,9 @@ class ScriptedBus:
             self.clock.now = max(self.clock.now, deadline)
             raise NotReady("no topics")
 
-    def control_partitions(self) -> int:
+    def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
+        if self.partitions < least <= self.grows_to:
+            self.partitions = least
         return self.partitions
 
     def max_command_bytes(self) -> int:
@@ -98,7 +102,11 @@ class ScriptedBus:
         for answer in answers if isinstance(answers, list) else [answers]:
             delay, result = answer if type(answer) is tuple else (0.0, answer)
             if result is not None:
-                reply = encode(r.Reply(correlation_id, HYBRID_TIME, result))
+                digest = command_digest(payload)
+                # A reply is sent as it is: forged, perhaps.
+                forged = isinstance(result, r.Reply)
+                whole = result if forged else r.Reply(correlation_id, digest, HYBRID_TIME, result)
+                reply = encode(whole)
                 self._due.append((self.clock.now + delay, correlation_id, reply))
         self._due.sort(key=lambda due: due[0])
 

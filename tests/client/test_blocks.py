@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -131,6 +132,28 @@ def test_a_portion_gives_its_records_from_an_offset_on(
     portion = portion_of_batches(PLACE, batches(7, 10), 104)
     portion.end = 150
     assert offsets(portion) == [offset for offset in expected[4:] if offset < 150]
+
+
+def test_nothing_waits_while_the_compiled_code_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, loaded = threading.Event(), threading.Event()
+
+    def warm() -> None:
+        begun.set()
+        assert loaded.wait(60)
+
+    monkeypatch.setattr(columns_read, "warm", warm)
+    monkeypatch.setattr(columns_read, "is_warm", loaded.is_set)
+    monkeypatch.setattr(portions, "_loading", portions._Loading())
+    try:
+        for _ in range(3):
+            portion = portion_of_batches(PLACE, batches(2, 3000), 0)
+            assert len(offsets(portion)) == 6000
+            assert begun.wait(60), "it is loaded beside what is read"
+    finally:
+        loaded.set()
+    portion = portion_of_batches(PLACE, batches(2, 3000), 0)
+    portion.first()
+    assert type(portion.next_of_block()[0]) is ColumnsBlock
 
 
 def test_few_records_do_without_compiled_code() -> None:

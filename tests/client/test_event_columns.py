@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from numpy.typing import NDArray
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -22,8 +23,8 @@ from pyspark.sql.types import (
 )
 
 from anabranch.client.event_columns import SCHEMA, EventBatches
-from anabranch.client.spans import Joined
-from anabranch.topics.columns_read import Columns, ColumnsBuilder
+from anabranch.client.spans import Joined, Spans
+from anabranch.topics.columns_read import Columns, ColumnsBuilder, Longs
 from anabranch.topics.records import Record, encode_batch
 from tests.topics.strategies import raw
 
@@ -51,10 +52,16 @@ def columns(records: list[Record]) -> Columns:
     return found
 
 
+def joined_of(segments: Longs, times: Longs, at: Longs, known: NDArray[np.bool_] | None) -> Joined:
+    """Commits of these segments and timestamps; ``at``: which is each record's."""
+    other = np.zeros(len(segments), dtype=np.int64)
+    return Joined(Spans(other, other, times, segments, other, other), at, known)
+
+
 def batches(records: list[Record]) -> list[pa.RecordBatch]:
     """Their Arrow batches; every commit timestamp is 5, every segment 7."""
     made = columns(records)
-    joined = Joined(np.full(len(made), 7), np.full(len(made), 5), None)
+    joined = joined_of(np.array([7]), np.array([5]), np.zeros(len(made), dtype=np.int64), None)
     return list(EventBatches("s/t", 3).of(made, joined))
 
 
@@ -105,7 +112,7 @@ def test_times_beyond_the_columns_range_are_its_ends(milliseconds: int, microsec
 def test_commits_that_nobody_knows_are_null() -> None:
     made = columns([Record(i, 0, None, b"") for i in range(3)])
     known = np.array([True, False, True])
-    joined = Joined(np.array([1, 2, 3]), np.array([4, 5, 6]), known)
+    joined = joined_of(np.array([1, 2, 3]), np.array([4, 5, 6]), np.arange(3), known)
     (batch,) = EventBatches("s/t", 3).of(made, joined)
     batch.validate(full=True)
     assert batch["segment"].to_pylist() == [1, None, 3]

@@ -104,6 +104,31 @@ def test_reading_goes_on_where_the_log_begins(log: MemoryLog) -> None:
         fetch(strict)
 
 
+def test_a_broker_that_is_behind_is_asked_again(log: MemoryLog) -> None:
+    """What it has not (yet, or any more) is waited for: there is no way back, nor over what may still come."""
+
+    def expired(place: TopicPartition, offset: int) -> None:
+        raise SnapshotExpired(f"{place} {offset}")
+
+    commit(log, 0, 1)
+    found: dict[int, list[int]] = {}
+    for gone in (None, expired):
+        feed = RawFeed(log, gone=gone)
+        feed.assign({(TOPIC, 0): 6, (TOPIC, 1): 0})
+        found = {}
+        while 1 not in found:  # the other one goes on
+            found |= fetch(feed)
+        assert (found, feed.positions(TOPIC, [0])) == ({1: [0, 1]}, {0: 6})
+        feed.assign({(TOPIC, 0): 6})
+        if gone is not None:
+            for _ in range(3):
+                commit(log, 0)
+        deadline = time.monotonic() + SOON_S
+        while gone is not None and 0 not in found and time.monotonic() < deadline:
+            found |= fetch(feed)
+    assert found[0] == [6, 7, 9, 10]
+
+
 class Failing:
     """A log that answers with errors."""
 

@@ -12,7 +12,7 @@ from anabranch.client.history_search import HistorySearch
 from anabranch.client.kafka import SystemClock
 from anabranch.client.log_consumer import LogConsumer
 from anabranch.core.hybrid_time import from_us, to_ms
-from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired
+from anabranch.errors import InvalidArgument, MalformedRecord, NotReady, SnapshotExpired
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import CommitRecord, Position, SegmentCommit
@@ -157,3 +157,18 @@ def test_a_history_that_is_cut_there_is_a_named_error() -> None:
     joined = found.spans.join(np.arange(12, 16))
     assert joined.known is not None
     assert joined.known.tolist() == [False, False, False, True]
+
+
+def test_a_record_that_stands_there_twice_is_told() -> None:
+    log = MemoryCluster(SystemClock()).log("p")
+    log.create_topics([TopicSpec(PLACE.topic, 1)])
+    producer = log.producer("c", timeout=60)
+    rows = [record(0, -1), record(1), record(0), record(2)]
+    producer.append(
+        [(PLACE, encode_batch([Record(i, 1, b"", encode(r)) for i, r in enumerate(rows)]))]
+    )
+    producer.commit()
+    found = history(log, 0)
+    found.begin(0, None)
+    with pytest.raises(MalformedRecord, match=r"names offset 0 of partition 0 twice.* audit"):
+        found.cover(7)

@@ -70,7 +70,7 @@ def test_a_stream_that_is_lost_ends_the_handle_at_once(answer: Any, state: str, 
 
 
 def test_one_that_is_only_missing_is_waited_for_until_the_deadline() -> None:
-    bench, txn = begun([described("MISSING")])
+    bench, txn = begun([described("WAITING")])
     start = bench.clock.now
     missing_for(bench.journals.made[0], bench, *[1.0] * 12)
     with pytest.raises(errors.NotReady, match=f"know no topic {TOPIC}") as refused:
@@ -109,7 +109,7 @@ class Queue:
 class Waiting:
     """See `Channel`."""
 
-    failure = None
+    failure = forbidden = None
 
     def __init__(self, clock: ManualClock, taken: float) -> None:
         self.producer = Queue(clock, taken)

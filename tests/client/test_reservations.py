@@ -40,7 +40,9 @@ def test_it_is_a_plain_value(world: World) -> None:
         pickle.loads(pickle.dumps(reservation)),
     ):
         assert copy == reservation
-    assert decode(reservation.to_bytes()) == r.Begin(reservation.txn_id, "nyc", "daily", 2500)
+    assert decode(reservation.to_bytes()) == r.Begin(
+        reservation.txn_id, "nyc", "daily", 2500, reservation.secret
+    )
     assert str(reservation) == reservation.txn_id.hex()
     assert states(world) == [], "nothing is begun"
 

@@ -44,6 +44,7 @@ _COMMIT = st.builds(
     ),
     vector=_VECTOR,
     previous=_LONG,
+    vector_at=st.just(-1) | _LONG,
 )
 _EPOCH = st.builds(
     EpochRecord,
@@ -73,7 +74,7 @@ def plain(part: Part | None) -> object:
     if part is None:
         return None
     s = part.spans
-    arrays = [a.tolist() for a in (s.firsts, s.ends, s.timestamps, s.segments)]
+    arrays = [a.tolist() for a in s.columns]
     return arrays, part.reached, part.timestamp
 
 
@@ -123,7 +124,7 @@ def test_arrays_in_blocks_with_their_sizes() -> None:
 
 def spans(*rows: tuple[int, int, int, int]) -> Spans:
     """Of (first, end, timestamp, segment)."""
-    table = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    table = np.array([(*row, 0, 0) for row in rows], dtype=np.int64).reshape(-1, 6).T
     return Spans(*(row.copy() for row in table))
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from unittest.mock import patch
 
 import pytest
 
 from anabranch import errors
+from anabranch.client.reservation import Reservation
 from anabranch.core import decide_list
-from anabranch.core.tokens import peek
+from anabranch.core.tokens import peek, prove
 from anabranch.ports import LogError, LogUnavailable, LogUncertain
+from anabranch.schemas.codec import decode, encode
+from anabranch.schemas.records import Commit, GetState, OneShot
 from tests.client.answers import STREAM
 from tests.client.world import World
 
@@ -257,3 +261,53 @@ def test_whatever_is_lost_no_answer_is_wrong(world: World, seed: int) -> None:
     assert values(world) == dict.fromkeys(committed, 1)
     assert committed
     assert not committed & aborted
+
+
+# -- against other clients ------------------------------------------------------------------------------
+
+
+def test_answers_that_another_client_has_sent_under_our_ids_are_not_believed(world: World) -> None:
+    """The controller answers to whatever id a sender names; here a thief knows ours, which are random."""
+    with world.client.begin("nyc") as paid:
+        paid.write(STREAM, b"x", key=b"k")
+        bait = paid.commit()
+    victim = world.client.begin("nyc")
+    victim.write(STREAM, b"mine", key=b"k")
+    token = victim.token()
+    bus = world.client._session._bus
+    send = bus.send
+
+    def under_attack(partition: int, correlation_id: bytes, payload: bytes) -> None:
+        for command in (GetState(bait.txn_id), OneShot(bait.txn_id, "nyc", None, ())):
+            send(partition, correlation_id, encode(command))
+        if not isinstance(decode(payload), Commit):  # which is lost
+            send(partition, correlation_id, payload)
+
+    with patch.object(bus, "send", under_attack), pytest.raises(errors.OutcomeUnknown):
+        victim.commit(timeout=20)
+    assert world.client.state(token).state == "OPEN"
+    result = victim.commit()
+    assert (result.txn_id, result.counts.committed) == (peek(token).txn_id, 1)
+
+
+def test_whoever_knows_but_what_is_public_gets_nothing(world: World) -> None:
+    victim = world.client.begin("nyc", name="daily")
+    token = victim.token()
+    victim.write(STREAM, b"mine", key=b"k")
+    thief = world.new_client()
+    (info,) = thief.transactions()
+    guessed = Reservation(
+        info.scope, info.txn_id, round(info.keepalive * 1000), bytes(32), info.name
+    )
+    public = token[:-32]  # as its `Begun` stands on the topic of replies
+    for stolen in (guessed, public + bytes(32), prove(public, bytes(32))):
+        with pytest.raises(errors.InvalidToken):
+            thief.join(stolen).write(STREAM, b"theirs", key=b"k")
+        with pytest.raises(errors.InvalidToken):
+            thief.abort(stolen)
+        with pytest.raises(errors.InvalidToken):
+            thief.commit(stolen)
+    with pytest.raises(errors.InvalidToken):
+        thief.abort(public)
+    assert victim.commit().counts.committed == 1
+    assert values(world) == {b"mine": 1}

@@ -107,7 +107,8 @@ def test_a_refused_one_shot_can_be_committed_again() -> None:
             txn.commit()
         assert txn.commit().counts.committed == 1
     first, second = bench.bus.of(r.OneShot)
-    assert first == second
+    assert first.events == second.events
+    assert first.txn_id != second.txn_id, "the first one may have been given up to settle it"
 
 
 def test_a_one_shot_too_large_for_the_commands_topic_is_written_instead() -> None:
@@ -186,7 +187,8 @@ def test_a_token_opens_and_is_always_the_same() -> None:
     bench = Bench()
     with bench.client.begin("nyc") as txn:
         txn.write(STREAM, b"v")
-        assert txn.token() == txn.token() == token_of(txn.txn_id or b"")
+        assert txn.token() == txn.token()
+        assert txn.token()[:-32] == token_of(txn.txn_id or b"")[:-32]
         assert bench.bus.names() == ["FindScope", "Begin", "Touch"]
 
 

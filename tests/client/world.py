@@ -7,7 +7,7 @@ from collections.abc import Callable
 from anabranch.client.client import Client
 from anabranch.client.memory import memory_client
 from anabranch.core.turn import Settings
-from anabranch.ports import LogError, TopicPartition
+from anabranch.ports import TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
@@ -28,7 +28,7 @@ class World:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.cluster = MemoryCluster(self.clock, on_call=self._on_call)
-        self.fault: Callable[[str], LogError | None] | None = None
+        self.fault: Callable[[str], BaseException | None] | None = None
         self.calls: list[str] = []
         self._store = MemoryStore()
         self._in_step = False

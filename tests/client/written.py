@@ -27,6 +27,8 @@ from anabranch.topics.names import history_topic, stream_topic
 from anabranch.topics.records import Record, encode_batch
 
 Events = Sequence[tuple[bytes, bytes]]  # key, value
+STRAY = b"stray:0"
+VECTOR_EVERY = 4  # records
 ONE = (0, 0, 8, 0)  # a segment of all keys, on partition 0
 
 
@@ -54,8 +56,10 @@ class WrittenStream:
         self.layout: list[EpochSegment] = []
         self.epoch = -1
         self.vector: dict[int, int] = {}
-        self.records: list[tuple[int, EpochRecord | CommitRecord]] = []  # and their offsets
+        # Their offsets, and they as readers understand them: all with their vectors.
+        self.records: list[tuple[int, EpochRecord | CommitRecord]] = []
         self.where: dict[bytes, int] = {}  # value -> segment id
+        self._whole = 0  # the last record with a vector: its place among all
         self._numbers = itertools.count()
         self._time = from_us(time.time_ns() // 1000 - 3_600_000_000)
 
@@ -116,11 +120,22 @@ class WrittenStream:
         self._write(record)
         return record
 
-    def carry(self, partition: int, *chunks: Events) -> Carried:
-        """Events of one transaction that are carried aside, chunk after chunk, each visible at once."""
+    def stray(self, partition: int, txn_id: bytes = NO_TXN) -> None:
+        """A record that no controller put there."""
+        self._append(partition, [(b"k0", STRAY)], txn_id)
+        self.producer.commit()
+
+    def carry(self, partition: int, *chunks: Events, strays: bool = False) -> Carried:
+        """Events of one transaction that are carried aside, chunk after chunk, each visible at once.
+
+        ``strays``: others write between them.
+        """
         txn_id = self._txn_id()
         offsets: list[int] = []
         for chunk in chunks:
+            if strays and offsets:
+                self.stray(partition)
+                self.stray(partition, self._txn_id())
             offsets += self._append(partition, chunk, txn_id)
             self.producer.commit()
         count = sum(len(chunk) for chunk in chunks)
@@ -199,13 +214,26 @@ class WrittenStream:
                 i,
                 (record.timestamp >> 12) // 1000,
                 record.txn_id if isinstance(record, CommitRecord) else b"",
-                encode(record),
+                encode(self._lean(record, i)),
             )
             for i, record in enumerate(linked)
         ]
         (base,) = self.producer.append([(place, encode_batch(rows))])
         self.records += [(base + i, record) for i, record in enumerate(linked)]
         self.producer.commit()
+
+    def _lean(self, record: EpochRecord | CommitRecord, number: int) -> EpochRecord | CommitRecord:
+        """As it is written: a vector is only in EPOCH records and the fewest of the others.
+
+        ``number``: its place in the batch.
+        """
+        ordinal = len(self.records) + number
+        if isinstance(record, EpochRecord) or ordinal - self._whole >= VECTOR_EVERY:
+            self._whole = ordinal
+            return record
+        back = ordinal - self._whole
+        at = -1 - back if back <= number else self.records[self._whole][0]
+        return record._replace(vector=(), vector_at=at)
 
     def _positions(self) -> tuple[Position, ...]:
         return tuple(Position(p, o) for p, o in sorted(self.vector.items()))

@@ -6,11 +6,18 @@ import uuid
 
 import pytest
 
-from anabranch.errors import InvalidArgument, NotReady, TopicMisconfigured, UnsupportedSetting
+from anabranch.errors import (
+    InvalidArgument,
+    NotReady,
+    TopicMisconfigured,
+    TopicNotEmpty,
+    UnsupportedSetting,
+)
 from anabranch.ports import Log, LogRefused, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics import declarations as d
 from anabranch.topics.names import (
     commands_topic,
+    control_topic,
     history_topic,
     journal_topic,
     replies_topic,
@@ -18,10 +25,11 @@ from anabranch.topics.names import (
     stream_topic,
 )
 from tests.contract.conftest import Maker
-from tests.contract.helpers import batch, write
+from tests.contract.helpers import batch, wait_stable, write
 
 ALL = {
     "commands": d.COMMANDS,
+    "control": d.CONTROL,
     "replies": d.REPLIES,
     "status": d.STATUS,
     "journal": d.JOURNAL,
@@ -41,16 +49,21 @@ def stream() -> str:
 
 
 def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
-    assert d.create_control_topics(log, prefix, control_partitions=3) == (3, 8)
-    names = commands_topic(prefix), status_topic(prefix), replies_topic(prefix)
+    assert d.create_control_topics(log, prefix, control_partitions=3)[:2] == (3, 8)
+    names = (
+        commands_topic(prefix),
+        status_topic(prefix),
+        replies_topic(prefix),
+        control_topic(prefix),
+    )
     infos = log.describe_topics(names)
-    assert [infos[n].partitions for n in names] == [3, 3, 8]
+    assert [infos[n].partitions for n in names] == [3, 3, 8, 3]
     assert infos[names[0]].config["retention.ms"] == str(7 * d.DAY_MS)
     assert infos[names[1]].config["cleanup.policy"] == "compact"
     assert infos[names[1]].config["delete.retention.ms"] == str(7 * d.DAY_MS)
     assert infos[names[2]].config["retention.ms"] == str(d.HOUR_MS)
     # Again, and with fewer asked for: as they are.
-    assert d.create_control_topics(log, prefix, control_partitions=1) == (3, 8)
+    assert d.create_control_topics(log, prefix, control_partitions=1)[:2] == (3, 8)
 
 
 def test_a_streams_topics_are_created_as_declared(log: Log, stream: str) -> None:
@@ -67,6 +80,16 @@ def test_a_streams_topics_are_created_as_declared(log: Log, stream: str) -> None
         assert config["retention.ms"] == config["retention.bytes"] == "-1"
 
 
+def test_a_clients_clock_may_be_a_day_ahead(maker: Maker, log: Log, prefix: str) -> None:
+    """A controller says so to those that are further ahead; the status topic keeps its hour."""
+    d.create_control_topics(log, prefix, control_partitions=1)
+    ahead = maker.now_ms + d.DAY_MS + 60_000
+    place = TopicPartition(commands_topic(prefix), 0)
+    assert write(log, maker, [(place, batch("a", timestamps=(ahead,)))]) == [0]
+    config = log.describe_topics([status_topic(prefix)])[status_topic(prefix)].config
+    assert int(config.get("message.timestamp.after.max.ms", d.HOUR_MS)) <= d.HOUR_MS
+
+
 def test_events_may_be_old_and_from_the_future(maker: Maker, log: Log, stream: str) -> None:
     d.create_stream_topics(log, stream, segments=1, settings={})
     for name in (stream_topic(stream), journal_topic(stream)):
@@ -79,7 +102,16 @@ def test_ends_of_topics_with_a_past(maker: Maker, log: Log, stream: str) -> None
     d.create_stream_topics(log, stream, segments=2, settings={})
     tp = TopicPartition(stream_topic(stream), 1)
     write(log, maker, [(tp, batch("a", "b"))])
-    assert d.create_stream_topics(log, stream, segments=2, settings={}) == {0: 0, 1: 3}
+    there = [stream_topic(stream)]
+    log.delete_topics(list(log.describe_topics([journal_topic(stream)]).values()))
+    for has in ("has 3 records that", "had records, deleted by now, that"):
+        with pytest.raises(TopicNotEmpty, match=has):
+            d.create_stream_topics(log, stream, segments=2, settings={})
+        assert list(log.describe_topics([*there, journal_topic(stream)])) == there
+        wait_stable(log, {tp})
+        log.delete_records({tp: 3})
+    ends = d.create_stream_topics(log, stream, segments=2, settings={}, adopt=True)
+    assert ends == {0: 0, 1: 3}
 
 
 def test_a_streams_topics_grow(maker: Maker, log: Log, stream: str) -> None:
@@ -216,8 +248,11 @@ def test_a_stream_takes_what_its_journal_took(log: Log, stream: str) -> None:
 
 
 def test_commands_and_status_have_the_same_partitions(log: Log, prefix: str) -> None:
-    log.create_topics([TopicSpec(commands_topic(prefix), 5)])
-    with pytest.raises(TopicMisconfigured, match=r"5 partitions and .* 2: add partitions"):
+    later = {"message.timestamp.after.max.ms": str(2 * d.DAY_MS)}
+    log.create_topics([TopicSpec(commands_topic(prefix), 5, config=later)])
+    with pytest.raises(
+        TopicMisconfigured, match=r"commands has 5, .*control has 2, .* add partitions"
+    ):
         d.create_control_topics(log, prefix, control_partitions=2)
 
 
@@ -225,6 +260,9 @@ WRONG = [
     ("commands", "retention.ms", "60000"),
     ("commands", "retention.bytes", "1000000"),
     ("commands", "cleanup.policy", "compact"),
+    ("commands", "message.timestamp.after.max.ms", "3600000"),
+    ("control", "retention.ms", "60000"),
+    ("control", "cleanup.policy", "compact"),
     ("replies", "retention.ms", "1000"),
     ("replies", "max.message.bytes", "1048588"),
     ("status", "cleanup.policy", "delete"),
@@ -254,6 +292,15 @@ def info(topic: str, replicas: int = 1, **changed: str) -> TopicInfo:
     return TopicInfo(
         topic, 4, replicas, config | {k.replace("_", "."): v for k, v in changed.items()}
     )
+
+
+@pytest.mark.parametrize("topic", ALL)
+def test_every_topic_has_room_for_markers(topic: str) -> None:
+    """With less a native transaction can't be ended, and nobody can lead."""
+    small = info(topic, max_message_bytes="16383")
+    assert any("markers" in problem for problem in d.problems(small, ALL[topic], at_least=4))
+    enough = info(topic, max_message_bytes=str(16 << 20))
+    assert d.problems(enough, ALL[topic], at_least=4) == []
 
 
 @pytest.mark.parametrize(("topic", "name", "value"), WRONG)
@@ -292,15 +339,20 @@ def test_two_replicas_stay_in_sync_where_there_are_two(
     log: Log, maker: Maker, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     if not maker.name.startswith("memory"):
-        assert log.default_replication_factor() == 1
+        for topic in (f"{prefix}.commands", f"{prefix}.commands"):
+            assert log.default_replication_factor(topic) == 1
+            assert log.describe_topics([topic]) == {}, "nothing is made"
         return
     made: list[TopicSpec] = []
-    monkeypatch.setattr(type(log), "default_replication_factor", lambda _: 3)
+    monkeypatch.setattr(type(log), "default_replication_factor", lambda *_: 3)
     monkeypatch.setattr(type(log), "create_topics", lambda _, specs: made.extend(specs))
     with pytest.raises(NotReady, match="not found"):
         d.create_control_topics(log, prefix, control_partitions=1)
-    assert [spec.config["min.insync.replicas"] for spec in made] == ["2"] * 3
+    assert [spec.config["min.insync.replicas"] for spec in made] == ["2"] * 4
     made.clear()
     with pytest.raises(NotReady, match="not found"):
         d.create_control_topics(log, prefix, control_partitions=1, replication_factor=1)
-    assert [spec.config["min.insync.replicas"] for spec in made] == ["1"] * 3
+    assert [spec.config["min.insync.replicas"] for spec in made] == ["1"] * 4
+    monkeypatch.setattr(type(log), "default_replication_factor", lambda *_: None)
+    with pytest.raises(TopicMisconfigured, match=rf"{prefix}\.commands: .* DESCRIBE_CONFIGS"):
+        d.create_control_topics(log, prefix, control_partitions=1)

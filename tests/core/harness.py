@@ -29,7 +29,7 @@ from anabranch.errors import AnabranchError
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
 from tests.core.journals import Journals
-from tests.core.labels import KEY, MINUTE
+from tests.core.labels import KEY, MINUTE, SECRET
 from tests.core.tables import Memory, Row, fold, table_of, views_of
 
 START_MS = 1_700_000_000_000
@@ -76,7 +76,7 @@ class World(Journals):
         self.index.load()
         self.hearing = Hearing(since_ms=self.now_ms)
         term = self.state.term.term + 1 if self.state.term else 1
-        self.log_rows([(k.TERM_KEY, r.TermRow(term, "me", self.wall_us // 1000, b"key!"))])
+        self.log_rows([(k.TERM_KEY, r.TermRow(term, "me", self.wall_us // 1000, b"key!", False))])
 
     def log_rows(self, rows: Sequence[tuple[bytes, Any]]) -> None:
         """Log rows as one round, as the shell does with TERM."""
@@ -113,13 +113,14 @@ class World(Journals):
     def asker(self, name: str) -> ReplyTo:
         correlation_id = name.encode()
         self.asked[correlation_id] = name
-        return ReplyTo(correlation_id, len(name))
+        return ReplyTo(correlation_id, len(name), b"digest!!")
 
     def _decide(self, turn: Turn, command: Any, to: ReplyTo) -> None:
         table, views, said = self._everything(turn)
         decide(turn, command, to)
         replies = turn.round.replies
-        if len(replies) > len(said) and isinstance(replies[-1][1], r.Refusal):
+        new = replies[len(said) :]
+        if new and new[-1][0] == to and isinstance(new[-1][1], r.Refusal):
             refused = self._everything(turn)
             assert refused[0] == table, "a refused command changed the table"
             assert refused[1] == views, "a refused command changed the decoded views"
@@ -142,9 +143,9 @@ class World(Journals):
 
     def close(self, turn: Turn, expired_ms: int | None = None, asker: str | None = None) -> str:
         """End a turn as the shell does; what was said, as a text."""
-        round_ = close_round(turn, self.offset, expired_ms=expired_ms)
+        round_ = close_round(turn, self.offset, 0, expired_ms=expired_ms)
         for to, result in round_.replies:
-            reply = r.Reply(to.correlation_id, turn.hybrid_time, result)
+            reply = r.Reply(to.correlation_id, to.command, turn.hybrid_time, result)
             assert decode(encode(reply)) == reply
         changes = self.state.take_changes()
         assert bool(round_.rows) == (not round_.empty)
@@ -155,6 +156,8 @@ class World(Journals):
             self.log.append(list(round_.rows.items()))
         self.table.write(changes)
         self.index.settle(turn.ended, turn.cut)
+        for txn_id in turn.ended:
+            self.hearing.forget_txn(txn_id)
         self.said = list(round_.replies)
         return "; ".join(self._said(to, result, asker) for to, result in self.said)
 
@@ -205,7 +208,7 @@ class World(Journals):
         scope: str = "nyc",
         keepalive_ms: int = MINUTE,
     ) -> r.Begin:
-        return r.Begin(self.id(label), scope, name, keepalive_ms)
+        return r.Begin(self.id(label), scope, name, keepalive_ms, SECRET)
 
     def touch(self, label: str, stream: str = "nyc/a") -> str:
         return self.ask(f"touch {label}", r.Touch(self.token(label), stream))
@@ -268,7 +271,8 @@ class World(Journals):
         return self.ask("adopt", r.AdoptScope(scope))
 
     def create(self, stream: str, segments: int = 2, *, asker: str = "create", **given: str) -> str:
-        return self.ask(asker, r.CreateStream(stream, segments, given))
+        settings = {name.replace("_", "."): value for name, value in given.items()}
+        return self.ask(asker, r.CreateStream(stream, segments, settings))
 
     def created(self, stream: str, *starts: int) -> str:
         """The shell made the topics."""

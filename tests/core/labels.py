@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from anabranch.core.ids import make_txn_id
-from anabranch.core.tokens import Token, sign
+from anabranch.core.tokens import Token, prove, sign
 from anabranch.core.turn import Settings
 from anabranch.schemas import records as r
 
 KEY = bytes(range(32))
+SECRET = bytes(range(32, 64))  # of every transaction that a test begins by hand
 MINUTE = 60_000
+
+
+def proved(answer: Any) -> Any:
+    """What a client makes of an answer: the token of a `Begun` is proved by the secret."""
+    if isinstance(answer, r.Begun):
+        return replace(answer, token=prove(answer.token, SECRET))
+    return answer
 
 
 class Labels:
@@ -52,7 +61,7 @@ class Labels:
         return self.writers[label]
 
     def token(self, label: str, keepalive_ms: int = MINUTE, scope: str = "nyc") -> bytes:
-        return sign(Token(self.id(label), keepalive_ms, scope), KEY)
+        return prove(sign(Token(self.id(label), keepalive_ms, scope), KEY), SECRET)
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -78,6 +87,9 @@ class Labels:
         if isinstance(result, r.StreamList):
             streams = (f"{s.stream} {s.state} {len(s.segments)}" for s in result.streams)
             return ", ".join(streams) or "none"
+        if isinstance(result, r.SeriesList):
+            found = (f"{s.series} {s.number} by {self.label(s.txn_id)}" for s in result.series)
+            return ", ".join(found).replace(bytes(16).hex(), "0") or "none"
         if isinstance(result, r.SafeTimeIs):
             return f"safe at {result.timestamp}"
         raise AssertionError(f"no text for {result}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from anabranch.core.tokens import peek
+from anabranch.core.turn import WAITING
 from anabranch.schemas import records as r
 from tests.core.harness import World
 
@@ -88,6 +89,7 @@ class Ledger:
         self.heard: dict[str, int] = {}
         self.since_ms = world.now_ms
         self.next_check_ms = 0
+        self.known_ended: set[str] = set()
         self.horizon_ms = 0
         self.said: list[tuple[str, str]] = []
         self.merged: list[Merged] = []
@@ -161,6 +163,8 @@ class Ledger:
 
     def _learn(self, txn: Txn, receipt: r.Receipt) -> None:
         known = txn.receipts.get(receipt.writer)
+        if known and known.sequence == receipt.sequence and known != receipt:
+            raise Refused("ReceiptMismatch")
         if known is None or known.sequence < receipt.sequence:
             txn.receipts[receipt.writer] = receipt
 
@@ -169,14 +173,21 @@ class Ledger:
             for e in receipt.extents:
                 if e.stream not in txn.streams:
                     raise Refused("UnknownStream")
-                if e.partition not in PARTITIONS:
+                if e.partition not in PARTITIONS or e.count > e.end - e.first:
                     raise Refused("InvalidArgument")
 
     def _open(self, token: bytes) -> Txn:
-        txn = self._known(self._label(token))
+        txn = self._by_token(token)
         if txn.state != OPEN:
             codes = {ABORTED: "TransactionAborted", COMMITTED: "AlreadyCommitted"}
             raise Refused(codes.get(txn.state, "OutcomeUnknown"))
+        return txn
+
+    def _by_token(self, token: bytes) -> Txn:
+        """What was never begun has no secret, so no token of it can be proved."""
+        txn = self._known(self._label(token))
+        if not txn.keepalive_ms:
+            raise Refused("InvalidToken")
         return txn
 
     def _known(self, label: str) -> Txn:
@@ -186,7 +197,8 @@ class Ledger:
         return self.txns[label]
 
     def _check_new(self, label: str) -> None:
-        if self._made_ms(label) <= self.horizon_ms:
+        kept_ms = self.world.wall_ms - self.world.settings.retention_ms
+        if self._made_ms(label) <= max(self.horizon_ms, kept_ms):
             raise Refused("Expired")
 
     def _made_ms(self, label: str) -> int:
@@ -199,11 +211,13 @@ class Ledger:
         return sorted(txns.values(), key=lambda txn: self.world.id(txn.label))
 
     def _text(self, txn: Txn) -> str:
-        text = f"{txn.label} {txn.state}"
+        waits = txn.state == OPEN and txn.pending is not None
+        text = f"{txn.label} {DECIDED if waits else txn.state}"
         if txn.state == COMMITTED:
             text += f" {txn.committed}"
         elif txn.committed:
             text += f" (but {txn.committed} committed at 0)"
         text += f", {txn.left_out} left out" if txn.left_out else ""
         text += f", {txn.rejected} rejected" if txn.rejected else ""
-        return text + (f" ({txn.reason})" if txn.reason else "")
+        reason = txn.reason or (WAITING if waits else "")
+        return text + (f" ({reason})" if reason else "")

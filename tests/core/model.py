@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from anabranch.core.decide import PURGE_SHARE
 from anabranch.core.keyspace import SPACE, position_of
 from anabranch.schemas import records as r
 from tests.core.ledger import (
@@ -150,8 +151,11 @@ class Model(Ledger):
         return f"registered {txn.receipts[c.receipt.writer].sequence}"
 
     def _commit(self, name: str, c: r.Commit) -> str:
-        txn = self._known(self._label(c.token))
+        txn = self._by_token(c.token)
+        named = [*c.own, *(c.receipts or ())]
         if txn.state == COMMITTED:
+            if self._behind(named, txn.receipts):
+                raise Refused("AlreadyCommitted")
             return self._text(txn)
         if txn.state == ABORTED:
             if txn.yielded and txn.yielded[:2] == (c.name, c.number):
@@ -166,15 +170,23 @@ class Model(Ledger):
                 raise Refused("TransactionAborted")
             return self._text(earlier)
         self.heard[txn.label] = self.world.now_ms
+        if txn.state == DECIDED and self._behind(named, txn.receipts):
+            raise Refused("OutcomeUnknown")
+        if txn.pending and name in txn.pending.asked:
+            return ""
         if txn.state == OPEN:
             if c.number is None and c.name and txn.name and c.name != txn.name:
                 raise Refused("InvalidArgument")
             if c.number is not None and not c.name:
                 raise Refused("InvalidArgument")
-            self._check_receipts(txn, [*c.own, *(c.receipts or ())])
+            self._check_receipts(txn, named)
             writers = self._choose(txn, c)
-            for receipt in c.own:
-                self._learn(txn, receipt)
+            former = txn.pending
+            if former and (
+                (former.name, former.number) != (c.name, c.number)
+                or self._behind(former.writers, {x.writer: x for x in writers})
+            ):
+                self._refuse(txn, "OutcomeUnknown")
             asked = txn.pending.asked if txn.pending else []
             deadline_ms = self.world.wall_ms + c.wait_ms
             txn.pending = Pending(asked, writers, c.name, c.number, deadline_ms)
@@ -187,13 +199,23 @@ class Model(Ledger):
         others = c.receipts
         if others is None:
             others = tuple(txn.receipts.values())
-            if any(not x.finished and x.writer not in own for x in others):
-                raise Refused("WritersUnfinished")
         best: dict[int, r.Receipt] = {}
         for receipt in (*c.own, *others):
-            if receipt.writer not in best or best[receipt.writer].sequence < receipt.sequence:
-                best[receipt.writer] = receipt
+            known = [x for x in (best.get(receipt.writer), txn.receipts.get(receipt.writer)) if x]
+            if any(x.sequence == receipt.sequence and x != receipt for x in known):
+                raise Refused("ReceiptMismatch")
+            best[receipt.writer] = max([*known, receipt], key=lambda x: x.sequence)
+        if c.receipts is None and any(not x.finished and x.writer not in own for x in others):
+            raise Refused("WritersUnfinished")
         return list(best.values())
+
+    def _behind(self, wanted: Sequence[r.Receipt], taken: dict[int, r.Receipt]) -> bool:
+        """Whether a receipt with events is not among these, nor a later one of its writer."""
+        return any(
+            x.extents and (found := taken.get(x.writer)) != x
+            and not (found and found.sequence > x.sequence)
+            for x in wanted
+        )  # fmt: skip
 
     def _one_shot(self, c: r.OneShot) -> str:
         label = self.world.label(c.txn_id)
@@ -204,7 +226,7 @@ class Model(Ledger):
                 if earlier is None:
                     raise Refused("TransactionAborted")
                 return self._text(earlier)
-            if txn.state != COMMITTED:
+            if (txn.state, txn.name, txn.committed) != (COMMITTED, c.name, len(c.events)):
                 raise Refused("InvalidArgument")
             return self._text(txn)
         self._check_new(label)
@@ -231,7 +253,7 @@ class Model(Ledger):
         return self._text(txn)
 
     def _abort(self, c: r.Abort) -> str:
-        txn = self._known(self._label(c.token))
+        txn = self._by_token(c.token)
         if txn.state == COMMITTED:
             raise Refused("AlreadyCommitted")
         if txn.state != ABORTED:
@@ -240,7 +262,7 @@ class Model(Ledger):
 
     def _settle(self, c: r.Settle) -> str:
         """It is for big ones that lost a stream; here none is carried."""
-        txn = self._known(self._label(c.token))
+        txn = self._by_token(c.token)
         if txn.state == COMMITTED:
             raise Refused("AlreadyCommitted")
         if txn.state != ABORTED:
@@ -248,13 +270,17 @@ class Model(Ledger):
         return self._text(txn)
 
     def _heartbeat(self, c: r.Heartbeat) -> str:
-        gone = []
+        gone, refused = [], False
         for token in c.tokens:
             txn = self.txns.get(self._label(token))
-            if txn is not None and txn.ended:
+            if txn is not None and not txn.keepalive_ms:
+                refused = True
+            elif txn is not None and txn.ended:
                 gone.append(self._text(txn))
             elif txn is not None:
                 self.heard[txn.label] = self.world.now_ms
+        if refused:
+            raise Refused("InvalidToken")
         return f"not open: {', '.join(gone)}" if gone else ""
 
     def _resolve(self, c: r.Resolve) -> str:
@@ -279,14 +305,17 @@ class Model(Ledger):
         for txn in waiting:
             if txn.state == OPEN and txn.pending is not None:
                 self._try_decide(txn, txn.pending)
-        if self.world.now_ms < self.next_check_ms:
-            return
-        self.next_check_ms = self.world.now_ms + CHECK_MS
-        for txn in self._by_id(self.txns):
-            silent_ms = self.world.now_ms - self.heard.get(txn.label, self.since_ms)
-            if txn.state == OPEN and txn.pending is None and silent_ms > txn.keepalive_ms:
-                self._end_aborted(txn, f"stale: nothing heard of it for {silent_ms} ms")
-        self._forget()
+        most = 0
+        if self.world.now_ms >= self.next_check_ms:
+            self.next_check_ms = self.world.now_ms + CHECK_MS
+            most = self.world.settings.purge_per_look
+            for txn in self._by_id(self.txns):
+                silent_ms = self.world.now_ms - self.heard.get(txn.label, self.since_ms)
+                if txn.state == OPEN and txn.pending is None and silent_ms > txn.keepalive_ms:
+                    self._end_aborted(txn, f"stale: nothing heard of it for {silent_ms} ms")
+        ended = {label for label, txn in self.txns.items() if txn.ended}
+        self._forget(most + PURGE_SHARE * len(ended - self.known_ended))
+        self.known_ended = ended
 
     def _covers(self, pending: Pending) -> bool:
         return all(
@@ -332,6 +361,7 @@ class Model(Ledger):
             txn.name = pending.name
         taken = sum(b.end - b.first for b in txn.batches if pending.takes(b))
         txn.state, txn.committed = DECIDED, taken
+        txn.receipts = {x.writer: x for x in pending.writers}
         txn.left_out = sum(b.end - b.first for b in txn.batches) - taken
 
     def _merge(self, txn: Txn, pending: Pending) -> int:
@@ -353,11 +383,11 @@ class Model(Ledger):
         self.said += [(name, self._text(txn)) for name in pending.asked]
         return sum(b.size for b in batches)
 
-    def _forget(self) -> None:
+    def _forget(self, most: int) -> None:
         before_ms = self.world.wall_ms - self.world.settings.retention_ms
         old = [t for t in self._by_id(self.txns) if t.ended and t.finished_ms < before_ms]
         old.sort(key=lambda t: t.finished_ms)
-        for txn in old[: self.world.settings.purge_per_round]:
+        for txn in old[:most]:
             del self.txns[txn.label]
             if txn.name and self.names.get(txn.name) == txn.label:
                 del self.names[txn.name]

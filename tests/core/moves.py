@@ -14,7 +14,7 @@ from anabranch.core.decide_admin import CREATING
 from anabranch.errors import InvalidArgument
 from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc
-from tests.core.labels import MINUTE
+from tests.core.labels import MINUTE, SECRET
 
 LABELS = "ABCDEF"
 WRITERS = ("w1", "w2", "w3")
@@ -208,13 +208,13 @@ def lives(move: st.SearchStrategy[Any], size: int) -> st.SearchStrategy[list[Any
 
 def new_world(**changes: Any) -> World:
     """Two streams of two segments, room for few."""
-    return nyc(*STREAMS, **({"max_open": 3, "round_bytes": 250, "purge_per_round": 3} | changes))
+    return nyc(*STREAMS, **({"max_open": 3, "round_bytes": 250, "purge_per_look": 3} | changes))
 
 
 def command_of(world: World, move: Any) -> Any:
     """The command of a move. Receipts tell the truth about the journals so far, unless bent."""
     if isinstance(move, Begin):
-        return r.Begin(world.id(move.label), "nyc", move.name, move.keepalive_ms)
+        return r.Begin(world.id(move.label), "nyc", move.name, move.keepalive_ms, SECRET)
     if isinstance(move, Touch):
         return r.Touch(world.token(move.label), move.stream)
     if isinstance(move, Register):

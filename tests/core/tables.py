@@ -20,8 +20,9 @@ class Memory:
     def get(self, key: bytes) -> bytes | None:
         return self.rows.get(key)
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        yield from sorted((key, v) for key, v in self.rows.items() if key.startswith(prefix))
+    def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        rows = self.rows.items()
+        yield from sorted((k, v) for k, v in rows if k.startswith(prefix) and k >= first)
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield from sorted(((key, v) for key, v in self.rows.items() if key < before), reverse=True)

@@ -10,13 +10,13 @@ from anabranch.core import rows as k
 from anabranch.core.tokens import verify
 from anabranch.core.turn import DAY_MS
 from tests.core.harness import DAY, World, nyc
-from tests.core.labels import KEY, MINUTE
+from tests.core.labels import KEY, MINUTE, proved
 
 
 def test_begin(world: World) -> None:
     assert world.begin("A", name="daily", keepalive_ms=5_000) == "begun A"
     begun = world.result
-    token = verify(begun.token, KEY)
+    token = verify(proved(begun).token, KEY)
     assert (token.txn_id, token.keepalive_ms, token.scope) == (world.id("A"), 5_000, "nyc")
     assert begun.keepalive_ms == 5_000
     row = world.row("A")

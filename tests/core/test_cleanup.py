@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from anabranch.core import rows as k
 from anabranch.core.decide_cleanup import clean_up
 from anabranch.core.decide_txn import abort_txn
 from anabranch.core.journal_index import JournalIndex
@@ -82,6 +83,19 @@ def test_only_what_pays(records: int, size: int, changes: dict[str, int], cut: b
     world.write("A", "w1", count=records, size=size)
     end(world, "A")
     assert (low(world) == records) is cut
+
+
+def test_little_goes_too_after_a_while() -> None:
+    world = opened("A", clean_records=100, clean_bytes=1 << 30, clean_after_ms=60_000)
+    world.write("A", "w1", count=2)
+    end(world, "A")
+    assert low(world) == 0
+    world.wait(59_000)
+    assert low(world) == 0
+    world.wait(1_000)
+    assert low(world) == 2
+    world.wait(60_000)
+    assert len([row for row in world.log if k.low_water_key(*PLACE) in dict(row)]) == 1, "once"
 
 
 def test_it_is_looked_at_now_and_then_only() -> None:

@@ -5,6 +5,9 @@ A commit that the journal covers is decided in the turn that receives it and mer
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from anabranch.core import hybrid_time
@@ -192,12 +195,97 @@ def test_of_two_receipts_of_one_writer_the_highest_wins(
         assert opened.state.writers(opened.id("A"))[opened.writer("w1")] == new
 
 
-def test_of_two_with_one_sequence_its_own_is_taken(opened: World) -> None:
+@pytest.mark.parametrize("where", ["own", "receipts", "own and receipts", "registered"])
+def test_two_that_differ_in_one_sequence_are_refused(opened: World, where: str) -> None:
+    """A receipt that lacks a partition is one of them: a part of its writer would be committed."""
     opened.write("A", "w1")
-    own = opened.receipt("A", "w1", sequence=1)
-    other = opened.receipt("A", "w1", sequence=1, count=5)
-    opened.commit("A", own=[own], receipts=[other])
-    assert opened.turn() == "[commit A] A COMMITTED 1"
+    opened.write("A", "w1", partition=1)
+    whole = opened.receipt("A", "w1", sequence=1)
+    part = replace(whole, extents=whole.extents[:1])
+    if where == "registered":
+        opened.register("A", whole)
+        assert opened.register("A", part) == "ReceiptMismatch"
+        assert opened.commit("A", receipts=[part]) == "ReceiptMismatch"
+    elif where == "own and receipts":
+        assert opened.commit("A", own=[whole], receipts=[part]) == "ReceiptMismatch"
+    else:
+        given: dict[str, Any] = {where: [part, whole]}
+        assert opened.commit("A", **given) == "ReceiptMismatch"
+    assert states(opened) == ("OPEN", None)
+
+
+def test_who_has_touched_is_never_left_out_in_silence(opened: World) -> None:
+    """It writes to journals from now on; its first receipt may be far."""
+    opened.ask("touch", r.Touch(opened.token("A"), "nyc/a", opened.writer("w2")))
+    opened.write("A", "w1")
+    own = [opened.receipt("A", "w1")]
+    assert opened.commit("A", own=own) == "WritersUnfinished"
+    assert f"{opened.writer('w2') & (1 << 64) - 1:016x}" in opened.message
+    opened.lead(keep_table=False)
+    assert opened.commit("A", own=own) == "WritersUnfinished"
+    opened.write("A", "w2")
+    opened.finish("A", "w2")
+    opened.ask("touch", r.Touch(opened.token("A"), "nyc/a", opened.writer("w2")))
+    assert opened.commit("A", own=own) == ""
+    assert opened.turn() == "[commit A] A COMMITTED 2"
+
+
+def test_a_refused_commit_registers_nothing(opened: World) -> None:
+    opened.write("A", "w1")
+    assert opened.commit("A", own=[opened.receipt("A", "w1", crc=1)]) == "ReceiptMismatch"
+    assert opened.state.writers(opened.id("A")) == {}
+
+
+def test_an_outcome_names_exactly_who_was_taken(opened: World) -> None:
+    """Also before it is merged, and after a takeover."""
+    for writer in ("w1", "w2", "w3"):
+        opened.write("A", writer)
+    opened.finish("A", "w2")
+    opened.finish("A", "w3")
+    taken = [opened.receipt("A", "w1"), opened.receipt("A", "w3")]
+    opened.commit("A", own=taken[:1], receipts=taken[1:])
+    assert opened.state.writers(opened.id("A")) == {x.writer: x for x in taken}
+    opened.lead()
+    opened.turn()
+    assert opened.get("A") == "A COMMITTED 2, 1 left out"
+    assert opened.result.writers == tuple(taken)
+
+
+@pytest.mark.parametrize("state", ["waits", "decided", "committed"])
+def test_no_committer_is_told_of_another_ones_success(opened: World, state: str) -> None:
+    opened.write("A", "mine")
+    opened.write("A", "other")
+    mine, other = opened.receipt("A", "mine"), opened.receipt("A", "other")
+    first: dict[str, Any] = {"own": [mine]}
+    second: dict[str, Any] = {"own": [], "receipts": [other]}
+    if state == "waits":
+        opened.held = True
+        opened.commit("A", asker="owner", **first)
+        assert opened.commit("A", asker="helper", **second) == "[owner] OutcomeUnknown"
+        assert opened.register("A", mine) == "registered 1"  # late: it changes nothing
+        opened.held = False
+        opened.turn()
+        assert opened.turn() == "[helper] A COMMITTED 1, 1 left out"
+    else:
+        opened.commit("A", asker="helper", **second)
+        if state == "committed":
+            opened.turn()
+    told = opened.commit("A", asker="owner", **first)
+    if state == "decided":
+        assert told == "[owner] OutcomeUnknown; [helper] A COMMITTED 1, 1 left out" or (
+            told == "OutcomeUnknown; [helper] A COMMITTED 1, 1 left out"
+        )
+    else:
+        assert told == "AlreadyCommitted"
+    assert opened.commit("A", asker="helper", **second) == "A COMMITTED 1, 1 left out"
+
+
+def test_a_commit_that_claims_something_else_takes_the_place_of_one(opened: World) -> None:
+    opened.held = True
+    opened.write("A", "w1")
+    own = [opened.receipt("A", "w1")]
+    opened.commit("A", asker="1", own=own, name="s", number=7)
+    assert opened.commit("A", asker="2", own=own) == "[1] OutcomeUnknown"
 
 
 # -- again -------------------------------------------------------------------------------------
@@ -208,22 +296,27 @@ def test_repeated_while_it_waits(opened: World) -> None:
     opened.held = True
     opened.write("A", "w1")
     opened.write("A", "w2")
-    assert opened.commit("A", asker="1", own=[opened.receipt("A", "w1")]) == ""
+    w1 = [opened.receipt("A", "w1")]
+    assert opened.commit("A", asker="1", own=w1) == ""
     opened.wait(6_000)
     w2 = [opened.receipt("A", "w2")]
-    assert opened.commit("A", asker="2", own=w2, receipts=[]) == ""
+    assert opened.commit("A", asker="2", own=w2, receipts=w1) == ""
     assert opened.wait(6_000) == ""
     opened.held = False
     opened.turn()
-    assert opened.turn() == "[1] A COMMITTED 1, 1 left out; [2] A COMMITTED 1, 1 left out"
-    assert opened.plan() == "A nyc/a 0: w2[1-2)"
+    assert opened.turn() == "[1] A COMMITTED 2; [2] A COMMITTED 2"
+    assert opened.plan() == "A nyc/a 0: w1[0-1) w2[1-2)"
 
 
 def test_the_same_command_again_is_answered_once(opened: World) -> None:
+    """And keeps its deadline, or a client would have given up before it ends."""
     opened.held = True
     opened.write("A", "w1")
     own = [opened.receipt("A", "w1")]
-    assert opened.commit("A", own=own) == ""
+    for _ in range(3):
+        assert opened.commit("A", own=own) == ""
+        assert opened.wait(3_000) == ""
+    assert opened.wait(1_000) == "[commit A] ReceiptsNotCovered"
     assert opened.commit("A", own=own) == ""
     opened.held = False
     opened.turn()

@@ -114,7 +114,7 @@ def test_a_commit_that_waits_rejects_nothing_yet(opened: World) -> None:
 
 def test_a_run_comes_back_as_it_was(opened: World) -> None:
     highest = CRC_MODULUS - 1
-    for n, writer in enumerate((0, 1, -1, (1 << 63) - 1, -(1 << 63))):
+    for n, writer in enumerate((2, 1, -1, (1 << 63) - 1, -(1 << 63))):
         run = Run(
             opened.id("A"), writer, 0, n * 5, n * 5 + 5, 5, highest, -1, -1, 1 << 40, 9, n > 1
         )
@@ -123,7 +123,7 @@ def test_a_run_comes_back_as_it_was(opened: World) -> None:
     stored = opened.index.runs(opened.id("A"), "nyc/a", 1)
     assert sorted(stored, key=lambda run: run.first) == [
         StoredRun(writer, n * 5, n * 5 + 5, 5, highest, 1 << 40, 9, n > 1)
-        for n, writer in enumerate((0, 1, -1, (1 << 63) - 1, -(1 << 63)))
+        for n, writer in enumerate((2, 1, -1, (1 << 63) - 1, -(1 << 63)))
     ]
     assert [run.writer for run in stored] == sorted(run.writer for run in stored), "by writer"
     assert opened.index.runs(opened.id("A"), "nyc/a", 0) == []

@@ -17,6 +17,7 @@ from anabranch.core.plan import Part
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from tests.core.harness import World
+from tests.core.labels import SECRET
 from tests.core.ledger import Merged
 from tests.core.model import Model
 from tests.core.moves import (
@@ -182,7 +183,7 @@ def test_the_model_knows_a_usual_life() -> None:
     def turn(name: str, command: Any) -> str:
         return model.turn([(name, command)])
 
-    assert turn("1", r.Begin(world.id("A"), "nyc", "x", 60_000)) == "begun A"
+    assert turn("1", r.Begin(world.id("A"), "nyc", "x", 60_000, SECRET)) == "begun A"
     assert turn("2", r.Touch(token, "nyc/a")) == "touched nyc/a epoch 0 on 0,1"
     world.write("A", "w1", count=2)
     world.write("A", "w2")
@@ -190,4 +191,6 @@ def test_the_model_knows_a_usual_life() -> None:
     assert turn("3", r.Commit(token, (own,), (), None, 0)) == ""
     assert model.turn([]) == "[3] A COMMITTED 2, 1 left out"
     assert model.merged == [("A", {("nyc/a", 0): [(world.writer("w1"), 0, 2)]})]
-    assert turn("4", r.Begin(world.id("B"), "nyc", "x", 60_000)) == "A COMMITTED 2, 1 left out"
+    assert (
+        turn("4", r.Begin(world.id("B"), "nyc", "x", 60_000, SECRET)) == "A COMMITTED 2, 1 left out"
+    )

@@ -74,7 +74,7 @@ def test_row_and_data_are_in_one_round() -> None:
     world.write_plainly(count=3)
     world.turn()
     row = State(world.table).get(k.plain_key("nyc/a", 0))
-    assert row == r.PlainRow("nyc/a", 0, 3)
+    assert row == r.PlainRow("nyc/a", 0, 3, 0)
     assert k.plain_key("nyc/a", 0) in world.round.rows
 
 
@@ -263,7 +263,7 @@ def test_what_the_broker_does_not_take_is_passed_over_and_counted() -> None:
     turn = world.new_turn()
     give_up(turn, refused)
     world.close(turn)
-    assert world.index.rejected["nyc/a"] == {"plain_write": 4}
+    assert sum(world.state.plain_refused.values()) == 4
     assert world.state.plain == {("nyc/a", 0): 4}
     world.turn()
     assert world.plain() == "nyc/a 0[4-6)"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from anabranch.core import claims
 from anabranch.core import rows as k
+from anabranch.core.tokens import operator_proof
 from anabranch.schemas import records as r
+from anabranch.schemas.codec import encode
 from tests.core.harness import DAY, World, nyc
-from tests.core.labels import MINUTE
+from tests.core.labels import KEY, MINUTE
 from tests.core.tables import fold, rows_of, table_of
 from tests.core.test_model import Watch
 
@@ -363,7 +367,7 @@ class Answers:
 @given(moves)
 def test_whatever_happens(life: list[tuple[str, Any]]) -> None:
     """No number twice, none after a higher one; and who asks again is told what it was told."""
-    world = nyc(purge_per_round=3, round_bytes=250)
+    world = nyc(purge_per_look=3, round_bytes=250)
     watch, answers = Watch(world), Answers(world)
     sent: dict[str, r.Commit] = {}
     for i, (kind, what) in enumerate(life):
@@ -397,3 +401,121 @@ def test_whatever_happens(life: list[tuple[str, Any]]) -> None:
         row = world.state.series("nyc", series)
         assert row is not None
         assert number in (row.number, row.earlier_number)
+
+
+# -- where it stands, and an operator's word ------------------------------------------------------
+
+JUMP = 1 << 32
+
+
+def runs(world: World) -> tuple[int, ...]:
+    row = world.state.series("nyc", "s")
+    assert row is not None
+    return row.runs
+
+
+def set_series(world: World, expected: int | None, number: int, key: bytes = KEY) -> str:
+    command = r.SetSeries("nyc", "s", expected, number, b"")
+    proof = operator_proof(encode(command), key)
+    return world.ask("operator", replace(command, proof=proof))
+
+
+@pytest.mark.parametrize(
+    ("number", "answer"),
+    [
+        (7 + JUMP, "B COMMITTED 0"),
+        (8 + JUMP, "InvalidArgument"),
+        ((1 << 63) - 1, "InvalidArgument"),
+    ],
+)
+def test_a_jump(world: World, number: int, answer: str) -> None:
+    commit(world, "A", 7)
+    assert commit(world, "B", number) == answer
+    if answer == "InvalidArgument":
+        assert "anabranch series set" in world.message
+        assert (world.get("B"), world.series("s")) == ("B OPEN", "7 by A")
+        assert commit(world, "B", 8) == "B COMMITTED 0"
+
+
+def test_which_numbers_were_committed(world: World) -> None:
+    for i, number in enumerate((3, 4, 5, 9, 11, 12)):
+        commit(world, f"T{i}", number)
+    assert runs(world) == (3, 5, 9, 9, 11, 12)
+    for number in (13, 20):  # one that is aborted after all leaves what stood before
+        world.begin(f"U{number}")
+        world.commit(f"U{number}", name="s", number=number)
+        world.abort(f"U{number}")
+        assert runs(world) == (3, 5, 9, 9, 11, 12)
+    for i in range(claims.MAX_RUNS):
+        commit(world, f"V{i}", 100 + 2 * i)
+    found = runs(world)
+    assert len(found) == 2 * claims.MAX_RUNS
+    assert (found[0], found[-1]) == (3, 100 + 2 * claims.MAX_RUNS - 2)
+    assert list(found) == sorted(found)
+
+
+# (where it stands, what is expected, where it is set, the answer, the runs then)
+SET: list[tuple[int | None, int | None, int, str, tuple[int, ...] | None]] = [
+    (7, 7, 3, "s 3 by 0", (3, 3)),
+    (7, 7, 9, "s 9 by 0", (7, 7, 9, 9)),
+    (7, 7, 8, "s 8 by 0", (7, 8)),
+    (7, 7, -1, "none", None),
+    (7, 3, 7, "s 7 by A", (7, 7)),
+    (7, 6, 5, "IllegalState", (7, 7)),
+    (7, None, 5, "IllegalState", (7, 7)),
+    (None, None, 5, "s 5 by 0", (5, 5)),
+    (None, 5, 6, "IllegalState", None),
+    (7, 7, -2, "InvalidArgument", (7, 7)),
+]
+
+
+@pytest.mark.parametrize(("stands", "expected", "number", "answer", "left"), SET)
+def test_an_operator_sets_it(
+    world: World,
+    stands: int | None,
+    expected: int | None,
+    number: int,
+    answer: str,
+    left: tuple[int, ...] | None,
+) -> None:
+    if stands is not None:
+        commit(world, "A", stands)
+    for _ in range(2):
+        assert set_series(world, expected, number) == answer
+        row = world.state.series("nyc", "s")
+        assert (row.runs if row is not None else None) == left
+    world.lead(keep_table=False)
+    if number == 3:
+        assert commit(world, "B", 3) == "AlreadyCommitted"
+        assert "by an operator" in world.message
+        assert commit(world, "C", 4) == "C COMMITTED 0"
+
+
+def test_only_an_operator_sets_it_and_not_while_one_is_committed(world: World) -> None:
+    commit(world, "A", 7)
+    assert set_series(world, 7, 3, key=bytes(32)) == "InvalidToken"
+    moved = r.SetSeries("nyc", "s", 7, 3, b"")
+    proof = operator_proof(encode(replace(moved, number=4)), KEY)
+    assert world.ask("operator", replace(moved, proof=proof)) == "InvalidToken"
+    world.begin("B")
+    world.commit("B", name="s", number=8)
+    assert set_series(world, 8, 3).startswith("NotReady")
+    assert world.series("s") == "8 by B"
+
+
+def test_lists_of_series(world: World) -> None:
+    names = [f"s{i:03}" for i in range(claims.MAX_LISTED + 3)]
+    rows = [
+        (k.series_key("nyc", s), r.SeriesRow(i, bytes(16), -1, bytes(16)))
+        for i, s in enumerate(names)
+    ]
+    world.log_rows(rows)
+    world.ask("list", r.ListSeries("nyc", None, None))
+    first = world.result
+    assert ([s.series for s in first.series], first.more) == (names[3:][::-1], True)
+    world.ask("list", r.ListSeries("nyc", None, first.series[-1].series))
+    assert ([s.series for s in world.result.series], world.result.more) == (names[:3][::-1], False)
+    world.ask("list", r.ListSeries("nyc", "s007", None))
+    assert [(s.series, s.number) for s in world.result.series] == [("s007", 7)]
+    assert world.ask("list", r.ListSeries("nyc", "none", None)) == "none"
+    assert world.ask("list", r.ListSeries("sfo", None, None)) == "UnknownScope"

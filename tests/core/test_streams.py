@@ -88,9 +88,13 @@ def city() -> World:
 
 
 def test_create_is_logged_and_answered_when_the_topics_exist(city: World) -> None:
-    assert city.create("nyc/a", 2, codec="zstd") == ""
+    assert city.create("nyc/a", 2, retention_ms="1") == ""
     row = city.state.streams["nyc/a"]
-    assert (row.state, row.segment_count, dict(row.settings)) == ("CREATING", 2, {"codec": "zstd"})
+    assert (row.state, row.segment_count, dict(row.settings)) == (
+        "CREATING",
+        2,
+        {"retention.ms": "1"},
+    )
     assert row.segments == ()
     assert city.created("nyc/a", 0, 5) == "[create] nyc/a ACTIVE 2"
     assert city.state.streams["nyc/a"].segments == (
@@ -125,19 +129,21 @@ def test_created_and_written_to_in_one_round(city: World) -> None:
 
 
 def test_repeated_with_the_same_settings(city: World) -> None:
-    city.create("nyc/a", 2, codec="zstd")
-    assert city.create("nyc/a", 2, codec="zstd") == "", "it is being made"
+    city.create("nyc/a", 2, retention_ms="1")
+    assert city.create("nyc/a", 2, retention_ms="1") == "", "it is being made"
     city.created("nyc/a", 0, 0)
-    assert city.create("nyc/a", 2, codec="zstd") == "nyc/a ACTIVE 2"
+    assert city.create("nyc/a", 2, retention_ms="1") == "nyc/a ACTIVE 2"
 
 
 @pytest.mark.parametrize("active", [False, True])
-@pytest.mark.parametrize(("segments", "codec"), [(3, "zstd"), (2, "lz4")])
-def test_repeated_with_other_settings(city: World, active: bool, segments: int, codec: str) -> None:
-    city.create("nyc/a", 2, codec="zstd")
+@pytest.mark.parametrize(("segments", "retention"), [(3, "1"), (2, "2")])
+def test_repeated_with_other_settings(
+    city: World, active: bool, segments: int, retention: str
+) -> None:
+    city.create("nyc/a", 2, retention_ms="1")
     if active:
         city.created("nyc/a", 0, 0)
-    assert city.create("nyc/a", segments, codec=codec) == "StreamExists"
+    assert city.create("nyc/a", segments, retention_ms=retention) == "StreamExists"
     assert "2 segments" in city.message
 
 

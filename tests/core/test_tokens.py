@@ -2,18 +2,40 @@
 
 import hashlib
 import hmac
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.core.tokens import MAX_KEEPALIVE_MS, Token, key_id, peek, sign, verify
+from anabranch.core.tokens import (
+    MAX_KEEPALIVE_MS,
+    Token,
+    check_proof,
+    key_id,
+    operator_proof,
+    peek,
+    prove,
+    sign,
+    verify,
+)
 from anabranch.errors import InvalidArgument, InvalidToken
 
 KEY = bytes(range(32))
 OTHER = bytes(range(1, 33))
 TOKEN = Token(bytes.fromhex("0001" + "018bcfe56800" + "0123456789abcdef"), 60_000, "nyc")
+
+SECRET = bytes(range(64, 96))
+
+
+def check(data: bytes) -> None:
+    verify(data, KEY)
+    check_proof(data, SECRET, KEY)
+
+
+def whole(token: Token, key: bytes, secret: bytes = SECRET) -> bytes:
+    return prove(sign(token, key), secret)
+
 
 scopes = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}", fullmatch=True)
 tokens = st.builds(
@@ -27,17 +49,17 @@ keys = st.binary(min_size=32, max_size=32)
 
 @given(tokens, keys)
 def test_a_signed_token_comes_back(token: Token, key: bytes) -> None:
-    data = sign(token, key)
+    data = whole(token, key)
     assert verify(data, key) == token == peek(data)
-    assert sign(token, key) == data
+    assert whole(token, key) == data
 
 
 @pytest.mark.parametrize("scope", ["x", "x" * 100])
 def test_the_shortest_and_the_longest_scope(scope: str) -> None:
     token = Token(bytes(16), 1, scope)
-    assert verify(sign(token, KEY), KEY) == token
-    with pytest.raises(InvalidToken, match="malformed token: 57 bytes"):
-        peek(sign(token, KEY)[:57])
+    assert verify(whole(token, KEY), KEY) == token
+    with pytest.raises(InvalidToken, match="malformed token: 89 bytes"):
+        peek(whole(token, KEY)[:89])
 
 
 def test_layout() -> None:
@@ -48,24 +70,29 @@ def test_layout() -> None:
         + (60_000).to_bytes(4, "big")
         + b"nyc"
     )
-    assert sign(TOKEN, KEY) == signed + hmac.new(KEY, signed, hashlib.sha256).digest()
+    public = signed + hmac.new(KEY, signed, hashlib.sha256).digest()
+    assert sign(TOKEN, KEY) == public
+    assert whole(TOKEN, KEY) == public + hmac.new(SECRET, public, hashlib.sha256).digest()
+    assert operator_proof(public, KEY) == hmac.digest(KEY, b"operator" + public, "sha256")
     assert key_id(KEY) == hashlib.sha256(KEY).digest()[:4]
 
 
 def test_every_single_bit_flip_is_refused() -> None:
-    data = sign(TOKEN, KEY)
+    data = whole(TOKEN, KEY)
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(InvalidToken) as refused:
-            verify(bytes(flipped), KEY)
+            check(bytes(flipped))
         where = bit // 8
         expected = "malformed" if where == 0 else "another key" if where < 5 else "tampered"
+        if where >= len(data) - 32:
+            expected = "proof is not of the secret"
         assert expected in str(refused.value)
 
 
 def test_every_cut_and_every_extension_is_refused() -> None:
-    data = sign(TOKEN, KEY)
+    data = whole(TOKEN, KEY)
     for size in range(len(data)):
         with pytest.raises(InvalidToken):
             verify(data[:size], KEY)
@@ -87,13 +114,13 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 def test_a_token_of_another_key_names_both() -> None:
     with pytest.raises(InvalidToken, match="another key") as refused:
-        verify(sign(TOKEN, OTHER), KEY)
+        verify(whole(TOKEN, OTHER), KEY)
     assert key_id(KEY).hex() in str(refused.value)
     assert key_id(OTHER).hex() in str(refused.value)
 
 
 def test_a_mac_under_the_right_key_id_but_another_key_is_tampering() -> None:
-    forged = bytearray(sign(TOKEN, OTHER))
+    forged = bytearray(whole(TOKEN, OTHER))
     forged[1:5] = key_id(KEY)
     with pytest.raises(InvalidToken, match="tampered"):
         verify(bytes(forged), KEY)
@@ -105,7 +132,7 @@ def test_a_mac_under_the_right_key_id_but_another_key_is_tampering() -> None:
 )
 def test_signed_nonsense_is_still_malformed(keepalive: int, scope: bytes) -> None:
     signed = b"\x01" + key_id(KEY) + TOKEN.txn_id + keepalive.to_bytes(4, "big") + scope
-    data = signed + hmac.digest(KEY, signed, "sha256")
+    data = prove(signed + hmac.digest(KEY, signed, "sha256"), SECRET)
     with pytest.raises(InvalidToken, match="malformed"):
         verify(data, KEY)
     with pytest.raises(InvalidToken, match="malformed"):
@@ -139,7 +166,28 @@ def test_a_key_of_another_size_is_refused(size: int) -> None:
     for call in (
         lambda: key_id(bytes(size)),
         lambda: sign(TOKEN, bytes(size)),
-        lambda: verify(sign(TOKEN, KEY), bytes(size)),
+        lambda: verify(whole(TOKEN, KEY), bytes(size)),
     ):
         with pytest.raises(InvalidArgument):
             call()
+
+
+@pytest.mark.parametrize(
+    ("secret", "proof", "holds"),
+    [
+        (SECRET, hmac.digest(SECRET, sign(TOKEN, KEY), "sha256"), True),
+        (SECRET, operator_proof(sign(TOKEN, KEY), KEY), True),
+        (None, operator_proof(sign(TOKEN, KEY), KEY), True),
+        (OTHER, hmac.digest(SECRET, sign(TOKEN, KEY), "sha256"), False),
+        (None, hmac.digest(SECRET, sign(TOKEN, KEY), "sha256"), False),
+        (SECRET, operator_proof(sign(TOKEN, KEY), OTHER), False),
+        (SECRET, hmac.digest(KEY, sign(TOKEN, KEY), "sha256"), False),
+        (SECRET, SECRET, False),
+        (SECRET, bytes(32), False),
+    ],
+)
+def test_whose_proof_holds(secret: bytes | None, proof: bytes, holds: bool) -> None:
+    data = sign(TOKEN, KEY) + proof
+    with suppress(InvalidToken) if not holds else nullcontext():
+        check_proof(data, secret, KEY)
+        assert holds

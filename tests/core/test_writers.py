@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.core.tokens import Token, sign
+from anabranch.core.tokens import Token, prove, sign
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc
-from tests.core.labels import KEY
+from tests.core.labels import KEY, SECRET
 
 
 def receipt(world: World, *extents: r.Extent, sequence: int = 1, txn: str = "A") -> r.Receipt:
@@ -136,9 +137,9 @@ def test_tokens_are_checked(opened: World, kind: str) -> None:
         )
 
     assert ask(b"") == "InvalidToken"
-    assert ask(sign(Token(opened.id("A"), 1, "nyc"), bytes(32))) == "InvalidToken"
+    assert ask(prove(sign(Token(opened.id("A"), 1, "nyc"), bytes(32)), SECRET)) == "InvalidToken"
     opened.new_id("elsewhere", partition=3)
-    assert ask(sign(Token(opened.id("elsewhere"), 1, "nyc"), KEY)) == "InvalidToken"
+    assert ask(prove(sign(Token(opened.id("elsewhere"), 1, "nyc"), KEY), SECRET)) == "InvalidToken"
     assert "partition 3" in opened.message
     assert opened.get("A") == "A OPEN"
 
@@ -154,15 +155,15 @@ def test_the_highest_sequence_wins(opened: World) -> None:
     assert opened.register("A", second) == "registered 2"
     assert opened.register("A", receipt(opened, extent(end=1), sequence=1)) == "registered 2"
     assert known() == second
-    assert opened.register("A", receipt(opened, extent(end=9), sequence=2)) == "registered 2"
-    assert known() == second, "the first of two with one sequence"
+    assert opened.register("A", receipt(opened, extent(end=9), sequence=2)) == "ReceiptMismatch"
+    assert known() == second
     third = receipt(opened, extent(end=3), sequence=3)
     assert opened.register("A", third) == "registered 3"
     assert known() == third
 
 
 def test_writers_are_told_apart_by_64_bits(opened: World) -> None:
-    numbers = [0, 1, -1, (1 << 63) - 1, -(1 << 63)]
+    numbers = [2, 1, -1, (1 << 63) - 1, -(1 << 63)]
     for number in numbers:
         given = replace(receipt(opened), writer=number)
         assert opened.register("A", given) == "registered 1"
@@ -185,6 +186,7 @@ def test_writers_are_told_apart_by_64_bits(opened: World) -> None:
         ((extent(first=2, end=1),), "InvalidArgument"),
         ((extent(first=-1, end=1),), "InvalidArgument"),
         ((replace(extent(), count=-1),), "InvalidArgument"),
+        ((replace(extent(), count=2),), "InvalidArgument"),
         ((replace(extent(), crc_sum=-1),), "InvalidArgument"),
     ],
     ids=[
@@ -197,6 +199,7 @@ def test_writers_are_told_apart_by_64_bits(opened: World) -> None:
         "end below first",
         "negative offset",
         "negative count",
+        "more events than offsets",
         "negative checksum",
     ],
 )
@@ -211,6 +214,14 @@ def test_receipts_are_checked(extents: tuple[r.Extent, ...], answer: str, where:
         return
     refused = world.commit("A", own=[given] if where == "own" else (), receipts=[given])
     assert (refused == answer) == (answer != "registered 1")
+
+
+@pytest.mark.parametrize("bend", [{"writer": 0}, {"sequence": 0}, {"sequence": -1}])
+def test_writers_and_sequences_that_there_are_not(opened: World, bend: Any) -> None:
+    wrong = replace(receipt(opened), **bend)
+    assert opened.register("A", wrong) == "InvalidArgument"
+    assert opened.commit("A", own=[wrong]) == "InvalidArgument"
+    assert opened.commit("A", receipts=[wrong]) == "InvalidArgument"
 
 
 @pytest.mark.parametrize("where", ["register", "own", "receipts"])

@@ -21,13 +21,19 @@ from anabranch.topics.declarations import create_control_topics
 from anabranch.topics.kafka_log import KafkaLog
 from anabranch.topics.kafka_producer import KafkaProducer
 from anabranch.topics.records import Record, encode_batch
+from tests.core.labels import SECRET
 from tests.crash.points import Cut, Point
 from tests.crash.zygote import Spec, say
 
 IDLE_WAIT_S = 0.5
 PAUSE_S = 0.05
 KEY = "00" * 32
-TIDY = {"clean_ms": 200, "clean_records": 200, "clean_bytes": 50_000, "move_bytes": 100_000}
+TIDY: dict[str, Any] = {
+    "clean_ms": 200,
+    "clean_records": 200,
+    "clean_bytes": 50_000,
+    "move_bytes": 100_000,
+}
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ def warm_up() -> None:
     from anabranch.processors import journals, merge, rocks_table  # noqa: F401
     from anabranch.schemas import codec, records
 
-    record = records.Begin(bytes(16), "s", None, 1000)
+    record = records.Begin(bytes(16), "s", None, 1000, SECRET)
     codec.decode(codec.encode(record))
     data = memoryview(encode_batch([Record(0, 0, b"k", b"v")]))
     raw = RawBatch(0, 1, data)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN
 from anabranch.core.rows import Entry
+from anabranch.core.vectors import has_vector
 from anabranch.ports import Log, RawBatch, TopicPartition
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment, RoundRow, TermRow
@@ -146,7 +147,7 @@ def check_stream(stream: StreamLog, under_way: Collection[bytes] = ()) -> None:
                 told[txn_id] += part.count
                 ends[part.partition] = part.end
         vector = {p.partition: p.offset for p in record.vector}
-        for partition, end in ends.items():
+        for partition, end in ends.items() if has_vector(record) else ():
             assert vector[partition] == end, f"{name}: the vector at {offset} misses {partition}"
     check_epochs(stream)
     seen = Counter(
@@ -175,6 +176,10 @@ def check_epochs(stream: StreamLog) -> dict[bytes, list[bytes]]:
     epoch = -1
     for offset, record in stream.history:
         here = f"{name}: history {offset}"
+        if isinstance(record, EpochRecord) and record.stream_epoch == epoch:
+            said = {s.segment_id: s for s in record.segments}
+            assert (said, record.sealed) == (open_, ()), f"{here}: said again otherwise"
+            continue
         if isinstance(record, EpochRecord):
             assert not layouts or record.stream_epoch == epoch + 1, f"{here}: after epoch {epoch}"
             epoch = record.stream_epoch
@@ -262,6 +267,9 @@ def read_status(log: Log, prefix: str) -> StatusLog:
         out.rows[key] = record.value
         if key == k.TERM_KEY:
             term: TermRow = decode(record.value)
+            if term.resigned:
+                assert replace(term, resigned=False) == out.terms[-1], "who leads resigns"
+                continue
             assert not out.terms or term.term == out.terms[-1].term + 1, "terms rise by one"
             out.terms.append(term)
         elif key == k.ROUND_KEY:

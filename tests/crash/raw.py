@@ -6,7 +6,6 @@ waits for an answer it calls ``idle``, so that a test can start the next control
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
@@ -21,6 +20,7 @@ from anabranch.ports import Log, TopicPartition
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import Extent, Receipt, Refusal, Reply, SegmentRange
 from anabranch.topics.records import decode_records
+from tests.core.labels import proved
 
 REPEAT_S = 1.0
 REPEAT_ALL_S = 5.0
@@ -150,8 +150,6 @@ class Raw:
         self.answers: dict[bytes, list[Any]] = {}
         self._replies = TopicPartition(f"{prefix}.replies", reply_partition)
         self._position = -1
-        self._prefix = os.urandom(8)
-        self._count = itertools.count(1)
 
     def start(self) -> Raw:
         """Stand at the end of the replies (section 3)."""
@@ -159,8 +157,8 @@ class Raw:
         return self
 
     def correlation_id(self) -> bytes:
-        """8 random bytes and a counter."""
-        return self._prefix + next(self._count).to_bytes(8, "big")
+        """16 random bytes."""
+        return os.urandom(16)
 
     # -- commands -------------------------------------------------------------------------------------
 
@@ -232,7 +230,7 @@ class Raw:
                 if record.offset >= self._position and record.key is not None:
                     reply: Reply = decode(record.value or b"")
                     self.hybrid_time = max(self.hybrid_time, reply.hybrid_time)
-                    self.answers.setdefault(record.key, []).append(reply.result)
+                    self.answers.setdefault(record.key, []).append(proved(reply.result))
         self._position = fetched.next_offset
 
     # -- journals -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 
 from anabranch.ports import Log
 from anabranch.schemas import records as r
+from tests.core.labels import SECRET
 from tests.crash.oracle import StreamLog, check_stream, read_stream
 from tests.crash.raw import Pen, Raw, Refused, make_txn_id
 
@@ -169,7 +170,7 @@ class Scenario:
         self._acknowledge("kept", self.client.ask(commit))
 
     def same_name(self) -> None:
-        outcome = self.client.ask(r.Begin(make_txn_id(), self.scope, self.name, LONG_MS))
+        outcome = self.client.ask(r.Begin(make_txn_id(), self.scope, self.name, LONG_MS, SECRET))
         assert isinstance(outcome, r.Outcome), outcome
         assert outcome.txn_id == self.ids["journal"]
 
@@ -179,7 +180,7 @@ class Scenario:
     # -- how ------------------------------------------------------------------------------------------
 
     def _begin(self, which: str, name: str | None, keepalive_ms: int) -> bytes:
-        begun = self.client.ask(r.Begin(self.ids[which], self.scope, name, keepalive_ms))
+        begun = self.client.ask(r.Begin(self.ids[which], self.scope, name, keepalive_ms, SECRET))
         assert isinstance(begun, r.Begun), begun
         self.tokens[which] = begun.token
         return begun.token

@@ -6,7 +6,7 @@ import logging
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.turn import Settings
-from anabranch.ports import Fetched, Log, TopicPartition
+from anabranch.ports import Fetched, Log, LogError, TopicPartition
 from anabranch.processors.checkpoint import ORIGIN, WRITTEN, open_checkpoint
 from anabranch.processors.controller import Controller
 from anabranch.processors.failpoints import FailingLog
@@ -47,10 +47,17 @@ class Watched(FailingLog):
         max_wait: float,
         max_bytes: int,
         committed: bool,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
     ) -> dict[TopicPartition, Fetched]:
         if self._status in positions:
             self.asked.append(positions[self._status])
-        return super().fetch(positions, max_wait=max_wait, max_bytes=max_bytes, committed=committed)
+        return super().fetch(
+            positions,
+            max_wait=max_wait,
+            max_bytes=max_bytes,
+            committed=committed,
+            failed=failed,
+        )
 
 
 @dataclass

@@ -59,7 +59,7 @@ MOMENTS = [
     Moment(LEADING, "end_offsets", "after", 3, "*fold_to_end*"),
     Moment(LEADING, "table:rows", "before", 2),
     # between rounds and inside one
-    Moment(COMMIT, "fetch:commands+journal", "before"),
+    Moment(COMMIT, "fetch:commands+control+journal", "before"),
     Moment(COMMIT, "append:journal+status", "before"),
     Moment(COMMIT, "after-decision", "after"),
     Moment(COMMIT, "fetch:journal", "before"),
@@ -266,7 +266,7 @@ def test_a_zombie_does_nothing_under_the_older_protocol(
 def test_what_a_zombie_read_is_not_believed(broker: Broker, zygote: Zygote, log: Log) -> None:
     """It indexes writes of a transaction that began without it. Whoever leads on its folder finds them."""
     place = Place.on(zygote, broker.bootstrap, log, f"zr{uuid.uuid4().hex[:6]}")
-    moment = Moment("write and keep open", "fetch:commands+journal", "before")
+    moment = Moment("write and keep open", "fetch:commands+control+journal", "before")
     haunted = Haunted(place, moment)
     try:
         zombie = haunted.fork("zombie", Point(moment.name, "*", 1, moment.phase), armed=False)

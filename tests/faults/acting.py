@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import anabranch
+from anabranch.core.turn import WAITING
 from anabranch.errors import (
     BeginAgainError,
     FixCallError,
@@ -105,7 +106,8 @@ def ask_state(recorder: Recorder, client: anabranch.Client, txn_id: bytes, *, fi
             told |= {"state": "expired", "timestamp": None}
         else:
             told |= {
-                "state": STATES[info.state],
+                # A commit that waits may be refused yet: to the checker the transaction is open.
+                "state": "open" if info.reason == WAITING else STATES[info.state],
                 "timestamp": info.commit_timestamp or None,
             }
     return str(told["state"])

@@ -23,6 +23,7 @@ from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
 from anabranch.topics.names import commands_topic, history_topic, journal_topic, status_topic
 from anabranch.topics.records import Record, encode_batch
+from tests.core.labels import SECRET
 from tests.fuzz.mutate import mutated, mutated_batch
 from tests.fuzz.samples import records_of_all_types
 from tests.fuzz.target import Run, Target
@@ -48,7 +49,9 @@ class Place:
         self.controller.lead()
         self.world.stream(self.controller, STREAM)
         self.txn_id = self.world.txn_id()
-        self.begun = self.world.ask(self.controller, r.Begin(self.txn_id, "nyc", "a name", 60_000))
+        self.begun = self.world.ask(
+            self.controller, r.Begin(self.txn_id, "nyc", "a name", 60_000, SECRET)
+        )
         self.touched = self.world.ask(self.controller, r.Touch(self.begun.token, STREAM))
         events = [(b"k%d" % i, b"v") for i in range(4)]
         self.receipt = self.world.write(
@@ -84,8 +87,8 @@ def _commands() -> list[bytes]:
         r.CreateStream("nyc/more", 2, {"retention.ms": "1000"}),
         r.DescribeStreams("nyc", None),
         r.DescribeStreams(None, STREAM),
-        r.Begin(new, "nyc", "name", 5000),
-        r.Begin(txn_id, "nyc", "a name", 60_000),
+        r.Begin(new, "nyc", "name", 5000, SECRET),
+        r.Begin(txn_id, "nyc", "a name", 60_000, SECRET),
         r.Touch(token, STREAM),
         r.Register(token, receipt),
         r.Commit(token, (receipt,), None, None, 500),

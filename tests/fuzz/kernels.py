@@ -188,14 +188,14 @@ def _columns() -> Run:
 def _history() -> Run:
     from anabranch.topics import history_kernel as kernel
 
-    data_room, spans_room = Guarded(_MOST), Guarded(4 * 8 * _MOST)
+    data_room, spans_room = Guarded(_MOST), Guarded(kernel.SPAN_ROWS * 8 * _MOST)
     ends_room, state_room = Guarded(64), Guarded(64)
 
     def run(data: bytes) -> None:
         at_end = len(data) % 4 != 0
         records = data_room.filled(data, at_end=at_end)
         many = len(data) // kernel.MIN_SPAN_BYTES + 1
-        spans = spans_room.array((4, many), np.int64, at_end=at_end)
+        spans = spans_room.array((kernel.SPAN_ROWS, many), np.int64, at_end=at_end)
         ends = ends_room.array(2, np.int32, at_end=at_end)
         state = state_room.array(kernel.STATE_SIZE, np.int64, at_end=at_end)
         ends[:] = (0, len(data))
@@ -214,7 +214,8 @@ def _history() -> Run:
         assert state[kernel.LAST_TIMESTAMP] == record.timestamp
         if isinstance(record, r.CommitRecord):
             mine = [s for s in record.segments if s.partition == 1]
-            rows = [[s.first, s.end, record.timestamp, s.segment_id] for s in mine]
+            halves = np.frombuffer(record.txn_id, np.int64).tolist()
+            rows = [[s.first, s.end, record.timestamp, s.segment_id, *halves] for s in mine]
             assert spans[:, : len(mine)].T.tolist() == rows
 
     return run

@@ -15,7 +15,7 @@ from anabranch.core.ids import (
     unpack_txn_header,
 )
 from anabranch.core.rows import epoch_key, name_key, split_key, txn_key, writer_key
-from anabranch.core.tokens import Token, peek, sign, verify
+from anabranch.core.tokens import Token, check_proof, peek, prove, sign, verify
 from anabranch.errors import InvalidArgument, InvalidToken, MalformedRecord, UnsupportedVersion
 from anabranch.schemas import codec, fast
 from anabranch.schemas import records as r
@@ -24,6 +24,7 @@ from tests.fuzz.target import Run, Target
 
 _NO_RECORD = (MalformedRecord, UnsupportedVersion)
 _KEY = b"k" * 32
+_SECRET = bytes(range(32))
 _TXN_ID = make_txn_id(3, 1_700_000_000_000, 77)
 
 
@@ -83,6 +84,7 @@ def _tokens() -> Run:
     def run(data: bytes) -> None:
         said = peek(data)
         assert verify(data, _KEY) == said
+        check_proof(data, _SECRET, _KEY)
         assert data in good, "forged"
 
     return run
@@ -90,7 +92,9 @@ def _tokens() -> Run:
 
 def _token_seeds() -> list[bytes]:
     return [
-        sign(Token(_TXN_ID, ms, scope), _KEY) for ms in (1, 60_000) for scope in ("a", "x" * 100)
+        prove(sign(Token(_TXN_ID, ms, scope), _KEY), _SECRET)
+        for ms in (1, 60_000)
+        for scope in ("a", "x" * 100)
     ]
 
 

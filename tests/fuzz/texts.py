@@ -210,7 +210,7 @@ TARGETS = (
     Target("scopes", lambda: _texts("nyc"), lambda: _on_text(check_scope), _BAD, inputs=300),
     Target(
         "addresses",
-        lambda: _texts("b:9092,ssl://[::1]:9093\nclient.id=x", "b\nretry.backoff.ms=7"),
+        lambda: _texts("b:9092,ssl://[::1]:9093\nclient.id=x", "b:1\nretry.backoff.ms=7"),
         lambda: _on_text(_addresses),
         (UnsupportedSetting,),
         inputs=700,

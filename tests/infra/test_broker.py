@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
@@ -21,6 +22,7 @@ from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.errors import (
     BrokerDied,
     BrokerNotRunning,
+    FolderInUse,
     FolderMismatch,
     NoJava,
     PortTaken,
@@ -298,3 +300,50 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused_before_anything_starts(arguments: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         EmbeddedBroker(**arguments)  # type: ignore[arg-type]
+
+
+OWNS = """
+import sys, time
+from anabranch.infra.broker import EmbeddedBroker
+broker = EmbeddedBroker(sys.argv[1], quick_start=True)
+broker.start()
+print(broker.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_folder_is_of_one_process_as_long_as_its_broker_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+    owner = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            OWNS,
+            str(folder),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        second = EmbeddedBroker(folder, quick_start=True)
+        with pytest.raises(FolderInUse, match=rf"{folder} is in use by pid {owner.pid}:"):
+            second.start()
+        assert state(pid) is not None, "the first one goes on"
+        assert folder.stat().st_mode & 0o777 == 0o700
+        owner.send_signal(signal.SIGKILL)
+        owner.wait(30)
+
+        def starts() -> bool:
+            with contextlib.suppress(FolderInUse):
+                second.start()
+            return second.running
+
+        assert eventually(starts, 60)
+        second.stop()
+    finally:
+        owner.kill()
+        owner.wait(30)
+        owner.stdout.close()  # type: ignore[union-attr]

@@ -39,6 +39,12 @@ PLAINLY = CALM | {"plain_s": 0.5}
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
 LOSING = {"lose_s": 3.0, "linger": 0.8}
 LAGGING = {"lag_s": 1.0, "linger": 0.8}
+# One stream is in trouble for long, and little else is wrong: what others feel of it comes of that.
+LEADERLESS = CALM | {"leaderless_s": 2.0, "lose_s": 0, "lag_s": 0}
+REFUSING = CALM | {"refusing_s": 2.0, "lose_s": 0, "lag_s": 0}
+FEW_REPLICAS = CALM | {
+    "few_replicas_s": 2.0, "lose_s": 0, "lag_s": 0, "machines": 1, "director_s": 1000.0,
+}  # fmt: skip
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
@@ -102,6 +108,12 @@ CATALOGUE: tuple[Mutant, ...] = (
     # -- what a commit takes
     Mutant("late writes are taken", decisions.late_writes),
     Mutant("a dead attempt's writes are counted", decisions.zombie_writers, broker="steady"),
+    Mutant("an outcome names others than were taken", decisions.inexact_writers, simulated=False,
+           play=plays.some_writers_are_left_out),
+    Mutant("a repeated commit moves its deadline", decisions.moving_deadline, simulated=False,
+           play=plays.a_commit_is_sent_again_and_again),
+    Mutant("a commit is in doubt only after it was sent", clients.doubt_after_sending,
+           simulated=False, by_clients=True, play=plays.an_interrupt_ends_a_commit),
     Mutant("checksums are not compared", decisions.no_checksum),
     Mutant("counts are not compared", decisions.no_count),
     Mutant("a run is dropped from a merge", decisions.drop_a_run, quick=True, seed=1),
@@ -111,6 +123,14 @@ CATALOGUE: tuple[Mutant, ...] = (
            broker="steady"),
     Mutant("numbers below the highest are taken", decisions.low_numbers, weather=NUMBERED,
            play=plays.a_number_comes_too_late),
+    # -- what belongs to whom
+    Mutant("a repeated Begin needs no secret", decisions.any_secret, simulated=False,
+           play=plays.a_stranger_begins_again, suite="tests/core/test_secrets.py"),
+    Mutant("an abort needs no proof", decisions.unproved_abort, simulated=False,
+           play=plays.a_stranger_aborts, suite="tests/core/test_secrets.py"),
+    Mutant("an answer to another command is believed", clients.any_answer, simulated=False,
+           by_clients=True, play=plays.an_answer_to_another_command,
+           suite="tests/client/test_protocol.py"),
     # -- merges
     Mutant("a merge is dropped", merges.drop_a_merge, quick=True, seed=1, broker="steady"),
     Mutant("a part of a merge is dropped", merges.drop_a_part, quick=True, seed=1, broker="steady"),
@@ -162,6 +182,10 @@ CATALOGUE: tuple[Mutant, ...] = (
            broker="steady"),
     Mutant("journals are deleted above the low water", journals.cut_above, weather=CLEANING,
            broker="steady"),
+    Mutant("a history is cut above what is left", journals.history_cut_above, simulated=False,
+           suite="tests/processors/test_histories.py"),
+    Mutant("a missing vector is taken for what its commit moved", journals.vector_not_completed,
+           simulated=False, by_clients=True, suite="tests/processors/test_histories.py"),
     # -- topics in outside hands
     Mutant("a stream is given up at once", topics.given_up_at_once, weather=LAGGING),
     Mutant("a lost stream's transactions go on", topics.lost_and_going_on, weather=LOSING),
@@ -169,6 +193,11 @@ CATALOGUE: tuple[Mutant, ...] = (
            weather=LOSING),
     Mutant("a topic made anew is taken for the old one", topics.taken_for_the_old_one,
            weather=LOSING),
+    # -- topics in trouble for long
+    Mutant("all wait for a stream in trouble", topics.all_wait_for_one, weather=LEADERLESS),
+    Mutant("trouble is taken for loss", topics.trouble_taken_for_loss, weather=LEADERLESS),
+    Mutant("every refusal is final", topics.every_refusal_is_final, weather=REFUSING),
+    Mutant("busy ids are used again", topics.busy_ids_are_used_again, weather=FEW_REPLICAS),
     # -- the library of readers and writers
     Mutant("a snapshot is cut too early", clients.stale_cut, weather=READING, by_clients=True,
            broker="steady"),
@@ -178,6 +207,12 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True, broker="steady"),
     Mutant("readers read uncommitted", clients.read_uncommitted, simulated=False,
            by_clients=True, broker="kills"),
+    Mutant("a group's new partitions are a new group's", clients.partitions_of_a_new_group,
+           simulated=False, by_clients=True, suite="tests/behaviour/order/test_groups.py"),
+    Mutant("a stale leader moves a reader back", clients.stale_leader_believed, simulated=False,
+           by_clients=True, suite="tests/client/test_feeds.py"),
+    Mutant("records of others are read", clients.strangers_read, simulated=False,
+           by_clients=True, suite="tests/behaviour/order/test_readers.py"),
     # -- bytes
     Mutant("a run begins an offset late", batches.late_first_offset, simulated=False,
            suite="tests/topics/test_framing.py"),

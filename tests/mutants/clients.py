@@ -6,12 +6,36 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.client import options, readers, snapshot
+from anabranch.client import options, ordered, protocol, readers, snapshot
+from anabranch.client.feeds import RawFeed
 from anabranch.client.snapshot import SnapshotPlan
+from anabranch.client.starting import Starting
+from anabranch.client.transaction import Transaction
 from anabranch.core.order import StreamOrder
+from anabranch.ports import Fetched, OffsetOutOfRange, TopicPartition
 
 Planted = AbstractContextManager[object]
 EARLY = 300_000 << 12  # hybrid time, 0.3 s
+
+
+def doubt_after_sending() -> Planted:
+    """A commit is in doubt once it was waited for in vain, not from the moment when it is sent."""
+
+    def forgetful(name: str) -> Any:
+        real = getattr(Transaction, name)
+
+        def commit(handle: Any, *given: Any) -> Any:
+            try:
+                return real(handle, *given)
+            except KeyboardInterrupt:
+                handle._in_doubt = False
+                raise
+
+        return commit
+
+    names = ("_commit_one_shot", "_commit_open")
+    planted: Planted = patch.multiple(Transaction, **{name: forgetful(name) for name in names})
+    return planted
 
 
 def stale_cut() -> Planted:
@@ -45,3 +69,50 @@ def no_waiting() -> Planted:
 def read_uncommitted() -> Planted:
     """Readers see what native transactions appended that were aborted, or are not ended."""
     return patch.dict(options._READER, {"isolation.level": "read_uncommitted"})
+
+
+def partitions_of_a_new_group() -> Planted:
+    """A group's new partitions begin where a new group would: at the end, for one that asked for that."""
+    real = Starting.in_group
+
+    def in_group(starting: Starting, consumer: Any, own: Any) -> dict[int, int] | None:
+        found = real(starting, consumer, own)
+        if found is None:
+            return None
+        known = consumer.committed((starting._topic, p) for p in found)
+        new = starting._placed(
+            {p: at for p, at in found.items() if (starting._topic, p) not in known}
+        )
+        return found | new
+
+    return patch.object(Starting, "in_group", in_group)
+
+
+def stale_leader_believed() -> Planted:
+    """A broker that lacks an offset sends a reader to the beginning of the log, though that is no higher."""
+
+    def pass_over(feed: RawFeed, error: OffsetOutOfRange) -> dict[TopicPartition, Fetched]:
+        place = error.partition
+        if feed._gone is not None:
+            feed._gone(place, error.position)
+        feed._positions[place] = feed._log.start_offsets([place])[place]
+        return {}
+
+    return patch.object(RawFeed, "_pass_over", pass_over)
+
+
+def strangers_read() -> Planted:
+    """Readers take a record for committed that nobody committed."""
+    return patch.object(ordered, "_ours", lambda _span, _block, _low, high: high)
+
+
+def any_answer() -> Planted:
+    """A client believes what comes under its correlation id, whichever command it answers."""
+
+    class Whichever(bytes):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = bytes.__hash__
+
+    return patch.object(protocol, "command_digest", lambda payload: Whichever())

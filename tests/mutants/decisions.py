@@ -8,14 +8,23 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.core import claims, decide_commit, decide_merge, hybrid_time, journal_index
+from anabranch.core import (
+    claims,
+    decide_commit,
+    decide_merge,
+    decide_txn,
+    hybrid_time,
+    journal_index,
+)
+from anabranch.core import decide as decide_module
 from anabranch.core import rows as k
+from anabranch.core import turn as turn_module
 from anabranch.core.ids import NO_TXN
 from anabranch.core.journal_index import JournalIndex, Weighed
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.state import OpenTxn
 from anabranch.core.turn import Turn
-from anabranch.schemas.records import Commit, Receipt, SeriesRow, YieldedRow
+from anabranch.schemas.records import Abort, Commit, Receipt, SeriesRow, YieldedRow
 
 Planted = AbstractContextManager[object]
 
@@ -40,7 +49,17 @@ def zombie_writers() -> Planted:
                 chosen[receipt.writer] = receipt
         return tuple(chosen[writer] for writer in sorted(chosen))
 
-    return patch.object(decide_commit, "_choose_writers", choose)
+    return patch.object(decide_commit, "choose_writers", choose)
+
+
+def inexact_writers() -> Planted:
+    """An outcome names the writers that registered, not those that were taken."""
+    return patch.object(decide_commit, "take_exactly", lambda *_: None)
+
+
+def moving_deadline() -> Planted:
+    """A commit that is sent again waits for its whole time anew."""
+    return patch.object(decide_commit, "_waits", lambda *_: False)
 
 
 def _weighing(change: Callable[[Weighed], Weighed]) -> Planted:
@@ -105,3 +124,19 @@ def low_numbers() -> Planted:
         turn.put(k.series_key(scope, series), SeriesRow(number, txn_id, -1, NO_TXN))
 
     return patch.multiple(claims, overtaken=overtaken, take_number=take_number)
+
+
+def any_secret() -> Planted:
+    """A repeated Begin brings the token, whatever secret it shows."""
+    return patch.object(decide_txn, "compare_digest", lambda *_: True)
+
+
+def unproved_abort() -> Planted:
+    """Abort takes a token without asking for its proof."""
+    real = decide_txn.abort
+
+    def abort(turn: Turn, command: Abort, to: Any) -> None:
+        with patch.object(turn_module, "check_proof", lambda *_: None):
+            real(turn, command, to)
+
+    return patch.dict(decide_module._DECISIONS, {Abort: abort})

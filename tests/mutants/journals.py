@@ -7,12 +7,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.core import decide_cleanup, decide_plain
+from anabranch.client import history_search
+from anabranch.core import decide_cleanup, decide_plain, vectors
 from anabranch.core import rows as k
 from anabranch.core.plan import PlainWrites, StreamCommit
 from anabranch.core.turn import Turn
 from anabranch.ports import TopicPartition
-from anabranch.processors import cleanup, intake, journals
+from anabranch.processors import cleanup, histories, intake, journals
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import PlainRow
 from anabranch.topics.names import journal_topic
@@ -79,7 +80,7 @@ def plain_position_late() -> Planted:
         real(turn, stream, partition, runs)
         key = k.plain_key(stream, partition)
         if before:
-            turn.round.rows[key] = encode(PlainRow(stream, partition, before))
+            turn.round.rows[key] = encode(PlainRow(stream, partition, before, 0))
         else:
             turn.round.rows.pop(key)
 
@@ -122,3 +123,22 @@ def cut_above() -> Iterator[None]:
 
     with patch.object(cleanup.Cutter, "logged", logged):
         yield
+
+
+def history_cut_above() -> Planted:
+    """A history begins with an EPOCH record before which the stream still has events."""
+
+    def passed(vector: object, firsts: object) -> bool:
+        return True
+
+    return patch.object(histories, "_passed", passed)
+
+
+def vector_not_completed() -> Planted:
+    """Of a record without a vector, the ends that its own commit moved are taken for all that there are."""
+    real = vectors.completed
+
+    def completed(record: Any, since: Any) -> Any:
+        return real(record, list(since)[-1:])
+
+    return patch.object(history_search, "completed", completed)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.core import decide, decide_merge, decide_scale, decide_txn, plan
+from anabranch.core import decide, decide_merge, decide_scale, decide_txn, plan, vectors
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core.ids import segment_number
@@ -150,7 +150,8 @@ def cut_lacks_a_partition() -> Planted:
         if len(made.segments) > 1:
             last = made.segments[-1].partition
             tail.vector[last] = before.get(last, 0)
-            made = made._replace(vector=plan._positions(tail.vector))
+            if made.vector:
+                made = made._replace(vector=vectors.positions(tail.vector))
         return made
 
     return patch.object(plan, "_commit_record", commit_record)

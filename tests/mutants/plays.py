@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.errors import NotLeading
+from anabranch.client.protocol import Session
+from anabranch.core.ids import make_txn_id
+from anabranch.errors import AlreadyCommitted, NotLeading
 from anabranch.ports import LogFenced, TopicPartition
-from anabranch.processors import controller as controllers
+from anabranch.processors import culprit
 from anabranch.processors.controller import Controller
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
@@ -20,6 +23,10 @@ from anabranch.topics.kafka_log import _fetched
 from anabranch.topics.names import journal_topic, stream_topic, transactional_ids
 from anabranch.topics.records import Record, decode_records, encode_batch
 from anabranch.topics.wire.data import PartitionFetch
+from tests.client.answers import outcome, token_of
+from tests.client.doubles import scripted_ports
+from tests.client.world import World as ClientWorld
+from tests.core.labels import SECRET
 from tests.processors.world import World
 
 STREAM = "nyc/a"
@@ -44,7 +51,7 @@ def _values(world: World) -> list[bytes | None]:
 def _begin(world: World, leader: Controller) -> tuple[bytes, bytes]:
     """(transaction id, token) of a transaction that was begun."""
     txn_id = world.txn_id()
-    begun = world.ask(leader, r.Begin(txn_id, "nyc", None, int(KEEPALIVE_S * 1000)))
+    begun = world.ask(leader, r.Begin(txn_id, "nyc", None, int(KEEPALIVE_S * 1000), SECRET))
     return txn_id, begun.token
 
 
@@ -100,7 +107,7 @@ def heartbeats_wait_unread() -> None:
         world.clock.sleep(KEEPALIVE_S / 2)
         world.send(r.GetState(txn_id))
         world.send(r.Heartbeat((token,)))
-    with patch.object(controllers, "MAX_COMMANDS", 1):
+    with patch.object(culprit, "MAX_COMMANDS", 1):
         leader.step(0)
         state = world.ask(leader, r.GetState(txn_id), steps=20).state
     assert state == "OPEN", f"it was never silent for its keepalive, and is {state}"
@@ -115,6 +122,57 @@ def a_number_comes_too_late() -> None:
         told.append(world.ask(leader, r.Commit(token, (), (), "series", 1000, number)))
     assert [getattr(answer, "state", None) for answer in told[:2]] == ["COMMITTED"] * 2
     assert isinstance(told[2], r.Refusal), f"number 2 is {told[2].state} after number 3"
+
+
+def some_writers_are_left_out() -> None:
+    """One writer registered, another one's receipt is named: who asks is told who was taken."""
+    world, leader = _opened()
+    txn_id, token = _begin(world, leader)
+    touched = world.ask(leader, r.Touch(token, STREAM))
+    mine, other = (
+        world.write(txn_id, writer, STREAM, touched.segments, [(b"k", b"%d" % writer)])
+        for writer in (1, 2)
+    )
+    world.ask(leader, r.Register(token, mine))
+    outcome = world.ask(leader, r.Commit(token, (), (other,), None, 1000))
+    assert _values(world) == [b"2"]
+    assert outcome.writers == (other,), "it is told that writers were taken that were not"
+
+
+def a_commit_is_sent_again_and_again() -> None:
+    """The journal never shows what its receipt claims, and its client asks every two seconds."""
+    world, leader = _opened()
+    txn_id, token = _begin(world, leader)
+    touched = world.ask(leader, r.Touch(token, STREAM))
+    true = world.write(txn_id, 1, STREAM, touched.segments, [(b"k", b"v")])
+    (extent,) = true.extents
+    command = r.Commit(
+        token, (replace(true, extents=(replace(extent, end=extent.end + 5),)),), None, None, 5000
+    )
+    sent = world.send(command)
+    for _ in range(3):
+        leader.step(0)
+        world.clock.sleep(2.0)
+        world.send(command, again=sent)
+    leader.step(0)
+    assert [answer.code for answer in world.replies(sent)] == ["ReceiptsNotCovered"]
+
+
+def an_interrupt_ends_a_commit() -> None:
+    """Ctrl-C just after a one-shot was sent; then `abort`, which promises that nothing of it is ever seen."""
+    world = ClientWorld()
+    world.client.create_stream(STREAM)
+    txn = world.client.begin("nyc")
+    txn.write(STREAM, b"v", key=b"k")
+    world.fault = lambda name: KeyboardInterrupt() if name == "produce.after" else None
+    with contextlib.suppress(KeyboardInterrupt):
+        txn.commit()
+    world.fault = None
+    with contextlib.suppress(AlreadyCommitted):
+        txn.abort()
+        assert txn.txn_id is not None
+        state = world.client.state(txn.txn_id).state
+        assert state == "ABORTED", f"abort() returned, and it is {state}"
 
 
 def a_zombie_reads_on() -> None:
@@ -201,3 +259,29 @@ def one_aborts_and_commits_later() -> None:
     assert found.next_offset == lying.end_offset
     values = [record.value for batch in found.batches for record in decode_records(batch.data)]
     assert values == [b"there"]
+
+
+def a_stranger_begins_again() -> None:
+    """Somebody repeats a Begin with all that is public of it, and a secret of their own."""
+    world, leader = _opened()
+    txn_id, _ = _begin(world, leader)
+    stranger = r.Begin(txn_id, "nyc", None, int(KEEPALIVE_S * 1000), bytes(32))
+    assert isinstance(world.ask(leader, stranger), r.Refusal)
+
+
+def a_stranger_aborts() -> None:
+    """Somebody aborts with a token that they have read on the topic of replies."""
+    world, leader = _opened()
+    txn_id, token = _begin(world, leader)
+    world.ask(leader, r.Abort(token[:-32] + bytes(32), ""))
+    assert world.ask(leader, r.GetState(txn_id)).state == "OPEN"
+
+
+def an_answer_to_another_command() -> None:
+    """Under a commit's correlation id comes an answer to a Resolve of the same transaction, as it was before."""
+    ours = make_txn_id(0, 1, 7)
+    token = token_of(ours)
+    stray = r.Reply(b"c", b"another!", 1, outcome(ours, committed=7))
+    _, clock, ports = scripted_ports(lambda _: [stray, (1.0, outcome(ours, committed=8))])
+    found = Session(ports).commit(token, (), (), None, clock.now + 30)
+    assert found.committed == 8, "the answer is to another command"

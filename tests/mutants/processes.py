@@ -36,7 +36,12 @@ from tests.mutants.writing import Plainly, Writing
 CALL_S = 8.0
 IDLE_WAIT_S = 0.2
 PAUSE_S = 0.05
-TIDY = {"clean_ms": 100, "clean_records": 30, "clean_bytes": 3_000, "move_bytes": 30_000}
+TIDY: dict[str, Any] = {
+    "clean_ms": 100,
+    "clean_records": 30,
+    "clean_bytes": 3_000,
+    "move_bytes": 30_000,
+}
 ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 

@@ -62,7 +62,7 @@ def answer_early() -> Planted:
         to: Any, producer: Any, round_: Any, state: Any, *rest: Any, **more: Any
     ) -> None:
         for waiting, result in round_.replies:
-            reply = Reply(waiting.correlation_id, state.round.hybrid_time, result)
+            reply = Reply(waiting.correlation_id, waiting.command, state.round.hybrid_time, result)
             record = Record(0, more["wall_ms"], waiting.correlation_id, encode(reply))
             _send_by_itself(to, TopicPartition(replies_topic(to.prefix), waiting.partition), record)
         round_.replies.clear()
@@ -247,7 +247,7 @@ def fold_once() -> Planted:
         leadership.fold_to_end(log, table, state, clock, status)
         producers, carriers = _initialise(log, given)
         term = state.term.term + 1 if state.term else 1
-        row = TermRow(term, given["leader"], 0, key_id(given["token_key"]))
+        row = TermRow(term, given["leader"], 0, key_id(given["token_key"]), False)
         producers[0].append([(status, encode_batch([Record(0, 0, k.TERM_KEY, encode(row))]))])
         producers[0].commit()
         state.apply(k.TERM_KEY, row)
@@ -275,7 +275,7 @@ def act_before_term() -> Planted:
         if wrote and lease is not None and steps.get(id(lease)) is None:
             steps[id(lease)] = 1
             key = key_id(self.settings.token_key)
-            row = TermRow(lease.term, self.leader, int(self.clock.wall() * 1000), key)
+            row = TermRow(lease.term, self.leader, int(self.clock.wall() * 1000), key, False)
             turn = self._turn()
             turn.put(k.TERM_KEY, row)
             self._write(turn)

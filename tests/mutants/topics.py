@@ -1,4 +1,4 @@
-"""Planted bugs where topics of streams are deleted by hand; see `catalogue`."""
+"""Planted bugs where topics of streams are deleted by hand, or are in trouble for long; see `catalogue`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from anabranch.core import rows as k
 from anabranch.core.decide_lost import give_up_stream
 from anabranch.core.state import State
 from anabranch.core.turn import Turn
-from anabranch.processors import controller, durability
+from anabranch.ports import LogError, TopicGone, TopicInfo
+from anabranch.processors import controller, durability, lookout
+from anabranch.processors.leadership import Lease
 from anabranch.processors.lookout import Lookout
 
 Planted = AbstractContextManager[object]
@@ -61,3 +63,50 @@ def lost_and_going_on() -> Iterator[None]:
 
     with patch.object(controller, "give_up_stream", give_up):
         yield
+
+
+@contextmanager
+def all_wait_for_one() -> Iterator[None]:
+    """A stream that can't be reached or written is not left out: what it is in fails, again and again."""
+    real = Lookout.find
+
+    def find(self: Lookout, state: State, *errors: LogError) -> bool:
+        gone = [error for error in errors if isinstance(error, TopicGone)]
+        return len(gone) == len(errors) and real(self, state, *gone)
+
+    with (
+        patch.object(Lookout, "find", find),
+        patch.object(lookout, "_unwell", lambda *_: ""),
+        patch.object(Lookout, "_note_all", _note_none),
+    ):
+        yield
+
+
+def _note_none(*_: object) -> bool:
+    return False
+
+
+@contextmanager
+def trouble_taken_for_loss() -> Iterator[None]:
+    """A stream that can't be reached for long is given up, as if its topics were gone."""
+    gone, unwell = lookout._gone, lookout._unwell
+
+    def is_gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) -> str:
+        why = gone(topic, info, partitions, topic_id)
+        return why if why or info is None else unwell(info, partitions)
+
+    with (
+        patch.object(lookout, "_gone", is_gone),
+        patch.object(Lookout, "_is_gone", lambda *_: True),
+    ):
+        yield
+
+
+def every_refusal_is_final() -> Planted:
+    """Whatever the brokers refuse is taken for the data's fault: for want of a right, too."""
+    return patch.object(controller, "DATA_CODES", range(200))
+
+
+def busy_ids_are_used_again() -> Planted:
+    """A transactional id whose markers can't be written is used again for the next round but one."""
+    return patch.object(Lease, "set_aside", lambda *_: None)

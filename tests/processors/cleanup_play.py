@@ -27,6 +27,7 @@ from anabranch.schemas.records import (
 )
 from anabranch.topics.names import journal_topic, stream_topic
 from anabranch.topics.records import Record
+from tests.core.labels import SECRET
 from tests.processors.world import KEY, World
 
 STREAM = "nyc/flights"
@@ -37,7 +38,7 @@ CHUNK = 25_000  # a young one is not carried aside, an old one is, and is moved 
 ENOUGH = 3 * MOVE_BYTES // BYTES // 2
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """The process is dead from here on."""
 
 
@@ -111,7 +112,7 @@ class Play:
     def begin(self, keepalive_ms: int = 30_000_000) -> bytes:
         """An open transaction that has touched the stream."""
         txn_id = self.world.txn_id()
-        begun = self.ask(Begin(txn_id, "nyc", None, keepalive_ms))
+        begun = self.ask(Begin(txn_id, "nyc", None, keepalive_ms, SECRET))
         assert isinstance(begun, Begun)
         self.tokens[txn_id] = begun.token
         assert isinstance(self.ask(Touch(begun.token, STREAM)), Touched)

@@ -21,6 +21,7 @@ from anabranch.schemas.records import (
     Touched,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.core.labels import SECRET
 from tests.processors.world import World
 
 GONE, OTHER = "nyc/gone", "nyc/other"
@@ -73,7 +74,7 @@ class Play:
     def begun(self, *streams: str, size: int = 8) -> tuple[bytes, bytes, Receipt]:
         """(id, token, receipt) of a transaction that has written to these streams."""
         txn_id = self.world.txn_id()
-        begun = self.ask(Begin(txn_id, "nyc", None, 600_000))
+        begun = self.ask(Begin(txn_id, "nyc", None, 600_000, SECRET))
         assert isinstance(begun, Begun)
         extents: list[Any] = []
         for stream in streams:

@@ -26,6 +26,7 @@ from anabranch.schemas.records import (
 )
 from anabranch.topics.names import journal_topic, stream_topic
 from anabranch.topics.records import Record
+from tests.core.labels import SECRET
 from tests.processors.world import World
 
 STREAM = "nyc/flights"
@@ -85,7 +86,7 @@ class Driver:
     def open_transaction(self, low: int, high: int, events: int) -> Commit:
         """A transaction that is written; the command to commit it."""
         txn_id = self.world.txn_id()
-        begun = self.world.ask(self.controller, Begin(txn_id, "nyc", None, 30_000))
+        begun = self.world.ask(self.controller, Begin(txn_id, "nyc", None, 30_000, SECRET))
         assert isinstance(begun, Begun)
         touched = self.world.ask(self.controller, Touch(begun.token, STREAM))
         assert isinstance(touched, Touched)

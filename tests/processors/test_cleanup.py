@@ -10,6 +10,7 @@ from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.ports import LogUnavailable
 from anabranch.schemas.records import Begin, Begun, GetState, Outcome, Refusal, Touch, Touched
 from anabranch.topics.records import Record
+from tests.core.labels import SECRET
 from tests.processors.cleanup_play import (
     BYTES,
     CHUNK,
@@ -170,7 +171,7 @@ def test_too_much_staged_is_refused_until_some_ends(keeps_table: bool) -> None:
     play = Play(keeps_table, settings={"max_staged_bytes": 10_000})
     big, small = play.begin(), play.begin()
     untouched = play.world.txn_id()
-    begun = play.ask(Begin(untouched, "nyc", None, 30_000_000))
+    begun = play.ask(Begin(untouched, "nyc", None, 30_000_000, SECRET))
     play.write((big, 1, bytes(9_000)))
     play.write((small, 1, bytes(2_000)))
     play.steps(2)
@@ -179,18 +180,18 @@ def test_too_much_staged_is_refused_until_some_ends(keeps_table: bool) -> None:
     play.lead()
     fresh = play.world.txn_id()
     for command in (
-        Begin(fresh, "nyc", None, 30_000_000),
+        Begin(fresh, "nyc", None, 30_000_000, SECRET),
         Touch(begun.token, STREAM),
     ):
         refusal = play.ask(command)
         assert isinstance(refusal, Refusal)
         assert refusal.code == "TooMuchStaged"
     # What is open goes on.
-    assert isinstance(play.ask(Begin(big, "nyc", None, 30_000_000)), Begun)
+    assert isinstance(play.ask(Begin(big, "nyc", None, 30_000_000, SECRET)), Begun)
     assert isinstance(play.ask(Touch(play.tokens[big], STREAM)), Touched)
     assert play.commit(small).state == "COMMITTED"
     assert isinstance(play.ask(Touch(begun.token, STREAM)), Touched), "below the limit again"
-    assert isinstance(play.ask(Begin(fresh, "nyc", None, 30_000_000)), Begun)
+    assert isinstance(play.ask(Begin(fresh, "nyc", None, 30_000_000, SECRET)), Begun)
     assert play.commit(big).state == "COMMITTED"
     assert play.info().staged_bytes == 0
 

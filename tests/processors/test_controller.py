@@ -40,8 +40,15 @@ from anabranch.schemas.records import (
     Touch,
     Touched,
 )
-from anabranch.topics.names import commands_topic, history_topic, status_topic, stream_topic
+from anabranch.topics.names import (
+    commands_topic,
+    control_topic,
+    history_topic,
+    status_topic,
+    stream_topic,
+)
 from anabranch.topics.records import Record, encode_batch
+from tests.core.labels import SECRET
 from tests.processors.world import World
 
 STREAM = "nyc/flights"
@@ -100,7 +107,7 @@ def test_a_transaction_of_two_writers_is_merged_whole(one_batch: bool) -> None:
     controller.lead()
     world.stream(controller, STREAM)
     txn_id = world.txn_id()
-    begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000))
+    begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000, SECRET))
     assert isinstance(begun, Begun)
     touched = world.ask(controller, Touch(begun.token, STREAM))
     assert isinstance(touched, Touched)
@@ -137,7 +144,7 @@ def test_spliced_and_taken_apart_give_the_same_records(monkeypatch: pytest.Monke
         controller.lead()
         world.stream(controller, STREAM)
         txn_id = world.txn_id()
-        begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000))
+        begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000, SECRET))
         touched = world.ask(controller, Touch(begun.token, STREAM))
         rows = [(b"k%d" % i, b"v%d" % i) for i in range(1000)]
         receipt = world.write(txn_id, 1, STREAM, touched.segments, rows)
@@ -195,7 +202,7 @@ def test_a_pending_commit_survives_its_controller() -> None:
     first.lead()
     world.stream(first, STREAM)
     txn_id = world.txn_id()
-    begun = world.ask(first, Begin(txn_id, "nyc", None, 30_000))
+    begun = world.ask(first, Begin(txn_id, "nyc", None, 30_000, SECRET))
     touched = world.ask(first, Touch(begun.token, STREAM))
     rows = [(b"k%d" % i, b"v") for i in range(10)]
     receipt = world.write(txn_id, 1, STREAM, touched.segments, rows)
@@ -277,25 +284,65 @@ def test_commands_that_are_none_are_answered_by_name(payload: bytes, code: str) 
     assert answer.code == code
 
 
-def test_commands_in_native_transactions_are_refused_but_for_the_directorys() -> None:
+def test_commands_in_native_transactions_are_refused() -> None:
     world = World()
     controller = world.controller()
     controller.lead()
     world.stream(controller, STREAM)
-    answers = []
-    for number, command in enumerate((AdoptScope("own"), one_shot(world, 3))):
-        correlation_id = b"native-%d" % number
-        headers = ((CORRELATION_HEADER, correlation_id), (REPLY_HEADER, bytes(4)))
-        batch = encode_batch([Record(0, 0, b"", encode(command), headers)])
-        producer = world.cluster.log("raw").producer("raw", timeout=60)
-        producer.append([(TopicPartition(commands_topic(), 0), batch)])
-        controller.step(0)  # before it is decided whether the command was sent at all
-        producer.abort()
-        answers.append(world.reply(correlation_id))
-    assert isinstance(answers[0], ScopeInfo)
-    assert isinstance(answers[1], Refusal)
-    assert answers[1].code == "InvalidArgument"
+    correlation_id = b"native"
+    headers = ((CORRELATION_HEADER, correlation_id), (REPLY_HEADER, bytes(4)))
+    batch = encode_batch([Record(0, 0, b"", encode(one_shot(world, 3)), headers)])
+    producer = world.cluster.log("raw").producer("raw", timeout=60)
+    producer.append([(TopicPartition(commands_topic(), 0), batch)])
+    controller.step(0)  # before it is decided whether the command was sent at all
+    producer.abort()
+    answer = world.reply(correlation_id)
+    assert isinstance(answer, Refusal)
+    assert answer.code == "InvalidArgument"
     assert events_of(world) == []
+
+
+def test_what_controllers_say_to_each_other_counts_once_it_is_committed() -> None:
+    world = World()
+    store = MemoryStore()
+    controller = world.controller(store=store)
+    controller.lead()
+    control = TopicPartition(control_topic(), 0)
+    producer = world.cluster.log("other").producer("other", timeout=60)
+    refused = world.ask(controller, AdoptScope("taken"))
+    assert (refused.code, "controllers" in refused.message) == ("InvalidArgument", True)
+    for end, scopes in ((producer.abort, {"own"}), (producer.commit, {"own", "told"})):
+        producer.append([(control, encode_batch([Record(0, 0, b"", encode(AdoptScope("told")))]))])
+        world.ask(controller, FindScope("own", True))
+        assert "told" not in controller.state.scopes, "its native transaction is not over"
+        end()
+        controller.step(0)
+        assert set(controller.state.scopes) == scopes
+    # Every position that a round logs is one from which nothing is missed, and nothing is done twice.
+    read_to = controller.state.round.control_offset
+    assert read_to > 0
+    other = FindScope("other", True)  # controllers say nothing else there
+    world.cluster.produce(control, [Record(0, 0, b"", encode(other))])
+    world.cluster.produce(
+        control, [Record(0, 0, b"", encode(AdoptScope(f"s{i}"))) for i in range(2)]
+    )
+    controller.resign()
+    successor = world.controller("d")
+    successor.lead()
+    assert successor.state.round.control_offset == read_to
+    assert set(successor.state.scopes) == {"own", "told"}
+    successor.step(0)
+    assert set(successor.state.scopes) == {"own", "told", "s0", "s1"}
+    end_offset = world.cluster.partition(control).end_offset
+    assert successor.state.round.control_offset == end_offset
+    # Retention may take what nobody read.
+    world.cluster.produce(control, [Record(0, 0, b"", encode(AdoptScope("gone")))])
+    world.cluster.log("retention").delete_records({control: end_offset + 1})
+    successor.step(0)
+    world.cluster.produce(control, [Record(0, 0, b"", encode(AdoptScope("late")))])
+    successor.step(0)
+    successor.step(0)
+    assert set(successor.state.scopes) == {"own", "told", "s0", "s1", "late"}
 
 
 def test_the_state_is_the_same_whoever_is_asked() -> None:
@@ -353,7 +400,7 @@ def test_what_was_left_out_is_not_rejected_too_after_a_takeover() -> None:
     first.lead()
     world.stream(first, STREAM)
     txn_id = world.txn_id()
-    begun = world.ask(first, Begin(txn_id, "nyc", None, 30_000))
+    begun = world.ask(first, Begin(txn_id, "nyc", None, 30_000, SECRET))
     touched = world.ask(first, Touch(begun.token, STREAM))
     rows = [(b"k%d" % i, b"v") for i in range(10)]
     taken = world.write(txn_id, 1, STREAM, touched.segments, rows)
@@ -379,7 +426,7 @@ def test_merged_batches_keep_the_streams_limit(mixed: bool) -> None:
     world.ask(controller, FindScope("nyc", True))
     world.ask(controller, CreateStream(STREAM, 1, {"max.message.bytes": str(SMALL_LIMIT)}))
     txn_id = world.txn_id()
-    begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000))
+    begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000, SECRET))
     world.ask(controller, Touch(begun.token, STREAM))
     journal = TopicPartition("nyc.flights.journal", 0)
     rows = [
@@ -424,3 +471,18 @@ def test_merged_batches_keep_the_streams_limit(mixed: bool) -> None:
             if unpack_txn_header(dict(r.headers)[TXN_HEADER] or b"")[1] == writer
         ]
         assert mine == rows
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("nyc/a", "nyc/a_journal"), ("nyc/a_history", "nyc/a"), ("x_y/z", "x/y_z")],
+)
+def test_a_name_that_kafka_takes_for_anothers_is_refused(first: str, second: str) -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, first)
+    world.ask(controller, FindScope(second.partition("/")[0], True))
+    answer = world.ask(controller, CreateStream(second, 1, {}), steps=8)
+    assert (answer.code, first in answer.message) == ("InvalidArgument", True)
+    world.stream(controller, first + "2")

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 
 from anabranch.core.ids import TXN_HEADER, unpack_txn_header
-from anabranch.ports import LogRefused, TopicPartition
+from anabranch.ports import Log, LogRefused, TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
 from anabranch.processors.foresight import MOST_SKIPPED, Foresight
+from anabranch.processors.gaps import Appended, Gaps
 from anabranch.schemas.codec import decode
-from anabranch.schemas.records import CommitRecord, EpochRecord, Event, OneShot, Outcome
+from anabranch.schemas.records import (
+    CommitRecord,
+    DescribeStreams,
+    EpochRecord,
+    Event,
+    OneShot,
+    Outcome,
+)
 from anabranch.topics.batch import Buffer
 from anabranch.topics.memory_producer import MemoryProducer
 from anabranch.topics.names import history_topic, stream_topic
@@ -263,3 +273,53 @@ def test_where_it_keeps_failing_attempts_get_rare() -> None:
         pass
     foresight.right()
     assert foresight.bases(one) is not None
+
+
+def test_records_of_others_are_counted_and_nothing_else(
+    calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not markers, however late, nor what was aborted, nor rounds of other leaders."""
+    world = World()
+    controller = leading(world)
+
+    def found() -> int:
+        world.clock.sleep(1)
+        (info,) = world.ask(controller, DescribeStreams(None, STREAM)).streams
+        return int(info.foreign)
+
+    for strays in (1, 0, 2, 0, 1):
+        before = found()
+        if strays:
+            world.cluster.produce(DATA, [Record(0, 0, b"k", b"stray")] * strays)
+            theirs = world.cluster.log("x").producer("theirs", timeout=60)
+            theirs.append([(DATA, batch(3))])
+            theirs.abort()
+        calls.refuse = 1
+        for _ in range(3):
+            commit(world, controller)
+        assert [found() - before for _ in range(8)][-1] == strays
+        if strays == 2:
+            controller = world.controller("d")
+            controller.lead()
+    assert len([r for r in caplog.records if "records of others" in r.getMessage()]) == 2
+
+
+def test_markers_may_come_late() -> None:
+    """They are owed until they come; only what is too much is looked into."""
+    looked: list[dict[TopicPartition, int]] = []
+
+    class Empty:
+        def fetch(self, positions: dict[TopicPartition, int], **_: object) -> dict[Any, Any]:
+            looked.append(positions)
+            return {}
+
+    gaps = Gaps(cast("Log", Empty()), Counter(), threads=False)
+    known = 10
+    for gap in (1, 0, 0, 3, 1, 0, 2, 1):
+        gaps.appended([Appended(STREAM, 0, known, known + gap)])
+        known += gap + 5
+        gaps.look(known * 1000)
+    assert looked == []
+    gaps.appended([Appended(STREAM, 0, known, known + 2)])
+    gaps.look(known * 1000)
+    assert looked == [{DATA: known}]

@@ -16,8 +16,10 @@ from anabranch.schemas.records import (
     Begin,
     Begun,
     Commit,
+    CreateStream,
     EpochRecord,
     Event,
+    FindScope,
     GetState,
     OneShot,
     Outcome,
@@ -33,6 +35,7 @@ from anabranch.topics.memory import MemoryLog
 from anabranch.topics.memory_producer import MemoryProducer
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from anabranch.topics.records import Record
+from tests.core.labels import SECRET
 from tests.processors.world import World
 
 STREAM = "nyc/flights"
@@ -79,7 +82,7 @@ def begun(
 ) -> tuple[bytes, bytes, Touched]:
     """(id, token, where to write) of a transaction that touched the stream."""
     txn_id = world.txn_id()
-    answer = world.ask(controller, Begin(txn_id, "nyc", name, 60_000))
+    answer = world.ask(controller, Begin(txn_id, "nyc", name, 60_000, SECRET))
     assert isinstance(answer, Begun)
     touched = world.ask(controller, Touch(answer.token, STREAM))
     assert isinstance(touched, Touched)
@@ -176,7 +179,11 @@ def test_segments_begin_behind_what_a_partition_had_before() -> None:
         world.cluster.produce(
             TopicPartition(topic, partition), [Record(0, 1, b"k", b"old", ())] * 5
         )
-    controller = leading(world, 2)
+    controller = world.controller()
+    controller.lead()
+    world.ask(controller, FindScope("nyc", True))
+    assert world.ask(controller, CreateStream(STREAM, 2, {})).code == "TopicNotEmpty"
+    assert isinstance(world.ask(controller, CreateStream(STREAM, 2, {}, adopt=True)), StreamList)
     answer = world.ask(controller, Scale(STREAM, 3, (), ()))
     assert isinstance(answer, StreamList)
     epochs = [

@@ -35,7 +35,7 @@ each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])
 DONE = StreamList(())
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """The process ends here."""
 
 
@@ -76,8 +76,8 @@ def in_memory(controller: Controller) -> set[object]:
         *controller._tails,
         *controller._autoscaling._scalers,
         *controller._autoscaling._asked,
-        *controller._lookout._lost,
-        *controller._lookout.missing,
+        *controller._lookout._troubles,
+        *controller._lookout.waiting,
         *controller._topics._deleting,
         *hearing.may_roll_ms,
         *hearing.may_grow_ms,

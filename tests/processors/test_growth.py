@@ -127,7 +127,7 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
     assert turn.state.streams["s/a"] == row
     assert turn.hearing.may_grow_ms["s/a"] > turn.now_ms, "looked at again later, not in each round"
     # A scaling whose partitions others took meanwhile.
-    waits = Scaling((0,), (KeyRange(0, 7), KeyRange(8, (1 << 32) - 1)), b"c" * 16, 0)
+    waits = Scaling((0,), (KeyRange(0, 7), KeyRange(8, (1 << 32) - 1)), b"c" * 16, 0, b"d" * 8)
     turn.put(stream_key("s/a"), replace(row, scaling=waits, wanted_partitions=3))
     decide_scale.partitions_added(turn, "s/a", 2)
     assert turn.state.streams["s/a"] == replace(row, wanted_partitions=2)

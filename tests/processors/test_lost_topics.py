@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.decide_admin import ACTIVE, LOST, MISSING
+from anabranch.core.decide_admin import ACTIVE, LOST, WAITING
 from anabranch.core.keyspace import position_of
 from anabranch.ports import TopicPartition
 from anabranch.schemas.records import (
@@ -35,7 +35,7 @@ def test_a_missing_topic_stops_nobody_else_and_is_given_up_in_time(topic: str) -
     commit = play.world.send(Commit(token, (receipt,), None, None, 60_000))
     play.play(10, 1.0)
     assert play.one_shot(OTHER) == "COMMITTED"
-    assert play.stream_state(GONE) == MISSING
+    assert play.stream_state(GONE) == WAITING
     assert play.one_shot(GONE) == "NotReady"
     assert play.world.reply(commit) is None
     play.play(20, 1.2 * LOST_S)
@@ -81,9 +81,9 @@ def test_a_topic_made_anew_is_another_one(topic: str, leader: str) -> None:
         play.lead_anew()
     play.world.send(Commit(token, (receipt,), None, None, 600_000))
     play.play(20, 0.5 * LOST_S)
-    # What brokers took there is proof; what they gave to read has to be read again and again.
+    # What brokers took there is proof; what one tells may be old.
     certain = topic == stream_topic(GONE) or (topic == history_topic(GONE) and leader == "same")
-    assert play.stream_state(GONE) == (LOST if certain else MISSING)
+    assert play.stream_state(GONE) == (LOST if certain else WAITING)
     play.play(20, LOST_S)
     assert play.stream_state(GONE) == LOST
     state, reason = play.state(txn_id)
@@ -147,7 +147,7 @@ def test_a_carried_merge_past_the_point_of_no_return_says_its_trouble(
     assert play.stream_state(GONE) == LOST
     state, reason = play.state(txn_id)
     assert state == "FINALIZE_IN_PROGRESS"
-    assert "its merge does not go on: topics of nyc/gone were deleted" in reason
+    assert "its merge does not go on: nyc/gone: a topic of it is gone" in reason
     assert play.world.reply(commit) is None
     play.lead_anew(chunk_bytes=1_000)
     carries = dict(play.controller.state.open[txn_id].carries)

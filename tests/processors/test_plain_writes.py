@@ -16,7 +16,7 @@ from anabranch.topics.records import Record, encode_batch
 from tests.processors.world import World
 
 STREAM = "nyc/flights"
-LIMIT = 2_000
+LIMIT = 20_000  # bytes of a batch in the stream's topic
 
 
 @pytest.fixture

@@ -25,15 +25,19 @@ class StaleBroker:
         def fetched(
             log: MemoryLog, positions: Mapping[TopicPartition, int], **how: Any
         ) -> dict[TopicPartition, Fetched]:
-            for place, at in positions.items():
-                if self.leads and place.topic == topic and at > end:
-                    raise OffsetOutOfRange(place, at)
-            return fetch(log, positions, **how)
+            stale = {
+                place: at
+                for place, at in positions.items()
+                if self.leads and place.topic == topic and at > end
+            }
+            for place, at in stale.items():
+                how["failed"][place] = OffsetOutOfRange(place, at)
+            return fetch(log, {p: at for p, at in positions.items() if p not in stale}, **how)
 
         def ends(
-            log: MemoryLog, places: Sequence[TopicPartition], *, committed: bool
+            log: MemoryLog, places: Sequence[TopicPartition], **how: Any
         ) -> dict[TopicPartition, int]:
-            found = end_offsets(log, places, committed=committed)
+            found = end_offsets(log, places, **how)
             stale = [place for place in found if self.leads and place.topic == topic]
             return found | dict.fromkeys(stale, end)
 

@@ -7,15 +7,21 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from anabranch.errors import ClockSkew, NotReady, TopicMisconfigured
+from anabranch.errors import ClockSkew, InvalidToken, NotReady, TopicMisconfigured
 from anabranch.ports import Log, LogUnavailable
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions
+from anabranch.processors.keyfile import load_or_create
 from anabranch.processors.leader import Leader
+from anabranch.processors.metrics import Metrics
 from anabranch.processors.system_clock import SystemClock
+from anabranch.schemas.records import TermRow
+from anabranch.topics.declarations import ControlTopics
+from anabranch.topics.kafka_log import KafkaLog
 
 ENDS = """
 import sys
@@ -45,20 +51,21 @@ def test_it_waits_for_brokers_that_are_away(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    answers: list[Exception | tuple[int, int]] = [
+    answers: list[Exception | ControlTopics] = [
         LogUnavailable("nobody there"),
         LogUnavailable("no leader"),
         NotReady("not found (yet, or any more)"),
-        (3, 2),
+        ControlTopics(3, 2, 1 << 20),
     ]
 
-    def create_control_topics(*_: object, **__: object) -> tuple[int, int]:
+    def create_control_topics(*_: object, **__: object) -> ControlTopics:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     monkeypatch.setattr(service, "create_control_topics", create_control_topics)
+    monkeypatch.setattr(service, "last_term", lambda *_: (None, True))
     assert asyncio.run(controller._prepared())
     assert (controller.failure, answers) == (None, [])
     assert [record.getMessage() for record in caplog.records] == [
@@ -73,7 +80,7 @@ def test_what_waiting_does_not_mend_is_a_failure(
 ) -> None:
     problem = TopicMisconfigured("cleanup.policy is delete")
 
-    def create_control_topics(*_: object, **__: object) -> tuple[int, int]:
+    def create_control_topics(*_: object, **__: object) -> ControlTopics:
         raise problem
 
     monkeypatch.setattr(service, "create_control_topics", create_control_topics)
@@ -122,5 +129,56 @@ def test_it_ends_with_a_line_that_says_what_to_do(tmp_path: Path) -> None:
     )
     output = done.stdout + done.stderr
     assert done.returncode == service.EXIT_FIX_CALL, output
-    assert "ERROR   cleanup.policy is delete: set it to compact" in output
+    assert "ERROR   TopicMisconfigured: cleanup.policy is delete: set it to compact" in output
     assert "Traceback" not in output
+
+
+def test_it_is_ready_while_it_stands_by_and_while_its_passes_end(
+    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert controller._trouble() == "starting, or leaving"
+    member = SimpleNamespace(alive=True, error=None)
+    monkeypatch.setattr(controller, "_membership", member)
+    assert controller._trouble() is None, "it stands by"
+    leader = SimpleNamespace(leading=False, metrics=Metrics())
+    controller._leaders[2] = leader  # type: ignore[assignment]
+    assert controller._trouble() == "control partition 2: taking the lead"
+    leader.leading = True
+    leader.metrics.passed()
+    assert controller._trouble() is None
+    leader.metrics.passed_at -= 11
+    assert controller._trouble() == "control partition 2: no round or pass ended for 11 s"
+    controller.failure = ClockSkew("set the clock")
+    assert controller._trouble() == "set the clock"
+
+
+def test_what_is_compiled_is_had_before_brokers_are_asked(
+    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warm(folder: Path) -> None:
+        raise OSError(f"no room in {folder}")
+
+    monkeypatch.setattr(service, "warm", warm)
+    assert not asyncio.run(controller._prepared())
+    assert isinstance(controller.failure, service.CompilationFailed)
+    assert service._exit_code(controller.failure) == service.EXIT_ENVIRONMENT
+
+
+def test_a_key_is_made_for_a_new_cluster_only(
+    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(term: TermRow | None, whole: bool) -> None:
+        monkeypatch.setattr(service, "last_term", lambda *_: (term, whole))
+        controller._check_key(KafkaLog("127.0.0.1:1"))
+
+    old = TermRow(term=3, leader="other", since_ms=0, key_id=b"none", resigned=False)
+    key_file = controller.options.key_file
+    assert key_file is not None
+    for term, whole in ((old, True), (None, False)):
+        with pytest.raises(InvalidToken, match="there is no key file"):
+            check(term, whole)
+        assert not key_file.exists()
+    check(None, True)
+    assert load_or_create(key_file) == controller._key
+    with pytest.raises(InvalidToken, match="is not that of the cluster"):
+        check(old, True)

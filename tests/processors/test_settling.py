@@ -217,7 +217,7 @@ def test_what_carriers_are_at_is_known() -> None:
 
 @pytest.mark.parametrize("name", ["append", "append.after", "commit", "commit.after"])
 def test_a_leader_that_ends_while_it_settles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Killed(Exception):
+    class Killed(BaseException):
         pass
 
     play = Stuck()

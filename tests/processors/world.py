@@ -32,6 +32,7 @@ from anabranch.topics.declarations import create_control_topics
 from anabranch.topics.memory import MemoryCluster
 from anabranch.topics.names import commands_topic, journal_topic, replies_topic
 from anabranch.topics.records import Record, decode_records
+from tests.core.labels import proved
 
 KEY = b"k" * 32
 
@@ -116,7 +117,7 @@ class World:
             if record.key == correlation_id:
                 answer = decode(record.value or b"")
                 assert isinstance(answer, Reply)
-                found.append(answer.result)
+                found.append(proved(answer.result))
         return found
 
     def ask(self, controller: Controller, command: Any, steps: int = 4) -> Any:

@@ -7,12 +7,14 @@ import dataclasses
 import inspect
 import json
 import re
+from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 from zlib import crc32
 
 from anabranch import errors
-from anabranch.core import decide_commit, decide_list, decide_txn, hybrid_time, ids, tokens
+from anabranch.core import decide_commit, decide_list, decide_txn, hybrid_time, ids, limits, tokens
 from anabranch.core.journal_index import CRC_MODULUS, REASONS
 from anabranch.core.keyspace import even_ranges, position_of, record_checksum
 from anabranch.core.rows import Entry
@@ -29,9 +31,10 @@ MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 KEY = bytes(range(32))
 TXN = ids.make_txn_id(3, MS, 0x0123456789ABCDEF)
 SHOT = ids.make_txn_id(3, MS + 5000, 0xFEDCBA9876543210)
-TOKEN = tokens.sign(tokens.Token(TXN, 60_000, "nyc"), KEY)
+SECRET = bytes(range(32, 64))
+SIGNED = tokens.sign(tokens.Token(TXN, 60_000, "nyc"), KEY)
+TOKEN = tokens.prove(SIGNED, SECRET)
 WRITER = 0x1122334455667788
-CID = bytes.fromhex("a1a2a3a4a5a6a7a8")
 CREATED = hybrid_time.from_us((MS - 1000) * 1000)
 STAMP = hybrid_time.from_us((MS + 2500) * 1000 + 7)
 EVENTS = [(b"UA", b"1545"), (b"AA", b"1141"), (b"UA", b"1714")]
@@ -77,14 +80,39 @@ VECTOR = tuple(
 )
 
 
+def cid(number: int) -> bytes:
+    return sha256(b"correlation id %d" % number).digest()[:16]
+
+
 def _reply(number: int, result: Any) -> r.Reply:
-    return r.Reply(CID + number.to_bytes(8, "big"), STAMP if number > 6 else CREATED, result)
+    """The answer to the example before it."""
+    command = ids.command_digest(encode(COMMANDS[number]))
+    return r.Reply(cid(number), command, STAMP if number > 6 else CREATED, result)
 
 
+def _proved(command: r.SetSeries) -> r.SetSeries:
+    return dataclasses.replace(command, proof=tokens.operator_proof(encode(command), KEY))
+
+
+COMMIT = r.Commit(TOKEN, (RECEIPT,), None, None, 30_000)
+COMMANDS: dict[int, Any] = {
+    1: r.FindScope("nyc", create=True),
+    2: r.CreateStream("nyc/flights", 2, {"retention.ms": "-1"}),
+    3: r.Begin(TXN, "nyc", None, 60_000, SECRET),
+    4: r.Touch(TOKEN, "nyc/flights"),
+    5: r.Register(TOKEN, RECEIPT),
+    6: COMMIT,
+    7: COMMIT,
+    8: r.ListTransactions(None, include_finished=True, limit=100, before=None),
+    9: r.Heartbeat((TOKEN,)),
+    10: r.SafeTime("nyc", None),
+    11: r.ListSeries("nyc", None, None),
+    12: r.ListCommands(),
+}
 EXAMPLES: dict[str, Any] = {
-    "FindScope": r.FindScope("nyc", create=True),
+    "FindScope": COMMANDS[1],
     "Reply: ScopeInfo": _reply(1, r.ScopeInfo("nyc", 3)),
-    "CreateStream": r.CreateStream("nyc/flights", 2, {"retention.ms": "-1"}),
+    "CreateStream": COMMANDS[2],
     "Reply: StreamList": _reply(
         2,
         r.StreamList(
@@ -101,19 +129,20 @@ EXAMPLES: dict[str, Any] = {
                     2,
                     {"0": 12},
                     0,
+                    "",
                 ),
             )
         ),
     ),
-    "Begin": r.Begin(TXN, "nyc", None, 60_000),
-    "Reply: Begun": _reply(3, r.Begun(TXN, TOKEN, 60_000)),
-    "Heartbeat": r.Heartbeat((TOKEN,)),
-    "Touch": r.Touch(TOKEN, "nyc/flights"),
+    "Begin": COMMANDS[3],
+    "Reply: Begun": _reply(3, r.Begun(TXN, SIGNED, 60_000)),
+    "Heartbeat": COMMANDS[9],
+    "Touch": COMMANDS[4],
     "Reply: Touched": _reply(4, r.Touched("nyc/flights", 0, SEGMENTS)),
     "Receipt": RECEIPT,
-    "Register": r.Register(TOKEN, RECEIPT),
+    "Register": COMMANDS[5],
     "Reply: Registered": _reply(5, r.Registered(1)),
-    "Commit": r.Commit(TOKEN, (RECEIPT,), None, None, 30_000),
+    "Commit": COMMIT,
     "Commit as number 17": r.Commit(TOKEN, (), (RECEIPT,), "spark/9d1c/sink", 30_000, 17),
     "Reply: Refusal": _reply(
         6, r.Refusal("ReceiptMismatch", "a receipt and the journal disagree in count")
@@ -156,13 +185,23 @@ EXAMPLES: dict[str, Any] = {
         "nyc/flights", 0, (1,), (r.KeyRange(1 << 31, 3 << 30), r.KeyRange(3 << 30, 1 << 32))
     ),
     "ForgetStream": r.ForgetStream("nyc/flights"),
+    "RecoverStream": r.RecoverStream("nyc/flights"),
     "Settle": r.Settle(TOKEN, "its stream nyc/weather is lost"),
     "DescribeStreams": r.DescribeStreams("nyc", None),
-    "ListTransactions": r.ListTransactions(None, include_finished=True, limit=100, before=None),
+    "ListTransactions": COMMANDS[8],
     "Reply: TransactionList": _reply(8, r.TransactionList(())),
     "Reply: Alive": _reply(9, r.Alive((OUTCOME._replace(streams=(), writers=()),))),
-    "SafeTime": r.SafeTime("nyc", None),
+    "ListCommands": COMMANDS[12],
+    "Reply: CommandList": _reply(
+        12, r.CommandList(42, 43, (r.SetAsideRow(17, MS, "unreadable", "a batch that is cut"),))
+    ),
+    "SafeTime": COMMANDS[10],
     "Reply: SafeTimeIs": _reply(10, r.SafeTimeIs("nyc", STAMP)),
+    "ListSeries": COMMANDS[11],
+    "Reply: SeriesList": _reply(
+        11, r.SeriesList((r.SeriesInfo("spark/9d1c/sink", 17, TXN, (0, 15, 17, 17)),), more=False)
+    ),
+    "SetSeries": _proved(r.SetSeries("nyc", "spark/9d1c/sink", 17, 16, b"")),
     "JournalOp": r.JournalOp("FINALIZE_COMMIT", TXN, 0, STAMP),
 }
 IN_THE_TEXT = ("Begin", "Reply: Begun")
@@ -228,7 +267,7 @@ def types_block() -> str:
 
     rows = [[n, f"{n:02x}", f"`{c.__name__}`", kind(n)] for n, c in sorted(TYPES.items())]
     return table("type | byte 1 | record | what", rows) + (
-        "\n`AdoptScope` is sent by controllers to each other.\n"
+        "\n`AdoptScope` is said by controllers to each other, on `<prefix>.control`; nothing else is.\n"
     )
 
 
@@ -337,6 +376,8 @@ def rows_block() -> str:
             "scope/stream/, the partition, 4 bytes, and the new offset, 8 bytes",
         ),
         Entry.YIELDED: (r.YieldedRow, "empty"),
+        Entry.SUSPECT: (r.SuspectRow, "empty"),
+        Entry.SET_ASIDE: (r.SetAsideRow, "the offset, 8 bytes"),
     }
     rows = []
     for entry in Entry:
@@ -364,22 +405,41 @@ def limits_block() -> str:
             f"{default['max_staged_bytes']:,} (default)",
         ],
         ["outcomes are kept, days", f"{default['retention_ms'] // DAY_MS} (default)"],
+        *([limit.bounds, f"{limit.value:,} {limit.unit}"] for limit in limits.TABLE),
     ]
     return table("limit | value", rows)
 
 
 def token_block() -> str:
-    rest = len(TOKEN) - 57
-    parts = [TOKEN[:1], TOKEN[1:5], TOKEN[5:21], TOKEN[21:25], TOKEN[25 : 25 + rest], TOKEN[-32:]]
+    ends = (0, 1, 5, 21, 25, len(TOKEN) - 64, len(TOKEN) - 32, len(TOKEN))
+    parts = [TOKEN[start:end] for start, end in pairwise(ends)]
     return "```token\n" + "\n".join(part.hex() for part in parts) + "\n```\n"
+
+
+# The same array of two numbers, 1 and 2, in every kind of form.
+ALSO = {
+    "the shortest": "04020400",
+    "two blocks": "0202020400",
+    "a block with its size": "0304020400",
+    "long numbers": "8400820084008000",
+}
+
+
+def also_block() -> str:
+    """Encodings of one command that say the same."""
+    whole = encode(r.Scale("nyc/a", 0, (1, 2), ())).hex()
+    shortest = ALSO["the shortest"]
+    rows = [[kind, whole.replace(shortest, form)] for kind, form in ALSO.items()]
+    return table("how | bytes", rows)
 
 
 def blocks() -> dict[str, str]:
     found = {
         "types": types_block(),
+        "also": also_block(),
         "headers command": header_lines(
             [
-                (ids.CORRELATION_HEADER, CID + (1).to_bytes(8, "big")),
+                (ids.CORRELATION_HEADER, cid(1)),
                 (ids.REPLY_HEADER, (5).to_bytes(4, "big")),
             ]
         ),

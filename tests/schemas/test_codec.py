@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from anabranch.errors import MalformedRecord, UnsupportedVersion
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import FORMAT_VERSION, TYPES, decode, decode_as, encode, schema_of
+from tests.core.labels import SECRET
 
 BY_NUMBER = sorted(TYPES.items())
 
@@ -61,6 +62,8 @@ def value_strategy(avro: Any) -> st.SearchStrategy[Any]:
 def named_strategy(name: str) -> st.SearchStrategy[Any]:
     if name == "anabranch.TxnId":
         return st.binary(min_size=16, max_size=16)
+    if name == "anabranch.Secret":
+        return st.binary(min_size=32, max_size=32)
     if name == "anabranch.TxnState":
         return st.sampled_from(r.TxnState.__args__)  # type: ignore[attr-defined]
     if name == "anabranch.ParticipantOp":
@@ -216,11 +219,11 @@ def test_blocks_with_sizes_are_read() -> None:
 
 @pytest.mark.parametrize("value", [1 << 31, -(1 << 31) - 1, 1 << 40, (1 << 63) - 1])
 def test_an_int_has_32_bits_both_ways(value: int) -> None:
-    good = encode(r.Begin(bytes(16), "nyc", None, 0))
+    good = encode(r.Begin(bytes(16), "nyc", None, 0, SECRET))
     with pytest.raises(MalformedRecord, match="32 bits"):
-        decode(good[:-1] + zigzag(value))
+        decode(good[: -len(SECRET) - 1] + zigzag(value) + SECRET)
     with pytest.raises(MalformedRecord, match="32 bits"):
-        encode(r.Begin(bytes(16), "nyc", None, value))
+        encode(r.Begin(bytes(16), "nyc", None, value, SECRET))
     receipt = r.Receipt(bytes(16), 1, value, True, ())
     with pytest.raises(MalformedRecord, match="32 bits"):
         encode(r.Commit(b"", (receipt,), None, None, 0))
@@ -229,15 +232,15 @@ def test_an_int_has_32_bits_both_ways(value: int) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        r.Begin(bytes(15), "nyc", None, 1),
-        r.Begin(bytes(16), "nyc\ud800", None, 1),
-        r.Begin(bytes(16), "nyc", None, 1 << 70),
-        r.Begin(bytes(16), "nyc", 7, 1),  # type: ignore[arg-type]
-        r.Begin(bytes(16), None, None, 1),  # type: ignore[arg-type]
+        r.Begin(bytes(15), "nyc", None, 1, SECRET),
+        r.Begin(bytes(16), "nyc\ud800", None, 1, SECRET),
+        r.Begin(bytes(16), "nyc", None, 1 << 70, SECRET),
+        r.Begin(bytes(16), "nyc", 7, 1, SECRET),  # type: ignore[arg-type]
+        r.Begin(bytes(16), None, None, 1, SECRET),  # type: ignore[arg-type]
         r.Abort("text", "x"),  # type: ignore[arg-type]
         r.JournalOp("NOPE", bytes(16), 0, 0),  # type: ignore[arg-type]
         r.CommitRecord(bytes(16), 0, 1 << 63, (), (), 0),
-        r.Reply(b"", 0, r.Abort(b"", "")),  # type: ignore[arg-type]
+        r.Reply(b"", b"", 0, r.Abort(b"", "")),  # type: ignore[arg-type]
     ],
 )
 def test_what_the_schema_does_not_allow_is_not_written(record: Any) -> None:
@@ -248,3 +251,50 @@ def test_what_the_schema_does_not_allow_is_not_written(record: Any) -> None:
 def test_decode_as_names_both_types() -> None:
     with pytest.raises(MalformedRecord, match="Resolve where GetState belongs"):
         decode_as(r.GetState, encode(r.Resolve(bytes(16))))
+
+
+# -- as Avro has it, and in every form that Avro has -----------------------------------------------
+
+_ID = bytes(16)
+_BEGIN = b"\x01\x04" + _ID + b"\x06nyc"
+_RECEIPT = r.Receipt(_ID, 1, 1, True, (r.Extent("s/a", 0, 0, 1, 1, 7),) * 2)
+_EXTENT = b"\x06s/a\x00\x00\x02\x02\x0e"
+_ONE_SHOT = b"\x01\x08" + _ID + b"\x06nyc"
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (_BEGIN + b"\x01\x02x\x00", "name: -1"),
+        (_BEGIN + b"\x03\x00", "name: -2"),
+        (_BEGIN + b"\x04\x00", "name: 2"),
+        (_BEGIN + b"\x02\x06x", "name: 3"),
+        (_BEGIN, "name: the record ends early"),
+        (_BEGIN + b"\x02\x01", "name: -1"),
+        (_ONE_SHOT + b"\x01\x02x\x00", "name: -1"),
+        (_ONE_SHOT + b"\x00\x02" + b"\x02s\x01\x01", "events: key: -1"),
+        (b"\x01\x01\x06nyc\x02", "create: 2"),
+        (b"\x01\x21" + _ID + b"\x02\x02\xff\x00", "finished: 255"),
+        (b"\x01\x20\x00\x00\x00\x0d", "result: -7"),
+        (b"\x01\x20\x00\x00\x00\x0c" + _ID + b"\x01", "result: state: -1"),
+        (b"\x01\x06\x00" + _ID + b"\x80" * 11, "receipt: writer: more"),
+    ],
+)
+def test_what_fastavro_would_take_is_refused_by_field(data: bytes, field: str) -> None:
+    with pytest.raises(MalformedRecord, match=field):
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    "extents",
+    [
+        b"\x04" + _EXTENT * 2 + b"\x00",
+        b"\x02" + _EXTENT + b"\x02" + _EXTENT + b"\x00",
+        b"\x03" + bytes((2 * len(_EXTENT) * 2,)) + _EXTENT * 2 + b"\x00",
+        b"\x84\x00" + _EXTENT * 2 + b"\x80\x00",
+    ],
+    ids=["one block", "two blocks", "a block with its size", "long numbers"],
+)
+def test_every_legal_form_is_taken(extents: bytes) -> None:
+    data = b"\x01\x21" + _ID + b"\x02\x02\x01" + extents
+    assert decode(data) == _RECEIPT

@@ -58,7 +58,7 @@ outcomes = st.builds(
     st.just(()) | st.lists(names, max_size=3).map(tuple),
     st.just(()),
 )
-replies = st.builds(r.Reply, st.binary(max_size=70), numbers, outcomes)
+replies = st.builds(r.Reply, st.binary(max_size=70), st.binary(max_size=70), numbers, outcomes)
 hot = st.one_of(one_shots, replies, *[record_strategy(cls.__name__) for cls in WRITTEN])
 
 
@@ -69,11 +69,11 @@ def plain_events(count: int) -> tuple[r.Event, ...]:
 
 
 OUTCOME = r.Outcome(TXN_ID, "COMMITTED", "nyc", None, TIME, 10, 0, 0, "", NOW, NOW, 0, (), ())
-ROW = r.TxnRow(TXN_ID, "nyc", None, "COMMITTED", 0, NOW, NOW, TIME, 10, 0, 0, "")
+ROW = r.TxnRow(TXN_ID, "nyc", None, "COMMITTED", 0, NOW, NOW, TIME, 10, 0, 0, "", None)
 USUAL: list[Any] = [
     r.OneShot(TXN_ID, "nyc", None, plain_events(10)),
     r.OneShot(TXN_ID, "nyc", "daily", plain_events(1000)),
-    r.Reply(b"c" * 16, TIME, OUTCOME),
+    r.Reply(b"c" * 16, b"d" * 8, TIME, OUTCOME),
     ROW,
     r.CommitRecord(
         TXN_ID,
@@ -207,8 +207,8 @@ def test_blocks_with_sizes_and_more_than_one_block_are_left_to_fastavro() -> Non
 
 
 def test_a_long_number_of_few_bits_is_read_as_fastavro_reads_it() -> None:
-    data = codec._encode(r.Reply(b"", 1, OUTCOME))
-    longer = data[:3] + b"\x82\x80\x00" + data[4:]
+    data = codec._encode(r.Reply(b"", b"", 1, OUTCOME))
+    longer = data[:4] + b"\x82\x80\x00" + data[5:]
     assert codec.decode(longer) == codec.decode(data) == fastavro_says(longer)
 
 
@@ -255,6 +255,7 @@ def test_other_types_are_written_as_fastavro_writes_them(event: tuple[Any, ...])
         {"keepalive_ms": 1 << 31},
         {"begun_ms": 1 << 63},
         {"reason": None},
+        {"secret": bytes(31)},
     ],
 )
 def test_rows_and_outcomes_that_the_schema_does_not_allow_are_not_written(
@@ -262,5 +263,7 @@ def test_rows_and_outcomes_that_the_schema_does_not_allow_are_not_written(
 ) -> None:
     with pytest.raises(MalformedRecord):
         codec.encode(ROW._replace(**change))
+    if "secret" in change:
+        return
     with pytest.raises(MalformedRecord):
-        codec.encode(r.Reply(b"", 0, OUTCOME._replace(**change)))
+        codec.encode(r.Reply(b"", b"", 0, OUTCOME._replace(**change)))

@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any, get_args, get_type_hints
 from zlib import crc32
 
@@ -16,7 +17,7 @@ from anabranch.core.keyspace import even_ranges, position_of, record_checksum
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import FORMAT_VERSION, TYPES, decode, encode, schema_of
 from anabranch.topics.declarations import STREAM_SETTINGS
-from tests.schemas.protocol_page import BLOCK, CID, KEY, PAGE, TXN, WRITER, blocks
+from tests.schemas.protocol_page import BLOCK, KEY, PAGE, SECRET, TXN, WRITER, blocks, cid
 
 TEXT = PAGE.read_text("utf-8")
 
@@ -44,7 +45,7 @@ def of_json(plain: Any, avro: Any) -> Any:
     if isinstance(avro, dict) and avro["type"] == "map":
         return plain
     name = avro if isinstance(avro, str) else avro.get("name", avro["type"])
-    if name in ("bytes", "anabranch.TxnId"):
+    if name in ("bytes", "anabranch.TxnId", "anabranch.Secret"):
         return bytes.fromhex(plain)
     cls = getattr(r, name.removeprefix("anabranch."), None)
     if isinstance(cls, type):
@@ -157,16 +158,38 @@ def test_headers() -> None:
     assert (txn_id, writer, epoch) == (TXN, WRITER, 0)
     assert len(bytes.fromhex(found["ab.cid"])) == 16
     assert int.from_bytes(bytes.fromhex(found["ab.reply"]), "big") == 5
-    assert found["ab.cid"].startswith(CID.hex())
+    assert found["ab.cid"] == cid(1).hex()
 
 
 def test_the_token() -> None:
     lines = section("token").splitlines()[1:-1]
     data = bytes.fromhex("".join(lines))
-    assert [len(line) // 2 for line in lines[:4]] == [1, 4, 16, 4]
+    assert [len(line) // 2 for line in lines] == [1, 4, 16, 4, 3, 32, 32]
     assert tokens.verify(data, KEY) == tokens.Token(TXN, 60_000, "nyc")
     assert bytes.fromhex(lines[1]) == tokens.key_id(KEY)
     assert data[5:7] == (3).to_bytes(2, "big")
+    tokens.check_proof(data, SECRET, KEY)
+    answers = {name: json.loads(text) for name, text, _ in SHOWN}
+    assert "".join(lines[:-1]) == answers["Reply: Begun"]["result"]["Begun"]["token"]
+    assert answers["Touch"]["token"] == data.hex()
+    assert answers["Begin"]["secret"] == SECRET.hex()
+
+
+def test_an_answer_names_the_command_before_it() -> None:
+    """By the page's own rule: the first 8 bytes of the SHA-256 of the command's value."""
+    values = {name: bytes.fromhex(data) for name, _, data in SHOWN}
+    answers = {name: json.loads(text) for name, text, _ in SHOWN}
+    pairs = {
+        "ScopeInfo": "FindScope",
+        "Begun": "Begin",
+        "Touched": "Touch",
+        "Outcome": "Commit",
+        "Alive": "Heartbeat",
+        "SeriesList": "ListSeries",
+    }
+    for answer, command in pairs.items():
+        digest = sha256(values[command]).digest()[:8]
+        assert answers[f"Reply: {answer}"]["command"] == digest.hex()
 
 
 def test_the_settings_of_a_stream() -> None:
@@ -177,5 +200,13 @@ def test_the_settings_of_a_stream() -> None:
 def test_the_page_names_every_topic_and_header() -> None:
     for name in (ids.TXN_HEADER, ids.OP_HEADER, ids.CORRELATION_HEADER, ids.REPLY_HEADER):
         assert f"`{name}`" in TEXT
-    for topic in ("commands", "replies", "status"):
+    for topic in ("commands", "control", "replies", "status"):
         assert f"`<prefix>.{topic}`" in TEXT
+
+
+def test_every_form_that_is_said_to_be_taken_is_taken() -> None:
+    forms = [
+        bytes.fromhex(row.split(" | ")[1].strip(" |")) for row in section("also").splitlines()[2:]
+    ]
+    assert len(set(forms)) == 4
+    assert {decode(form) for form in forms} == {r.Scale("nyc/a", 0, (1, 2), ())}

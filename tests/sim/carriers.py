@@ -77,10 +77,10 @@ class CarriersBeside(Carriers):
             finally:
                 self._busy -= 1
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """See `Carriers`."""
         self._stop.set()
         until = self._world.now + _JOIN_S
         while self._busy and self._world.now < until:
             self._world.sleep(_LOOK_S)
-        super().close()
+        return super().close() and not self._busy

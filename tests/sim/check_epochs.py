@@ -61,8 +61,13 @@ class Epochs:
 
 def epochs_of(picture: Picture) -> Epochs:
     """Count them."""
-    records = [record for found in picture.history.values() for _, record in found]
-    epochs = [record for record in records if isinstance(record, r.EpochRecord)]
+    said = {
+        (stream, record.stream_epoch): record
+        for stream, found in picture.history.items()
+        for _, record in found
+        if isinstance(record, r.EpochRecord)
+    }
+    epochs = list(said.values())
     copies = [e.stream_epoch for e in epochs if e.reference_epoch != e.stream_epoch]
     rolling = [count for found in picture.history.values() for count in _rolling(found)]
     return Epochs(
@@ -102,9 +107,12 @@ def check_stream(picture: Picture, stream: str, found: list[tuple[Seen, object]]
     """One history, round by round (each round's records are one batch)."""
     walk = Walk(stream)
     for base, group in groupby(found, key=lambda pair: pair[0].base_offset):
-        records = [record for _, record in group]
-        for record in records:
+        records = []
+        for _, record in group:
             where = f"history of {stream}, round at {base}"
+            if isinstance(record, r.EpochRecord) and _is_again(where, walk, record):
+                continue
+            records.append(record)
             if isinstance(record, r.EpochRecord):
                 _check_epoch(f"{where}, EPOCH {record.stream_epoch}", picture, walk, record)
             elif isinstance(record, r.CommitRecord):
@@ -117,6 +125,16 @@ def check_stream(picture: Picture, stream: str, found: list[tuple[Seen, object]]
         )
         _check_price(f"history of {stream}, round at {base}", picture, walk, records)
     _check_row(picture, walk)
+
+
+def _is_again(where: str, walk: Walk, record: r.EpochRecord) -> bool:
+    """Whether the current epoch is said again; nothing of it is another one then."""
+    before = walk.epoch
+    if before is None or record.stream_epoch != before.stream_epoch:
+        return False
+    same = (record.segments, record.reference_epoch) == (before.segments, before.reference_epoch)
+    hold(same and not record.sealed, f"{where}: EPOCH {record.stream_epoch} is another one now")
+    return True
 
 
 def _check_epoch(where: str, picture: Picture, walk: Walk, record: r.EpochRecord) -> None:

@@ -8,6 +8,7 @@ from anabranch.core import hybrid_time
 from anabranch.core.decide_admin import LOST
 from anabranch.core.ids import NO_TXN
 from anabranch.core.plan import DIRECTLY_BEFORE, NO_PREVIOUS
+from anabranch.core.vectors import has_vector, vector_place
 from anabranch.schemas import records as r
 from tests.sim.ledger import NOISE, Ledger
 from tests.sim.picture import Picture, Placed, Seen
@@ -26,6 +27,8 @@ def check_log(picture: Picture) -> None:
     """All of it."""
     for stream, found in picture.history.items():
         check_history(stream, found)
+        if stream not in picture.deleted:
+            check_cut(picture, stream, found)
     check_ranges(picture)
     check_rows(picture)
     check_answers(picture)
@@ -49,10 +52,24 @@ def check_lost(picture: Picture, ledger: Ledger) -> None:
             hold(spoiled, f"{txn_id.hex()}: {txn.reason}")
 
 
+def check_cut(picture: Picture, stream: str, found: list[tuple[Seen, object]]) -> None:
+    """What was cut of a history speaks of deleted events only, and the rest begins with an EPOCH record."""
+    low = picture.history_low.get(stream, 0)
+    for seen, record in found:
+        at = seen.record.offset
+        if at == low and low:
+            hold(isinstance(record, r.EpochRecord), f"history of {stream} is cut at {at}")
+        if at < low and isinstance(record, r.CommitRecord):
+            for part in record.segments:
+                start = picture.starts.get((stream, part.partition), 0)
+                hold(part.end <= start, f"history of {stream} is cut above {at}: {part} is there")
+
+
 def check_history(stream: str, found: list[tuple[Seen, object]]) -> None:
     """EPOCH first; timestamps rise strictly; previous pointers, vectors and Kafka timestamps are exact."""
     last_offset, last_time, last_base = NO_PREVIOUS, 0, -1
     vector: dict[int, int] = {}
+    vector_at = -1
     for i, (seen, record) in enumerate(found):
         where = f"history of {stream}, offset {seen.record.offset}"
         if isinstance(record, r.EpochRecord):
@@ -73,8 +90,12 @@ def check_history(stream: str, found: list[tuple[Seen, object]]) -> None:
             seen.record.timestamp_ms == hybrid_time.to_ms(record.timestamp),
             f"{where}: the record's own time is not its timestamp's millisecond",
         )
-        told = {p.partition: p.offset for p in record.vector}
-        hold(told == vector, f"{where}: vector {told}, but the events end at {vector}")
+        if has_vector(record):
+            told = {p.partition: p.offset for p in record.vector}
+            hold(told == vector, f"{where}: vector {told}, but the events end at {vector}")
+            vector_at = seen.record.offset
+        at = vector_place(seen.record.offset, record)
+        hold(at == vector_at, f"{where}: a vector at {at}, but the last one is at {vector_at}")
         expected = DIRECTLY_BEFORE if seen.base_offset == last_base else last_offset
         hold(record.previous == expected, f"{where}: previous {record.previous}, not {expected}")
         last_offset, last_time, last_base = seen.record.offset, record.timestamp, seen.base_offset

@@ -18,11 +18,14 @@ from anabranch.errors import (
     ReceiptMismatch,
     RetryError,
     StreamLost,
+    TopicMisconfigured,
+    UnknownStream,
 )
-from anabranch.ports import TopicGone
+from anabranch.ports import LogError, TopicGone
 from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Ledger
 from tests.sim.noise import Noise
+from tests.sim.poison import Poison
 from tests.sim.ports import SimCluster, client_ports
 from tests.sim.questions import ask, clear_doubt, resolve_new
 from tests.sim.recorded import (
@@ -32,7 +35,7 @@ from tests.sim.recorded import (
 )
 from tests.sim.safe_times import ask_safe_time
 from tests.sim.scaling import scale_somehow
-from tests.sim.world import Process, SimClock, Violation, World
+from tests.sim.world import Interrupt, Process, SimClock, Violation, World
 from tests.sim.writers import (
     FINE,
     KEYS,
@@ -49,7 +52,9 @@ from tests.sim.writers import (
 NAMES = ("n0", "n1", "n2")
 SERIES = "n0"  # a series is not disturbed by a name
 SPOILED = (InvalidArgument, ReceiptMismatch)  # of receipts, where a journal was deleted
-ENDS = (*FINE, *SPOILED)
+# Where brokers take nothing, or hardly anything.
+REFUSED = (InvalidArgument, EventTooLarge, TopicMisconfigured)
+ENDS = (*FINE, *SPOILED, *REFUSED)
 TIGHT_BYTES = "450"  # enough for each event of the workload but the large ones
 _RESTART_S = 1.0
 
@@ -79,6 +84,7 @@ class Worker:
         self.client: Client | None = None
         self.process: Process | None = None
         self.noise = Noise(world, cluster, ledger)
+        self.poison = Poison(world, cluster, ledger)
 
     @property
     def done(self) -> bool:
@@ -119,6 +125,8 @@ class Worker:
             self.world.spawn(process, "scaler", lambda: self._scale(client))
         if self.faults.weather.safe_s:
             self.world.spawn(process, "watch", lambda: self._ask_safe_times(client))
+        for mean_s, send in self.poison.kinds(self.faults.weather):
+            self.world.spawn(process, send.__name__, partial(self._poison, client, mean_s, send))
         if self.faults.weather.plain_s:
             self.world.spawn(process, "plain", self._write_plainly)
         while True:
@@ -144,7 +152,9 @@ class Worker:
                     break
                 except StreamLost:
                     break
-                except RetryError:
+                except (RetryError, *REFUSED) as error:
+                    if not isinstance(error, self._allowed):
+                        raise
                     self.world.sleep(0.2)
 
     def _beat(self, client: Client, process: Process) -> None:
@@ -169,8 +179,20 @@ class Worker:
         """Beside the jobs, as long as there are any."""
         while self.jobs:
             self.world.sleep(self.faults.span(self.faults.weather.plain_s))
-            with contextlib.suppress(TopicGone):
+            with contextlib.suppress(LogError):
                 self.noise.burst()
+
+    def _poison(self, client: Client, mean_s: float, send: Callable[[Client], None]) -> None:
+        """Beside the jobs, as long as there are any."""
+        while self.jobs:
+            self.world.sleep(self.faults.span(mean_s))
+            if not self.faults.strikes(1.0, send.__name__):
+                continue
+            self.ledger.poisoned = True
+            try:
+                send(client)
+            except (AnabranchError, LogError) as error:
+                self.world.note(self.name, f"poison: {type(error).__name__}: {error}"[:200])
 
     def _scale(self, client: Client) -> None:
         """Beside the jobs, as long as there are any."""
@@ -179,17 +201,19 @@ class Worker:
             self.world.sleep(self.faults.span(self.faults.weather.scale_s))
             stream = random.choice(self.ledger.streams)
             if random.random() < 0.15:
-                with contextlib.suppress(TopicGone):
+                with contextlib.suppress(LogError):
                     self.noise.send_scaling_twice(stream)
                 continue
             try:
                 with self.ledger.history.here.asking("scale", stream=stream):
                     scale_somehow(self.world, client, stream)
-            except FINE as error:
+            except (*FINE, *REFUSED) as error:
+                if not isinstance(error, self._allowed):
+                    raise
                 self.world.note(self.name, f"scale: {type(error).__name__}: {error}")
 
     def _job(self, client: Client) -> None:
-        jobs: list[tuple[int, Callable[[Client], None]]] = [
+        jobs: list[tuple[float, Callable[[Client], None]]] = [
             (6, self._one_shot),
             (9, self._journal),
             (1, partial(ask, self)),
@@ -200,13 +224,21 @@ class Worker:
         ]
         if self.faults.weather.tight:
             jobs.append((2, self._too_large))
+        if self.faults.weather.refusals:
+            jobs.append((20 * self.faults.weather.refusals, self._too_early))
         chosen = self.world.random.choices([j for _, j in jobs], [w for w, _ in jobs])[0]
         try:
             chosen(client)
-        except (TopicGone, *ENDS) as error:
-            if isinstance(error, SPOILED) and not self.ledger.deleted:
+        except (LogError, *ENDS) as error:
+            if not isinstance(error, (TopicGone, *self._allowed)):
                 raise
             self.world.note(self.name, f"{type(error).__name__}: {error}")
+
+    @property
+    def _allowed(self) -> tuple[type[Exception], ...]:
+        """What a job may come to; a program that knows nothing of the library meets the brokers' errors."""
+        spoiled = SPOILED if self.ledger.deleted else ()
+        return (*FINE, *spoiled, *((LogError, *REFUSED) if self.ledger.troubled else ()))
 
     # -- jobs -----------------------------------------------------------------------------------------
 
@@ -222,15 +254,9 @@ class Worker:
                 told = new_event(random, deal, own)
                 recorded_write(self.ledger, deal, own, told, txn.write)
             attempt = deal.attempt(self.world.now, "own", None, name=name)
-
-            def commit(seconds: float) -> Result:
-                result = txn.commit(name=name, timeout=seconds)
-                deal.txn_id = txn.txn_id
-                return result
-
-            self._commit(deal, commit, attempt)
+            self._commit(deal, partial(_commit_one_shot, deal, txn, name), attempt, txn.abort)
         except ENDS as error:
-            self._give_up(txn, error)
+            self._give_up(deal, txn, error)
             raise
         finally:
             deal.txn_id = txn.txn_id
@@ -238,7 +264,8 @@ class Worker:
     def _too_large(self, client: Client) -> None:
         """A one-shot with an event that its stream does not take: refused, and others go on."""
         deal = self.ledger.open(SCOPE, "too large")
-        txn = client.begin(SCOPE)
+        with recorded_begin(self.ledger, deal):
+            txn = client.begin(SCOPE)
         own = deal.writer("own")
         attempt = deal.attempt(self.world.now, None, {"nobody": 1})
         try:
@@ -248,33 +275,65 @@ class Worker:
             attempt.result = txn.commit(timeout=5.0)
         except (EventTooLarge, *ENDS) as error:
             attempt.error = error
-            self._give_up(txn, error)
+            self._give_up(deal, txn, error)
         finally:
             deal.txn_id = txn.txn_id
 
-    def _give_up(self, txn: Transaction, error: AnabranchError) -> None:
+    def _too_early(self, client: Client) -> None:
+        """A one-shot to a stream that another client makes at this moment. Who is refused lets it be."""
+        deal = self.ledger.open(SCOPE, "one-shot")
+        stream = f"{SCOPE}/new-{deal.label}"
+
+        def create() -> None:
+            self.world.sleep(self.world.random.expovariate(1.0))
+            with contextlib.suppress(*FINE):
+                client.create_stream(stream, 1, timeout=10.0)
+
+        self.world.spawn(self.world.current, f"create-{deal.label}", create)
+        with recorded_begin(self.ledger, deal):
+            txn = client.begin(SCOPE)
+        own = deal.writer("own")
+        attempt = deal.attempt(self.world.now, "own", {})
+        attempt.own = "own", 1
+        with contextlib.suppress(UnknownStream, *ENDS):
+            recorded_write(self.ledger, deal, own, deal.event(own, stream, b"k0"), txn.write)
+            self._commit(deal, partial(_commit_one_shot, deal, txn, None), attempt)
+
+    def _give_up(self, deal: Deal, txn: Transaction, error: AnabranchError) -> None:
         """As leaving a ``with`` by an exception does."""
         if not isinstance(error, OutcomeUnknown):
-            with contextlib.suppress(*FINE):
-                txn.abort("left by an error", timeout=2.0)
+            self._abort(deal, lambda: txn.abort("left by an error", timeout=2.0))
+
+    def _abort(self, deal: Deal, abort: Callable[[], None]) -> None:
+        """What is answered counts, unless the network sent the commit twice."""
+        recorded: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if deal.txn_id not in self.ledger.doubled:
+            recorded = self.ledger.history.here.asking("abort", txn=deal.label)
+        with contextlib.suppress(*FINE), recorded:
+            abort()
+            if deal.txn_id not in self.ledger.doubled:
+                deal.aborted_at = self.world.now
 
     def _journal(self, client: Client) -> None:
         random = self.world.random
         name = random.choice(NAMES) if random.random() < 0.2 else None
         keepalive = random.choice((1.5, 3.0, 8.0))
         deal = self.ledger.open(SCOPE, "journal", name, keepalive)
-        with recorded_begin(self.ledger, deal) as told:
-            txn = client.begin(SCOPE, name, keepalive)
-            deal.txn_id = txn.txn_id
-            if txn.result is None and txn.txn_id is not None:
-                told["txn_id"] = txn.txn_id.hex()
+        try:
+            with recorded_begin(self.ledger, deal) as told, self.world.interruptible():
+                txn = client.begin(SCOPE, name, keepalive)
+                deal.txn_id = txn.txn_id
+                if txn.result is None and txn.txn_id is not None:
+                    told["txn_id"] = txn.txn_id.hex()
+        except Interrupt:
+            return
         if txn.result is not None:
             deal.named_result = txn.result
             return
         try:
             self._use(client, deal, txn)
         except ENDS as error:
-            self._give_up(txn, error)
+            self._give_up(deal, txn, error)
             raise
 
     def _crowd(self, client: Client) -> None:
@@ -314,7 +373,7 @@ class Worker:
             attempt = deal.attempt(self.world.now, "own", None)
             self._commit(deal, lambda t: txn.commit(timeout=t), attempt)
         except ENDS as error:
-            self._give_up(txn, error)
+            self._give_up(deal, txn, error)
             raise
         finally:
             deal.txn_id = txn.txn_id or deal.txn_id
@@ -332,7 +391,8 @@ class Worker:
             told = new_event(random, deal, own)
             recorded_write(self.ledger, deal, own, told, txn.write)
             if random.random() < 0.1:
-                txn.flush()
+                with contextlib.suppress(Interrupt), self.world.interruptible():
+                    txn.flush()
             if random.random() < 0.2:
                 self.world.sleep(random.expovariate(1.0))
         if random.random() < self.faults.weather.linger:
@@ -353,7 +413,9 @@ class Worker:
         receipts, named = self._choose(helpers)
         claimed = number = None
         kind = random.random()
-        if deal.name is None and kind < 0.15:
+        if helpers and not deal.claims and kind < self.faults.weather.two_committers:
+            self._race(deal, token, helpers)
+        elif deal.name is None and kind < 0.15:
             claimed = deal.name = random.choice(NAMES)
         elif deal.name is None and kind < 0.65 + self.faults.weather.numbered:
             steps = (-1, -1, 0, 1, 1, 1) if self.faults.weather.numbered else (-1, 0, 0, 0, 1, 1)
@@ -363,7 +425,20 @@ class Worker:
             deal,
             lambda t: txn.commit(receipts, name=claimed, number=number, timeout=t),
             attempt,
+            txn.abort,
         )
+
+    def _race(self, deal: Deal, token: bytes, helpers: list[Helper]) -> None:
+        """Another client commits at the same time, with receipts that it chose."""
+
+        def commit() -> None:
+            self.world.sleep(self.world.random.expovariate(20.0))
+            try:
+                self._commit_elsewhere(deal, token, helpers)
+            except ENDS as error:
+                self.world.note(self.name, f"race: {type(error).__name__}: {error}")
+
+        self.world.spawn(self.world.current, "race", commit)
 
     def _help(self, deal: Deal, token: bytes | Reservation) -> Helper:
         """Start a writer here or elsewhere."""
@@ -432,15 +507,29 @@ class Worker:
         deal: Deal,
         call: Callable[[float], Result],
         attempt: Attempt,
+        abort: Callable[[], None] | None = None,
     ) -> None:
-        """Commit, some times over; what stays in doubt is cleared later."""
+        """Commit, some times over; what stays in doubt is cleared later.
+
+        After an interrupt its client commits again, aborts, if it can, or lets it be.
+        """
         random = self.world.random
         attempt.sent = self.world.now
         for _ in range(random.choice((1, 2, 3))):
             try:
-                with recorded_commit(self.ledger, deal, attempt) as told:
+                recorded = recorded_commit(self.ledger, deal, attempt)
+                with recorded as told, self.world.interruptible():
                     result = call(random.choice((1.0, 5.0, 20.0)))
                     told_commit(told, deal, result)
+            except Interrupt:
+                if deal not in self.in_doubt:
+                    self.in_doubt.append(deal)
+                chance = random.random()
+                if chance < 0.3:
+                    continue
+                if chance < 0.7 and abort is not None:
+                    self._abort(deal, abort)
+                return
             except OutcomeUnknown as error:
                 deal.txn_id = error.txn_id or deal.txn_id
                 if deal not in self.in_doubt:
@@ -448,8 +537,7 @@ class Worker:
                 continue
             except AnabranchError as error:
                 attempt.error = error
-                spoiled = SPOILED if self.ledger.deleted else ()
-                if not isinstance(error, (*FINE, *spoiled)):
+                if not isinstance(error, (UnknownStream, *self._allowed)):
                     self.world.fail(f"{deal.label}: commit was refused: {error!r}")
                 raise
             finally:
@@ -457,6 +545,14 @@ class Worker:
             self.world.note(deal.label, f"committed at {result.commit_timestamp}")
             attempt.result = result
             return
+
+
+def _commit_one_shot(deal: Deal, txn: Transaction, name: str | None, seconds: float) -> Result:
+    try:
+        return txn.commit(name=name, timeout=seconds)
+    finally:
+        deal.txn_id = txn.txn_id
+        deal.opened = txn._token is not None
 
 
 def deal_aborts(world: World, deal: Deal, abort: Callable[[], None]) -> None:

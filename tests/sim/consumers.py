@@ -37,6 +37,7 @@ _MODULES = (
     "reader",
     "snapshot",
     "snapshot_reader",
+    "spans",
     "starting",
     "transaction_reader",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from anabranch.core import rows as k
 from anabranch.core.turn import Settings
@@ -22,7 +23,14 @@ from tests.sim.ports import SimCluster, open_table
 from tests.sim.world import Process, SimClock, World
 
 KEY = bytes(range(32))
-CLEANING = {"clean_ms": 100, "clean_records": 2, "clean_bytes": 200, "move_bytes": 300}
+CLEANING: dict[str, Any] = {
+    "clean_ms": 100,
+    "clean_records": 2,
+    "clean_bytes": 200,
+    "clean_history_ms": 400,
+    "epoch_again": 4,
+    "move_bytes": 300,
+}
 IDLE_WAIT_S = 0.5
 FENCED_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 0.2
@@ -219,7 +227,7 @@ class Fleet:
             chunk_bytes=weather.chunk_bytes,
             collate_ms=weather.collate_ms,
             **(CLEANING if weather.cleaning else {}),
-            purge_per_round=3 if weather.small else 500,
+            purge_per_look=3 if weather.small else 500,
             lost_after_ms=int(weather.lost_after_s * 1000),
         )
         while True:

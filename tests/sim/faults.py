@@ -14,7 +14,7 @@ from random import Random
 
 from anabranch.ports import LogUnavailable, LogUncertain
 from tests.sim.weather import Weather
-from tests.sim.world import Action, Process, World
+from tests.sim.world import Action, Interrupt, Process, World
 
 
 class LateEnd(LogUncertain):
@@ -120,6 +120,10 @@ class Faults:
                 return Action("slow disk", delay=_span(key, weather.slow_disk_s))
         if process.kind == "controller":
             return self._log_trouble(call, chance)
+        if self._world.may_interrupt and not call.startswith("produce:journal"):
+            chance -= weather.interrupt  # what is sent to journals is sent by another thread
+            if chance < 0:
+                return Action("interrupt", error=Interrupt())
         asks = call.startswith("fetch:") if process.kind == "reader" else call == "fetch:replies"
         if asks or call in _QUESTIONS:
             chance -= weather.unavailable

@@ -48,6 +48,18 @@ class Groups:
         """The group of that name."""
         return self._groups[name]
 
+    def expire(self) -> bool:
+        """Forget offsets of topics that no member subscribes to, as brokers do after a while; whether any went."""
+        before = sum(map(len, self._offsets.values()))
+        for name, group in self._groups.items():
+            if group.members:
+                topics = group.members[0].topics
+                known = self._offsets[name]
+                self._offsets[name] = {
+                    place: at for place, at in known.items() if place[0] in topics
+                }
+        return sum(map(len, self._offsets.values())) < before
+
     def rebalance(self, group: Group) -> None:
         """All have to join again."""
         group.joining_until = self.world.now + _REBALANCE_S

@@ -114,6 +114,7 @@ class Deal:
     txn_id: bytes | None = None
     keepalive_ms: int = 0
     begun: bool = False  # a controller has said so
+    opened: bool = False  # more than one command
     streams: Sequence[str] = ()
     writers: dict[str, WriterLog] = field(default_factory=dict)
     attempts: list[Attempt] = field(default_factory=list)
@@ -166,6 +167,7 @@ class Ledger:
         self.highest = 0  # number that a commit has asked for
         self.plain: dict[bytes, PlainTold] = {}  # by value
         self.heard: dict[bytes, list[float]] = defaultdict(list)  # commands that arrived, by id
+        self.doubled: set[bytes] = set()  # ids of one-shots that the network delivers twice
         self.stale: dict[bytes, list[float]] = defaultdict(list)  # rounds that found it stale
         self.terms: dict[int, list[float]] = defaultdict(list)  # by control partition
         self._undecided: dict[Native, list[tuple[list[float], float]]] = defaultdict(list)
@@ -175,6 +177,9 @@ class Ledger:
         self.snapshots: list[tuple[str, StreamCut, Places]] = []  # those that were read whole
         self.deleted: dict[str, str] = {}  # stream -> which topic of it somebody deleted
         self.lagged: set[str] = set()  # streams that some broker did not know for a while
+        self.troubled: set[str] = set()  # streams that were in trouble for long
+        self.limited: set[str] = set()  # … whose topics take hardly anything for a while
+        self.poisoned = False  # somebody sent commands that nobody can mean
         self.lost: dict[str, list[float]] = defaultdict(list)  # stream -> rounds that gave it up
         self.late: dict[str, list[float]] = defaultdict(list)  # … and that wrote to it after that
 
@@ -247,6 +252,17 @@ class Ledger:
                 row = decode(record.value)
                 if row.state == LOST:
                     self._undecided[native].append((self.lost[row.stream], now))
+
+    def double(self, records: Iterable[Record]) -> None:
+        """Commands arrive a second time, and who sent them does not know."""
+        for record in records:
+            command = decode(record.value or b"")
+            if isinstance(command, r.OneShot):
+                self.doubled.add(command.txn_id)
+
+    def is_final(self, deal: Deal) -> bool:
+        """Whether a refusal of its commit says that it is never committed: one command, of one client."""
+        return deal.kind == "one-shot" and not deal.opened and deal.txn_id not in self.doubled
 
     def settle(self, native: Native, *, commit: bool) -> None:
         """A native transaction has ended."""

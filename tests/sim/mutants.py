@@ -12,6 +12,7 @@ from tests.sim import simulation
 from tests.sim.check_epochs import Epochs
 from tests.sim.picture import Picture
 from tests.sim.simulation import Report, simulate
+from tests.sim.weather import CLEAR
 from tests.sim.world import World
 
 Judge = Literal["any", "own", "checker"]
@@ -27,7 +28,8 @@ def hunt(mutant: Mutant, start: int, seeds: int, judge: Judge = "any") -> Report
     ``judge``: ``own``: the simulator's own checks, and the product's; ``checker``: nothing but the checker, on
     what was recorded; ``any``: whichever comes first.
     """
-    settings: dict[str, Any] = dict(mutant.weather)
+    # Trouble only where it is what brings the bug out.
+    settings: dict[str, Any] = {**CLEAR, **mutant.weather}
     for seed in range(start, start + seeds):
         with checker_alone() if judge == "checker" else nullcontext():
             report = simulate(seed, bug=mutant.plant(), **settings)

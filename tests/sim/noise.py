@@ -55,7 +55,7 @@ class Noise:
     def _plain_write(self) -> None:
         """No noise at all: they commit by themselves, whatever partition they are in."""
         random = self._random
-        stream = random.choice(self._ledger.streams)
+        stream = self._any_stream()
         info = self._cluster.topics.get(journal_topic(stream))
         if info is None:
             return
@@ -66,13 +66,18 @@ class Noise:
     def burst(self) -> None:
         """Plain writes in several batches at once: they wait together in one journal partition."""
         random = self._random
-        stream = random.choice(self._ledger.streams)
+        stream = self._any_stream()
         info = self._cluster.topics.get(journal_topic(stream))
         if info is None:
             return
         partition, keys = random.randrange(info.partitions), random.sample(PLAIN_KEYS, 2)
         for _ in range(random.randint(2, 4)):
             self._write_plainly(stream, partition, keys)
+
+    def _any_stream(self) -> str:
+        """One whose topics always take what is acknowledged in its journal."""
+        limited = self._ledger.limited
+        return self._random.choice([s for s in self._ledger.streams if s not in limited])
 
     def _write_plainly(self, stream: str, partition: int, keys: Sequence[bytes | None]) -> None:
         now_ms = int((START_S + self._world.now) * 1000)

@@ -154,6 +154,8 @@ class Picture:
     carriers: set[int] = field(default_factory=set)  # producer ids that carried merges aside
     carried: set[bytes] = field(default_factory=set)  # their transactions
     cut: int = 0  # low waters that were logged
+    history_low: dict[str, int] = field(default_factory=dict)  # those of histories
+    starts: dict[tuple[str, int], int] = field(default_factory=dict)  # where streams begin
     moved: int = 0  # the same of rows that say where an old transaction was moved to
     chunks: int = 0  # so many times a carrier moved on
     topic_partitions: dict[str, int] = field(default_factory=dict)
@@ -165,7 +167,7 @@ class Picture:
     deleted: dict[str, str] = field(default_factory=dict)  # stream -> which topic, by outside hands
     lagged: set[str] = field(
         default_factory=set
-    )  # streams that some broker did not know for a while
+    )  # streams that some broker did not know, or that were in trouble, for a while
     stuck: set[bytes] = field(default_factory=set)  # decided, and can't be merged for that
 
     @classmethod
@@ -224,12 +226,18 @@ class Picture:
                 _, entry, _ = k.split_key(key)
                 if entry in (k.Entry.PENDING_COMMIT, k.Entry.CARRY, k.Entry.MOVED):
                     self.left_over.append(f"{entry.name} of {row.txn_id.hex()} ({row.state})")
+        for (stream, partition), low in state.low_water.items():
+            if partition == k.HISTORY:
+                self.history_low[stream] = low
         for stream, epochs in state.epochs.items():
             self.epoch_rows[stream] = set(epochs)
 
     def _read_stream(self, cluster: MemoryCluster, stream: str, partitions: int) -> None:
         for number in range(partitions):
             found = placed(cluster, stream, number)
+            place = TopicPartition(stream_topic(stream), number)
+            if place in cluster.partitions:
+                self.starts[stream, number] = cluster.partitions[place].start_offset
             self.carried |= {event.txn_id for event in found if event.native[0] in self.carriers}
             # Of those that are stuck some may have been carried.
             self.events[stream, number] = [e for e in found if e.txn_id not in self.stuck]

@@ -1,12 +1,12 @@
 """The ports of the simulated processes: the in-memory log and table, and a client's bus and journals over it.
 
-Names of the port calls: ``fetch:commands+journal``, ``append:replies+status``, ``end:commit``, ``end:abort``,
-``producer:a``, ``table:rows``, ``produce:journal``, …, each also with ``.after`` behind its effect.
+Names of the port calls: ``fetch:commands+control+journal``, ``append:replies+status``, ``end:commit``,
+``end:abort``, ``producer:a``, ``table:rows``, ``produce:journal``, …, each also with ``.after`` behind its effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,13 +15,13 @@ from anabranch.client.ports import ClientPorts
 from anabranch.errors import WriteFailed
 from anabranch.ports import (
     Fetched,
+    LogError,
     LogFenced,
     LogRefused,
     LogUncertain,
     TopicGone,
     TopicInfo,
     TopicPartition,
-    TopicUncertain,
 )
 from anabranch.processors.memory_table import MemoryStore, MemoryTable
 from anabranch.topics.batch import Buffer
@@ -46,6 +46,7 @@ _CHANGES = (
     "add_partitions",
     "delete_records",
 )
+PATIENCE_S = 1.5  # of a call to brokers, for what may pass
 _LATE_S = 2.0  # mean time that something late is under way
 
 
@@ -57,6 +58,7 @@ class SimCluster(MemoryCluster):
             SimClock(world, None),
             marker_delay=self._marker_delay,
             transaction_version=faults.weather.transaction_version,
+            patience=PATIENCE_S,
         )
         self.world = world
         self.faults = faults
@@ -160,12 +162,17 @@ class SimLog(MemoryLog):
         max_wait: float,
         max_bytes: int,
         committed: bool,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
     ) -> dict[TopicPartition, Fetched]:
         """See `anabranch.ports.Log.fetch`."""
         self.detail = _kinds(positions)
-        self._find(positions)
+        known = self._known(positions, failed)
         found = super().fetch(
-            positions, max_wait=max_wait, max_bytes=max_bytes, committed=committed
+            {place: positions[place] for place in known},
+            max_wait=max_wait,
+            max_bytes=max_bytes,
+            committed=committed,
+            failed=failed,
         )
         if len(positions) > 1:
             found = self._hide(found)
@@ -205,13 +212,33 @@ class SimLog(MemoryLog):
         """`TopicGone` if this process's broker does not know one of them."""
         self.sim.hands.check(self.owner, places)
 
+    def _known(
+        self,
+        places: Iterable[TopicPartition],
+        failed: MutableMapping[TopicPartition, LogError] | None,
+    ) -> list[TopicPartition]:
+        """`_find`; with ``failed`` the places that this process's broker knows."""
+        known = []
+        for place in places:
+            try:
+                self._find([place])
+                known.append(place)
+            except TopicGone as error:
+                if failed is None:
+                    raise
+                failed[place] = error
+        return known
+
     def end_offsets(
-        self, partitions: Iterable[TopicPartition], *, committed: bool
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        committed: bool,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
     ) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.end_offsets`."""
-        places = list(partitions)
-        self._find(places)
-        return super().end_offsets(places, committed=committed)
+        known = self._known(partitions, failed)
+        return super().end_offsets(known, committed=committed, failed=failed)
 
     def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.start_offsets`."""
@@ -259,6 +286,7 @@ class SimLog(MemoryLog):
         if lost:
             raise LogUncertain("no answer in time")
         if not journal and faults.strikes(weather.double_command, "double command"):
+            self.sim.ledger.double(records)
             self.sim.produce_late(partition, records)
         return offset
 
@@ -298,7 +326,7 @@ class SimProducer(MemoryProducer):
             found = [(place, data) for place, data in batches if place not in gone]
             if found:
                 super().append(found)
-            raise self._over(TopicUncertain(what, gone[0].topic))
+            raise self._over(LogUncertain(what, (gone[0].topic,)))
         self._refusal = TopicGone(what, gone[0].topic)
         raise self._refusal
 

@@ -148,7 +148,9 @@ class ReaderMachine:
             case "ordered":
                 return OrderedReader(self, client, recorder, list(self.ledger.streams), None)
             case "group":
-                return OrderedReader(self, client, recorder, [self.ledger.streams[0]], "group")
+                first = [self.ledger.streams[0]]
+                start = "end" if self.faults.weather.offsets_expire_s else "begin"
+                return OrderedReader(self, client, recorder, first, "group", start)
             case "transactions":
                 return TransactionsReader(self, client, recorder, streams[0], None)
             case _:
@@ -254,12 +256,14 @@ class OrderedReader:
         recorder: MemoryRecorder,
         streams: list[str],
         group: str | None,
+        start: str = "begin",
     ) -> None:
         self._machine = machine
         self._recorder = recorder
         self._streams = streams
         self._group = group
-        self._reader = client.read(streams, group, _TIMEOUT_S)
+        self._start = start
+        self._reader = client.read(streams, group, _TIMEOUT_S, start=start)
         self._term = -1
         self._name = ""
 
@@ -267,6 +271,7 @@ class OrderedReader:
         if self._term != self._reader._term:
             self._term = self._reader._term
             starts = "position" if self._group else "start"
+            starts = "end" if self._start == "end" else starts
             self._name = self._machine.begin("ordered", self._streams, self._group, starts)
 
     def round(self) -> bool:

@@ -10,8 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from anabranch.client.types import Result, TransactionInfo
+from anabranch.core.turn import WAITING
 from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
     ClockSkew,
+    OutcomeUnknown,
     ReceiptMismatch,
     TransactionAborted,
     UnknownTransaction,
@@ -19,6 +23,7 @@ from anabranch.errors import (
 )
 from tests.sim.ledger import Attempt, Deal, Ledger
 
+_TELLS_NOTHING = (OutcomeUnknown, AlreadyCommitted)
 _STATES = {
     "OPEN": "open",
     "COMMIT_IN_PROGRESS": "committing",
@@ -27,6 +32,9 @@ _STATES = {
     "ABORT_IN_PROGRESS": "aborting",
     "ABORTED": "aborted",
 }
+
+
+_MOST_PARTS = 40  # receipts of a writer, more than there are
 
 
 @contextmanager
@@ -42,18 +50,21 @@ def recorded_commit(ledger: Ledger, deal: Deal, attempt: Attempt) -> Iterator[di
     """One call of commit."""
     recorder = ledger.history.here
     writers: list[str] | None = None
+    perhaps: list[str] = []  # a later receipt of theirs may be registered by then
     if attempt.receipts is not None:
         writers = ["own"] if attempt.own is not None else []
         for label, count in attempt.receipts.items():
-            writers += deal.writers[label].parts(count)
+            named = deal.writers[label].parts(count)
+            writers += named
+            perhaps += [f"{label}.{i}" for i in range(len(named), _MOST_PARTS)]
     elif attempt.own is not None:
         recorder.note("finish", txn=deal.label, writer="own")
-    claims: dict[str, Any] = {}
+    claims: dict[str, Any] = {"own": ["own"]} if attempt.own is not None else {}
     if attempt.number is not None:
-        claims = {"series": "series", "number": attempt.number}
+        claims |= {"series": "series", "number": attempt.number}
     elif deal.name is not None and ledger.names_are_kept:
-        claims = {"series": f"name {deal.name}", "number": 0}
-    op = recorder.ask("commit", txn=deal.label, writers=writers, **claims)
+        claims |= {"series": f"name {deal.name}", "number": 0}
+    op = recorder.ask("commit", txn=deal.label, writers=writers, perhaps=perhaps, **claims)
     told: dict[str, Any] = {}
     try:
         yield told
@@ -61,7 +72,9 @@ def recorded_commit(ledger: Ledger, deal: Deal, attempt: Attempt) -> Iterator[di
         recorder.told(op, "failed", why=f"{type(error).__name__}: {error}")
         raise
     except BaseException as error:
-        recorder.told(op, "unknown", why=f"{type(error).__name__}: {error}")
+        refused = isinstance(error, AnabranchError) and not isinstance(error, _TELLS_NOTHING)
+        outcome = "failed" if refused and ledger.is_final(deal) else "unknown"
+        recorder.told(op, outcome, why=f"{type(error).__name__}: {error}")
         raise
     recorder.told(op, "ok", **told)
 
@@ -93,5 +106,6 @@ def recorded_state(ledger: Ledger, txn_id: bytes) -> Iterator[dict[str, Any]]:
 
 def state_of(info: TransactionInfo) -> dict[str, Any]:
     """What is told of it."""
-    state = _STATES[info.state]
+    # A commit that waits may be refused yet: to the checker the transaction is open.
+    state = "open" if info.reason == WAITING else _STATES[info.state]
     return {"state": state, "timestamp": info.commit_timestamp if state == "committed" else None}

@@ -18,7 +18,13 @@ from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.topics.memory_partition import Entry, Partition
-from anabranch.topics.names import commands_topic, history_topic, replies_topic, stream_topic
+from anabranch.topics.names import (
+    commands_topic,
+    control_topic,
+    history_topic,
+    replies_topic,
+    stream_topic,
+)
 from anabranch.topics.records import decode_records
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
@@ -85,14 +91,14 @@ class Retention:
     def _delete(self) -> None:
         if self._faults.calm:
             return
-        commands = commands_topic(self._prefix)
+        unread = (commands_topic(self._prefix), control_topic(self._prefix))
         for place, partition in self._cluster.partitions.items():
             if place.topic in self._rules:
                 self._move(place, self._limit(partition, self._rules[place.topic]))
             elif place.topic in self._histories:
                 if self._world.random.random() < _BY_HAND:
                     self._move(place, self._useless(self._histories[place.topic], partition))
-            elif place.topic == commands and self._world.random.random() < _UNREAD:
+            elif place.topic in unread and self._world.random.random() < _UNREAD:
                 bounds = [partition.start_offset, *(e.next_offset for e in partition.entries)]
                 self._move(place, self._world.random.choice(bounds))
         self._world.changed()

@@ -44,7 +44,10 @@ def check_safe_times(picture: Picture, answers: list[SafeAnswer], partitions: in
                 answer.known <= answer.timestamp,
                 f"safe time {answer.timestamp}: {answer.known} was known before it was asked for",
             )
+        # A history that somebody made anew ended elsewhere when it was asked.
         for stream, end in answer.ends.items():
+            if stream in picture.deleted:
+                continue
             for seen, record in picture.history.get(stream, ()):
                 hold(
                     record.timestamp > answer.timestamp or seen.record.offset < end,

@@ -29,7 +29,7 @@ def scale_somehow(world: World, client: Client, stream: str) -> None:
         client.scale(stream, seal=seal, ranges=ranges, timeout=timeout)
     except InvalidArgument as error:
         if STALE not in str(error):
-            world.fail(f"{stream}: seal {seal}, open {ranges}: {error}")
+            raise InvalidArgument(f"{stream}: seal {seal}, open {ranges}: {error}") from error
 
 
 def hand_plan(random: Random, stream: StreamDescription) -> tuple[list[int], list[tuple[int, int]]]:

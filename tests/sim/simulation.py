@@ -12,12 +12,15 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+from anabranch.core import limits, vectors
 from anabranch.core import rows as k
 from anabranch.core.journal_runs import place_of, txn_of
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
-from anabranch.processors import controller, durability, intake
+from anabranch.processors import controller, culprit, durability, intake
 from anabranch.processors.controller import Controller
+from anabranch.processors.culprit import Culprit
+from anabranch.processors.intake import Command
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.topics import splice
@@ -42,11 +45,13 @@ from tests.sim.picture import (
     stuck_of,
     visible,
 )
+from tests.sim.poison import failing_decisions
 from tests.sim.ports import SimCluster
 from tests.sim.readers import ReaderMachine
 from tests.sim.recording import FINAL, History, Part
 from tests.sim.retention import Retention
 from tests.sim.safe_times import check_safe_times
+from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
 from tests.sim.world import Violation, World
 from tests.sim.writers import STREAMS
@@ -109,6 +114,36 @@ def simulate(
         history: a folder to which the run's history is written, whatever comes of it.
         weather: not as the seed draws it.
     """
+    with _strict():
+        return _simulate(seed, trace, bug, only, history, weather)
+
+
+@contextmanager
+def _strict() -> Iterator[None]:
+    """All commands are innocent: none may raise, or be set aside. Streams may be tight."""
+
+    def raised(_: Culprit, offset: int | None, error: Exception) -> None:
+        raise error
+
+    def put_aside(_: Culprit, command: Command, reason: str, *__: object) -> None:
+        raise InvariantViolation(f"an innocent command is set aside: {command} {reason}")
+
+    with (
+        patch.object(limits, "LEAST_MESSAGE", limits.LEAST_MESSAGE._replace(value=1)),
+        patch.object(Culprit, "raised", raised),
+        patch.object(Culprit, "_set_aside", put_aside),
+    ):
+        yield
+
+
+def _simulate(
+    seed: int,
+    trace: Callable[[str], None] | None,
+    bug: AbstractContextManager[object] | None,
+    only: frozenset[str] | None,
+    history: Path | None,
+    weather: dict[str, float],
+) -> Report:
     began = time.perf_counter()
     world = World(seed, trace=trace)
     drawn = Weather.draw(world.random).changed(weather)
@@ -124,7 +159,7 @@ def simulate(
         beside: AbstractContextManager[object] = nullcontext()
         if drawn.carriers_beside:
             beside = patch.object(controller, "Carriers", carriers_beside(world))
-        with _limits(small=drawn.small), beside, bug or nullcontext():
+        with _limits(small=drawn.small), beside, failing_decisions(), bug or nullcontext():
             run = _Run(world, faults)
             with simulated(run.cluster):
                 commits, epochs = run.play()
@@ -173,6 +208,7 @@ class _Run:
         self.ledger.names_are_kept = weather.retention_s > _LONG_S
         self.cluster = SimCluster(world, faults, self.ledger)
         self.retention = Retention(world, self.cluster, faults, self.ledger)
+        self.outages = Outages(world, self.cluster, faults, self.ledger)
         self.fleet = Fleet(world, self.cluster, faults, PREFIX)
         self.fleet.after_lead = self._check_tables
         self.fleet.after_step = self._after_step
@@ -192,6 +228,8 @@ class _Run:
         self.fleet.start()
         self.retention.start()
         self.cluster.hands.start()
+        self.outages.start()
+        self._expire_offsets()
         for worker in self.workers:
             worker.start()
         for reader in self.readers:
@@ -202,6 +240,7 @@ class _Run:
         self.faults.calm = True
         world.thaw_all()
         self.fleet.calm_down()
+        self.outages.outlast()
         # Who commits one that is stuck asks for long.
         limit = world.now + CALM_S * (2 if self.ledger.deleted else 1)
         if not world.run(self._ended, limit) and world.violation is None:
@@ -218,6 +257,14 @@ class _Run:
         except AnabranchError as error:
             world.fail(f"the log can't be read: {error!r}")
         return 0, Epochs()
+
+    def _expire_offsets(self) -> None:
+        """Now and then, if the weather has it."""
+        mean_s = self.faults.weather.offsets_expire_s
+        if mean_s and not self.faults.calm:
+            if self.cluster.groups.expire():
+                self.faults.strikes(1.0, "expired offsets")
+            self.world.later(self.faults.span(mean_s), self._expire_offsets)
 
     def _read_on(self) -> None:
         """Until readers have seen everything."""
@@ -268,7 +315,7 @@ class _Run:
             hold(not left, f"all is ended, and the journal index still has {left[:3]}")
         deleted = self.ledger.deleted
         picture = Picture.take(self.cluster, PREFIX, self.partitions, self.ledger.carriers, deleted)
-        picture.lagged = self.ledger.lagged
+        picture.lagged = self.ledger.lagged | self.ledger.troubled
         check_lost(picture, self.ledger)
         check_safe_times(picture, self.ledger.safe_answers, self.partitions)
         check_log(picture)
@@ -376,11 +423,14 @@ class _Run:
 
 
 _SMALL: tuple[tuple[ModuleType, str, int], ...] = (
-    (controller, "MAX_COMMANDS", 2),
+    (culprit, "MAX_COMMANDS", 3),
+    (culprit, "PIECE", 2),
     (intake, "FETCH_BYTES", 700),
     (controller, "INDEX_ROWS", 3),
     (durability, "SMALL_BYTES", 300),
     (durability, "BATCH_BYTES", 400),
+    (vectors, "FEW", 1),
+    (vectors, "EVERY", 3),
     (splice, "BATCH_BYTES", 300),
     (splice, "MIN_SPLICED_RECORDS", 2),
 )

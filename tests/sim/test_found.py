@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from anabranch.core import limits
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
-from anabranch.topics.names import commands_topic, stream_topic
+from anabranch.topics.names import control_topic, stream_topic
+from tests.core.labels import SECRET
 from tests.processors.world import World
 from tests.sim.simulation import simulate
 
@@ -25,7 +27,7 @@ def test_what_a_zombie_read_of_the_journals_is_read_again() -> None:
     successor = world.controller("successor")
     successor.lead()
     txn_id = world.txn_id()
-    begun = world.ask(successor, r.Begin(txn_id, "nyc", None, 60_000))
+    begun = world.ask(successor, r.Begin(txn_id, "nyc", None, 60_000, SECRET))
     touched = world.ask(successor, r.Touch(begun.token, "nyc/a"))
     receipt = world.write(txn_id, 1, "nyc/a", touched.segments, [(b"k", b"v")])
     with pytest.raises(LogFenced):
@@ -50,7 +52,7 @@ def test_a_new_leader_carries_on_only_when_it_has_read_the_journals() -> None:
     leader.lead()
     world.stream(leader, "nyc/a", segments=1)
     txn_id = world.txn_id()
-    begun = world.ask(leader, r.Begin(txn_id, "nyc", None, 60_000))
+    begun = world.ask(leader, r.Begin(txn_id, "nyc", None, 60_000, SECRET))
     touched = world.ask(leader, r.Touch(begun.token, "nyc/a"))
     events = [(b"k", b"%d" % i) for i in range(20)]
     receipt = world.write(txn_id, 1, "nyc/a", touched.segments, events, one_batch=False)
@@ -73,8 +75,11 @@ def test_a_new_leader_carries_on_only_when_it_has_read_the_journals() -> None:
     assert sum(len(world.committed(place)) for place in places) == 20
 
 
-def test_what_a_round_writes_to_a_journal_fits_into_its_batches() -> None:
+def test_what_a_round_writes_to_a_journal_fits_into_its_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Commits of one round came to one batch of ops that the journal refused, again and again: none ever ended."""
+    monkeypatch.setattr(limits, "LEAST_MESSAGE", limits.LEAST_MESSAGE._replace(value=1))
     world = World()
     leader = world.controller("leader")
     leader.lead()
@@ -83,7 +88,7 @@ def test_what_a_round_writes_to_a_journal_fits_into_its_batches() -> None:
     asked = []
     for _ in range(12):
         txn_id = world.txn_id()
-        begun = world.ask(leader, r.Begin(txn_id, "nyc", None, 60_000))
+        begun = world.ask(leader, r.Begin(txn_id, "nyc", None, 60_000, SECRET))
         touched = world.ask(leader, r.Touch(begun.token, "nyc/a"))
         receipt = world.write(txn_id, 1, "nyc/a", touched.segments, [(b"k", b"v")])
         asked.append(r.Commit(begun.token, (receipt,), (), None, 1000))
@@ -100,8 +105,8 @@ def test_a_scope_is_served_though_what_the_directory_told_was_deleted_unread() -
     directory, other = world.controller("directory"), world.controller("other", 1)
     directory.lead()
     assert world.ask(directory, r.FindScope("s", True)).control_partition == 1
-    commands = world.cluster.partition(TopicPartition(commands_topic(), 1))
-    commands.delete_below(commands.end_offset)
+    control = world.cluster.partition(TopicPartition(control_topic(), 1))
+    control.delete_below(control.end_offset)
     other.lead()
     refusal = world.ask(other, r.CreateStream("s/a", 1, {}))
     assert isinstance(refusal, r.Refusal)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from anabranch.core.decide_admin import ACTIVE, LOST, MISSING
+from anabranch.core.decide_admin import ACTIVE, LOST, WAITING
 from anabranch.ports import LogUnavailable, TopicInfo, TopicPartition
 from anabranch.schemas.records import Begin, Commit, Event, OneShot, Refusal, Scale, Touch
 from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.core.labels import SECRET
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 
 
@@ -42,7 +43,7 @@ def test_who_scales_a_stream_without_a_topic_is_told_to_ask_again(topic: str) ->
     assert isinstance(refusal, Refusal)
     assert refusal.code == "NotReady"
     play.play(2)
-    assert play.stream_state(GONE) == MISSING
+    assert play.stream_state(GONE) == WAITING
 
 
 def test_a_history_made_anew_is_not_taken_for_the_old_one_by_the_last_of_several_records() -> None:
@@ -95,7 +96,7 @@ def test_what_was_missing_once_is_not_given_up_for_want_of_an_answer(
     with monkeypatch.context() as patched:
         patched.setattr(MemoryLog, "describe_topics", away)
         play.play(10, 2 * LOST_S)
-        assert play.stream_state(GONE) == MISSING
+        assert play.stream_state(GONE) == WAITING
     play.play(3, 3.0)
     assert play.stream_state(GONE) == ACTIVE
     assert play.one_shot(GONE) == "COMMITTED"
@@ -110,7 +111,7 @@ def test_others_records_in_a_journal_made_anew_are_not_taken_for_a_transactions(
     """The journal was full again before its leader looked: what was weighed in the old one was merged by offset."""
     play = Play()
     txn_id, token, receipt = play.begun(GONE, OTHER)
-    other = play.ask(Begin(play.world.txn_id(), "nyc", None, 600_000))
+    other = play.ask(Begin(play.world.txn_id(), "nyc", None, 600_000, SECRET))
     touched = play.ask(Touch(other.token, GONE))
     play.make_anew(journal_topic(GONE))
     # As big, and in the same places: only what they are tells them from those that were there.
@@ -139,7 +140,7 @@ def test_who_touches_a_missing_stream_is_not_silent() -> None:
     """A refused touch did not count: the transaction of somebody who asked again and again went stale."""
     play = Play()
     txn_id = play.world.txn_id()
-    begun = play.ask(Begin(txn_id, "nyc", None, 4_000))
+    begun = play.ask(Begin(txn_id, "nyc", None, 4_000, SECRET))
     play.world.cluster.delete_topic(stream_topic(GONE))
     assert play.one_shot(GONE) == "NotReady"
     for _ in range(10):

@@ -72,7 +72,7 @@ class Hands:
         if self._faults.calm:
             return
         self._next(self._faults.weather.lose_s, self._delete)
-        known = [s for s in self._ledger.streams if s not in self.deleted and self._stands(s)]
+        known = [s for s in self._ledger.streams if s not in self.deleted and self.stands(s)]
         if len(known) < 2 or len(self.deleted) + 1 >= len(self._ledger.streams):
             return
         stream, kind = self._random.choice(known), self._random.choice(sorted(NAMES))
@@ -92,7 +92,7 @@ class Hands:
                 later = self._random.expovariate(0.5)
                 self._world.later(later, lambda: self._make_anew(stream, info))
 
-    def _stands(self, stream: str) -> bool:
+    def stands(self, stream: str) -> bool:
         """It has all its topics, and its first epoch."""
         history = self._cluster.partitions.get(TopicPartition(history_topic(stream), 0))
         return history is not None and history.stable_offset > 0
@@ -128,7 +128,7 @@ class Hands:
         if self._faults.calm:
             return
         self._next(self._faults.weather.lag_s, self._lag)
-        known = [s for s in self._ledger.streams if s not in self._lagged and self._stands(s)]
+        known = [s for s in self._ledger.streams if s not in self._lagged and self.stands(s)]
         processes = sorted(
             {
                 task.process.name

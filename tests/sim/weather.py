@@ -8,6 +8,21 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 
 FAIR = "fair"
+# What the product does not stand yet: never drawn, and there only when asked for.
+NOT_YET = frozenset(
+    (
+        "few_replicas_s",  # nobody takes the lead over while markers can't be written
+        "failed_disk_s",  # the same
+        "small_limit_s",  # the same, below the size of a marker
+        "control_s",  # what the status topic refuses is taken for a command's fault
+        "interrupt",
+        "refusals",
+        "two_committers",
+        "offsets_expire_s",
+        "raising_s",
+        "hostile_s",
+    )
+)
 
 
 @dataclass
@@ -57,6 +72,25 @@ class Weather:
     lose_s: float = 0.0  # mean time until somebody deletes a topic of a stream; 0: nobody does
     lag_s: float = 0.0  # mean time until brokers do not know a stream's topic for a while; 0: never
     lost_after_s: float = 5.0  # a stream whose topic is missing for so long is given up
+    # Mean times until a topic of one stream comes into trouble that lasts; 0: it never does. See `trouble`.
+    leaderless_s: float = 0.0
+    few_replicas_s: float = 0.0
+    failed_disk_s: float = 0.0
+    refusing_s: float = 0.0
+    denying_s: float = 0.0
+    stale_s: float = 0.0  # a broker that leads no more answers one machine
+    small_limit_s: float = 0.0
+    control_s: float = 0.0  # the same of a control topic's partition, for a moment
+    trouble_for_s: float = 15.0  # so long it lasts after all other faults have ended
+    interrupt: float = 0.0  # per port call of a client's begin, flush or commit
+    refusals: float = 0.0  # of jobs: a one-shot to a stream that is being made
+    two_committers: float = 0.0  # of transactions with helpers
+    offsets_expire_s: float = (
+        0.0  # mean time between expiries of offsets that no member subscribes to
+    )
+    poison_s: float = 0.0  # mean time between a client's commands that nobody can mean; 0: none
+    raising_s: float = 0.0  # … that make a controller's code fail
+    hostile_s: float = 0.0  # … that make streams with settings that can't work
     checkpoint_loss: float = 0.0  # per restart: the disk is empty, or an old copy
     transaction_version: int = 2
     native_timeout_s: float = 10.0
@@ -94,9 +128,10 @@ class Weather:
             return random.choice(values)
 
         state = random.getstate()
-        outside = Random(f"{random.random()}/topics")  # chance of its own: other draws stay
+        own = random.random()
+        outside = Random(f"{own}/topics")  # chance of its own: other draws stay
         random.setstate(state)
-        return cls(
+        drawn = cls(
             switch=some(0.2, 0.5, 0.9),
             delay=some(0, 0.005, 0.03),
             delay_s=some(0.02, 0.2, 1.0),
@@ -150,6 +185,7 @@ class Weather:
             lose_s=outside.choice((0, 0, 0, 0, 0, 5.0, 12.0)),
             lag_s=outside.choice((0, 0, 0, 0, 3.0)),
         )
+        return drawn.changed(_draw_trouble(Random(f"{own}/trouble")))
 
     def changed(self, values: Mapping[str, float]) -> Weather:
         """With these instead."""
@@ -165,6 +201,34 @@ class Weather:
 
     def __str__(self) -> str:
         return ", ".join(self.differences(Weather())) or "fair"
+
+
+# Kinds of trouble, and of what clients may do wrong, each with its values.
+_KINDS: dict[str, tuple[float, ...]] = {
+    "leaderless_s": (2.0, 8.0),
+    "few_replicas_s": (2.0, 8.0),
+    "failed_disk_s": (2.0, 8.0),
+    "refusing_s": (2.0, 8.0),
+    "denying_s": (2.0, 8.0),
+    "stale_s": (2.0, 8.0),
+    "small_limit_s": (2.0, 8.0),
+    "control_s": (3.0, 10.0),
+    "interrupt": (0.01, 0.05),
+    "refusals": (0.3,),
+    "two_committers": (0.5,),
+    "offsets_expire_s": (2.0,),
+    "poison_s": (1.0, 5.0),
+    "raising_s": (2.0, 8.0),
+    "hostile_s": (3.0,),
+}
+CLEAR: dict[str, float] = dict.fromkeys(_KINDS, 0.0)  # none of it
+
+
+def _draw_trouble(random: Random) -> dict[str, float]:
+    """One kind of what lasts, or two, in three runs of five."""
+    chosen = random.sample(sorted(_KINDS.keys() - NOT_YET), random.choice((0, 0, 1, 1, 2)))
+    values = {kind: random.choice(_KINDS[kind]) for kind in chosen}
+    return values | {"trouble_for_s": random.choice((11.0, 11.0, 11.0, 30.0))}
 
 
 def parse(given: Iterable[str]) -> dict[str, float]:

@@ -28,7 +28,8 @@ import hashlib
 import heapq
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from types import CodeType
@@ -43,6 +44,10 @@ _MAX_STEPS = 400_000
 
 class Crash(BaseException):
     """The process is dead. Not an `Exception`: nothing in the product catches it."""
+
+
+class Interrupt(BaseException):
+    """An exception from outside, as Ctrl-C raises it, in a call of the library; its handle is used afterwards."""
 
 
 class Violation(Exception):
@@ -63,7 +68,7 @@ class Action:
 
     name: str
     delay: float = 0.0
-    error: Exception | None = None
+    error: BaseException | None = None
     freeze: float = 0.0
     crash: bool = False
 
@@ -113,6 +118,7 @@ class World:
         self.violation: Violation | None = None
         self.origin = ""  # the function that found it: the same one finds the same kind
         self._tasks: list[Task] = []
+        self._open: list[Task] = []  # whose port calls may be interrupted
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._event_count = 0
         self._current: Task | None = None
@@ -184,6 +190,21 @@ class World:
     def running_name(self) -> str:
         """Of the process that runs, or the world's."""
         return "world" if self._current is None else self._current.process.name
+
+    @property
+    def may_interrupt(self) -> bool:
+        """Whether the running task is in a call that may be interrupted."""
+        return self._current in self._open
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """In here `Interrupt` may come out of any port call of the running task."""
+        task = self._running()
+        self._open.append(task)
+        try:
+            yield
+        finally:
+            self._open.remove(task)
 
     # -- what tasks call ------------------------------------------------------------------------------
 

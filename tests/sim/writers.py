@@ -16,6 +16,7 @@ from anabranch.errors import (
     AskOutcomeError,
     BeginAgainError,
     ClockSkew,
+    EventTooLarge,
     IllegalState,
     InvalidArgument,
     RetryError,
@@ -81,8 +82,8 @@ def start_helper(
         writer = client.join(token, heartbeat=world.random.random() < 0.3)
         try:
             _write(world, ledger, writer, deal, account, helper)
-        except (InvalidArgument, *FINE) as error:
-            if isinstance(error, InvalidArgument) and not ledger.deleted:
+        except (InvalidArgument, EventTooLarge, *FINE) as error:
+            if not isinstance(error, FINE) and not (ledger.deleted or ledger.troubled):
                 raise
             world.note(process.name, f"helper: {type(error).__name__}: {error}")
             writer.discard()

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -26,12 +28,12 @@ class Table:
         self, spark: SparkSession, connection: Connection, folder: Path, form: str
     ) -> None:
         self._spark, self._connection = spark, connection
-        self.folder, self._form = folder, form
+        self.folder, self.form = folder, form
         self.batches: list[Batch] = []
 
     def export(self, *streams: str, most: int | None = None, **more: Any) -> Exported:
         """A run to the end of what is there."""
-        shape = Shape(self._form, **more)
+        shape = Shape(self.form, **more)
         self.batches = []
         return export(
             self._spark,
@@ -45,7 +47,7 @@ class Table:
 
     def rows(self) -> list[dict[str, Any]]:
         """All of it."""
-        if self._form == "delta":
+        if self.form == "delta":
             from deltalake import DeltaTable
 
             if not self.folder.exists():
@@ -68,7 +70,7 @@ class Table:
         (commits / str(last)).unlink()
         (commits / f".{last}.crc").unlink()
         if also_the_table:
-            log = self.folder / ("_delta_log" if self._form == "delta" else "_spark_metadata")
+            log = self.folder / ("_delta_log" if self.form == "delta" else "_spark_metadata")
             entry = max(path for path in log.iterdir() if path.name[0].isdigit())
             entry.unlink()
             (log / f".{entry.name}.crc").unlink(missing_ok=True)
@@ -113,6 +115,9 @@ def test_export_repeats_a_batch_that_was_cut_off(
         table.export(stream)
         assert table.values() == before, f"the table's note lost: {lost}"
     assert table.values() == Counter("1122")
+    if table.form == "parquet":  # other readers take all files that they find
+        found = pa.concat_tables(pq.read_table(f) for f in table.folder.glob("part-*"))
+        assert Counter(value.decode() for value in found["value"].to_pylist()) == Counter("1122")
 
 
 def test_a_micro_batch_is_made_of_whole_transactions(
@@ -172,6 +177,10 @@ def test_a_folder_belongs_to_its_checkpoint(
     export(spark, connection, [stream], to)
     with pytest.raises(InvalidArgument, match="another checkpoint"):
         export(spark, connection, [stream], to, checkpoint=str(tmp_path / "other"))
+    other = stream + "-other"
+    client.create_stream(other)
+    with pytest.raises(InvalidArgument, match=f"the checkpoint is of {stream}, not of {other}"):
+        export(spark, connection, [other], to)
 
 
 def test_export_continues_until_it_is_interrupted(

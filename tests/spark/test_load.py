@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from anabranch.errors import AnabranchError, InvalidArgument, UnknownStream
 from anabranch.spark.avro_rows import avro_schema
+from anabranch.spark.failures import JobFailed
 from anabranch.spark.options import Connection
 from anabranch.spark.pipelines.load import Events, Reading, load
 from tests.spark.pipeline_input import NOON_MS, files
@@ -152,8 +153,22 @@ def test_load_of_nothing_leaves_the_name_free(
         ("id,name\n1,a\n", Events(key=("nmae",)), InvalidArgument, "there are id, name"),
         ("id,at\n1,noon\n", Events(timestamp="at"), InvalidArgument, "noon"),
         ("id,name\n1,a\n", Events(encoding="raw"), InvalidArgument, "encoding=raw takes"),
+        ("id,name\n1,\xc4rger\n", Events(), InvalidArgument, "column name is not UTF-8.*encoding="),
+        ("id,\xc4\n1,a\n", Events(), InvalidArgument, "name is not UTF-8"),
+        ("id,name,id\n1,a,2\n", Events(), JobFailed, "header.*id, name, id"),
+        ("id,name\n1,a\n", Events(timestamp="name", encoding="avro"), InvalidArgument, "'a'"),
     ],
-    ids=["no file", "a short row", "no such key", "no time", "no value"],
+    ids=[
+        "no file",
+        "a short row",
+        "no such key",
+        "no time",
+        "no value",
+        "a text in Latin-1",
+        "a name in Latin-1",
+        "equal columns",
+        "no time, in Avro",
+    ],
 )
 def test_load_refuses_what_is_wrong_and_writes_nothing(
     spark: SparkSession,
@@ -167,10 +182,28 @@ def test_load_refuses_what_is_wrong_and_writes_nothing(
 ) -> None:
     path = tmp_path / "rows.csv"
     if text is not None:
-        path.write_text(text)
+        path.write_text(text, encoding="latin-1")
     with pytest.raises(error, match=says):
         load(spark, connection, [str(path)], stream, events=events, name="refused")
     assert read_all(connection.bootstrap, stream) == []
+
+
+def test_load_takes_lines_in_quotes_and_times_of_digits(
+    spark: SparkSession, connection: Connection, stream: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    rows = '1,"two\nlines, and a comma",1700000000\n2,\xc4,1700000000123\n'
+    path.write_text("id,text,at\n" + rows, encoding="latin-1")
+    reading = Reading(options={"encoding": "ISO-8859-1"})
+    load(spark, connection, [str(path)], stream, reading=reading, events=Events(timestamp="at"))
+    found = sorted(
+        (json.loads(event.value or b"").get("text"), event.timestamp)
+        for event in read_all(connection.bootstrap, stream)
+    )
+    assert found == [
+        ("two\nlines, and a comma", 1_700_000_000_000),
+        ("\xc4", 1_700_000_000_123),
+    ]
 
 
 def test_load_needs_its_stream(

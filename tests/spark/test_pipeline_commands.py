@@ -67,6 +67,11 @@ def test_the_commands_from_file_to_file(command: Any, unique: str, tmp_path: Pat
         (("export", "-s", "STREAM", "--to", "TMP/o", "--partition-by", "x"), 2, "no column x"),
         (("compact", "-s", "STREAM"), 2, "InvalidArgument: give a folder or a stream"),
         (("compact", "-s", "STREAM-x", "--to", "TMP/out"), 2, "UnknownStream: "),
+        (
+            ("export", "-s", "STREAM", "--to", "TMP/o", "-b", "127.0.0.1:1", "--timeout", "2"),
+            3,
+            "127.0.0.1:1",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -38,7 +38,7 @@ REFUSED = [
     ("a int, A int", {"stream": "a/b", "encoding": "json"}, "columns of the same name: a;"),
     ("a int", {"stream": "a/b", "encoding": "json", "key": "b"}, "option key: there is no column 'b'"),
     ("a int", {"stream": "a/b", "encoding": "json", "keepkey": "false"}, "keepkey=false needs option key"),
-    ("a int", {"stream": "a/b", "encoding": "json", "timestampcolumn": "a"}, "column timestamp is int"),
+    ("a int", {"stream": "a/b", "encoding": "json", "timestampcolumn": "a"}, "timestampcolumn: column a is int"),
     ("a interval", {"stream": "a/b", "encoding": "json"}, "column a has type interval, which has no JSON"),
     ("a struct<b: map<int, int>>", {"stream": "a/b", "encoding": "json"}, "column a.b: a map's keys are int"),
     ("a interval", {"stream": "a/b", "encoding": "avro"}, "column a has type interval, which has no Avro"),

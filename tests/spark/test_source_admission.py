@@ -49,7 +49,8 @@ class Written:
             self.vector[partition] = first + count
             self._next[partition] = first + count + 1
         txn_id = make_txn_id(0, 1, txn) if txn else NO_TXN
-        self._add(CommitRecord(txn_id, self.epoch, timestamp, tuple(parts), self._positions(), -1))
+        # As in a wide stream: it tells of what it moved only.
+        self._add(CommitRecord(txn_id, self.epoch, timestamp, tuple(parts), (), -1, vector_at=0))
 
     def scale(self, timestamp: int, sealed: Iterable[int]) -> None:
         """A new epoch that seals the segments of these partitions."""

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.broker
 
 SOON_S = 60
 COMMITS, CUT = 5, 2
-UNTOLD = r"the history was cut, and does not tell .* of offset 0 any more; set option failOnDataLoss=false"
+UNTOLD = r"does not tell .* of offset 0: it was cut, .*; set option failOnDataLoss=false"
 
 Row = tuple[bytes, int | None, int | None]
 

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.ports import LogFenced, LogUncertain, TableError, TopicPartition, TopicSpec
+from anabranch.ports import (
+    LogBusy,
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    LogUncertain,
+    OffsetOutOfRange,
+    TableError,
+    TopicPartition,
+    TopicSpec,
+)
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.topics.batch import check_crc, read_header
 from anabranch.topics.memory import MemoryCluster, MemoryLog
+from anabranch.topics.memory_trouble import Kind, Trouble
 from anabranch.topics.records import Record, decode_records, encode_batch
 from tests.contract.conftest import SteppedClock
 
@@ -338,3 +350,43 @@ def test_a_write_cut_off_before_its_effect_is_not_there() -> None:
     with pytest.raises(Crash):
         table.write({b"k": b"1"})
     assert store.snapshot() == {b"k": b"1"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "on_read", "on_append", "is_marked"),
+    [
+        (Kind.LEADERLESS, LogUnavailable, LogUnavailable, True),  # nothing was sent there
+        (Kind.FEW_REPLICAS, None, LogRefused, False),
+        (Kind.FAILED_DISK, None, LogUncertain, False),
+        (Kind.REFUSING, None, LogRefused, True),
+        (Kind.DENYING, LogRefused, LogRefused, True),
+        (Kind.STALE, OffsetOutOfRange, LogUncertain, True),
+    ],
+)
+def test_a_partition_in_trouble_says_so_and_all_others_work(
+    kind: Kind, on_read: type[LogError] | None, on_append: type[LogError], is_marked: bool
+) -> None:
+    world = World()
+    log, other = world.log("me"), world.log("you")
+    world.cluster.produce_batch(TP, one("a"))
+    world.cluster.produce_batch(OTHER, one("b"))
+    world.cluster.troubles[TP] = Trouble(kind, process="me" if kind is Kind.STALE else "")
+    failed: dict[TopicPartition, LogError] = {}
+    positions = {TP: 1, OTHER: 0}
+    found = log.fetch(positions, max_wait=0, max_bytes=1 << 20, committed=True, failed=failed)
+    assert list(found) == [OTHER]
+    assert {place: type(error) for place, error in failed.items()} == (
+        {TP: on_read} if on_read else {}
+    )
+    producer = log.producer("x", timeout=60)
+    with pytest.raises(on_append) as raised:
+        producer.append([(OTHER, one("c")), (TP, one("d"))])
+    assert raised.value.topics == {"t"}
+    if is_marked:
+        other.producer("x", timeout=60)
+    else:
+        with pytest.raises(LogBusy):
+            other.producer("x", timeout=60)
+    world.cluster.troubles.clear()
+    other.producer("x", timeout=60)
+    assert seen(world) == ["a"]

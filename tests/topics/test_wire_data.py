@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
+import resource
+import socket
 import uuid
 from typing import Any
 
@@ -15,6 +18,7 @@ from kio.serial import entity_reader, entity_writer
 from anabranch.ports import TopicPartition
 from anabranch.topics.wire import calls, data
 from anabranch.topics.wire.calls import FETCH, PRODUCE
+from anabranch.topics.wire.connection import readable
 from anabranch.topics.wire.data import FetchPosition, MalformedAnswer, uvarint
 
 IDS = {"a": uuid.UUID(int=7).bytes, "b": uuid.UUID(int=8).bytes}
@@ -252,3 +256,18 @@ def test_any_bytes_are_an_answer_or_refused_by_name(body: bytes, version: int) -
     for read in (data.produce_answer, data.fetch_answer):
         with contextlib.suppress(MalformedAnswer):
             read(version + 4 * (read is data.fetch_answer), body, NAMES)
+
+
+def test_answers_are_seen_on_descriptors_beyond_those_of_select() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    near, far = socket.socketpair()
+    beyond = socket.socket(fileno=fcntl.fcntl(near.fileno(), fcntl.F_DUPFD, 1500))
+    try:
+        assert readable([beyond]) == set()
+        far.send(b"x")
+        assert readable([far, beyond], 60) == {beyond.fileno()}
+    finally:
+        for one in (near, far, beyond):
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

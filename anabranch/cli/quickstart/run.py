@@ -28,7 +28,7 @@ class Settings:
     """
 
     bootstrap: str | None = None
-    kafka: Mapping[str, str] = field(default_factory=dict)
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
     limit: int | None = None
     keep: bool = False
     picture: Path | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.schemas.records.parts import KeyRange, Receipt
@@ -42,11 +42,19 @@ class CreateStream:
     stream: str
     segments: int
     settings: Mapping[str, str]
+    adopt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetStream:
     """Command: take a LOST stream away, with what is left of its topics. Repeating it is harmless."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverStream:
+    """Command: take a LOST stream back whose topics are those that it had. Repeating it is harmless."""
 
     stream: str
 
@@ -67,6 +75,7 @@ class DescribeStreams:
 
     scope: str | None
     stream: str | None
+    after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +86,23 @@ class Begin:
     scope: str
     name: str | None
     keepalive_ms: int
+    secret: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Touch:
     """Command: register a stream with a transaction before the first write to it."""
 
-    token: bytes
+    token: bytes = field(repr=False)
     stream: str
+    writer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
     """Command: register a writer's receipt."""
 
-    token: bytes
+    token: bytes = field(repr=False)
     receipt: Receipt
 
 
@@ -99,7 +110,7 @@ class Register:
 class Commit:
     """Command: commit. Repeating it is harmless."""
 
-    token: bytes
+    token: bytes = field(repr=False)
     own: tuple[Receipt, ...]
     receipts: tuple[Receipt, ...] | None
     name: str | None
@@ -120,7 +131,7 @@ class OneShot(NamedTuple):
 class Settle:
     """Command: abort a transaction whose merge can't go on as a stream of it is LOST. Repeating is harmless."""
 
-    token: bytes
+    token: bytes = field(repr=False)
     reason: str
 
 
@@ -128,7 +139,7 @@ class Settle:
 class Abort:
     """Command: abort. Repeating it is harmless."""
 
-    token: bytes
+    token: bytes = field(repr=False)
     reason: str
 
 
@@ -150,7 +161,7 @@ class GetState:
 class Heartbeat:
     """Command: these transactions live. Answered only if some of them is not open (any more)."""
 
-    tokens: tuple[bytes, ...]
+    tokens: tuple[bytes, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +182,33 @@ class ListTransactions:
 
 
 @dataclass(frozen=True, slots=True)
+class ListSeries:
+    """Command: list the series of a scope, the last name first."""
+
+    scope: str
+    series: str | None
+    before: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetSeries:
+    """Command: let a series stand at a number, as an operator. Repeating it is harmless."""
+
+    scope: str
+    series: str
+    expected: int | None
+    number: int
+    proof: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class SafeTime:
     """Command: make a timestamp safe: all commits up to it are on the log, later ones exceed it."""
 
     scope: str
     at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListCommands:
+    """Command: how far a control partition is with its commands, and which of them it set aside."""

@@ -65,3 +65,4 @@ class CommitRecord(NamedTuple):
     segments: tuple[SegmentCommit, ...]
     vector: tuple[Position, ...]
     previous: int
+    vector_at: int = -1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.schemas.records.parts import Receipt, SegmentRange, TxnState
+from anabranch.schemas.records.rows import SetAsideRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class StreamInfo:
     partitions: int
     low_water: Mapping[str, int]
     staged_bytes: int
+    trouble: str
+    foreign: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class StreamList:
     """Reply to CreateStream and DescribeStreams."""
 
     streams: tuple[StreamInfo, ...]
+    more: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Begun:
     """Reply to Begin."""
 
     txn_id: bytes
-    token: bytes
+    token: bytes = field(repr=False)
     keepalive_ms: int
 
 
@@ -116,10 +120,38 @@ class SafeTimeIs:
     timestamp: int
 
 
+@dataclass(frozen=True, slots=True)
+class SeriesInfo:
+    """Where a series stands."""
+
+    series: str
+    number: int
+    txn_id: bytes
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesList:
+    """Reply to ListSeries and SetSeries."""
+
+    series: tuple[SeriesInfo, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommandList:
+    """Reply to ListCommands."""
+
+    position: int
+    end: int
+    set_aside: tuple[SetAsideRow, ...]
+
+
 class Reply(NamedTuple):
     """A controller's answer, on the replies topic."""
 
     correlation_id: bytes
+    command: bytes
     hybrid_time: int
     result: (
         Refusal
@@ -132,4 +164,6 @@ class Reply(NamedTuple):
         | Alive
         | TransactionList
         | SafeTimeIs
+        | SeriesList
+        | CommandList
     )

@@ -17,6 +17,7 @@ class TermRow:
     leader: str
     since_ms: int
     key_id: bytes
+    resigned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class RoundRow:
     term: int
     hybrid_time: int
     commands_offset: int
+    control_offset: int
     expired_ms: int
 
 
@@ -45,6 +47,7 @@ class Scaling:
     ranges: tuple[KeyRange, ...]
     correlation_id: bytes
     reply_partition: int
+    command: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,9 @@ class StreamRow:
     scaled_by: bytes
     correlation_id: bytes
     reply_partition: int
+    command: bytes
+    topic_ids: tuple[str, ...]
+    adopt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class EpochRow:
 
 @dataclass(frozen=True, slots=True)
 class LowWaterRow:
-    """Status row: what may be deleted of a journal partition."""
+    """Status row: what may be deleted of a journal partition, or of a history."""
 
     stream: str
     partition: int
@@ -92,6 +98,7 @@ class PlainRow:
     stream: str
     partition: int
     offset: int
+    refused: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,25 @@ class RetiredRow:
     partition: int
 
 
+@dataclass(frozen=True, slots=True)
+class SuspectRow:
+    """Status row: commands that are about to be decided by themselves, as rounds with them may fail."""
+
+    offset: int
+    end: int
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetAsideRow:
+    """Status row: a command, or a record batch of commands, that was passed over."""
+
+    offset: int
+    at_ms: int
+    what: str
+    reason: str
+
+
 class TxnRow(NamedTuple):
     """Status row: a transaction."""
 
@@ -126,6 +152,10 @@ class TxnRow(NamedTuple):
     rejected: int
     left_out: int
     reason: str
+    secret: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"<TxnRow {self.txn_id.hex()} {self.state}>"  # without its secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +188,7 @@ class SeriesRow:
     txn_id: bytes
     earlier_number: int
     earlier_txn_id: bytes
+    runs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +197,7 @@ class PendingCommitRow:
 
     correlation_ids: tuple[bytes, ...]
     reply_partitions: tuple[int, ...]
+    commands: tuple[bytes, ...]
     decided: bool
     writers: tuple[Receipt, ...]
     name: str | None

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from anabranch.core.hybrid_time import MAX
 from anabranch.core.ids import split_stream
 from anabranch.core.rows import Entry
 from anabranch.errors import DeadlineExceeded, InvalidArgument, UnknownStream
@@ -30,7 +31,7 @@ from anabranch.spark.pipelines import audit_status as status_of
 from anabranch.spark.pipelines.audit_findings import Findings
 from anabranch.spark.pipelines.audit_history import Extent
 from anabranch.spark.pipelines.audit_log import Span, open_log, read_records
-from anabranch.spark.pipelines.audit_report import AuditReport
+from anabranch.spark.pipelines.audit_report import AuditReport, Gone
 from anabranch.spark.pipelines.audit_tables import (
     COMMIT,
     FOREIGN,
@@ -113,7 +114,8 @@ class _Audit:
 
         history = self._history(streams, ends, at)
         extents = history_of.extents(history)
-        sound = history_of.check_records(history, self._history_starts(streams), findings)
+        begins = self._history_starts(streams)
+        sound = history_of.check_records(history, begins, findings)
         layouts = history_of.layouts_of(sound)
         ranges = findings.keep(history_of.ranges_of(sound, layouts))
         history_of.check_ranges(sound, ranges, findings)
@@ -128,7 +130,7 @@ class _Audit:
                 ends.status_before,
             )
         )
-        places, placed = self._events(streams, ends, extents, ranges, at)
+        places, placed = self._events(streams, ends, extents, begins, ranges, at)
         ranges = _with_fate(ranges, places)
         matched = findings.keep(
             status_of.match(
@@ -138,6 +140,7 @@ class _Audit:
                 streams,
                 moment,
                 all_streams=set(streams) == set(scope.streams),
+                cuts=_cuts(extents, begins),
             )
         )
         known = self._known(status, streams)
@@ -158,6 +161,7 @@ class _Audit:
             findings.examined(EVENTS),
             checks,
             () if at is None else (PLAIN_NOTE,),
+            _gone(ranges),
         )
 
     # -- reading --------------------------------------------------------------------------------------
@@ -237,6 +241,7 @@ class _Audit:
         streams: Sequence[str],
         ends: _Ends,
         extents: Mapping[str, Extent],
+        begins: Mapping[str, int],
         ranges: DataFrame,
         at: int | None,
     ) -> tuple[DataFrame, DataFrame]:
@@ -256,7 +261,9 @@ class _Audit:
         rows = []
         for tp, end in until.items():
             stream = of[tp.topic]
-            floor = extents[stream].floor.get(tp.partition, 0) if stream in extents else 0
+            floor = end if begins[stream] else 0  # all of its history was deleted
+            if stream in extents:
+                floor = extents[stream].floor.get(tp.partition, 0)
             rows.append((stream, tp.partition, max(starts[tp], floor), end))
         places = F.broadcast(
             self._spark.createDataFrame(
@@ -325,6 +332,12 @@ class _Audit:
             )
 
 
+def _cuts(extents: Mapping[str, Extent], begins: Mapping[str, int]) -> dict[str, int]:
+    """Streams whose histories may have lost records, and up to which commit timestamp."""
+    cuts = {stream: each.cut_until for stream, each in extents.items() if each.cut_until >= 0}
+    return cuts | {stream: MAX for stream, at in begins.items() if at and stream not in extents}
+
+
 def _scope_of(names: Sequence[str]) -> str:
     scopes = {name.partition("/")[0] for name in names}
     if len(scopes) > 1:
@@ -352,3 +365,11 @@ def _with_fate(ranges: DataFrame, places: DataFrame) -> DataFrame:
         .where(F.col("until").isNull() | (F.col("end") <= F.col("until")))
         .withColumn("gone", F.coalesce(F.col("first") < F.col("floor"), F.lit(False)))
     )
+
+
+def _gone(ranges: DataFrame) -> tuple[Gone, ...]:
+    """What is out of reach of each partition, whoever removed it."""
+    places = ranges.where("gone").groupBy("stream", "partition")
+    found = places.agg(F.max("floor").alias("low"), F.sum("count").alias("events"))
+    rows = found.orderBy("stream", "partition").collect()
+    return tuple(Gone(r["stream"], r["partition"], r["low"], r["events"]) for r in rows)

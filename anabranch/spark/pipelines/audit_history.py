@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from anabranch.core.ids import NO_TXN
+from anabranch.core.vectors import OWN
 from anabranch.spark.pipelines.audit_findings import Findings, text
 from anabranch.spark.pipelines.audit_report import Example
 from anabranch.spark.pipelines.audit_tables import COMMIT, EPOCH, FOREIGN
@@ -20,35 +21,43 @@ _NUMBER = (1 << 32) - 1
 
 
 class Extent(NamedTuple):
-    """How much history a stream has. ``floor``: partition -> where the first record that is left begins;
-    empty if it is the very first. ``vector``: of the last record."""
+    """How much history a stream has. ``floor``: partition -> up to where it does not tell of the events any more;
+    empty if it does from the very first on. ``vector``: of the last record. ``cut_until``: records up to this
+    timestamp may be gone; -1: none is."""
 
-    last: int
-    timestamp: int
     vector: Mapping[int, int]
     floor: Mapping[int, int]
+    cut_until: int
 
 
 def extents(history: DataFrame) -> dict[str, Extent]:
     """Of each stream that has records."""
-    rows = (
-        history.where(F.col("kind") != FOREIGN)
+    records = history.where(F.col("kind") != FOREIGN)
+    whole = F.when(F.col("vector_at") == OWN, F.col("offset"))
+    rows = records.groupBy("stream").agg(
+        F.min_by(F.struct("previous", "timestamp"), "offset").alias("first"),
+        F.min_by(F.struct("vector", "segments"), whole).alias("told"),
+    )
+    # An end never falls: the highest that any record tells is that of the last one.
+    ends = (
+        records.select("stream", F.inline("vector").alias("partition", "position"))
+        .groupBy("stream", "partition")
+        .agg(F.max("position").alias("end"))
         .groupBy("stream")
-        .agg(
-            F.max_by(F.struct("offset", "timestamp", "vector"), "offset").alias("last"),
-            F.min_by(F.struct("previous", "vector", "segments"), "offset").alias("first"),
-        )
-        .collect()
+        .agg(F.map_from_entries(F.collect_list(F.struct("partition", "end"))).alias("ends"))
     )
     found = {}
-    for row in rows:
-        last, first = row["last"], row["first"]
+    for row in rows.join(ends, "stream").collect():
+        first, told = row["first"], row["told"]
         floor: dict[int, int] = {}
-        if first["previous"] != NO_PREVIOUS:
-            floor = {p["partition"]: p["offset"] for p in first["vector"]}
-            floor |= {s["partition"]: s["end"] for s in first["segments"] or ()}
-        vector = {p["partition"]: p["offset"] for p in last["vector"]}
-        found[row["stream"]] = Extent(last["offset"], last["timestamp"], vector, floor)
+        cut = first["previous"] != NO_PREVIOUS
+        if cut and told is None:
+            floor = row["ends"]
+        elif cut:
+            floor = {p["partition"]: p["offset"] for p in told["vector"]}
+            floor |= {s["partition"]: s["end"] for s in told["segments"] or ()}
+        until = first["timestamp"] if cut else -1
+        found[row["stream"]] = Extent(row["ends"], floor, until)
     return found
 
 
@@ -74,6 +83,7 @@ def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findi
     )
     order = Window.partitionBy("stream").orderBy("offset")
     is_epoch = F.col("kind") == EPOCH
+    is_whole = F.col("vector_at") == OWN
     start = F.create_map(*(F.lit(cell) for pair in starts.items() for cell in pair))[
         F.col("stream")
     ]
@@ -83,7 +93,13 @@ def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findi
             {
                 "before": F.lag("offset").over(order),
                 "time_before": F.lag("timestamp").over(order),
-                "size_before": F.lag(F.size("vector")).over(order),
+                "size_before": F.last(F.when(is_whole, F.size("vector")), True).over(
+                    order.rowsBetween(Window.unboundedPreceding, -1)
+                ),
+                "whole_before": F.last(F.when(is_whole, F.col("offset")), True).over(order),
+                "says_whole": F.when(
+                    F.col("vector_at") < 0, F.col("offset") + F.col("vector_at") - OWN
+                ).otherwise(F.col("vector_at")),
                 "active": F.last(F.when(is_epoch, F.col("epoch")), True).over(order),
                 "says": F.when(F.col("previous") == DIRECTLY_BEFORE, F.col("offset") - 1).otherwise(
                     F.col("previous")
@@ -94,6 +110,7 @@ def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findi
             "cut_before",
             F.col("before").isNull() & (F.col("says") >= 0) & (F.col("says") < start),
         )
+        .withColumn("cut", F.max("cut_before").over(Window.partitionBy("stream")))
     )
     findings.count(
         sound,
@@ -120,9 +137,15 @@ def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findi
             ),
             (
                 "vectors",
-                F.size("vector") < F.col("size_before"),
+                is_whole & (F.size("vector") < F.col("size_before")),
                 text("at least ", F.col("size_before"), " partitions"),
                 F.size("vector"),
+            ),
+            (
+                "vectors",
+                F.col("says_whole") != F.col("whole_before"),
+                text("the last vector is at ", F.col("whole_before")),
+                text("at ", F.col("says_whole")),
             ),
         ],
         txn=F.col("txn_id"),
@@ -146,10 +169,11 @@ def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findi
 
 
 def layouts_of(sound: DataFrame) -> DataFrame:
-    """The segments of each epoch: stream, epoch, reference, id, low, high, partition, start."""
-    return sound.where(F.col("kind") == EPOCH).select(
+    """The segments of each epoch, once: stream, epoch, reference, id, low, high, partition, start."""
+    said = sound.where(F.col("kind") == EPOCH).select(
         "stream", "epoch", "reference", F.inline("layout")
     )
+    return said.dropDuplicates(["stream", "epoch", "id"])
 
 
 def ranges_of(sound: DataFrame, layouts: DataFrame) -> DataFrame:
@@ -161,6 +185,7 @@ def ranges_of(sound: DataFrame, layouts: DataFrame) -> DataFrame:
         "timestamp",
         "epoch",
         "active",
+        "cut",
         F.inline("segments"),
     )
     segments = layouts.select(
@@ -174,8 +199,10 @@ def check_ranges(sound: DataFrame, ranges: DataFrame, findings: Findings) -> Non
     """Where commits say that their events stand, and what the vectors say of it."""
     order = Window.partitionBy("stream", "partition").orderBy("record", "first")
     following = ranges.withColumn("before", F.lag("end").over(order))
+    # Before the first EPOCH record of a cut history.
+    untold = F.col("cut") & F.col("active").isNull()
     findings.count(
-        following, {name: (F.lit(True), None) for name in ("commit-place", "commit-ranges")}
+        following, {"commit-place": (~untold, untold), "commit-ranges": (F.lit(True), None)}
     )
     place = text(F.col("partition"), "@", F.col("first"), "..", F.col("end"))
     findings.judge(
@@ -183,15 +210,18 @@ def check_ranges(sound: DataFrame, ranges: DataFrame, findings: Findings) -> Non
         [
             (
                 "commit-place",
-                F.col("epoch") != F.coalesce(F.col("active"), F.lit(-1)),
+                ~untold & (F.col("epoch") != F.coalesce(F.col("active"), F.lit(-1))),
                 text("epoch ", F.col("active")),
                 text("epoch ", F.col("epoch")),
             ),
             (
                 "commit-place",
-                F.col("start").isNull()
-                | (F.col("its_partition") != F.col("partition"))
-                | (F.col("first") < F.col("start")),
+                ~untold
+                & (
+                    F.col("start").isNull()
+                    | (F.col("its_partition") != F.col("partition"))
+                    | (F.col("first") < F.col("start"))
+                ),
                 text(
                     "segment ", F.col("id"), " from ", F.col("its_partition"), "@", F.col("start")
                 ),
@@ -293,6 +323,10 @@ class _Epochs:
         ends = {p["partition"]: p["offset"] for p in record["vector"]}
         self._offset = record["offset"]
         first = self._last is None
+        if epoch == self._last:
+            same = segments == self._open and self._layouts[epoch] == tuple(segments.values())
+            self._expect(same and not record["sealed"], f"epoch {epoch} as it was", "another one")
+            return
         self._tiles(segments.values())
         if first:
             self._whole = record["previous"] == NO_PREVIOUS

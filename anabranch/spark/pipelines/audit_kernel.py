@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from anabranch.topics.kernel_parts import compiled
 
 Bytes = NDArray[np.uint8]
 Longs = NDArray[np.int64]
@@ -25,7 +26,7 @@ _VARINT_BYTES = 10
 HEADER_ROOM = 5
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _number(body: Bytes, at: int, end: int) -> tuple[int, int]:
     """(zigzag varint, what follows it); MALFORMED follows one that does not end."""
     value = np.uint64(0)
@@ -41,13 +42,13 @@ def _number(body: Bytes, at: int, end: int) -> tuple[int, int]:
     return 0, MALFORMED
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def _big_endian(out: Bytes, at: int, value: int, size: int) -> None:
     for i in range(size):
         out[at + i] = np.uint8((value >> (8 * (size - 1 - i))) & 0xFF)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def walk(
     body: Bytes,
     count: int,

@@ -152,8 +152,12 @@ def batches_of(log: KafkaLog, span: Span, timeout: float) -> Iterator[RawBatch]:
                 {tp: at}, max_wait=_FETCH_WAIT_S, max_bytes=_FETCH_BYTES, committed=span.committed
             ).get(tp)
         except OffsetOutOfRange:
-            at = max(at, log.start_offsets([tp])[tp])
-            continue
+            start = log.start_offsets([tp])[tp]
+            if start > at:
+                at = start
+                continue
+            got = None  # the broker is behind
+            time.sleep(_FETCH_WAIT_S)
         if got is not None:
             yield from (batch for batch in got.batches if batch.base_offset < span.end)
             at = got.next_offset

@@ -69,8 +69,18 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """Of a partition is left what stands from offset ``low`` on; ``events`` are in ranges that begin below."""
+
+    stream: str
+    partition: int
+    low: int
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
 class AuditReport:
-    """All of it. ``at``: status and history agree up to this hybrid time."""
+    """All of it. ``at``: status and history agree up to this hybrid time. ``gone``: what is out of reach."""
 
     streams: tuple[str, ...]
     at: int
@@ -78,6 +88,7 @@ class AuditReport:
     events: int
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = field(default=())
+    gone: tuple[Gone, ...] = ()
 
     @property
     def breaches(self) -> int:

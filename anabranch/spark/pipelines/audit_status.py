@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -36,11 +36,16 @@ def match(
     moment: int,
     *,
     all_streams: bool,
+    cuts: Mapping[str, int],
 ) -> DataFrame:
     """Transactions as both logs know them, one row each.
 
     ``moment``: everything committed up to there is in both. ``all_streams``: there are no others in the scope.
+    ``cuts``: streams whose histories may lack COMMIT records up to these timestamps.
     """
+    cut = F.lit(-1)
+    for stream, until in cuts.items():
+        cut = F.when(F.col("stream") == stream, F.lit(until)).otherwise(cut)
     rows = status.where((F.col("entry") == Entry.TXN) & (F.col("scope") == scope)).select(
         "txn_id", "state", "timestamp", "committed"
     )
@@ -50,6 +55,7 @@ def match(
         .agg(
             F.bool_and(F.col("stream").isin(*streams)).alias("all_here"),
             F.min("stream").alias("touches"),
+            F.max(cut).alias("cut"),
         )
     )
     return (
@@ -62,6 +68,9 @@ def match(
                 "told": F.coalesce("told", F.lit(0)),
                 # Whether all that it committed stands in the streams that are audited.
                 "all_here": F.lit(all_streams) | F.coalesce("all_here", F.lit(False)),
+                # One-shots have no participants: any stream may have been theirs.
+                "may_be_cut": F.col("timestamp")
+                <= F.coalesce(F.col("cut"), F.lit(max(cuts.values(), default=-1))),
                 "settled": F.coalesce(F.col("committed_by"), F.col("timestamp")) <= F.lit(moment),
             }
         )
@@ -79,16 +88,17 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
     lacks = due & ~F.col("has_commit")
     counted = due & F.col("has_commit")
     elsewhere = F.col("told") < F.col("committed")
+    all_here = F.col("all_here") & ~F.col("may_be_cut")
     findings.count(
         matched,
         {
-            "status-history": (due & ~(lacks & ~F.col("all_here")), lacks & ~F.col("all_here")),
+            "status-history": (due & ~(lacks & ~all_here), lacks & ~all_here),
             "status-missing": (F.col("has_commit") & ~old, old),
             "status-state": (in_both, old),
             "status-time": (in_both & committed, old),
             "status-count": (
-                counted & (F.col("all_here") | ~elsewhere),
-                old | counted & ~F.col("all_here") & elsewhere,
+                counted & (all_here | ~elsewhere),
+                old | counted & ~all_here & elsewhere,
             ),
         },
     )
@@ -97,7 +107,7 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
         [
             (
                 "status-history",
-                lacks & F.col("all_here"),
+                lacks & all_here,
                 text("COMMIT records of ", F.col("committed"), " events"),
                 F.lit("none"),
             ),
@@ -121,7 +131,7 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
             ),
             (
                 "status-count",
-                counted & (F.col("told") != F.col("committed")) & (F.col("all_here") | ~elsewhere),
+                counted & (F.col("told") != F.col("committed")) & (all_here | ~elsewhere),
                 text(F.col("committed"), " events"),
                 F.col("told"),
             ),

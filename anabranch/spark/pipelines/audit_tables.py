@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from anabranch.core.rows import ROUND_KEY, Entry, scope_key, stream_key
+from anabranch.core.vectors import OWN, told
 from anabranch.errors import AnabranchError, NotReady, UnknownScope
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.schemas.codec import decode, decode_as
@@ -45,11 +46,12 @@ ACTIVE = "ACTIVE"  # the state of a stream that there is
 
 _SEGMENT = "struct<id: long, partition: int, first: long, end: long, count: long>"
 _RANGE = "struct<id: long, low: long, high: long, partition: int, start: long>"
+# ``vector``: the ends that the record tells: of all partitions where ``vector_at`` is -1, else those it moved.
 HISTORY = (
     "stream string, offset long, kind int, txn_id binary, timestamp long, previous long, "
     "epoch int, reference int, "
     f"segments array<{_SEGMENT}>, layout array<{_RANGE}>, sealed array<struct<id: long, end: long>>, "
-    "vector array<struct<partition: int, offset: long>>, problem string"
+    "vector array<struct<partition: int, offset: long>>, vector_at long, problem string"
 )
 _LONGS = {
     "segments": ("id", "partition", "first", "end", "count"),
@@ -75,6 +77,7 @@ _HISTORY_ARROW = pa.schema(
         ("epoch", pa.int32()),
         ("reference", pa.int32()),
         *((name, _structs(name)) for name in _LONGS),
+        ("vector_at", pa.int64()),
         ("problem", pa.string()),
     ]
 )
@@ -111,6 +114,7 @@ def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str,
                 ],
                 "sealed": [(s.segment_id, s.end_offset) for s in found.sealed],
                 "vector": list(map(tuple, found.vector)),
+                "vector_at": OWN,
                 "problem": "an EPOCH record with a key" if record.key else None,
             }
         elif isinstance(found, CommitRecord):
@@ -123,7 +127,8 @@ def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str,
                 "segments": [
                     (s.segment_id, s.partition, s.first, s.end, s.count) for s in found.segments
                 ],
-                "vector": list(map(tuple, found.vector)),
+                "vector": list({at.partition: tuple(at) for at in told(found)}.values()),
+                "vector_at": found.vector_at,
                 "problem": None
                 if record.key == found.txn_id
                 else f"a COMMIT record with the key {(record.key or b'').hex() or 'null'}",

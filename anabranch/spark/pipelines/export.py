@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -20,9 +24,12 @@ if TYPE_CHECKING:
 
     from anabranch.spark.options import Connection
 
+log = logging.getLogger("anabranch.spark")
+
 FORMATS = ("parquet", "delta")
 DATE = "date"
 _CHECKPOINT = "_checkpoint"
+_TABLE = "_spark_metadata"
 _LOOK_S = 1
 # INT96, Spark's default, is long deprecated, and Delta does not have it.
 _FILE_SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
@@ -96,7 +103,8 @@ def export(
     ``progress`` is called after each micro-batch that had rows.
 
     Parquet is exactly once for Spark's readers, which go by the folder's ``_spark_metadata``; other readers may
-    see files of a batch that was cut off and written anew. Delta is exactly once for every reader.
+    see files of a batch that was cut off, until the next run has written it anew and removes them. Delta is exactly
+    once for every reader.
 
     Raises:
         InvalidArgument: the call or a value can't be that; ``to`` holds another checkpoint's output.
@@ -115,7 +123,7 @@ def export(
         with _settings(spark, _FILE_SETTINGS):
             query = _writer(frame, to, place, shape, pace).start()
         try:
-            return _follow(query, to, place, progress)
+            return _follow(query, to, place, progress, partial(_remove_cut_off, spark, to, shape))
         finally:
             query.stop()
 
@@ -163,16 +171,26 @@ def _writer(frame: DataFrame, to: str, place: str, shape: Shape, pace: Pace) -> 
 
 
 def _follow(
-    query: StreamingQuery, to: str, place: str, progress: Callable[[Batch], None] | None
+    query: StreamingQuery,
+    to: str,
+    place: str,
+    progress: Callable[[Batch], None] | None,
+    tidy: Callable[[float], None],
 ) -> Exported:
-    """Until the query ends: by itself with ``once``, else by an error or by who interrupts us."""
+    """Until the query ends: by itself with ``once``, else by an error or by who interrupts us.
+
+    ``tidy``: called with the start once a batch with rows is done: so no other query writes what was there before.
+    """
     done: dict[int, int] = {}
+    began = time.time()
     ended = False
     while not ended:
         ended = bool(query.awaitTermination(_LOOK_S))
         for batch in _finished(query.recentProgress):
             if batch.number not in done and progress is not None and batch.rows:
                 progress(batch)
+            if batch.rows and not any(done.values()):
+                tidy(began)
             done[batch.number] = batch.rows
     batches = sum(1 for rows in done.values() if rows)
     return Exported(to, place, query.id, batches, sum(done.values()))
@@ -185,7 +203,7 @@ def _finished(reports: Sequence[Any]) -> Iterator[Batch]:
 
 def _check_fresh(spark: SparkSession, to: str, place: str) -> None:
     """A new checkpoint counts its batches from 0, and Spark's file sink leaves out numbers that it has already."""
-    if _exists(spark, f"{to.rstrip('/')}/_spark_metadata") and not _exists(
+    if _exists(spark, f"{to.rstrip('/')}/{_TABLE}") and not _exists(
         spark, f"{place.rstrip('/')}/metadata"
     ):
         raise InvalidArgument(
@@ -194,12 +212,43 @@ def _check_fresh(spark: SparkSession, to: str, place: str) -> None:
         )
 
 
+def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: float) -> None:
+    """Remove what micro-batches left that were cut off ``before`` (Unix seconds): files that no table names."""
+    if shape.form != "parquet":
+        return
+    files, table = _file_system(spark, f"{to.rstrip('/')}/{_TABLE}")
+    read = spark._jvm.org.apache.commons.io.IOUtils.toString  # type: ignore[union-attr] # noqa: SLF001
+    named = set()
+    for entry in files.listStatus(table):
+        if not entry.getPath().getName().startswith("."):
+            stream = files.open(entry.getPath())
+            version, *lines = read(stream, "UTF-8").splitlines()
+            stream.close()
+            if version != "v1":
+                return  # of a form that is not known here
+            named |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
+    found = files.listFiles(table.getParent(), True)
+    while named and found.hasNext():
+        status = found.next()
+        name = status.getPath().getName()  # has an id that no other file has
+        ours = name.startswith("part-") and name.endswith(".parquet")
+        if ours and name not in named and status.getModificationTime() < before * 1000:
+            files.delete(status.getPath(), False)
+            log.info("removed %s, of a micro-batch that was cut off", status.getPath())
+
+
 def _exists(spark: SparkSession, path: str) -> bool:
     """On whatever file system it is."""
+    files, target = _file_system(spark, path)
+    return bool(files.exists(target))
+
+
+def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """A path's file system, and the path, as Hadoop has them."""
     jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no other door to Hadoop's file systems
     target = jvm.org.apache.hadoop.fs.Path(path)
     configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
-    return bool(target.getFileSystem(configuration).exists(target))
+    return target.getFileSystem(configuration), target
 
 
 @contextmanager

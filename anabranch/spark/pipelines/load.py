@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import NumericType
+from pyspark.sql.types import NumericType, StringType
 
 from anabranch.core.ids import split_stream
 from anabranch.errors import InvalidArgument
@@ -24,11 +24,20 @@ if TYPE_CHECKING:
 FORMATS = ("csv", "json", "parquet", "orc", "text")
 # A row that is not whole must not become an event with holes: it ends the job.
 _STRICT: dict[str, dict[str, str]] = {
-    "csv": {"header": "true", "mode": "FAILFAST", "escape": '"', "enforceSchema": "false"},
+    "csv": {
+        "header": "true",
+        "mode": "FAILFAST",
+        "escape": '"',
+        "enforceSchema": "false",
+        "multiLine": "true",  # a line's end in quotes is no row's
+    },
     "json": {"mode": "FAILFAST"},
 }
+_TEXTS = ("csv", "json", "text")
+_REPLACED = "\ufffd"  # what readers make of bytes that are no UTF-8
 # Numbers from here on are milliseconds since 1970, lower ones seconds (until the year 5138).
 _LEAST_MS = 100_000_000_000
+_NUMBER = r"^\s*\d{9,}(\.\d+)?\s*$"  # fewer digits may be a year, or a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +143,27 @@ def _read(spark: SparkSession, files: Sequence[str], reading: Reading) -> DataFr
     reader = reader.options(**(_STRICT.get(reading.form, {}) | dict(reading.options)))
     if reading.schema is not None:
         reader = reader.schema(reading.schema)
-    return reader.load(list(files))
+    rows = reader.load(list(files))
+    given = {name.lower() for name in reading.options}
+    return rows if reading.form not in _TEXTS or given & {"encoding", "charset"} else _utf8(rows)
+
+
+def _utf8(rows: DataFrame) -> DataFrame:
+    """The rows, of which none may have a text that was no UTF-8."""
+    wrong = "not UTF-8, or it has U+FFFD: say what it is, as --read-option encoding=ISO-8859-1, or UTF-8"
+    if any(_REPLACED in name for name in rows.columns):
+        raise InvalidArgument(f"a column's name is {wrong}")
+    texts = [f.name for f in rows.schema.fields if isinstance(f.dataType, StringType)]
+    checked = {
+        name: F.when(
+            _column(name).contains(_REPLACED),
+            F.raise_error(
+                F.lit(f"anabranch.errors.InvalidArgument: a text of column {name} is {wrong}")
+            ),
+        ).otherwise(_column(name))
+        for name in texts
+    }
+    return rows.withColumns(checked)
 
 
 def _prepared(rows: DataFrame, events: Events) -> DataFrame:
@@ -162,8 +191,17 @@ def _column(name: str) -> Column:
 
 def _time_of(rows: DataFrame, name: str) -> Column:
     column = _column(name)
-    if isinstance(rows.schema[name].dataType, NumericType):
-        number = column.cast("double")
-        seconds = F.when(F.abs(number) >= _LEAST_MS, number / 1000).otherwise(number)
-        return seconds.cast("timestamp")
+    kind = rows.schema[name].dataType
+    if isinstance(kind, NumericType):
+        return _time_of_number(column)
+    if isinstance(kind, StringType):
+        is_number = column.rlike(_NUMBER)
+        number = _time_of_number(F.when(is_number, column))
+        return F.when(is_number, number).otherwise(column.cast("timestamp"))
     return column.cast("timestamp")
+
+
+def _time_of_number(column: Column) -> Column:
+    number = column.cast("double")
+    seconds = F.when(F.abs(number) >= _LEAST_MS, number / 1000).otherwise(number)
+    return seconds.cast("timestamp")

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
-from anabranch.ports import LogUnavailable, TopicGone, TopicPartition
+from anabranch.ports import LogError, LogRefused, LogUnavailable, TopicGone, TopicPartition
 from anabranch.topics.settings import Settings
 from anabranch.topics.wire import calls
 from anabranch.topics.wire.broken import MalformedAnswer
@@ -49,6 +49,7 @@ class Topic:
     leaders: dict[int, Leader]
     partitions: int
     replication_factor: int
+    in_sync: int  # of the partition that has the fewest
 
 
 class Cluster:
@@ -59,6 +60,8 @@ class Cluster:
         self._lock = threading.Lock()
         self._brokers: dict[int, tuple[str, int]] = {}
         self._topics: dict[str, Topic] = {}
+        # Topic id -> the newest leaders that were told, also of what is forgotten.
+        self._newest: dict[bytes, dict[int, Leader]] = {}
         # Two views that the hot calls read, replaced as a whole.
         self.topic_ids: dict[str, bytes] = {}
         self.topic_names: dict[bytes, str] = {}
@@ -66,6 +69,7 @@ class Cluster:
         self._parked: dict[tuple[str, int], list[Connection]] = {}
         # When a broker last failed to answer a question that any of them can answer.
         self._failed: dict[tuple[str, int], float] = {}
+        self._asked = 0
         self._closed = False
 
     # -- connections ----------------------------------------------------------------------------
@@ -145,9 +149,14 @@ class Cluster:
 
     def _any(self, deadline: float) -> tuple[Connection, tuple[str, int]]:
         problems = []
-        known = dict.fromkeys((*self._brokers.values(), *self.settings.bootstrap))
+        known = list(dict.fromkeys((*self._brokers.values(), *self.settings.bootstrap)))
+        # Each in turn: one may be cut off from the others, and tell what was so long ago.
+        self._asked += 1
+        turn = self._asked % len(known)
         # Those that never failed first, then those whose failure is the longest ago.
-        for address in sorted(known, key=lambda one: self._failed.get(one, 0.0)):
+        for address in sorted(
+            known[turn:] + known[:turn], key=lambda one: self._failed.get(one, 0.0)
+        ):
             try:
                 return self.take(address, self.soon(deadline)), address
             except ConnectionBroken as error:
@@ -200,7 +209,8 @@ class Cluster:
                 problem = error.problem
                 pause = error.pause or self.settings.retry_backoff
             if time.monotonic() + pause >= deadline:
-                raise LogUnavailable(f"{what}: {problem}") from problem
+                topics = problem.topics if isinstance(problem, LogError) else ()
+                raise LogUnavailable(f"{what}: {problem}", topics) from problem
             time.sleep(pause)
 
     # -- metadata ---------------------------------------------------------------------------------
@@ -229,12 +239,13 @@ class Cluster:
                 METADATA, version, connection.call(METADATA, version, body, self.soon(deadline))
             )
         topics_found = {}
+        refused: dict[str, int] = {}
         for topic in found.topics:
             code = int(topic.error_code)
             if code == NONE:
-                topics_found[str(topic.name)] = _topic(topic)
+                topics_found[str(topic.name)] = self._newer(_topic(topic))
             elif meaning(READ_CODES, code).act is Act.REFUSED:
-                raise error_for(meaning(READ_CODES, code), code, f"topic {topic.name}")
+                refused[str(topic.name)] = code
         with self._lock:
             self._brokers = {
                 int(broker.node_id): (str(broker.host), int(broker.port))
@@ -252,13 +263,33 @@ class Cluster:
                 **self.topic_names,
                 **{t.topic_id: t.name for t in topics_found.values()},
             }
+        for name, code in refused.items():
+            raise error_for(meaning(READ_CODES, code), code, f"topic {name}", topics=refused.keys())
         return topics_found
+
+    def _newer(self, found: Topic) -> Topic:
+        """The topic as found, but for leaders that are older than known ones: who answered may be behind."""
+        if found.topic_id == _NO_TOPIC_ID:
+            return found  # a topic that was made anew begins at epoch 0
+        newest = self._newest.setdefault(found.topic_id, {})
+        for number, leader in found.leaders.items():
+            newest[number] = max(leader, newest.get(number, leader), key=lambda one: one.epoch)
+        return replace(found, leaders={number: newest[number] for number in found.leaders})
 
     def forget(self, names: Iterable[str]) -> None:
         """Ask anew for these topics when they are needed next."""
         with self._lock:
             for name in names:
                 self._topics.pop(name, None)
+
+    def distrust(self, node: int) -> None:
+        """A broker does not answer: ask others first, and who leads what it led."""
+        with self._lock:
+            if node in self._brokers:
+                self._failed[self._brokers[node]] = time.monotonic()
+            for name, topic in list(self._topics.items()):
+                if any(leader.node == node for leader in topic.leaders.values()):
+                    del self._topics[name]
 
     def forget_all(self) -> None:
         """Ask anew for every topic when it is needed next."""
@@ -269,6 +300,11 @@ class Cluster:
         """The leader as far as known now."""
         topic = self._topics.get(partition.topic)
         return topic.leaders.get(partition.partition) if topic else None
+
+    def epoch(self, partition: TopicPartition) -> int:
+        """The leader's epoch as far as known now, else -1: who leads by another one refuses the question."""
+        leader = self.leader(partition)
+        return leader.epoch if leader else -1
 
     def leaders(
         self, partitions: Iterable[TopicPartition], deadline: float
@@ -291,12 +327,38 @@ class Cluster:
             for p in missing:
                 topic = found.get(p.topic)
                 absent = topic is None or not 0 <= p.partition < topic.partitions
-                if absent and now - started > UNKNOWN_TOPIC_S:
+                late = now + self.settings.retry_backoff > deadline
+                if absent and (late or now - started > UNKNOWN_TOPIC_S):
                     raise TopicGone(f"{p.topic}[{p.partition}] does not exist", p.topic)
             if any(self.leader(p) is None for p in missing):
                 if now + self.settings.retry_backoff > deadline:
-                    raise LogUnavailable(f"{missing[0].topic} has partitions without a leader")
+                    raise LogUnavailable(
+                        f"{missing[0].topic} has partitions without a leader",
+                        {p.topic for p in missing},
+                    )
                 time.sleep(self.settings.retry_backoff)
+
+    def find_leaders(
+        self, partitions: Iterable[TopicPartition], deadline: float
+    ) -> tuple[dict[int, list[TopicPartition]], dict[TopicPartition, LogError]]:
+        """`by_leader` of those that have a leader; of the others, why they can't be asked. Waits for none."""
+        wanted = list(partitions)
+        failed: dict[TopicPartition, LogError] = {}
+        unknown = {p.topic for p in wanted if self.leader(p) is None}
+        if unknown:
+            try:
+                self.refresh(unknown, deadline)
+            except LogRefused as error:
+                failed = {p: error for p in wanted if p.topic in error.topics}
+        groups: dict[int, list[TopicPartition]] = {}
+        for p in wanted:
+            leader = self.leader(p)
+            if leader is not None:
+                groups.setdefault(leader.node, []).append(p)
+            elif p not in failed:
+                why = "has no leader" if p.topic in self._topics else "is not found"
+                failed[p] = LogUnavailable(f"{p.topic}[{p.partition}] {why}", (p.topic,))
+        return groups, failed
 
     def by_leader(
         self, partitions: Iterable[TopicPartition], deadline: float
@@ -348,10 +410,16 @@ class Again(Exception):
         self.pause = pause
 
 
-def raise_or_again(table: dict[int, Any], code: int, what: str, detail: str | None = None) -> None:
+def raise_or_again(
+    table: dict[int, Any],
+    code: int,
+    what: str,
+    detail: str | None = None,
+    topics: Iterable[str] = (),
+) -> None:
     """Raise what a code means: `Again` if the call may be repeated."""
     meant = meaning(table, code)
-    error = error_for(meant, code, what, detail)
+    error = error_for(meant, code, what, detail, topics)
     if meant.act in (Act.RETRY, Act.REFRESH):
         raise Again(error)
     raise error
@@ -360,8 +428,10 @@ def raise_or_again(table: dict[int, Any], code: int, what: str, detail: str | No
 def _topic(found: Any) -> Topic:
     leaders = {}
     replicas = 0
+    in_sync = []
     for partition in found.partitions:
         replicas = max(replicas, len(partition.replica_nodes))
+        in_sync.append(len(partition.isr_nodes))
         node = int(partition.leader_id)
         if node >= 0:
             epoch = int(getattr(partition, "leader_epoch", -1))
@@ -373,4 +443,5 @@ def _topic(found: Any) -> Topic:
         leaders=leaders,
         partitions=len(found.partitions),
         replication_factor=replicas,
+        in_sync=min(in_sync, default=-1),
     )

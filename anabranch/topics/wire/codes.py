@@ -6,6 +6,7 @@ where the broker says that nothing happened; a code that is not in a table is *u
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -18,8 +19,10 @@ UNKNOWN_TOPIC_OR_PARTITION = 3
 UNKNOWN_TOPIC_ID = 100
 OUT_OF_ORDER_SEQUENCE = 45
 DUPLICATE_SEQUENCE = 46
+NOT_ENOUGH_REPLICAS = 19
 CONCURRENT_TRANSACTIONS = 51
 TOPIC_ALREADY_EXISTS = 36
+TOPIC_AUTHORIZATION_FAILED = 29
 UNSUPPORTED_VERSION = 35
 INVALID_PARTITIONS = 37
 
@@ -215,15 +218,17 @@ def meaning(table: dict[int, Meaning], code: int) -> Meaning:
     return found or Meaning(f"error {code}", _U, "not an answer this call is known to get")
 
 
-def error_for(meant: Meaning, code: int, what: str, detail: str | None = None) -> LogError:
-    """The error to raise, once retrying is over."""
+def error_for(
+    meant: Meaning, code: int, what: str, detail: str | None = None, topics: Iterable[str] = ()
+) -> LogError:
+    """The error to raise, once retrying is over. ``topics``: those that the broker says it of."""
     text = f"{what}: {meant.name} ({code}), {detail or meant.reason}"
     match meant.act:
         case Act.REFUSED:
-            return LogRefused(text, code)
+            return LogRefused(text, code, topics)
         case Act.FENCED:
             return LogFenced(text)
         case Act.UNCERTAIN:
-            return LogUncertain(text)
+            return LogUncertain(text, topics)
         case Act.RETRY | Act.REFRESH:
-            return LogUnavailable(text)
+            return LogUnavailable(text, topics)

@@ -28,6 +28,14 @@ _MAX_ANSWER_BYTES = 1 << 30
 _DRAIN_S = 5.0
 
 
+def readable(connections: Sequence[socket.socket | Connection], wait_s: float = 0.0) -> set[int]:
+    """The descriptors of those on which something, or an end, has come; waits for one."""
+    poll = select.poll()  # select knows no descriptor beyond 1,023
+    for connection in connections:
+        poll.register(connection, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(wait_s * 1000)}
+
+
 class Connection:
     """A blocking socket to one broker, used by one thread at a time. Deadlines: `time.monotonic`."""
 
@@ -62,11 +70,11 @@ class Connection:
         self._gather = tls is None
 
     def fileno(self) -> int:
-        """For `select`."""
+        """For `readable`."""
         return self._socket.fileno()
 
     def buffered(self) -> bool:
-        """Whether TLS holds bytes that `select` can't see."""
+        """Whether TLS holds bytes that `readable` can't see."""
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     @property
@@ -173,17 +181,15 @@ class Connection:
         """Whether it looks alive. Nothing may be in flight: bytes or an end there mean it is dead."""
         if self.broken:
             return False
-        readable, _, _ = select.select((self._socket,), (), (), 0)
-        if readable:
+        if readable([self._socket]):
             self.close()
-        return not readable
+        return not self.broken
 
     def drain(self) -> bool:
         """Read and forget the answers that are there; True if none is awaited any more."""
         self._read.clear()
         while self._awaited and not self.broken:
-            readable, _, _ = select.select((self._socket,), (), (), 0)
-            if not readable and not self.buffered():
+            if not readable([self._socket]) and not self.buffered():
                 break
             try:
                 self.receive(self._awaited[0][0], time.monotonic() + _DRAIN_S)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from anabranch.ports import (
+    LogBusy,
     LogRefused,
     LogUnavailable,
     LogUncertain,
     TopicPartition,
-    TopicUncertain,
 )
 from anabranch.topics.wire import calls, codes
 from anabranch.topics.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE
@@ -30,6 +30,17 @@ _HIGHEST_END_TXN_V1 = 3
 FIRST_PAUSE_S = 0.001
 LAST_PAUSE_S = 0.02
 PAUSE_GROWTH = 1.5
+# … and one whose markers can't be written, as a partition of it has no leader, for as long as that lasts.
+BUSY_S = 1.5
+ANSWER_S = 12.0  # longer than a broker that is silent goes on leading
+
+
+def busy(transactional_id: str) -> LogBusy:
+    """The error for an id that is CONCURRENT_TRANSACTIONS for longer than markers take."""
+    return LogBusy(
+        f"{transactional_id}: the markers of its last native transaction are not written, for {BUSY_S:.0f} s "
+        "now: a partition that it wrote to has no leader, or too few replicas in sync"
+    )
 
 
 class Coordinator:
@@ -43,11 +54,13 @@ class Coordinator:
         """Initialise the transactional id; ``timeout`` in seconds is of one native transaction.
 
         Raises:
+            LogBusy: the markers of its last native transaction can't be written.
             LogUnavailable: no coordinator until the deadline.
             LogRefused: the broker does not allow the id or the timeout.
         """
         self._cluster = cluster
         self._id = transactional_id
+        self._busy_since: float | None = None
         self._timeout = dt.timedelta(milliseconds=round(timeout * 1000))
         self._connection: Connection | None = None
         self.producer_id = -1
@@ -80,6 +93,10 @@ class Coordinator:
             connection.call(INIT_PRODUCER_ID, version, body, self._cluster.soon(deadline)),
         )
         code = int(found.error_code)
+        if code == codes.CONCURRENT_TRANSACTIONS:
+            self._busy_since = self._busy_since or time.monotonic()
+            if time.monotonic() - self._busy_since > BUSY_S:
+                raise busy(self._id)
         if code != NONE:
             self._fail(codes.INIT_CODES, code, f"initialise {self._id}")
         self.producer_id = int(found.producer_id)
@@ -98,28 +115,44 @@ class Coordinator:
             connection = self._connection = self._cluster.open(address, deadline)
         return connection
 
-    def _fail(self, table: dict[int, codes.Meaning], code: int, what: str) -> None:
+    def _fail(
+        self,
+        table: dict[int, codes.Meaning],
+        code: int,
+        what: str,
+        topics: Sequence[str] = (),
+    ) -> None:
         """Raise what a coordinator's code means; `Again` where it did nothing."""
         if meaning(table, code).act is Act.REFRESH and self._connection is not None:
             self._connection.close()
-        raise_or_again(table, code, what)
+        raise_or_again(table, code, what, topics=topics)
 
     def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
         """AddPartitionsToTxn, for clusters below ``transaction.version`` 2.
 
         Raises:
-            LogFenced, LogUncertain: the producer is over; `TopicUncertain` if a topic stays unknown.
+            LogFenced, LogUncertain: the producer is over.
+            LogBusy: nothing was added, as the transaction before has not ended everywhere.
             LogRefused: the broker does not take one of them.
         """
         deadline = self._cluster.deadline()
         known_by = min(deadline, time.monotonic() + UNKNOWN_TOPIC_S)
+        busy_by = time.monotonic() + BUSY_S
         try:
-            self._repeat_quickly(deadline, lambda: self._add_once(partitions, deadline, known_by))
+            self._repeat_quickly(
+                deadline, lambda: self._add_once(partitions, deadline, known_by, busy_by)
+            )
+        except LogBusy:
+            raise
         except (ConnectionBroken, LogUnavailable) as error:
             raise LogUncertain(f"{self._id}: add partitions: {error}") from error
 
     def _add_once(
-        self, partitions: Sequence[TopicPartition], deadline: float, known_by: float
+        self,
+        partitions: Sequence[TopicPartition],
+        deadline: float,
+        known_by: float,
+        busy_by: float,
     ) -> None:
         connection = self._connect(deadline)
         version = connection.version(ADD_PARTITIONS_TO_TXN)
@@ -156,11 +189,14 @@ class Coordinator:
         }
         gone = failed.get(codes.UNKNOWN_TOPIC_OR_PARTITION)
         if gone is not None and time.monotonic() > known_by:
-            raise TopicUncertain(f"{self._id}: add partitions: there is no topic {gone}", gone)
+            raise LogUncertain(f"{self._id}: add partitions: there is no topic {gone}", (gone,))
         failures = failed.keys() - {NONE}
+        if failures == {codes.CONCURRENT_TRANSACTIONS} and time.monotonic() > busy_by:
+            raise busy(self._id)
         # One that says why comes before "not attempted because of another".
         for code in sorted(failures, key=lambda code: code == 55):
-            self._fail(codes.ADD_PARTITIONS_CODES, code, f"{self._id}: add partitions")
+            what = f"{self._id}: add partitions"
+            self._fail(codes.ADD_PARTITIONS_CODES, code, what, (failed[code],))
 
     def end(self, *, commit: bool) -> None:
         """EndTxn.
@@ -181,7 +217,8 @@ class Coordinator:
             END_TXN, END_TXN.highest if self.is_v2 else _HIGHEST_END_TXN_V1
         )
         body = end_request(version, self._id, self.producer_id, self.producer_epoch, commit=commit)
-        ended = end_answer(version, connection.call(END_TXN, version, body, deadline))
+        limit = min(deadline, time.monotonic() + ANSWER_S)
+        ended = end_answer(version, connection.call(END_TXN, version, body, limit))
         if ended.error != NONE:
             self._fail(codes.END_TXN_CODES, ended.error, what)
         if self.is_v2:

@@ -69,12 +69,12 @@ def change(receipt: r.Receipt, **changes: object) -> r.Receipt:
 
 # A right receipt -> a wrong one, and how it is refused.
 RECEIPTS: dict[str, tuple[Callable[[r.Receipt], r.Receipt], str]] = {
-    "one more": (lambda x: change(x, count=x.extents[0].count + 1), "ReceiptMismatch"),
+    "one more": (lambda x: change(x, count=x.extents[0].count + 1), "InvalidArgument"),
     "one less": (lambda x: change(x, count=x.extents[0].count - 1), "ReceiptMismatch"),
     "nothing": (lambda x: change(x, count=0, crc_sum=0), "ReceiptMismatch"),
     "checksum": (lambda x: change(x, crc_sum=x.extents[0].crc_sum ^ 1), "ReceiptMismatch"),
-    "begins late": (lambda x: change(x, first=x.extents[0].first + 1), "ReceiptMismatch"),
-    "ends early": (lambda x: change(x, end=x.extents[0].end - 1), "ReceiptMismatch"),
+    "begins late": (lambda x: change(x, first=x.extents[0].first + 1), "InvalidArgument"),
+    "ends early": (lambda x: change(x, end=x.extents[0].end - 1), "InvalidArgument"),
     "another writer": (lambda x: replace(x, writer=x.writer ^ 1), "ReceiptMismatch"),
     "not there yet": (lambda x: change(x, end=x.extents[0].end + 1000), "ReceiptsNotCovered"),
     "ends at 2^62": (lambda x: change(x, end=1 << 62), "ReceiptsNotCovered"),
@@ -121,7 +121,7 @@ GARBAGE: dict[str, tuple[bytes, str]] = {
     "a length below zero": (b"\x01\x01\x01", "MalformedRecord"),
     "text that is not UTF-8": (b"\x01\x01\x04\xff\xfe\x00", "MalformedRecord"),
     "a status row": (encode(r.ScopeRow("x", 0)), "MalformedRecord"),
-    "a reply": (encode(r.Reply(b"", 0, r.Registered(1))), "MalformedRecord"),
+    "a reply": (encode(r.Reply(b"", b"", 0, r.Registered(1))), "MalformedRecord"),
     "64 kB of noise": (b"\x01\x08" + bytes(range(256)) * 256, "MalformedRecord"),
 }
 

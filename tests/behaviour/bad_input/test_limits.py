@@ -74,13 +74,15 @@ def test_event_that_the_library_does_not_take(place: Place) -> None:
 def test_data_that_the_stream_refuses_once_merged(place: Place) -> None:
     """The stream's limit was lowered behind the journal's back: that transaction is aborted, others go on."""
     token, pen, touched = place.touched()
-    pen.write(place.stream, touched.segments, [(b"k", b"x" * 5_000)])
+    pen.write(place.stream, touched.segments, [(b"k", b"x" * 50_000)])
     admin = AdminClient({"bootstrap.servers": place.cluster.bootstrap, "log_level": 0})
     limit = ConfigResource(
         ResourceType.TOPIC,
         place.stream.replace("/", "."),
         incremental_configs=[
-            ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
+            ConfigEntry(
+                "max.message.bytes", str(LIMIT), incremental_operation=AlterConfigOpType.SET
+            )
         ],
     )
     for future in admin.incremental_alter_configs([limit]).values():

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Producer
 
+from anabranch.core import limits
 from anabranch.ports import TopicPartition
-from anabranch.processors.intake import MAX_UNPACKED_BYTES
 from anabranch.schemas import records as r
 from anabranch.topics.batch import Packed
 from anabranch.topics.compression import NONE, ZSTD, compress
@@ -139,7 +139,7 @@ UNREADABLE: dict[str, Callable[[], Packed]] = {
         one_record(1 << 40, 3), NONE, 1, (1 << 63) - (1 << 39), (1 << 63) - 1
     ),
     "a bomb": lambda: Packed(
-        compress(ZSTD, one_record(0, MAX_UNPACKED_BYTES + 1)), ZSTD, 1, NOW_MS, NOW_MS
+        compress(ZSTD, one_record(0, limits.BATCH.value + 1)), ZSTD, 1, NOW_MS, NOW_MS
     ),
 }
 

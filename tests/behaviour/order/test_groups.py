@@ -17,7 +17,6 @@ from anabranch.client import reader as client_reader
 from anabranch.errors import NotReady
 from anabranch.schemas.records import CommitRecord
 from anabranch.topics import columns_read
-from anabranch.topics.names import history_topic
 from tests.client.members import LONG_S, Members, by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
 from tests.conftest import Broker
@@ -205,12 +204,30 @@ def test_a_new_group_is_made_with_a_whole_vector(
 ) -> None:
     written.scale((0, 0, 4, 0), (1, 4, 8, 1))
     written.commit(Keys().events())
-    (offset, record) = written.records[-1]
+    (_, record) = written.records[-1]
     with client.read(written.stream, group=group, timeout=QUIET_S, start="end") as reader:
         assert list(reader) == []
-        places = [(written.topic, p) for p in range(3)] + [(history_topic(written.stream), 0)]
+        places = [(written.topic, p) for p in range(3)]
         vector = {position.partition: position.offset for position in record.vector}
-        assert committed(broker, group, places) == [vector[0], vector[1], 0, offset]
+        assert committed(broker, group, places) == [vector[0], vector[1], 0]
+
+
+def test_partitions_that_come_later_are_read_from_their_beginning(
+    broker: Broker, client: anabranch.Client, written: WrittenStream, group: str
+) -> None:
+    """Positions in the stream are all that is left of a group: offsets that no member subscribes to expire."""
+    keys = Keys()
+    written.scale(ONE)
+    written.commit(keys.events())
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
+    places = [TopicPartition(written.topic, p, 24 if p == 0 else 0) for p in range(3)]
+    consumer.commit(offsets=places, asynchronous=False)
+    consumer.close()
+    written.add_partitions(5)
+    written.scale((1, 0, 4, 3), (2, 4, 8, 4))
+    written.commit(keys.events())
+    rest = by_key(client.read(written.stream, group=group, timeout=QUIET_S, start="end"))
+    assert rest == {key: [1] for key in keys.expected}
 
 
 def test_offsets_of_a_plain_group_are_kept(

@@ -5,14 +5,20 @@ from __future__ import annotations
 import itertools
 import time
 from datetime import timedelta
+from typing import cast
 
 import pytest
 
 import anabranch
 from anabranch.client import ordered
+from anabranch.client.history import NO_SEGMENT
+from anabranch.client.ranges import RangeReader
+from anabranch.client.readers import KafkaReaders
 from anabranch.core.hybrid_time import to_datetime
+from anabranch.core.ids import make_txn_id
 from anabranch.ports import TopicPartition as Partition
 from anabranch.schemas.records import CommitRecord
+from anabranch.topics.records import Record, encode_batch
 from tests.client.members import LONG_S, by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
 
@@ -178,3 +184,62 @@ def test_what_retention_deleted_is_not_waited_for(
         assert by_key(left) == {key: [2] for key in keys.expected}
     # The same for who comes later.
     assert by_key(either.read(written.stream, timeout=QUIET_S)) == by_key(left)
+
+
+# -- records of others ----------------------------------------------------------------------------------
+
+
+def test_no_reader_passes_off_records_of_others_as_committed(
+    either: anabranch.Client, written: WrittenStream, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But for what was there when the stream was created over it: that is adopted, and given without a commit."""
+    keys = Keys()
+    adopted = keys.events()
+    written.producer.append(
+        [
+            (
+                Partition(written.topic, 0),
+                encode_batch([Record(i, 0, k, v) for i, (k, v) in enumerate(adopted)]),
+            )
+        ]
+    )
+    written.producer.commit()
+    written.vector[0] = len(adopted)
+    first = written.scale(ONE)
+    committed = []
+    for plain in (False, True):
+        written.stray(0)
+        committed += (events := keys.events())
+        written.commit(events, plain=plain)
+        written.stray(0)
+        written.stray(0, make_txn_id(0, 1, 1))
+    events = keys.events(2)
+    committed += events
+    written.roll(first, written.carry(2, events[:5], events[5:9], events[9:], strays=True))
+    written.stray(1)
+    written.scale((1, 0, 4, 1), (2, 4, 8, 2))
+    committed += (events := keys.events())
+    written.commit(events)
+
+    values = sorted(value for _, value in committed)
+    told = sorted([*values, *(value for _, value in adopted)])
+    for chosen in (None, group):
+        found = list(either.read(written.stream, chosen, QUIET_S))
+        assert sorted(event.value or b"" for event in found) == told
+        assert by_key(found) == keys.expected
+        unknown = [event for event in found if event.segment_id == NO_SEGMENT]
+        assert [(e.key, e.value, e.txn_id) for e in unknown] == [(k, v, None) for k, v in adopted]
+    plan = either._readers().plan([written.stream], written.timestamp, time.monotonic() + LONG_S)
+    snapshot = either.open_snapshot(plan)
+    assert by_key(snapshot.read(written.stream)) == keys.expected
+    transactions = either.read_transactions(written.stream, timeout=QUIET_S)
+    assert sorted(event.value or b"" for t in transactions for event in t.events) == values
+    rows = []
+    with RangeReader(cast("KafkaReaders", either._readers())._options) as ranges:
+        for partition, end in snapshot.offsets(written.stream).items():
+            for batch in ranges.read(written.stream, partition, 0, end):
+                rows += batch.select(["value", "commit_timestamp"]).to_pylist()
+    assert sorted(row["value"] for row in rows) == told
+    assert sorted(row["value"] for row in rows if row["commit_timestamp"] is not None) == values
+    warnings = [r for r in caplog.records if "records of others" in r.getMessage()]
+    assert len(warnings) == 5  # one a reader and minute

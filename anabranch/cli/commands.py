@@ -1,0 +1,60 @@
+"""`anabranch command`: what becomes of the commands that clients send."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from anabranch.cli.options import (
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    Json,
+    Kafka,
+    Prefix,
+    Timeout,
+    Verbose,
+)
+from anabranch.topics.names import DEFAULT_PREFIX
+
+app = typer.Typer(no_args_is_help=True, help="See which commands were set aside.")
+
+
+@app.callback()
+def root() -> None:
+    """See which commands were set aside."""
+
+
+@app.command("list")
+def list_commands(
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    kafka: Kafka = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show how far each control partition is with its commands, and which of them it set aside."""
+    from anabranch.cli.output import print_json, print_table, time_text
+    from anabranch.cli.session import connected, target_of
+
+    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+        found = client.commands()
+    if json:
+        print_json({"control_partitions": [asdict(each) for each in found]})
+        return
+    print_table(
+        "Commands",
+        ("control partition", "position", "waiting", "set aside"),
+        ((c.control_partition, c.position, c.end - c.position, len(c.set_aside)) for c in found),
+    )
+    if any(c.set_aside for c in found):
+        print_table(
+            "Set aside",
+            ("control partition", "offset", "when", "what", "reason"),
+            (
+                (c.control_partition, row.offset, time_text(row.at_ms), row.what, row.reason)
+                for c in found
+                for row in c.set_aside
+            ),
+        )

@@ -1,0 +1,37 @@
+"""Commands that nobody can carry out: what is logged of them, so that the rest is served.
+
+Which they are is found in the shell (`processors.culprit`), as they are known by what becomes of rounds.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core.plan import ReplyTo
+from anabranch.core.turn import Turn
+from anabranch.schemas.records import CommandList, ListCommands, SetAsideRow, SuspectRow
+
+_REASON = 256  # characters: many of them are one answer
+
+
+def suspect(turn: Turn, offset: int, end: int, tries: int) -> None:
+    """Log that these commands are tried by themselves, before they are: whoever dies of it has said so."""
+    turn.put(k.SUSPECT_KEY, SuspectRow(offset, end, tries))
+
+
+def set_aside(turn: Turn, offset: int, what: str, reason: str) -> None:
+    """Log that a command, or a batch of them, is passed over. Of many the oldest is forgotten."""
+    known = turn.state.set_aside
+    for key in list(islice(known, max(0, len(known) + 1 - limits.SET_ASIDE.value))):
+        turn.put(k.set_aside_key(int.from_bytes(key, "big")), None)
+    reason = limits.cut(reason, _REASON)
+    turn.put(k.set_aside_key(offset), SetAsideRow(offset, turn.wall_ms, what, reason))
+
+
+def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None:
+    """How far the control partition is, and what it set aside."""
+    found = tuple(turn.state.set_aside.values())
+    position = turn.state.round.commands_offset if turn.at is None else turn.at + 1
+    turn.reply(to, CommandList(position, max(turn.hearing.commands_end, position), found))

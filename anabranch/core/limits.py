@@ -1,0 +1,104 @@
+"""All limits of what others send and ask for, in one table: checked before anything is logged.
+
+`docs/operations.md` prints it, and a test holds the two together. What an operator may choose stands in
+`anabranch.core.turn.Settings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from anabranch.errors import InvalidArgument
+from anabranch.schemas import records as r
+
+
+class Limit(NamedTuple):
+    """The most there may be of something. ``unit``: of what; ``bounds``: in what."""
+
+    value: int
+    unit: str
+    bounds: str
+
+    def check(self, found: int, what: str) -> None:
+        """`InvalidArgument` beyond it."""
+        if found > self.value:
+            raise InvalidArgument(f"{what} has {found:,} {self.unit}; {self.value:,} are allowed")
+
+
+COMMAND = Limit(
+    1 << 20,
+    "bytes",
+    "a command, unpacked; `OneShot`, `Commit`, `Register`: what their topic takes",
+)
+BATCH = Limit(32 << 20, "bytes", "a record batch of commands, unpacked")
+BATCH_RECORDS = Limit(100_000, "records", "a record batch of commands")
+TEXT = Limit(1 << 10, "characters", "a reason, or a refusal's text: what is beyond is cut off")
+NAME = Limit(256, "characters", "the name of a transaction or a series")
+SETTING = Limit(256, "characters", "a setting's name, or its value")
+DIGITS = Limit(20, "digits", "a number in a setting")
+CORRELATION_ID = Limit(64, "bytes", "a correlation id")
+TOKENS = Limit(1_000, "tokens", "a heartbeat")
+EXTENTS = Limit(20_000, "extents", "a receipt")
+RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
+WAITERS = Limit(1_000, "askers", "who waits for one commit")
+HEADERS = Limit(1_000, "headers", "an event of a one-shot")
+EVENT_TIME = Limit(
+    253_402_300_799_999, "ms", "the time of an event of a one-shot, Unix (the end of 9999)"
+)
+SEGMENTS = Limit(10_000, "segments", "a stream, and what one scaling seals or opens")
+STREAM_PARTITIONS = Limit(20_000, "partitions", "a stream")
+MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
+LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: so many or more")
+SCOPES = Limit(10_000, "scopes", "a control partition")
+ANSWER = Limit(4 << 20, "bytes", "an answer; lists go on in the next one (`more`)")
+ROUND = Limit(
+    16 << 20,
+    "bytes",
+    "commands, rows and answers of one commit round, about; the rest comes in the next",
+)
+SET_ASIDE = Limit(1_000, "records", "commands that are remembered as set aside, the newest ones")
+TRIES = Limit(
+    3, "tries", "a command that can't be decided, or that leaders die of; then it is set aside"
+)
+UNSURE = Limit(
+    10,
+    "rounds",
+    "a command alone in rounds that end uncertain, others don't; then the same",
+)
+
+TABLE = tuple(found for found in list(globals().values()) if isinstance(found, Limit))
+
+# Commands that carry events or receipts: as many bytes, unpacked, as their topic's max.message.bytes.
+BIG = (r.OneShot, r.Commit, r.Register)
+
+
+def cut(text: str, most: int = TEXT.value) -> str:
+    """A text for people, within its limit."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def size_of(receipts: Iterable[r.Receipt]) -> int:
+    """The bytes of receipts, about; not less."""
+    return sum(48 + sum(len(e.stream) + 40 for e in receipt.extents) for receipt in receipts)
+
+
+def weight(answer: object) -> int:
+    """The bytes of an answer, about: what it may grow with."""
+    match answer:
+        case r.Outcome():
+            size = len(answer.name or "") * 4 + len(answer.reason) * 4 + size_of(answer.writers)
+            return 256 + size + sum(map(len, answer.streams))
+        case r.Alive():
+            return sum(map(weight, answer.not_open))
+        case r.TransactionList():
+            return sum(map(weight, answer.transactions))
+        case r.SeriesList():
+            return sum(256 + 4 * len(one.series) + 8 * len(one.runs) for one in answer.series)
+        case r.StreamList():
+            return sum(map(weight, answer.streams))
+        case r.StreamInfo() | r.Touched():
+            maps = (answer.journal, answer.low_water) if isinstance(answer, r.StreamInfo) else ()
+            return 1024 + 32 * len(answer.segments) + 24 * sum(map(len, maps))
+        case _:
+            return 1024

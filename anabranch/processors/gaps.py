@@ -1,0 +1,159 @@
+"""Records of others in streams' topics: looked for in the gaps before what rounds append.
+
+Between one round's data on a partition and the next one's stands a marker, and what was aborted. Where more offsets
+lie than markers explain, it is read what is there, beside the loop. So what is counted is a lower bound: markers
+come late, and a gap of the right size is not looked into.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from anabranch.ports import CorruptBatch, Log, LogError, LogUnavailable, TopicPartition
+from anabranch.topics.batch import read_header
+from anabranch.topics.names import stream_topic
+
+log = logging.getLogger("anabranch.controller")
+
+LOOK_EVERY_MS = 200
+LOOK_BYTES = 256 << 10
+MOST_WAITING = (
+    1000  # gaps to be looked into, and on a partition not to be judged yet; more are passed over
+)
+MOST_TRIES = 25
+_TELL_EVERY_MS = 60_000
+_FIRST_MARKERS = 2  # of former leaders, before the first data of this one
+
+
+class Appended(NamedTuple):
+    """A round's data on a partition of a stream, in order: it should begin at ``known``."""
+
+    stream: str
+    partition: int
+    known: int
+    first: int
+
+
+class _Gap(NamedTuple):
+    stream: str
+    partition: int
+    first: int
+    end: int
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class _Partition:
+    """``markers``: so many may still come. ``gaps``: since there were none to come."""
+
+    markers: int = 0
+    gaps: deque[_Gap] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+
+
+class Gaps:
+    """Of one leader. ``found``: stream -> records of others."""
+
+    def __init__(self, source: Log, found: Counter[str], *, threads: bool) -> None:
+        """``threads``: on a helper thread, one request at a time: an absent broker must not stop the rounds."""
+        self._log = source
+        self._found = found
+        self._pool = ThreadPoolExecutor(1, "anabranch-gaps") if threads else None
+        self._partitions: dict[tuple[str, int], _Partition] = {}
+        self._waiting: deque[_Gap] = deque()
+        self._under_way: tuple[_Gap, Future[tuple[int, int]]] | None = None
+        self._look_ms = 0
+        self._tell_ms: dict[str, int] = {}
+
+    def appended(self, data: Iterable[Appended]) -> None:
+        """What a round appended, which is committed now; each partition gets a marker for it."""
+        touched = set()
+        for stream, number, known, first in data:
+            touched.add((stream, number))
+            at = self._partitions.get((stream, number))
+            if at is None:
+                at = self._partitions[stream, number] = _Partition()
+                if known and first - known <= _FIRST_MARKERS:
+                    continue
+            if first > known:
+                at.gaps.append(_Gap(stream, number, known, first))
+                at.markers -= first - known
+            if at.markers < 0 and len(self._waiting) < MOST_WAITING:
+                self._waiting.extend(at.gaps)
+            if at.markers <= 0:
+                at.gaps.clear()
+                at.markers = 0
+        for place in touched:
+            self._partitions[place].markers += 1
+
+    def look(self, now_ms: int) -> None:
+        """Look into the next gap, or begin to."""
+        if self._under_way is not None:
+            gap, work = self._under_way
+            if not work.done():
+                return
+            self._under_way = None
+            self._take_back(gap, work.result(), now_ms)
+        if not self._waiting or now_ms < self._look_ms:
+            return
+        self._look_ms = now_ms + LOOK_EVERY_MS
+        gap = self._waiting.popleft()
+        if self._pool is not None:
+            self._under_way = gap, self._pool.submit(self._read, gap)
+        else:
+            self._take_back(gap, self._read(gap), now_ms)
+
+    def forget_stream(self, stream: str) -> None:
+        """What comes under its name is another one."""
+        self._waiting = deque(gap for gap in self._waiting if gap.stream != stream)
+        self._partitions = {at: p for at, p in self._partitions.items() if at[0] != stream}
+        self._under_way = None  # … and what is found there is of nobody
+        self._found.pop(stream, None)
+        self._tell_ms.pop(stream, None)
+
+    def close(self) -> None:
+        """What is under way is not waited for."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, gap: _Gap) -> tuple[int, int]:
+        """How many records are in some of the gap, and where the rest of it begins."""
+        place = TopicPartition(stream_topic(gap.stream), gap.partition)
+        try:
+            found = self._log.fetch(
+                {place: gap.first}, max_wait=0, max_bytes=LOOK_BYTES, committed=True
+            ).get(place)
+        except LogUnavailable:
+            found = None
+        except (LogError, CorruptBatch) as error:
+            log.info("a gap of %s is not looked into: %s", place.topic, error)
+            return 0, gap.end
+        if found is None:
+            return 0, gap.first
+        headers = [
+            read_header(b.data, whole=False) for b in found.batches if b.base_offset < gap.end
+        ]
+        return sum(header.record_count for header in headers), found.next_offset
+
+    def _take_back(self, gap: _Gap, read: tuple[int, int], now_ms: int) -> None:
+        records, after = read
+        if after < gap.end and gap.tries < MOST_TRIES:
+            tries = gap.tries + 1 if after == gap.first else 0
+            self._waiting.appendleft(gap._replace(first=after, tries=tries))
+        if not records:
+            return
+        self._found[gap.stream] += records
+        if now_ms >= self._tell_ms.get(gap.stream, now_ms):
+            self._tell_ms[gap.stream] = now_ms + _TELL_EVERY_MS
+            log.warning(
+                "%s[%d] has records of others at offset %d, %d so far: readers of this library leave them out, "
+                "others do not; let only controllers write to that topic",
+                stream_topic(gap.stream),
+                gap.partition,
+                gap.first,
+                self._found[gap.stream],
+            )

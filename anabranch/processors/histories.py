@@ -1,0 +1,116 @@
+"""How far histories may be cut: what brokers have of streams, held against the vectors of EPOCH records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from anabranch.errors import MalformedRecord, UnsupportedVersion
+from anabranch.ports import CorruptBatch, Log, LogError, OffsetOutOfRange, TopicPartition
+from anabranch.schemas.codec import decode
+from anabranch.schemas.records import EpochRecord
+from anabranch.topics.names import history_topic, stream_topic
+from anabranch.topics.records import decode_records
+
+log = logging.getLogger("anabranch.controller")
+
+_FETCH_BYTES = 1 << 20
+_MOST_FETCHES = 64  # of one history in one look; the next one goes on
+
+
+class _Walk(NamedTuple):
+    """How far a history was looked through. ``spare``: the last EPOCH record that it may begin with.
+
+    ``ahead``: the next one, at ``read_to``: its vector is still above what is deleted.
+    """
+
+    read_to: int
+    spare: int
+    ahead: Mapping[int, int] | None = None
+
+
+class Histories:
+    """Walks each history once, from its beginning, as far as the stream's events are deleted.
+
+    Of a stream that keeps all its events nothing is read. One thread at a time.
+    """
+
+    def __init__(self, source: Log) -> None:
+        self._log = source
+        self._walks: dict[str, _Walk] = {}
+
+    def forget_stream(self, stream: str) -> None:
+        """It is no more."""
+        self._walks.pop(stream, None)
+
+    def spare(self, streams: Mapping[str, int]) -> dict[str, int]:
+        """Stream -> the offset of an EPOCH record before which its history speaks of deleted events only.
+
+        ``streams``: the partitions of each. What can't be looked at now is left out.
+        """
+        found = {}
+        for stream, partitions in streams.items():
+            try:
+                at = self._look(stream, partitions)
+            except (LogError, CorruptBatch, OffsetOutOfRange) as error:
+                log.info("it can't be told how far the history of %s may be cut: %s", stream, error)
+                self._walks.pop(stream, None)
+                continue
+            if at is not None:
+                found[stream] = at
+        return found
+
+    def _look(self, stream: str, partitions: int) -> int | None:
+        topic = stream_topic(stream)
+        history = TopicPartition(history_topic(stream), 0)
+        places = [TopicPartition(topic, p) for p in range(partitions)]
+        starts = self._log.start_offsets([*places, history])
+        begins = starts.pop(history)
+        if not any(starts.values()):
+            return None
+        firsts = {place.partition: start for place, start in starts.items()}
+        walk = self._walks.get(stream)
+        if walk is None or walk.read_to < begins:
+            walk = _Walk(begins, begins)
+        self._walks[stream] = walk = self._walk(history, firsts, walk)
+        return walk.spare if walk.spare > begins else None
+
+    def _walk(self, history: TopicPartition, firsts: Mapping[int, int], walk: _Walk) -> _Walk:
+        """On, as long as EPOCH records have no event that is left before them."""
+        position, spare, _ = walk
+        if walk.ahead is not None and not _passed(walk.ahead, firsts):
+            return walk
+        for _ in range(_MOST_FETCHES):
+            fetched = self._log.fetch(
+                {history: position}, max_wait=0.0, max_bytes=_FETCH_BYTES, committed=True
+            ).get(history)
+            if fetched is None:
+                break
+            for batch in fetched.batches:
+                for record in decode_records(batch.data):
+                    if record.offset < position or record.key:
+                        continue
+                    vector = _vector(record.value)
+                    if vector is not None and not _passed(vector, firsts):
+                        return _Walk(record.offset, spare, vector)
+                    if vector is not None:
+                        spare = record.offset
+            position = fetched.next_offset
+        return _Walk(position, spare)
+
+
+def _vector(value: bytes | None) -> Mapping[int, int] | None:
+    """Of an EPOCH record; None: it is none."""
+    try:
+        record = decode(value or b"")
+    except (MalformedRecord, UnsupportedVersion):
+        return None  # somebody else's
+    if not isinstance(record, EpochRecord):
+        return None
+    return {position.partition: position.offset for position in record.vector}
+
+
+def _passed(vector: Mapping[int, int], firsts: Mapping[int, int]) -> bool:
+    """Whether all that a vector has was deleted."""
+    return all(firsts.get(partition, 0) >= end for partition, end in vector.items())

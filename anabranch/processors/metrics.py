@@ -1,0 +1,122 @@
+"""What the leader of a control partition counts: its own thread writes plain numbers, others may read them.
+
+`TABLE` names every number; docs/operations.md has the same table, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from anabranch.schemas.records import Refusal
+
+if TYPE_CHECKING:
+    from anabranch.core.plan import Round
+    from anabranch.core.state import State
+    from anabranch.core.turn import Hearing
+    from anabranch.processors.foresight import Foresight
+    from anabranch.processors.intake import Intake
+
+LOOK_S = 1.0
+MOST_OVERDUE = 1_000
+BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+Labels = tuple[str, ...]
+
+
+class Number(NamedTuple):
+    """What `/metrics` says of a number. ``labels``: beside the control partition."""
+
+    kind: Literal["gauge", "counter"]
+    help: str
+    labels: Labels = ()
+
+
+TABLE = {
+    "leading": Number("gauge", "1 while this process leads the control partition"),
+    "term": Number("gauge", "Term of its leadership"),
+    "lead_failures": Number("counter", "Times that leading failed or ended, by error", ("error",)),
+    "rounds": Number("counter", "Rounds written"),
+    "commands": Number("counter", "Commands decided"),
+    "refusals": Number("counter", "Answers that were refusals, by code", ("code",)),
+    "refused_rounds": Number("counter", "Rounds that a broker refused; their rest is written anew"),
+    "native_aborts": Number(
+        "counter", "Native transactions aborted as offsets were foreseen wrong"
+    ),
+    "commands_lag": Number("gauge", "Records of the commands topic that are not decided yet"),
+    "commands_set_aside": Number("gauge", "Records or batches of commands that were passed over"),
+    "open_transactions": Number("gauge", "Transactions that are not finished"),
+    "committing_transactions": Number("gauge", "Those of which the commit is decided, not done"),
+    "staged_bytes": Number("gauge", "What open transactions have in journals"),
+    "streams": Number("gauge", "Streams by state", ("state",)),
+    "stream_trouble": Number("gauge", "1 for a stream that waits for its topics", ("stream",)),
+    "rejected_records": Number("gauge", "Journal records rejected in this term", ("reason",)),
+    "outcomes_overdue": Number("gauge", "Outcomes past their retention, not purged; 1,000 at most"),
+}
+
+
+class Metrics:
+    """The numbers of one leader. Each mapping is replaced or grows: who reads copies it first."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict[Labels, float]] = {
+            name: {} if number.labels else {(): 0} for name, number in TABLE.items()
+        }
+        self.seconds = [0] * (len(BOUNDS_S) + 1)  # rounds by their time; the last: longer than all
+        self.seconds_sum = 0.0
+        self.passed_at = 0.0  # monotonic: when the last pass ended, with a round or without
+        self._looked_at = 0.0
+
+    def add(self, name: str, *labels: str, by: float = 1) -> None:
+        """Count."""
+        values = self.values[name]
+        values[labels] = values.get(labels, 0) + by
+
+    def set(self, name: str, value: float) -> None:
+        """What it is now."""
+        self.values[name] = {(): value}
+
+    def begin(self) -> float:
+        """The time at which something begins that is measured."""
+        return time.monotonic()
+
+    def wrote(self, round_: Round, commands: int, begun: float) -> None:
+        """A round that was begun at that time is durable."""
+        took = time.monotonic() - begun
+        self.seconds[bisect_left(BOUNDS_S, took)] += 1
+        self.seconds_sum += took
+        self.add("rounds")
+        self.add("commands", by=commands)
+        for _, result in round_.replies:
+            if isinstance(result, Refusal):
+                self.add("refusals", result.code)
+
+    def passed(self) -> bool:
+        """A pass has ended. Whether it is time to `look`."""
+        self.passed_at = time.monotonic()
+        due = self.passed_at - self._looked_at >= LOOK_S
+        if due:
+            self._looked_at = self.passed_at
+        return due
+
+    def look(
+        self, state: State, intake: Intake, hearing: Hearing, foresight: Foresight, ended_ms: int
+    ) -> None:
+        """Take what the controller has. ``ended_ms``: outcomes older than that are to be purged."""
+        index = intake.index
+        for name, value in {
+            "native_aborts": foresight.wrongs,
+            "commands_lag": intake.lag,
+            "open_transactions": len(state.open),
+            "committing_transactions": len(state.committing),
+            "staged_bytes": index.staged.total,
+            "outcomes_overdue": len(state.finished_before(ended_ms, MOST_OVERDUE)),
+        }.items():
+            self.set(name, value)
+        states = Counter(row.state for row in state.streams.values())
+        self.values["streams"] = {(name,): count for name, count in states.items()}
+        self.values["stream_trouble"] = dict.fromkeys(((s,) for s in hearing.waiting), 1)
+        rejected = sum(index.rejected.values(), Counter[str]())
+        self.values["rejected_records"] = {(reason,): n for reason, n in rejected.items()}

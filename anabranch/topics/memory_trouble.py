@@ -1,0 +1,101 @@
+"""Trouble that lasts: what brokers say of a partition that has no leader, too few replicas, or takes nothing.
+
+Tests and simulators put it on partitions of a `MemoryBroker`, and take it away again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from anabranch.ports import (
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    LogUncertain,
+    TopicInfo,
+    TopicPartition,
+)
+
+NOT_ENOUGH_REPLICAS, TOPIC_AUTHORIZATION_FAILED = 19, 29
+MARKER_BYTES = 78  # the least ``max.message.bytes`` with which a partition takes markers
+
+
+class Kind(Enum):
+    """What is wrong."""
+
+    LEADERLESS = "it has no leader"
+    FEW_REPLICAS = "too few replicas are in sync"  # it is read, and not written
+    FAILED_DISK = "KAFKA_STORAGE_ERROR (56)"  # it is not written, and nobody knows that for sure
+    REFUSING = "writes are refused"
+    DENYING = "writes and reads are refused"
+    STALE = "NOT_LEADER_OR_FOLLOWER (6)"  # a broker answers that leads no more
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Of one partition. ``process``: how the names begin of those who see it. ``end``: of a stale log."""
+
+    kind: Kind
+    code: int = TOPIC_AUTHORIZATION_FAILED
+    process: str = ""
+    end: int = 0
+
+
+class Troubles(dict[TopicPartition, Trouble]):
+    """All trouble that there is."""
+
+    def of(
+        self, places: Iterable[TopicPartition], process: str, *kinds: Kind
+    ) -> dict[TopicPartition, Trouble]:
+        """What of these kinds that process sees of these partitions."""
+        found = {place: self[place] for place in places if place in self}
+        return {
+            place: trouble
+            for place, trouble in found.items()
+            if trouble.kind in kinds and process.startswith(trouble.process)
+        }
+
+    def check_read(self, place: TopicPartition, process: str) -> None:
+        """`LogError` unless it can be read."""
+        for found in self.of([place], process, Kind.LEADERLESS, Kind.DENYING).values():
+            raise error_of(place, found)
+
+    def end(self, place: TopicPartition, process: str, end: int) -> int:
+        """Where the log ends, as that process is told."""
+        stale = self.of([place], process, Kind.STALE).get(place)
+        return min(stale.end, end) if stale is not None else end
+
+    def unwritten(
+        self, places: Iterable[TopicPartition], process: str
+    ) -> tuple[LogError | None, set[TopicPartition]]:
+        """What a write to all of them comes to, the worst of it, and which it does not reach."""
+        found = self.of(places, process, *Kind)
+        errors = [error_of(place, trouble) for place, trouble in found.items()]
+        for place, trouble in found.items():
+            if trouble.kind is Kind.STALE:
+                del self[place]  # who was told so asks for the leader
+        errors.sort(key=lambda error: isinstance(error, LogRefused))
+        return (errors[0] if errors else None), set(found)
+
+    def described(self, topic: TopicInfo) -> TopicInfo:
+        """With what metadata tell of it."""
+        found = {place.partition: t.kind for place, t in self.items() if place.topic == topic.name}
+        leaderless = tuple(p for p, kind in found.items() if kind is Kind.LEADERLESS)
+        in_sync = 0 if Kind.FEW_REPLICAS in found.values() else topic.in_sync
+        return replace(topic, leaderless=leaderless, in_sync=in_sync) if found else topic
+
+
+def error_of(place: TopicPartition, trouble: Trouble) -> LogError:
+    """What a call comes to that needs that partition."""
+    message, topics = f"{place.topic}[{place.partition}]: {trouble.kind.value}", (place.topic,)
+    match trouble.kind:
+        case Kind.LEADERLESS:
+            return LogUnavailable(message, topics)
+        case Kind.FEW_REPLICAS:
+            return LogRefused(message, NOT_ENOUGH_REPLICAS, topics)
+        case Kind.REFUSING | Kind.DENYING:
+            return LogRefused(f"{message}, code {trouble.code}", trouble.code, topics)
+        case _:
+            return LogUncertain(message, topics)

@@ -1,0 +1,136 @@
+"""Secrets stand in no repr, log line or error text."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch import errors
+from anabranch.cli.load_pool import LoadPlan
+from anabranch.cli.load_worker import Job
+from anabranch.cli.quickstart.run import Settings as Quickstart
+from anabranch.cli.session import Target
+from anabranch.client.reservation import Reservation
+from anabranch.core.state import OpenTxn
+from anabranch.core.tokens import prove
+from anabranch.core.turn import Settings
+from anabranch.processors.config import ControllerOptions
+from anabranch.processors.intake import Command
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import encode
+from tests.client.answers import STREAM
+from tests.client.world import World
+
+SECRET = b"planted: thirty-two secret bytes"
+TXN = bytes(16)
+PASSWORD = {"sasl.password": SECRET.decode()}
+
+
+def shows(text: str, secret: bytes = SECRET) -> bool:
+    return any(
+        form in text for form in (secret.hex(), repr(secret)[2:-1], repr(secret[-20:])[2:-1])
+    )
+
+
+def row() -> r.TxnRow:
+    return r.TxnRow(TXN, "nyc", None, "OPEN", 1, 1, 0, 0, 0, 0, 0, "", SECRET)
+
+
+def values() -> list[Any]:
+    target = Target("b:9092", "p", 1.0, PASSWORD)
+    job: dict[str, Any] = dict.fromkeys(Job.__dataclass_fields__) | {
+        "target": target,
+        "token": SECRET,
+    }
+    plan: dict[str, Any] = dict.fromkeys(LoadPlan.__dataclass_fields__) | {
+        "target": target,
+        "token": SECRET,
+    }
+    begin = r.Begin(TXN, "nyc", None, 1, SECRET)
+    return [
+        begin,
+        r.Begun(TXN, SECRET, 1),
+        r.Touch(SECRET, STREAM),
+        r.Register(SECRET, r.Receipt(TXN, 1, 1, True, ())),
+        r.Commit(SECRET, (), None, None, 1),
+        r.Abort(SECRET, ""),
+        r.Settle(SECRET, ""),
+        r.Heartbeat((SECRET,)),
+        r.SetSeries("nyc", "s", 1, 2, SECRET),
+        row(),
+        OpenTxn(row()),
+        Settings(0, 1, "p", SECRET),
+        Command(0, None, encode(begin), native=False),
+        Reservation("nyc", TXN, 1, SECRET),
+        target,
+        Job(**job),
+        LoadPlan(**plan),
+        Quickstart(kafka=PASSWORD),
+        ControllerOptions(bootstrap="b:9092", data_dir=Path("d"), kafka=PASSWORD),
+    ]
+
+
+@pytest.mark.parametrize("value", values(), ids=lambda value: type(value).__name__)
+def test_a_repr_hides_it(value: Any) -> None:
+    assert shows(SECRET.hex())
+    assert shows(f"x{SECRET!r}")
+    for text in (repr(value), str(value), f"{[value]}"):
+        assert not shows(text)
+
+
+def test_what_goes_wrong_does_not_tell_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A transaction's life with everything that refuses, at the most talkative level."""
+    caplog.set_level(logging.DEBUG)
+    world = World()
+    client = world.client
+    client.create_stream(STREAM, segments=1)
+    reservation = client.reserve("nyc", name="daily")
+    with client.join(reservation) as writer:
+        writer.write(STREAM, b"v", key=b"k")
+    token = writer._token
+    assert token is not None
+    other = prove(token[:-32], SECRET)
+    said: list[str] = [repr(client), repr(writer), repr(reservation)]
+    for call in (
+        lambda: client.join(other).write(STREAM, b"v"),
+        lambda: client.join(token).write("sfo/x", b"v"),
+        lambda: client.abort(other),
+        lambda: client.commit(other),
+        lambda: client.settle(token),
+        lambda: client.state(token[:40]),
+        lambda: client.commit(token, name="another"),
+        lambda: client.set_series("nyc", "s", 1, expected=None, key=SECRET),
+        lambda: client.commit(token, receipts=[b"no receipt"]),
+    ):
+        with pytest.raises(errors.AnabranchError) as caught:
+            call()
+        said += [str(caught.value), repr(caught.value), repr(caught.value.args)]
+    text = "\n".join((*said, caplog.text))
+    for secret in (SECRET, reservation.secret[-8:], token[-32:], other[-32:]):
+        assert not shows(text, secret)
+
+
+def test_the_file_that_hands_a_reservation_over_is_its_owners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handover = pytest.importorskip("anabranch.spark.handover")
+    options = pytest.importorskip("anabranch.spark.options")
+    monkeypatch.setenv(handover.LOCAL_DIRS, str(tmp_path))
+    made = handover.Handover(options.Options({"queryname": "q"}))
+    reservation = Reservation("nyc", TXN, 1, SECRET)
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            made.leave(reservation)
+    finally:
+        os.umask(before)
+    [file] = tmp_path.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert made.find() == reservation
+    connection = options.Connection("b:9092", "p", 1.0, tuple(PASSWORD.items()))
+    assert not shows(repr(connection))

@@ -1,0 +1,145 @@
+"""The table of limits on the page is the one in the code (``python -m tests.core.test_limits`` writes it anew), and
+what is beyond is refused before anything is logged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.core import limits
+from anabranch.core.keyspace import SPACE
+from anabranch.schemas import records as r
+from tests.core.labels import SECRET
+from tests.processors.world import World
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+_PART = re.compile(r"(<!-- limits -->\n).*?(<!-- end -->)", re.DOTALL)
+STREAM = "nyc/a"
+
+
+def page() -> str:
+    rows = [f"| {limit.bounds} | {limit.value:,} {limit.unit} |" for limit in limits.TABLE]
+    table = "\n".join(["| of what | at most |", "|---|---|", *rows, ""])
+    return _PART.sub(lambda found: found[1] + table + found[2], PAGE.read_text("utf-8"))
+
+
+def test_the_page_is_as_the_code_says() -> None:
+    assert page() == PAGE.read_text("utf-8")
+
+
+class Place:
+    """A stream, and a transaction that has touched it."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.leader = self.world.controller(max_streams=4, max_partitions=9)
+        self.leader.lead()
+        self.world.stream(self.leader, STREAM, 1)
+        small = r.CreateStream("nyc/small", 1, {"max.message.bytes": "20000"})
+        self.world.ask(self.leader, small)
+        self.txn_id = self.world.txn_id()
+        self.token = self.world.ask(
+            self.leader, r.Begin(self.txn_id, "nyc", None, 60_000, SECRET)
+        ).token
+        self.world.ask(self.leader, r.Touch(self.token, STREAM))
+
+    def shot(
+        self, stream: str = STREAM, size: int = 1, headers: int = 0, at: int = -1
+    ) -> r.OneShot:
+        few = (r.EventHeader("h", b""),) * headers
+        event = r.Event(stream, -1, b"k", bytes(size), few, at)
+        return r.OneShot(self.world.txn_id(), "nyc", None, (event,))
+
+    def receipt(self, extents: int, stream: str = STREAM) -> r.Receipt:
+        some = tuple(r.Extent(stream, 0, 0, 0, 0, i) for i in range(extents))
+        return r.Receipt(self.txn_id, 1, 1, True, some)
+
+
+def _set(name: str, value: str) -> Callable[[Place], r.CreateStream]:
+    return lambda _: r.CreateStream("nyc/b", 1, {name: value})
+
+
+BEYOND: dict[str, tuple[Callable[[Place], object], str]] = {
+    "tokens": (lambda p: r.Heartbeat((b"",) * 1_001), "InvalidArgument"),
+    "extents": (lambda p: r.Register(p.token, p.receipt(20_001)), "InvalidArgument"),
+    "receipts": (lambda p: r.Register(p.token, p.receipt(300)), "InvalidArgument"),
+    "headers": (lambda p: p.shot(headers=1_001), "InvalidArgument"),
+    "an event's time": (lambda p: p.shot(at=1 << 62), "InvalidArgument"),
+    "an event's size": (lambda p: p.shot("nyc/small", 20_001), "EventTooLarge"),
+    "sealed": (lambda p: r.Scale(STREAM, 0, (0,) * 10_001, ()), "InvalidArgument"),
+    "opened": (
+        lambda p: r.Scale(STREAM, 0, (0,), (r.KeyRange(0, SPACE),) * 10_001),
+        "InvalidArgument",
+    ),
+    "partitions": (lambda p: r.Scale(STREAM, 9, (), ()), "TooManyStreams"),
+    "partitions of a new one": (lambda p: r.CreateStream("nyc/b", 8, {}), "TooManyStreams"),
+    "digits": (_set("scale.events.per.second", "1" * 5_000), "InvalidArgument"),
+    "more digits": (_set("retention.ms", "1" * 40_000), "InvalidArgument"),
+    "too far": (_set("retention.ms", str(1 << 63)), "InvalidArgument"),
+    "no number": (_set("retention.ms", "a day"), "InvalidArgument"),
+    "no room for markers": (_set("max.message.bytes", "16383"), "InvalidArgument"),
+    "no request": (_set("max.message.bytes", str((64 << 20) + 1)), "InvalidArgument"),
+    "no replicas": (_set("replication.factor", "0"), "InvalidArgument"),
+    "an unknown setting": (_set("cleanup.policy", "compact"), "UnsupportedSetting"),
+    "a setting's name": (_set("x" * 257, "1"), "InvalidArgument"),
+}
+
+
+@pytest.mark.parametrize("what", BEYOND)
+def test_what_is_beyond_is_refused(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "COMMAND", limits.COMMAND._replace(value=8 << 20))
+    if what == "receipts":
+        monkeypatch.setattr(limits, "RECEIPTS", limits.RECEIPTS._replace(value=10_000))
+    place = Place()
+    made, code = BEYOND[what]
+    streams = dict(place.leader.state.streams)
+    answer = place.world.ask(place.leader, made(place))
+    assert (answer.code, len(answer.message) <= limits.TEXT.value) == (code, True)
+    assert place.leader.state.streams == streams
+
+
+def test_a_reason_is_cut_and_nothing_is_refused_for_it() -> None:
+    place = Place()
+    outcome = place.world.ask(place.leader, r.Abort(place.token, "x" * 500_000))
+    assert (outcome.state, len(outcome.reason)) == ("ABORTED", limits.TEXT.value)
+
+
+def test_only_so_many_wait_for_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WAITERS", limits.WAITERS._replace(value=2))
+    place = Place()
+    never = replace(place.receipt(1), extents=(r.Extent(STREAM, 0, 0, 99, 99, 0),))
+    asked = [place.world.send(r.Commit(place.token, (never,), (), None, 60_000)) for _ in range(3)]
+    place.leader.step(0)
+    answers = [place.world.reply(each) for each in asked]
+    assert [getattr(answer, "code", None) for answer in answers] == [None, None, "NotReady"]
+
+
+@pytest.mark.parametrize("kind", ["streams", "open", "finished"])
+def test_lists_come_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small an answer has to be, all are listed, each once, in order."""
+    monkeypatch.setattr(limits, "ANSWER", limits.ANSWER._replace(value=600))
+    place, found, parts = Place(), [], 0
+    for _ in range(3):
+        place.world.ask(place.leader, r.Begin(place.world.txn_id(), "nyc", None, 60_000, SECRET))
+    after: Any = None
+    while parts == 0 or after is not None:
+        if kind == "streams":
+            answer = place.world.ask(place.leader, r.DescribeStreams("nyc", None, after))
+            found += [info.stream for info in answer.streams]
+        else:
+            listing = r.ListTransactions(None, kind == "finished", 100, after)
+            answer = place.world.ask(place.leader, listing)
+            found += [outcome.txn_id for outcome in answer.transactions]
+        parts, after = parts + 1, answer.more
+    assert found == sorted(set(found), reverse=kind == "finished")
+    assert (len(found), parts > 1) == (2 if kind == "streams" else 4, True)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

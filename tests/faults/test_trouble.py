@@ -1,0 +1,213 @@
+"""One stream in lasting trouble on three brokers, under load: others commit meanwhile, and it goes on afterwards.
+
+Longer: `python -m tests.faults.test_trouble kill 60`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+import anabranch
+from anabranch.errors import AnabranchError, NotReady
+from anabranch.infra.broker import EmbeddedBroker
+from anabranch.infra.cluster import EmbeddedCluster
+from tests.cluster import start_cluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow(45), pytest.mark.timeout(240)]
+
+SOLO = {"replication.factor": "1", "min.insync.replicas": "1"}
+PAIR = {"replication.factor": "2"}
+GRACE_S = (
+    25.0  # until brokers have elected other leaders, and a leader has gone on without the stream
+)
+
+
+@dataclass
+class Writer:
+    """Commits one event after the other to a stream, and notes how long each took."""
+
+    client: anabranch.Client
+    stream: str
+    stop: threading.Event
+    told: list[bytes] = field(default_factory=list)
+    doubtful: list[bytes] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)  # began, seconds
+
+    def run(self) -> None:
+        n = 0
+        while not self.stop.is_set():
+            value = b"%d" % n
+            n += 1
+            began = time.monotonic()
+            txn = self.client.begin(self.stream.partition("/")[0])
+            try:
+                txn.write(self.stream, value, key=b"k")
+                txn.commit(timeout=5)
+                self.told.append(value)
+            except AnabranchError:
+                self.doubtful.append(value)
+            self.waits.append((began, time.monotonic() - began))
+
+    def slowest(self, since: float, until: float) -> float:
+        return max(wait for began, wait in self.waits if since <= began <= until)
+
+
+@contextmanager
+def writing(bootstrap: str, *streams: str) -> Iterator[list[Writer]]:
+    stop = threading.Event()
+    writers = [Writer(anabranch.connect(bootstrap, timeout=10), s, stop) for s in streams]
+    threads = [threading.Thread(target=writer.run) for writer in writers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield writers
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        for writer in writers:
+            writer.client.close()
+
+
+def kill(cluster: EmbeddedCluster, node: int) -> Callable[[], object]:
+    cluster.node(node).kill()
+    return cluster.node(node).start
+
+
+def freeze(cluster: EmbeddedCluster, node: int) -> Callable[[], object]:
+    cluster.node(node).pause()
+    return cluster.node(node).resume
+
+
+def test_others_commit_while_a_broker_of_one_stream_is_dead() -> None:
+    others_commit_meanwhile(kill, SOLO, 6.0)
+
+
+def test_others_commit_while_a_right_on_one_stream_is_missing() -> None:
+    """A real authorizer: the controller may neither see, read nor write the topics of one stream."""
+    rights = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    folder = Path(tempfile.mkdtemp(prefix="anabranch-rights-"))
+    broker = EmbeddedBroker(folder, quick_start=True, properties=rights)
+    broker.start()
+    control = start_cluster(broker.bootstrap)
+    client = anabranch.connect(broker.bootstrap)
+    try:
+        for stream in ("nyc/good", "nyc/bad"):
+            client.create_stream(stream, segments=1)
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        denied = [
+            AclBinding(
+                ResourceType.TOPIC,
+                "nyc.bad",
+                ResourcePatternType.PREFIXED,
+                "User:ANONYMOUS",
+                "*",
+                operation,
+                AclPermissionType.DENY,
+            )
+            for operation in (AclOperation.DESCRIBE, AclOperation.READ, AclOperation.WRITE)
+        ]
+        for made in admin.create_acls(denied).values():
+            made.result(10)
+        until = time.monotonic() + 6
+        while time.monotonic() < until or client.describe("nyc/bad").state != "WAITING":
+            one_shot(client, "nyc/good")
+            assert time.monotonic() < until + 60
+        assert "TOPIC_AUTHORIZATION_FAILED" in client.describe("nyc/bad").trouble
+        with pytest.raises(NotReady, match="TOPIC_AUTHORIZATION_FAILED"):
+            one_shot(client, "nyc/bad", timeout=1)
+        anything = AclBindingFilter(
+            ResourceType.TOPIC,
+            "nyc.bad",
+            ResourcePatternType.PREFIXED,
+            None,  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
+            AclOperation.ANY,
+            AclPermissionType.ANY,
+        )
+        for gone in admin.delete_acls([anything]).values():
+            gone.result(10)
+        one_shot(client, "nyc/bad", timeout=30)
+    finally:
+        client.close()
+        control.controller.kill()
+        broker.stop()
+
+
+def one_shot(client: anabranch.Client, stream: str, timeout: float = 20) -> None:
+    with client.begin("nyc") as txn:
+        txn.write(stream, b"v", key=b"k")
+        txn.commit(timeout=timeout)
+
+
+def others_commit_meanwhile(
+    trouble: Callable[[EmbeddedCluster, int], Callable[[], object]],
+    settings: dict[str, str],
+    seconds: float,
+) -> None:
+    with EmbeddedCluster(3, quick_start=True) as cluster:
+        control = start_cluster(cluster.bootstrap)
+        try:
+            client = anabranch.connect(cluster.bootstrap)
+            client.create_stream("nyc/good", segments=1)
+            client.create_stream("other/good", segments=1)
+            client.create_stream("nyc/solo", segments=1, settings=settings)
+            admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+            topic = admin.list_topics(timeout=10).topics["nyc.solo"]
+            with writing(cluster.bootstrap, "nyc/good", "other/good", "nyc/solo") as writers:
+                time.sleep(2)
+                mend = trouble(cluster, topic.partitions[0].replicas[-1])
+                began = time.monotonic()
+                time.sleep(GRACE_S + seconds)
+                stands = client.describe("nyc/solo")
+                ended = time.monotonic()
+                mend()
+                *good, solo = writers
+                told, until = len(solo.told), time.monotonic() + 90
+                while len(solo.told) < told + 3:
+                    assert time.monotonic() < until, client.describe("nyc/solo")
+                    time.sleep(0.2)
+            for writer in good:
+                waits = [w for began_at, w in writer.waits if began + GRACE_S <= began_at <= ended]
+                print(writer.stream, len(waits), "commits, slowest", max(waits))
+                assert sorted(waits)[len(waits) * 9 // 10] < 2.0
+                assert not [v for v in writer.doubtful if int(v) > int(writer.told[-1])]
+            assert stands.state == "WAITING", stands
+            assert stands.trouble
+            print(stands.trouble, "| solo:", len(solo.told), len(solo.doubtful))
+            for writer in writers:
+                with client.read(writer.stream, timeout=5) as reader:
+                    seen = [event.value for event in reader]
+                assert [v for v in writer.told if v not in set(seen)] == []
+                assert len(seen) == len(set(seen)), "nothing twice"
+        finally:
+            print("\n".join(control.controller.log_file.read_text().splitlines()[-30:]))
+            client.close()
+            control.controller.kill()
+
+
+if __name__ == "__main__":
+    name, seconds = sys.argv[1], float(sys.argv[2])
+    play, chosen = {"kill": (kill, SOLO), "freeze": (freeze, SOLO), "isr": (kill, PAIR)}[name]
+    others_commit_meanwhile(play, chosen, seconds)

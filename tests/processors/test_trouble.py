@@ -1,0 +1,339 @@
+"""A stream in trouble waits: others commit in the same steps, nothing of it is lost, and it goes on by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from anabranch.core.decide_admin import ACTIVE, WAITING
+from anabranch.ports import (
+    LogBusy,
+    LogRefused,
+    LogUnavailable,
+    OffsetOutOfRange,
+    TopicInfo,
+    TopicPartition,
+    TopicSpec,
+)
+from anabranch.schemas.records import (
+    Abort,
+    Commit,
+    CreateStream,
+    Event,
+    OneShot,
+    Outcome,
+    RecoverStream,
+    Refusal,
+)
+from anabranch.topics.memory import MemoryLog
+from anabranch.topics.memory_partition import Partition
+from anabranch.topics.names import (
+    commands_topic,
+    history_topic,
+    journal_topic,
+    status_topic,
+    stream_topic,
+)
+from anabranch.topics.records import Record
+from tests.processors.losing import GONE, KEYS, OTHER, TOPICS, Play
+
+FORBIDDEN, POLICY, TOO_LARGE, MIN_ISR = 29, 44, 10, 19
+
+
+class Refusing:
+    """Brokers refuse what is appended to these topics."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *topics: str, code: int) -> None:
+        self.topics = set(topics)
+        check = Partition.check
+
+        def checked(partition: Partition, data: bytes, now_ms: int) -> object:
+            topic = partition.name.topic
+            if topic in self.topics:
+                raise LogRefused(f"{topic}: refused ({code})", code, (topic,))
+            return check(partition, data, now_ms)
+
+        monkeypatch.setattr(Partition, "check", checked)
+
+    def mend(self) -> None:
+        self.topics.clear()
+
+
+def _waits_then_goes_on(play: Play, trouble: Refusing | _Small) -> None:
+    term = play.controller.state.term
+    for _ in range(4):
+        play.play(5, 5.0)
+        assert play.one_shot(OTHER) == "COMMITTED"
+    assert play.stream_state(GONE) == WAITING
+    assert play.one_shot(GONE) == "NotReady"
+    assert play.controller.state.term == term, "the leader went on"
+    trouble.mend()
+    play.play(30, 30.0)
+    assert play.stream_state(GONE) == ACTIVE
+    assert play.one_shot(GONE) == "COMMITTED"
+
+
+@pytest.mark.parametrize("code", [FORBIDDEN, POLICY, MIN_ISR])
+@pytest.mark.parametrize("topic", TOPICS, ids=["stream", "journal", "history"])
+@pytest.mark.parametrize("leader", ["same", "new"])
+def test_a_decided_commit(
+    monkeypatch: pytest.MonkeyPatch, topic: Callable[[str], str], code: int, leader: str
+) -> None:
+    play = Play()
+    _, token, receipt = play.begun(GONE, OTHER)
+    trouble = Refusing(monkeypatch, topic(GONE), code=code)
+    commit = play.world.send(Commit(token, (receipt,), None, None, 600_000))
+    play.play(3)
+    if leader == "new":
+        play.lead_anew()
+        play.play(3)
+    before = play.events(OTHER)
+    _waits_then_goes_on(play, trouble)
+    outcome = play.world.reply(commit)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.state, outcome.committed) == ("COMMITTED", 2 * len(KEYS))
+    assert play.events(GONE) == len(KEYS) + 2
+    assert play.events(OTHER) == before + 4 + len(KEYS), "whole, and once"
+
+
+def test_the_journal_takes_no_big_records_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What controllers write there is never too much, so the topic is at fault, and no transaction."""
+    play = Play()
+    _, token, receipt = play.begun(GONE)
+    trouble = Refusing(monkeypatch, journal_topic(GONE), code=TOO_LARGE)
+    commit = play.world.send(Commit(token, (receipt,), None, None, 600_000))
+    _waits_then_goes_on(play, trouble)
+    outcome = play.world.reply(commit)
+    assert isinstance(outcome, Outcome)
+    assert outcome.state == "COMMITTED"
+
+
+class _Small:
+    """Batches of these topics may have so many bytes, no more."""
+
+    def __init__(self, play: Play, *topics: str, limit: int) -> None:
+        cluster = play.world.cluster
+        configs = [cluster.topics[topic].config for topic in topics]
+        configs += [log.config for at, log in cluster.partitions.items() if at.topic in topics]
+        self._configs = [config for config in configs if isinstance(config, dict)]
+        self._was = [dict(config) for config in self._configs]
+        for config in self._configs:
+            config["max.message.bytes"] = str(limit)
+
+    def mend(self) -> None:
+        for config, was in zip(self._configs, self._was, strict=True):
+            config.update(was)
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=["stream", "journal", "history"])
+def test_a_topic_that_takes_hardly_anything_is_at_fault(topic: Callable[[str], str]) -> None:
+    """Not the transactions that write there: so little is not even room for markers."""
+    play = Play()
+    _, token, receipt = play.begun(GONE)
+    trouble = _Small(play, topic(GONE), limit=70)
+    commit = play.world.send(Commit(token, (receipt,), None, None, 600_000))
+    play.play(3)
+    assert "set max.message.bytes to 16384 or more" in play.controller._hearing.waiting[GONE]
+    _waits_then_goes_on(play, trouble)
+    outcome = play.world.reply(commit)
+    assert isinstance(outcome, Outcome)
+    assert outcome.state == "COMMITTED"
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=["stream", "journal", "history"])
+def test_acknowledged_plain_writes_wait(
+    monkeypatch: pytest.MonkeyPatch, topic: Callable[[str], str]
+) -> None:
+    play = Play()
+    trouble = Refusing(monkeypatch, topic(GONE), code=FORBIDDEN)
+    trouble.topics.discard(journal_topic(GONE))  # clients may write there
+    place = TopicPartition(journal_topic(GONE), 0)
+    for n in range(5):
+        play.world.cluster.produce(place, [Record(0, 1, b"k", b"%d" % n, ())])
+    before = play.events(GONE)
+    play.play(20, 10.0)
+    trouble.mend()
+    play.play(40, 40.0)
+    assert play.events(GONE) == before + 5
+    assert not play.controller.state.plain_refused
+
+
+def test_what_brokers_refuse_for_what_it_is_is_counted_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = Play()
+    trouble = Refusing(monkeypatch, stream_topic(GONE), code=TOO_LARGE)
+    place = TopicPartition(journal_topic(GONE), 0)
+    play.world.cluster.produce(place, [Record(0, 1, b"k", b"big", ())])
+    play.play(20, 10.0)
+    trouble.mend()
+    assert play.one_shot(GONE) == "COMMITTED"
+    play.lead_anew()
+    assert play.controller.state.plain_refused == {(GONE, 0): 1}
+
+
+def test_a_silent_transaction_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    txn_id, _, _ = play.begun(GONE, OTHER)
+    Refusing(monkeypatch, journal_topic(GONE), code=FORBIDDEN)
+    play.play(10, 700.0)
+    play.play(3)
+    state, reason = play.state(txn_id)
+    assert (state, reason[:5]) == ("ABORTED", "stale")
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=["stream", "journal", "history"])
+def test_a_stream_that_can_be_made_but_not_written_is_refused(
+    monkeypatch: pytest.MonkeyPatch, topic: Callable[[str], str]
+) -> None:
+    play = Play()
+    trouble = Refusing(monkeypatch, topic("nyc/bad"), code=FORBIDDEN)
+    created = play.world.send(CreateStream("nyc/bad", 1, {}))
+    assert play.one_shot(OTHER) == "COMMITTED"
+    # Its history is the only one that creating writes to.
+    assert isinstance(play.world.reply(created), Refusal) == (topic is history_topic)
+    trouble.mend()
+    assert play.ask(CreateStream("nyc/bad", 1, {})).streams[0].state == ACTIVE
+
+
+@pytest.mark.parametrize("code", [FORBIDDEN, MIN_ISR])
+def test_a_control_topic_in_trouble_is_no_commands_fault(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    play = Play()
+    trouble = Refusing(monkeypatch, status_topic("anabranch"), code=code)
+    event = Event(OTHER, 0, b"k", b"v", (), -1)
+    asked = play.world.send(OneShot(play.world.txn_id(), "nyc", None, (event,)))
+    for _ in range(3):
+        with pytest.raises(LogUnavailable):
+            play.play(3)
+    trouble.mend()
+    play.controller.lead()
+    play.play(3)
+    outcome = play.world.reply(asked)
+    assert isinstance(outcome, Outcome)
+    assert outcome.state == "COMMITTED"
+
+
+def test_an_unreadable_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    place = TopicPartition(history_topic(GONE), 0)
+    play.world.cluster.produce(place, [Record(0, 1, b"", b"\xff\xff", ())])
+    play.lead_anew()
+    for _ in range(3):
+        assert play.one_shot(GONE) == "NotReady"
+        play.play(5, 5.0)
+        assert play.one_shot(OTHER) == "COMMITTED"
+
+
+# -- an id whose markers can't be written --------------------------------------------------------------
+
+
+def test_a_busy_id_is_passed_over_by_its_own_leader_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who led last knows that the transaction is its own; another process could not tell a zombie's."""
+    play = Play()
+    cluster = play.world.cluster
+    initialise = cluster.initialise
+
+    def busy(transactional_id: str, timeout: float) -> tuple[int, int] | None:
+        if transactional_id.endswith("control.0.a"):
+            return None
+        return initialise(transactional_id, timeout)
+
+    monkeypatch.setattr(cluster, "initialise", busy)
+    play.controller.lead()
+    assert play.one_shot(OTHER) == "COMMITTED"
+    play.controller.lead()
+    assert play.one_shot(OTHER) == "COMMITTED"
+    other = play.world.controller("other")
+    with pytest.raises(LogBusy):
+        other.lead()
+    play.controller.lead()
+    play.controller.hand_over()
+    other.lead()  # nothing more can come of who has let go
+    with pytest.raises(LogBusy):
+        play.controller.lead()  # the last term is not its own any more
+
+
+def test_a_round_goes_on_with_another_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    cluster = play.world.cluster
+    is_ending = cluster.is_ending
+    for letter in "abcd":
+        busy = f"control.0.{letter}"
+        monkeypatch.setattr(
+            cluster, "is_ending", lambda id_, busy=busy: id_.endswith(busy) or is_ending(id_)
+        )
+        assert play.one_shot(OTHER) == "COMMITTED"
+        assert play.one_shot(OTHER) == "COMMITTED"
+
+
+# -- giving up, and taking back ------------------------------------------------------------------------
+
+
+def test_one_brokers_word_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows the status topic, but no topic made since: the quorum knows better."""
+    play = Play()
+    txn_id, _, _ = play.begun(GONE)
+    describe = MemoryLog.describe_topics
+
+    def described(self: MemoryLog, names: Sequence[str]) -> dict[str, TopicInfo]:
+        return describe(self, [name for name in names if name != stream_topic(GONE)])
+
+    monkeypatch.setattr(MemoryLog, "describe_topics", described)
+    play.controller._lookout.look(play.controller.state, {GONE})
+    play.play(50, 200.0)
+    assert play.stream_state(GONE) == WAITING
+    assert play.state(txn_id)[0] == "OPEN"
+    monkeypatch.undo()
+    play.play(10, 20.0)
+    assert play.one_shot(GONE) == "COMMITTED"
+
+
+@pytest.mark.parametrize("mended", ["the old topics", "another topic"])
+def test_a_stream_given_up_is_taken_back_with_its_old_topics(mended: str) -> None:
+    play = Play()
+    _, token, _ = play.begun(GONE)
+    cluster = play.world.cluster
+    topic = stream_topic(GONE)
+    info = cluster.topics[topic]
+    kept = {place: log for place, log in cluster.partitions.items() if place.topic == topic}
+    cluster.delete_topic(topic)
+    assert play.one_shot(GONE) == "NotReady"
+    play.play(60, 60.0)
+    assert play.one_shot(GONE) == "StreamLost"
+    assert play.ask(RecoverStream(GONE)).code == "IllegalState"
+    if mended == "another topic":
+        cluster.create([TopicSpec(topic, info.partitions, dict(info.config))])
+    else:
+        cluster.topics[topic] = info
+        cluster.partitions.update(kept)
+    answer = play.ask(RecoverStream(GONE))
+    if mended == "another topic":
+        assert answer.code == "IllegalState"
+        assert play.one_shot(GONE) == "StreamLost"
+    else:
+        assert answer.streams[0].state == ACTIVE
+        assert play.one_shot(GONE) == "COMMITTED"
+        assert play.ask(Abort(token, "")).state == "ABORTED"
+    assert play.one_shot(OTHER) == "COMMITTED"
+
+
+def test_commands_answered_from_the_past_end_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    fetch = MemoryLog.fetch
+
+    def fetched(self: MemoryLog, positions: dict[TopicPartition, int], **how: Any) -> Any:
+        for place, at in positions.items():
+            if place.topic == commands_topic("anabranch"):
+                how["failed"][place] = OffsetOutOfRange(place, at)
+        return fetch(self, positions, **how)
+
+    monkeypatch.setattr(MemoryLog, "fetch", fetched)
+    with pytest.raises(LogUnavailable, match="a broker that is behind"):
+        play.play(1)
+    monkeypatch.undo()
+    play.controller.lead()
+    assert play.one_shot(OTHER) == "COMMITTED"

@@ -1,0 +1,139 @@
+"""Commands that nobody can mean: random bytes, huge texts, settings that can't work, and what makes code fail.
+
+Each must cost its sender at most an error, and nobody else anything: see `trouble`, whose probe commits meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from unittest.mock import patch
+from zlib import crc32
+
+from anabranch.client.client import Client
+from anabranch.core.decide import decide
+from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, make_txn_id
+from anabranch.core.plan import ReplyTo
+from anabranch.core.turn import Turn
+from anabranch.ports import TopicPartition
+from anabranch.processors import intake
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import encode
+from anabranch.topics.names import commands_topic
+from anabranch.topics.records import Record, encode_batch
+from tests.sim.ledger import Ledger
+from tests.sim.ports import SimCluster
+from tests.sim.weather import Weather
+from tests.sim.world import START_S, World
+from tests.sim.writers import SCOPE
+
+DEFECT = f"{SCOPE}/defect"  # who asks for this one finds a defect of the controller
+_HUGE = 300_000  # characters; a command may have a million bytes
+_HOSTILE = (  # that brokers accept
+    {"max.message.bytes": "70"},  # less than a marker has
+    {"max.message.bytes": "100"},
+    {"cleanup.policy": "compact"},
+    {"message.timestamp.before.max.ms": "0"},
+    {"message.timestamp.after.max.ms": "0"},
+)
+
+
+class Poison:
+    """Sends it."""
+
+    def __init__(self, world: World, cluster: SimCluster, ledger: Ledger) -> None:
+        self._world = world
+        self._cluster = cluster
+        self._ledger = ledger
+
+    def kinds(self, weather: Weather) -> list[tuple[float, Callable[[Client], None]]]:
+        """Mean seconds between, and what is done then."""
+        known = (
+            (weather.poison_s, self.nonsense),
+            (weather.raising_s, self.defect),
+            (weather.hostile_s, self.hostile),
+        )
+        return [(mean_s, send) for mean_s, send in known if mean_s]
+
+    @property
+    def _random(self) -> Random:
+        return self._world.random
+
+    def nonsense(self, _: Client) -> None:
+        """Bytes that are no command, or are one with a text of any size in it."""
+        text = "x" * self._random.choice((0, 300, 5000, _HUGE))
+        text += self._random.choice(("", "\0", "\ud7ff", "..", "/", "\n"))
+        txn_id = make_txn_id(
+            0, int((START_S + self._world.now) * 1000), self._random.getrandbits(64)
+        )
+        event = r.Event(text, -1, text.encode(), b"", (), -1)
+        secret = self._random.randbytes(self._random.choice((0, 16, 16)))
+        keepalive_ms = self._random.choice((-1, 0, 1, 5000))
+        command = self._random.choice(
+            (
+                r.Begin(txn_id, SCOPE, text, keepalive_ms, secret),
+                r.Begin(txn_id, text, None, keepalive_ms, secret),
+                r.Begin(b"", SCOPE, None, keepalive_ms, secret),
+                r.CreateStream(f"{SCOPE}/{text}", 1, {}),
+                r.CreateStream(f"{SCOPE}/many", (1 << 31) - 1, {}),
+                r.FindScope(text, True),
+                r.OneShot(txn_id, SCOPE, text, (event,)),
+                r.Scale(f"{SCOPE}/a", -1, (), ()),
+                r.Abort(text.encode(), text),
+                r.DescribeStreams(text, text),
+            )
+        )
+        data = encode(command)
+        how = self._random.random()
+        if how < 0.3:
+            data = self._random.randbytes(self._random.choice((0, 1, 20, 2000)))
+        elif how < 0.6:  # some of its bytes are others
+            at = self._random.randrange(len(data))
+            data = data[:at] + self._random.randbytes(1) + data[at + 1 :]
+        self._send(data)
+
+    def defect(self, _: Client) -> None:
+        """A command on which the controller's code fails."""
+        self._send(encode(r.DescribeStreams(None, DEFECT)))
+
+    def hostile(self, client: Client) -> None:
+        """A stream with settings that can't work; somebody writes to it."""
+        settings = self._random.choice(_HOSTILE)
+        stream = f"{SCOPE}/hostile-{self._random.getrandbits(32)}"
+        client.create_stream(stream, 1, settings, timeout=2.0)
+        with client.begin(SCOPE) as txn:
+            deal = self._ledger.open(SCOPE, "hostile")
+            told = deal.event(deal.writer("own"), stream, b"k0")
+            attempt = deal.attempt(self._world.now, "own", None)
+            try:
+                txn.write(told.stream, told.value, told.key)
+                attempt.result = txn.commit(timeout=2.0)
+            finally:
+                deal.txn_id = txn.txn_id
+
+    def _send(self, data: bytes) -> None:
+        headers = (
+            (CORRELATION_HEADER, self._random.randbytes(self._random.choice((16, 16, 0, 100)))),
+            (REPLY_HEADER, self._random.choice((bytes(4), bytes(4), b"\xff" * 4, b""))),
+        )
+        partitions = self._cluster.faults.weather.control_partitions
+        number = crc32(SCOPE.encode()) % partitions
+        place = TopicPartition(commands_topic(self._ledger.prefix), number)
+        now_ms = int((START_S + self._world.now) * 1000)
+        batch = encode_batch([Record(0, now_ms, None, data, headers)])
+        self._cluster.log_of(self._world.current).produce_batch(place, batch)
+
+
+@contextmanager
+def failing_decisions() -> Iterator[None]:
+    """In here `DEFECT` is a defect of all controllers."""
+    real = getattr(intake, "decide", decide)
+
+    def fail(turn: Turn, command: object, to: ReplyTo | None) -> None:
+        if isinstance(command, r.DescribeStreams) and command.stream == DEFECT:
+            raise KeyError("a defect")
+        real(turn, command, to)
+
+    with patch.object(intake, "decide", fail):
+        yield

@@ -1,0 +1,224 @@
+"""Trouble that lasts: a topic of one stream has no leader, too few replicas, refuses, or answers from the past.
+
+It begins while much else goes wrong, and outlasts that. Once it is all that is wrong, others must not wait: a
+*probe* commits to another stream again and again, each time within a bound. When the trouble is over, everything
+comes to an end, and the stream is whole: nobody gives it up (`check_lost`). A partition of a control topic, on
+which all depend, is in trouble for a moment only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from anabranch.client.client import Client
+from anabranch.errors import AnabranchError, ClockSkew, Expired
+from anabranch.ports import TopicPartition
+from anabranch.topics.memory_trouble import Kind, Trouble
+from anabranch.topics.names import commands_topic, replies_topic, status_topic
+from tests.sim.faults import Faults
+from tests.sim.ledger import Ledger
+from tests.sim.ports import SimCluster, client_ports
+from tests.sim.recorded import recorded_begin, recorded_commit, told_commit
+from tests.sim.topics import NAMES
+from tests.sim.world import Process, World
+from tests.sim.writers import SCOPE, recorded_write
+
+BOUND_S = 10.0  # a commit takes at most so long while another stream is all that is in trouble
+_OWN = f"{SCOPE}/probe"  # of all streams there may be only the troubled one yet
+_MOMENT_S = (0.5, 4.0)
+_LIMITS = ("70", "100", "300")  # a marker has 78 bytes
+_POLICY = 44
+_RIGHTS = 29
+_LIMIT = "max.message.bytes"
+_CONTROLLERS = "c"  # processes that are called so
+_KINDS = {
+    "leaderless_s": Kind.LEADERLESS,
+    "few_replicas_s": Kind.FEW_REPLICAS,
+    "failed_disk_s": Kind.FAILED_DISK,
+    "refusing_s": Kind.REFUSING,
+    "denying_s": Kind.DENYING,
+    "stale_s": Kind.STALE,
+    "small_limit_s": None,
+}
+_PASSING = (Kind.LEADERLESS, Kind.FEW_REPLICAS, Kind.FAILED_DISK, Kind.STALE)
+
+
+class Outages:
+    """All of a run. ``stream``: the one that comes into trouble."""
+
+    def __init__(self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger) -> None:
+        self._world = world
+        self._cluster = cluster
+        self._faults = faults
+        self._ledger = ledger
+        self._random = Random(f"{world.seed}/trouble")
+        self._lasting: dict[TopicPartition, Trouble] = {}
+        self._limits: dict[str, str] = {}  # as they were, by topic
+        self._probing = False
+        self._whose = ""
+        self.stream = self._random.choice(ledger.streams)
+        if faults.weather.small_limit_s:
+            ledger.limited.add(self.stream)
+
+    def start(self) -> None:
+        """From now on, if the weather has it."""
+        for name, kind in _KINDS.items():
+            self._later(getattr(self._faults.weather, name), self._spoiling(kind))
+        self._later(self._faults.weather.control_s, self._control)
+
+    def _later(self, mean_s: float, event: Callable[[], None]) -> None:
+        if mean_s:
+            self._world.later(1.0 + self._random.expovariate(1 / mean_s), event)
+
+    # -- it comes -------------------------------------------------------------------------------------
+
+    def _spoiling(self, kind: Kind | None) -> Callable[[], None]:
+        def spoil() -> None:
+            if self._faults.calm:
+                return
+            if self.stream in self._ledger.deleted or not self._cluster.hands.stands(self.stream):
+                self._world.later(1.0, spoil)
+                return
+            name = self._random.choice(sorted(NAMES))
+            topic = NAMES[name](self.stream)
+            self._put(topic, kind)
+
+        return spoil
+
+    def _put(self, topic: str, kind: Kind | None) -> None:
+        """On one partition, or on all of them: as a broker goes, or the topic's settings are."""
+        count = self._cluster.topics[topic].partitions
+        places = [TopicPartition(topic, number) for number in range(count)]
+        if kind in _PASSING and self._random.random() < 0.5:
+            places = [self._random.choice(places)]
+        what = kind.name.lower().replace("_", " ") if kind is not None else "small limit"
+        if not self._faults.strikes(1.0, what, topic):
+            return
+        self._world.note("brokers", f"{topic} from now on: {what}")
+        self._ledger.troubled.add(self.stream)
+        if kind is None:
+            self._limits[topic] = self._cluster.topics[topic].config[_LIMIT]
+            self._limit(topic, self._random.choice(_LIMITS))
+        else:
+            made = {place: self._trouble(kind, place) for place in places}
+            self._lasting |= made
+            self._cluster.troubles.update(made)
+        self._world.changed()
+
+    def _trouble(self, kind: Kind, place: TopicPartition) -> Trouble:
+        if kind is Kind.STALE:
+            log = self._cluster.partition(place)
+            ends = [log.start_offset, *(entry.next_offset for entry in log.entries)]
+            known = [end for end in ends if end <= log.stable_offset][-4:]
+            process = self._random.choice(["c0.", "c0.", "k0.", "r0."])
+            return Trouble(kind, process=process, end=self._random.choice(known))
+        if kind in (Kind.REFUSING, Kind.DENYING):
+            code = _RIGHTS if kind is Kind.DENYING else self._random.choice((_RIGHTS, _POLICY))
+            return Trouble(kind, code, _CONTROLLERS)
+        return Trouble(kind)
+
+    def _limit(self, topic: str, value: str) -> None:
+        """New partitions of the topic take it over, too."""
+        for place, partition in self._cluster.partitions.items():
+            if place.topic == topic:
+                partition.config[_LIMIT] = value
+
+    def _control(self) -> None:
+        """A control topic's partition, for a moment."""
+        if self._faults.calm:
+            return
+        self._later(self._faults.weather.control_s, self._control)
+        names = (commands_topic, status_topic, replies_topic)
+        topic = self._random.choice(names)(self._ledger.prefix)
+        kind, seconds = self._random.choice(_PASSING), self._random.uniform(*_MOMENT_S)
+        places = [place for place in self._cluster.partitions if place.topic == topic]
+        if not places or not self._faults.strikes(1.0, "control topic", topic):
+            return
+        place = self._random.choice(places)
+        self._world.note("brokers", f"{topic}[{place.partition}] {kind.name} for {seconds:.3f} s")
+        self._cluster.troubles[place] = self._trouble(kind, place)
+        self._world.later(seconds, lambda: self._free(place))
+
+    def _free(self, place: TopicPartition) -> None:
+        self._cluster.troubles.pop(place, None)
+        self._world.changed()
+
+    # -- it is all that is wrong, and then it is over ---------------------------------------------------
+
+    @property
+    def lasts(self) -> bool:
+        """Something of a stream is in trouble."""
+        return bool(self._lasting or self._limits)
+
+    def outlast(self) -> None:
+        """Others commit meanwhile; then it is over. Called once all other faults have ended."""
+        if not self.lasts and not self._ledger.poisoned:
+            return
+        world, ends = self._world, self._world.now + self._faults.weather.trouble_for_s
+        self._whose = self.stream if self.lasts else "a poisonous command"
+        others = [s for s in self._ledger.streams if s not in self._ledger.deleted]
+        others = [s for s in others if s != self.stream and self._cluster.hands.stands(s)]
+        self._probing = True
+        self._spawn("probe", [*others, _OWN], must=True)
+        if self.lasts:
+            self._spawn("stir", [self.stream], must=False)
+        world.run(lambda: world.now >= ends, ends)
+        self._probing = False
+        world.note("brokers", "the trouble is over")
+        for place in self._lasting:
+            self._free(place)
+        for topic, value in self._limits.items():
+            self._limit(topic, value)
+        self._lasting.clear()
+        self._limits.clear()
+        world.changed()
+
+    def _spawn(self, name: str, streams: Sequence[str], *, must: bool) -> None:
+        process = Process(f"{name}.1", "client")
+
+        def body() -> None:
+            ports = client_ports(self._cluster, process, self._ledger.prefix)
+            size = self._world.random.choice((0, 1 << 18))  # by journals, or in one command
+            client = Client(ports, timeout=BOUND_S, one_shot_bytes=size, threads=False)
+            if must:
+                self._create(client)
+            while self._probing:
+                self._commit(client, streams, must=must)
+                self._world.sleep(1.0)
+
+        self._world.spawn(process, "main", body)
+
+    def _create(self, client: Client) -> None:
+        try:
+            client.create_stream(_OWN, 1, timeout=BOUND_S)
+        except AnabranchError as error:
+            self._waits(_OWN, error)
+
+    def _waits(self, stream: str, error: AnabranchError) -> None:
+        what = f"{type(error).__name__}: {error}"
+        self._world.fail(f"{stream} waits for {self._whose}: {what}")
+
+    def _commit(self, client: Client, streams: Sequence[str], *, must: bool) -> None:
+        """One event; ``must``: it is committed in time."""
+        timeout = BOUND_S if must else 3.0
+        deal = self._ledger.open(SCOPE, "probe")
+        with recorded_begin(self._ledger, deal):
+            txn = client.begin(SCOPE)
+        own = deal.writer("own")
+        told = deal.event(own, self._random.choice(streams), b"probe")
+        attempt = deal.attempt(self._world.now, "own", None)
+        try:
+            recorded_write(self._ledger, deal, own, told, txn.write)
+            with recorded_commit(self._ledger, deal, attempt) as answer:
+                attempt.result = txn.commit(timeout=timeout)
+                told_commit(answer, deal, attempt.result)
+        except AnabranchError as error:
+            attempt.error = error
+            if must and not isinstance(
+                error, ClockSkew | Expired
+            ):  # clocks stay where they jumped to
+                self._waits(told.stream, error)
+        finally:
+            attempt.ended = self._world.now
+            deal.txn_id = txn.txn_id
