@@ -117,6 +117,13 @@ class Producer(Protocol):
     def abort(self) -> None:
         """End the native transaction without effect."""
 
+    def check(self, partitions: Iterable[TopicPartition]) -> None:
+        """End what former native transactions of this id left open there, as brokers lost their markers.
+
+        Outside a native transaction. `append` does so for the partitions it comes to, where that may be so.
+        `LogUnavailable`: how one ended is not known any more, or the partition can't be reached.
+        """
+
     def close(self) -> None:
         """Free connections. An open native transaction is left to the broker's timeout or to fencing."""
 

@@ -104,7 +104,7 @@ class Session:
         return result
 
     def try_ask(self, partition: int, command: Any, deadline: float) -> Any | None:
-        """`ask`, any kind of answer; None if none came in time."""
+        """`ask`, any kind of answer; None if none came in time. `NotReady`: no other answer came."""
         self._bus.ready(deadline)
         if partition >= self._bus.control_partitions(partition + 1, deadline):
             raise InvalidArgument(
@@ -120,13 +120,15 @@ class Session:
                 f"{self._bus.max_command_bytes()}"
             )
         pause = _FIRST_RETRY_S
+        refused: r.Refusal | None = None
         while True:
-            result = self._send_until_answered(partition, command, payload, deadline)
+            result = self._send_until_answered(partition, command, payload, deadline) or refused
             if not isinstance(result, r.Refusal):
                 return result
             # Not kept in a name: the traceback would hold this frame, and so the error itself.
             if result.code != NotReady.__name__ or self.now() + pause >= deadline:
                 raise error_of(result.code, result.message)
+            refused = result  # the reason, should nobody answer in time what is asked again
             self._clock.sleep(pause)
             pause = min(pause * 2, _LONGEST_RETRY_S)
 
@@ -365,7 +367,7 @@ class Session:
             try:
                 outcome = self.try_ask(partition, command, asked_at + ask_s)
             except AnabranchError as error:
-                if isinstance(error, _FINAL) or self.now() - asked_at < FIRST_REPEAT_S:
+                if isinstance(error, _FINAL) or self.now() - asked_at < min(FIRST_REPEAT_S, ask_s):
                     raise
                 # A copy of it may stand behind the one that was refused, and be carried out.
                 outcome = self.try_ask(partition, r.Resolve(txn_id), deadline)

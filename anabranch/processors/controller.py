@@ -46,7 +46,7 @@ from anabranch.processors.gaps import Gaps
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Command, Intake, decide_command
 from anabranch.processors.leadership import Lease, take_lead
-from anabranch.processors.lookout import Lookout
+from anabranch.processors.lookout import Lookout, places_of
 from anabranch.processors.metrics import Metrics
 from anabranch.processors.stream_topics import StreamTopics
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
@@ -346,11 +346,12 @@ class Controller:
         round_ = close_round(turn, *self._intake.done(commands), expired_ms=horizon)
         if round_.empty:
             return False
-        for stream in round_.streams:
-            if stream not in self._tails:
-                self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
+        for stream in round_.streams:
+            if stream not in self._tails:
+                self.lease.check(places_of(self._state, stream))
+                self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
@@ -445,6 +446,13 @@ class Controller:
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and what that ends. One round each: it may end many transactions."""
         after_s = self.settings.lost_after_ms / 1000
+        while self.lease is not None and self._lookout.rested:
+            self._tails.pop(self._lookout.rested[-1], None)
+            try:
+                self.lease.check(places_of(self._state, self._lookout.rested.pop()))
+            except (LogRefused, LogUnavailable) as error:
+                if not self._lookout.find(self._state, error):
+                    raise
         for stream, why in self._lookout.given_up(self._state, after_s):
             turn = self._turn()
             aborted = give_up_stream(turn, stream, why)

@@ -61,6 +61,9 @@ class FailingProducer:
     def abort(self) -> None:
         _around(self._hook, "end:abort", self._producer.abort)
 
+    def check(self, partitions: Iterable[TopicPartition]) -> None:
+        self._producer.check(partitions)
+
     def close(self) -> None:
         self._producer.close()
 

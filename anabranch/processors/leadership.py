@@ -16,7 +16,7 @@ Every re-initialisation repeats all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
@@ -56,6 +56,7 @@ class Lease:
     term: int
     turn: int = 0
     carriers: list[list[Producer]] = field(default_factory=list)
+    _aside: list[Producer] = field(default_factory=list)
 
     def next_producer(self) -> Producer:
         """A, B, A, B, …: a round need not wait for the markers of the one before.
@@ -70,10 +71,15 @@ class Lease:
     def set_aside(self, producer: Producer) -> None:
         """Use another one instead, until leading begins again."""
         self.producers = [other for other in self.producers if other is not producer]
-        producer.close()
+        self._aside.append(producer)
+
+    def check(self, partitions: Sequence[TopicPartition]) -> None:
+        """End what lacks a marker there: nobody reads on behind it. Those of the carriers see to it themselves."""
+        for producer in [*self.producers[:2], *self._aside]:
+            producer.check(partitions)
 
     def close(self) -> None:
-        for producer in chain(self.producers, *self.carriers):
+        for producer in chain(self.producers, self._aside, *self.carriers):
             producer.close()
 
 
@@ -116,6 +122,8 @@ def take_lead(
 
         producers = initialised(ids)
         carriers = [initialised(pair) for pair in lanes]
+        for producer in chain(producers, *carriers):
+            producer.check([status])
         fold_to_end(log, table, state, clock, status)
         former = state.term
         own = former is not None and (former.resigned or former.term == former_term)

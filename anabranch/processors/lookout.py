@@ -23,7 +23,7 @@ from anabranch.core import limits
 from anabranch.core.decide_admin import ACTIVE
 from anabranch.core.state import State
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR
-from anabranch.ports import Clock, Log, LogError, LogRefused, TopicGone, TopicInfo
+from anabranch.ports import Clock, Log, LogError, LogRefused, TopicGone, TopicInfo, TopicPartition
 from anabranch.processors.intake import Intake
 from anabranch.topics.names import history_topic, topics_of
 
@@ -64,6 +64,7 @@ class Lookout:
     witness: str
     waiting: dict[str, str] = field(default_factory=dict)
     _troubles: dict[str, _Trouble] = field(default_factory=dict)
+    rested: list[str] = field(default_factory=list)  # streams that go on, to be looked at once more
     _hints: list[LogError] = field(default_factory=list)
     _next: float = 0.0
     _looked: float = 0.0  # when an answer came that counts
@@ -173,6 +174,7 @@ class Lookout:
                 if now >= trouble.until:
                     log.info("%s goes on", stream)
                     del self.waiting[stream]
+                    self.rested.append(stream)
                 else:
                     self._next = min(self._next, trouble.until)
 
@@ -269,6 +271,13 @@ def _unwell(info: TopicInfo, partitions: int) -> str:
     if size < least:
         return f"{info.name} takes batches of {size:,} bytes only; set {MAX_MESSAGE} to {least} or more"
     return ""
+
+
+def places_of(state: State, stream: str) -> list[TopicPartition]:
+    """All partitions of a stream's topics."""
+    *topics, history = topics_of(stream)
+    numbers = range(state.streams[stream].partitions)
+    return [TopicPartition(history, 0), *(TopicPartition(t, n) for t in topics for n in numbers)]
 
 
 def _streams(state: State) -> dict[str, str]:

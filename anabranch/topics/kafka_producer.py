@@ -7,10 +7,11 @@ epoch stays.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anabranch.ports import (
     CorruptBatch,
@@ -38,7 +39,10 @@ from anabranch.topics.wire.coordinator import (
     Coordinator,
     busy,
 )
+from anabranch.topics.wire.lost_markers import Open, open_on
 from anabranch.topics.wire.produce import read_produced, send_produce
+
+log = logging.getLogger("anabranch.kafka")
 
 # More requests under way on one connection don't help: the broker takes them one at a time.
 MAX_IN_FLIGHT = 5
@@ -75,6 +79,7 @@ class _Link:
     version: int
     gathering: _Wave
     in_flight: deque[_Wave]
+    checked: dict[TopicPartition, int] = field(default_factory=dict)  # under which leader epoch
 
 
 class KafkaProducer:
@@ -97,6 +102,7 @@ class KafkaProducer:
         self._added: set[TopicPartition] = set()
         self._appended: set[TopicPartition] = set()
         self._begun = False
+        self._unmarked: dict[TopicPartition, Open] = {}  # to be ended as soon as nothing is begun
         self._ended: LogError | None = None
         self._refusal: LogRefused | None = None
         self._coordinator = Coordinator(cluster, transactional_id, timeout)
@@ -134,7 +140,7 @@ class KafkaProducer:
         order = [index for _, index in ranked]
         self._check_usable()
         try:
-            self._reach(seen)
+            self.check(seen)
             if not self.is_v2:
                 self._add_partitions(seen)  # all in one request
         except LogError as error:
@@ -181,6 +187,13 @@ class KafkaProducer:
         self._refusal = None
         if self._begun:
             self._end(commit=False)
+        self._end_lost()
+
+    def check(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `anabranch.ports.Producer.check`."""
+        for node, unseen in self._reach(partitions).items():
+            self._find_lost(self._links[node], unseen)
+        self._end_lost()
 
     def close(self) -> None:
         """See `anabranch.ports.Producer.close`."""
@@ -261,18 +274,26 @@ class KafkaProducer:
         wave.pieces[partition] = _Piece(index, partition, parts, following)
         wave.size += len(batch)
 
-    def _reach(self, partitions: Iterable[TopicPartition]) -> None:
-        """Connect to the leaders of all these, before anything is sent: what can't be reached costs nothing."""
+    def _reach(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """Connect to the leaders of all these, before anything is sent: what can't be reached costs nothing.
+
+        Node -> those that were not looked at since it leads them.
+        """
         failed: dict[str, LogError] = {}
+        unseen: dict[int, list[TopicPartition]] = {}
         for partition in partitions:
             if partition.topic not in failed:
                 try:
-                    self._link(partition)
+                    link = self._link(partition)
                 except LogError as error:
                     failed[partition.topic] = error
+                    continue
+                if link.checked.get(partition) != self._cluster.epoch(partition):
+                    unseen.setdefault(link.node, []).append(partition)
         for problem in failed.values():
             problem.topics |= failed.keys()
             raise problem
+        return unseen
 
     def _link(self, partition: TopicPartition) -> _Link:
         leader = self._cluster.leader(partition)
@@ -313,6 +334,12 @@ class KafkaProducer:
             # again; so nothing else may be under way.
             while link.in_flight:
                 self._settle(link, offsets)
+            if unseen := [partition for partition in new if partition not in link.checked]:
+                self._find_lost(link, unseen)
+                if self._unmarked:  # to end it gives another epoch than these batches have
+                    raise self._lacking()
+            for partition in new:
+                self._cluster.ended.pop((self.producer_id, partition), None)
             if not self.is_v2:
                 self._add_partitions(new)
             first, self._begun = not self._begun, True
@@ -449,12 +476,55 @@ class KafkaProducer:
                 raise
             self._added.update(new)
 
+    def _find_lost(self, link: _Link, partitions: Sequence[TopicPartition]) -> None:
+        """What of this producer is open there, beside what it has in hand."""
+        deadline = self._cluster.soon(self._cluster.deadline())
+        try:
+            found = open_on(link.connection, self.producer_id, partitions, deadline)
+        except (ConnectionBroken, data.MalformedAnswer) as error:
+            self._cluster.distrust(link.node)
+            raise self._unreachable(str(error), partitions[0].topic) from error
+        for partition in partitions:
+            link.checked[partition] = self._cluster.epoch(partition)
+            if partition in found and partition not in self._appended:
+                self._unmarked[partition] = found[partition]
+
+    def _lacking(self) -> LogRefused:
+        places = ", ".join(f"{topic}[{number}]" for topic, number in self._unmarked)
+        what = f"{self._id}: abort first, to end what lacks a marker in {places}"
+        topics = {partition.topic for partition in self._unmarked}
+        return LogRefused(what, codes.CONCURRENT_TRANSACTIONS, topics)
+
+    def _end_lost(self) -> None:
+        """End what lacks its marker as it was decided: a native transaction without events ends it, too."""
+        while self._unmarked:
+            partition, lost = next(iter(self._unmarked.items()))
+            if self._begun:
+                raise self._lacking()
+            del self._unmarked[partition]
+            what = f"{self._id}: {partition.topic}[{partition.partition}] lacks a marker from {lost.first} on"
+            commit = self._cluster.ended.get((self.producer_id, partition))
+            if commit is None and self.is_v2:
+                commit = self._coordinator.last.of(lost.epoch)
+            if commit is None:
+                self._link(partition).checked.pop(partition, None)  # look again
+                why = f"{what}, and how that ended is not known any more: see docs/runbook.md"
+                raise LogUnavailable(why, (partition.topic,))
+            try:
+                self._add_partitions([partition])
+            except LogBusy:
+                continue  # its markers are on their way
+            self._end(commit=commit)
+            log.warning("%s: it is ended, %s", what, "committed" if commit else "aborted")
+
     def _end(self, *, commit: bool) -> None:
+        places = [(self.producer_id, partition) for partition in self._appended]
         try:
             self._coordinator.end(commit=commit)
         except (LogFenced, LogUncertain) as error:
             self._ended = error
             raise
+        self._cluster.ended.update(dict.fromkeys(places, commit))
         if self.is_v2:
             # A new epoch starts at 0 everywhere.
             self._sequences.clear()

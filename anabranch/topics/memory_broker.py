@@ -74,6 +74,7 @@ class MemoryBroker:
         transaction_version: int = 2,
         poll: float = 0.005,
         patience: float = PATIENCE_S,
+        loses_markers: bool = False,
     ) -> None:
         self.clock = clock
         self.on_call = on_call
@@ -83,6 +84,10 @@ class MemoryBroker:
         self.poll = poll
         # So many seconds a call waits for what may pass before it fails.
         self.patience = patience
+        # Whether a partition without a leader gets no marker, ever (KAFKA-20734); and those that lack one:
+        # (partition, producer id) -> epoch, commit.
+        self.loses_markers = loses_markers
+        self.lost_markers: dict[tuple[TopicPartition, int], tuple[int, bool]] = {}
         self.troubles = Troubles()
         self.lock = threading.RLock()
         self.partitions: dict[TopicPartition, Partition] = {}
@@ -187,6 +192,8 @@ class MemoryBroker:
                 # The broker fences the producer whose transaction it gave up.
                 self._finish(state, commit=False)
                 state.epoch += 1
+            if self.loses_markers:
+                self._lose(state)
             due = [m for m in state.landing if m[0] <= now and self._takes_markers(m[1])]
             if due:
                 state.landing = [marker for marker in state.landing if marker not in due]
@@ -202,6 +209,20 @@ class MemoryBroker:
             return False
         trouble = self.troubles.get(partition)
         return trouble is None or trouble.kind not in _UNMARKED
+
+    def _lose(self, state: Transactions) -> None:
+        for marker in list(state.landing):
+            _, partition, producer_id, epoch, commit = marker
+            trouble = self.troubles.get(partition)
+            if trouble is not None and trouble.kind is Kind.LEADERLESS:
+                state.landing.remove(marker)
+                self.lost_markers[partition, producer_id] = epoch, commit
+
+    def land_lost(self, partition: TopicPartition, producer_id: int) -> None:
+        """A producer ends what it finds open there."""
+        found = self.lost_markers.pop((partition, producer_id), None)
+        if found is not None:
+            self.land(partition, producer_id, found[0], commit=found[1])
 
     def land(
         self, partition: TopicPartition, producer_id: int, epoch: int, *, commit: bool

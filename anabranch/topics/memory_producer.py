@@ -42,6 +42,7 @@ class MemoryProducer:
         self._called("append")
         self._wait_for_markers()
         self._wait_for_leaders([partition for partition, _ in batches])
+        self.check(partition for partition, _ in batches)
         try:
             with self._cluster.lock:
                 offsets = self._append(batches)
@@ -76,6 +77,12 @@ class MemoryProducer:
         self._refusal = None
         if self._begun:
             self._end("abort")
+
+    def check(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `anabranch.ports.Producer.check`."""
+        with self._cluster.lock:
+            for partition in partitions:
+                self._cluster.land_lost(partition, self.producer_id)
 
     def close(self) -> None:
         """See `anabranch.ports.Producer.close`."""

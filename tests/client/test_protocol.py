@@ -219,6 +219,13 @@ SETTLED: dict[str, tuple[list[Any], list[Any], Any]] = {
         "COMMITTED",
     ),
     "refused after a repeat, and then silence": ([None, refusal("UnknownStream")], [None], UNKNOWN),
+    "not ready, then silence": (
+        [refusal("NotReady"), None],
+        [_aborted],
+        (ABORTED, errors.NotReady),
+    ),
+    "not ready, then silence, done": ([refusal("NotReady"), None], [_committed], "COMMITTED"),
+    "not ready, then nothing at all": ([refusal("NotReady"), None], [None], UNKNOWN),
     "not ready, then committed": ([refusal("NotReady"), _committed], [None], "COMMITTED"),
 }
 

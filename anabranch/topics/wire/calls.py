@@ -45,6 +45,8 @@ ADD_PARTITIONS_TO_TXN = Api(24, "add_partitions_to_txn", "AddPartitionsToTxn", 0
 END_TXN = Api(26, "end_txn", "EndTxn", 0, 5, 3)
 DESCRIBE_CONFIGS = Api(32, "describe_configs", "DescribeConfigs", 1, 4, 4)
 CREATE_PARTITIONS = Api(37, "create_partitions", "CreatePartitions", 0, 3, 2)
+DESCRIBE_PRODUCERS = Api(61, "describe_producers", "DescribeProducers", 0, 0, 0)
+DESCRIBE_TRANSACTIONS = Api(65, "describe_transactions", "DescribeTransactions", 0, 0, 0)
 
 ALL_APIS = (
     PRODUCE,
@@ -61,6 +63,8 @@ ALL_APIS = (
     END_TXN,
     DESCRIBE_CONFIGS,
     CREATE_PARTITIONS,
+    DESCRIBE_PRODUCERS,
+    DESCRIBE_TRANSACTIONS,
 )
 
 

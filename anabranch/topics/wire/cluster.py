@@ -71,6 +71,8 @@ class Cluster:
         self._failed: dict[tuple[str, int], float] = {}
         self._asked = 0
         self._closed = False
+        # (producer id, partition) -> whether its last native transaction there was committed.
+        self.ended: dict[tuple[int, TopicPartition], bool] = {}
 
     # -- connections ----------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from anabranch.topics.wire.codes import NONE, Act, meaning
 from anabranch.topics.wire.connection import Connection, ConnectionBroken
 from anabranch.topics.wire.data import MalformedAnswer
 from anabranch.topics.wire.end_txn import BUMPS_FROM, end_answer, end_request
+from anabranch.topics.wire.lost_markers import LastOutcome
 
 _FEATURE = "transaction.version"
 _V2 = 2
@@ -47,7 +48,8 @@ class Coordinator:
     """The producer's side of the transaction coordinator, over a connection of its own.
 
     `producer_id` and `producer_epoch` are those to write with; ``is_v2``: the cluster's transactions are
-    those of KIP-890, where each end gives a new epoch and Produce adds partitions by itself.
+    those of KIP-890, where each end gives a new epoch and Produce adds partitions by itself. ``last``: how the
+    native transaction before ended.
     """
 
     def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
@@ -66,6 +68,7 @@ class Coordinator:
         self.producer_id = -1
         self.producer_epoch = -1
         self.is_v2 = False
+        self.last = LastOutcome()
         deadline = cluster.deadline()
         try:
             cluster.repeat(f"initialise {transactional_id}", deadline, lambda: self._init(deadline))
@@ -80,6 +83,7 @@ class Coordinator:
 
     def _init(self, deadline: float) -> None:
         connection = self._connect(deadline)
+        self.last.ask(connection, self._id, self._cluster.soon(deadline))
         version = connection.version(INIT_PRODUCER_ID)
         body = calls.request(
             INIT_PRODUCER_ID,
