@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -183,6 +183,9 @@ class _Late:
         if self._made is None:
             self._made = self._make()
         return getattr(self._made, name)
+
+    def check(self, partitions: Iterable[TopicPartition]) -> None:
+        """To look at what it left behind is no use yet."""
 
     def close(self) -> None:
         if self._made is not None:

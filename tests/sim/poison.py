@@ -28,6 +28,7 @@ from tests.sim.weather import Weather
 from tests.sim.world import START_S, World
 from tests.sim.writers import SCOPE
 
+RAISED = ("a defect",)
 DEFECT = f"{SCOPE}/defect"  # who asks for this one finds a defect of the controller
 _HUGE = 300_000  # characters; a command may have a million bytes
 _HOSTILE = (  # that brokers accept
@@ -132,7 +133,7 @@ def failing_decisions() -> Iterator[None]:
 
     def fail(turn: Turn, command: object, to: ReplyTo | None) -> None:
         if isinstance(command, r.DescribeStreams) and command.stream == DEFECT:
-            raise KeyError("a defect")
+            raise KeyError(*RAISED)
         real(turn, command, to)
 
     with patch.object(intake, "decide", fail):

@@ -57,6 +57,7 @@ class SimCluster(MemoryCluster):
         super().__init__(
             SimClock(world, None),
             marker_delay=self._marker_delay,
+            loses_markers=bool(faults.weather.lose_markers),
             transaction_version=faults.weather.transaction_version,
             patience=PATIENCE_S,
         )

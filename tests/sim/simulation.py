@@ -25,6 +25,7 @@ from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.topics import splice
 from anabranch.topics.names import history_topic, status_topic, stream_topic
+from tests.sim import poison
 from tests.sim.carriers import carriers_beside
 from tests.sim.check_clients import check_clients
 from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
@@ -45,7 +46,6 @@ from tests.sim.picture import (
     stuck_of,
     visible,
 )
-from tests.sim.poison import failing_decisions
 from tests.sim.ports import SimCluster
 from tests.sim.readers import ReaderMachine
 from tests.sim.recording import FINAL, History, Part
@@ -120,13 +120,18 @@ def simulate(
 
 @contextmanager
 def _strict() -> Iterator[None]:
-    """All commands are innocent: none may raise, or be set aside. Streams may be tight."""
+    """All commands but those of `poison` are innocent: none may raise, or be set aside. Streams may be tight."""
+    real, aside = Culprit.raised, Culprit._set_aside
 
-    def raised(_: Culprit, offset: int | None, error: Exception) -> None:
-        raise error
+    def raised(culprit: Culprit, offset: int | None, error: Exception) -> None:
+        if error.args != poison.RAISED:
+            raise error
+        real(culprit, offset, error)
 
-    def put_aside(_: Culprit, command: Command, reason: str, *__: object) -> None:
-        raise InvariantViolation(f"an innocent command is set aside: {command} {reason}")
+    def put_aside(culprit: Culprit, command: Command, reason: str, *more: Any) -> None:
+        if poison.RAISED[0] not in reason:
+            raise InvariantViolation(f"an innocent command is set aside: {command} {reason}")
+        aside(culprit, command, reason, *more)
 
     with (
         patch.object(limits, "LEAST_MESSAGE", limits.LEAST_MESSAGE._replace(value=1)),
@@ -159,7 +164,7 @@ def _simulate(
         beside: AbstractContextManager[object] = nullcontext()
         if drawn.carriers_beside:
             beside = patch.object(controller, "Carriers", carriers_beside(world))
-        with _limits(small=drawn.small), beside, failing_decisions(), bug or nullcontext():
+        with _limits(small=drawn.small), beside, poison.failing_decisions(), bug or nullcontext():
             run = _Run(world, faults)
             with simulated(run.cluster):
                 commits, epochs = run.play()

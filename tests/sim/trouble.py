@@ -27,6 +27,7 @@ from tests.sim.writers import SCOPE, recorded_write
 BOUND_S = 10.0  # a commit takes at most so long while another stream is all that is in trouble
 _OWN = f"{SCOPE}/probe"  # of all streams there may be only the troubled one yet
 _MOMENT_S = (0.5, 4.0)
+_TRIES, _AGAIN_S = 1000, 0.01
 _LIMITS = ("70", "100", "300")  # a marker has 78 bytes
 _POLICY = 44
 _RIGHTS = 29
@@ -74,7 +75,11 @@ class Outages:
     # -- it comes -------------------------------------------------------------------------------------
 
     def _spoiling(self, kind: Kind | None) -> Callable[[], None]:
+        # So often it waits for a native transaction there, so that a marker can be lost.
+        tries = _TRIES if kind is Kind.LEADERLESS and self._faults.weather.lose_markers else 0
+
         def spoil() -> None:
+            nonlocal tries
             if self._faults.calm:
                 return
             if self.stream in self._ledger.deleted or not self._cluster.hands.stands(self.stream):
@@ -82,6 +87,10 @@ class Outages:
                 return
             name = self._random.choice(sorted(NAMES))
             topic = NAMES[name](self.stream)
+            if tries and topic not in self._cluster.being_written():
+                tries -= 1
+                self._world.later(_AGAIN_S, spoil)
+                return
             self._put(topic, kind)
 
         return spoil

@@ -14,12 +14,6 @@ NOT_YET = frozenset(
         "few_replicas_s",  # nobody takes the lead over while markers can't be written
         "failed_disk_s",  # the same
         "small_limit_s",  # the same, below the size of a marker
-        "control_s",  # what the status topic refuses is taken for a command's fault
-        "interrupt",
-        "refusals",
-        "two_committers",
-        "offsets_expire_s",
-        "raising_s",
         "hostile_s",
     )
 )
@@ -58,6 +52,7 @@ class Weather:
         0.0  # per partition of a fetch: what is new there comes later than what is elsewhere
     )
     marker_delay_s: float = 0.0  # mean
+    lose_markers: float = 0.0  # a partition without a leader gets none, ever
     skew_s: float = 0.0  # of wall clocks, at most
     jump_s: float = 0.0  # mean time between jumps of a process's wall clock; 0: none
     jump_by_s: float = 3.0  # then it stands anywhere within so much of the true time
@@ -228,7 +223,8 @@ def _draw_trouble(random: Random) -> dict[str, float]:
     """One kind of what lasts, or two, in three runs of five."""
     chosen = random.sample(sorted(_KINDS.keys() - NOT_YET), random.choice((0, 0, 1, 1, 2)))
     values = {kind: random.choice(_KINDS[kind]) for kind in chosen}
-    return values | {"trouble_for_s": random.choice((11.0, 11.0, 11.0, 30.0))}
+    values |= {"trouble_for_s": random.choice((11.0, 11.0, 11.0, 30.0))}
+    return values | {"lose_markers": random.choice((0.0, 1.0))}
 
 
 def parse(given: Iterable[str]) -> dict[str, float]:
