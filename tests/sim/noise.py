@@ -164,7 +164,9 @@ class Noise:
                 replace(extent, count=extent.count - 1, crc_sum=max(extent.crc_sum - 1, 0)),
             )
         )
-        return Receipt(replace(record, extents=(changed, *record.extents[1:])))
+        # The newest, so that it counts even if a later one was registered.
+        newest = record.sequence + 1000
+        return Receipt(replace(record, sequence=newest, extents=(changed, *record.extents[1:])))
 
     def new_id(self, scope: str) -> bytes | None:
         """An id that nobody uses, on the scope's control partition as others found it."""
