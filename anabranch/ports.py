@@ -202,7 +202,7 @@ class Log(Protocol):
         """
 
     def default_replication_factor(self, topic: str) -> int | None:
-        """What this topic gets if it is made with a replication factor of -1. None: the brokers don't tell."""
+        """The replicas of this topic if it is made with a factor of -1. None: the brokers don't tell."""
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """The topics of these names that exist, as one broker knows them: it may be behind."""

@@ -352,7 +352,7 @@ class Client(Reading):
     def series(
         self, scope: str, name: str | None = None, *, timeout: float | None = None
     ) -> list[SeriesInfo]:
-        """Where the series of a scope stand, or the one of this name, if it has a commit; by name.
+        """The series of a scope and where they stand, or the one of this name, if it has a commit; by name.
 
         Raises: UnknownScope, NotReady, DeadlineExceeded.
         """

@@ -40,7 +40,7 @@ _YOUNG_S = 1.0
 _last_made = [-_YOUNG_S]  # when a handle of librdkafka was made last, monotonic seconds
 _FRAMING = 512  # more than a command's record takes besides its payload
 
-# What the broker says of a command, and of each copy of it.
+# The broker's word on a command, and on each copy of it.
 _REFUSALS: dict[int, type[AnabranchError]] = {
     KafkaError.MSG_SIZE_TOO_LARGE: EventTooLarge,
     KafkaError.INVALID_TIMESTAMP: ClockSkew,

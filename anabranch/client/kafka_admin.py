@@ -197,7 +197,7 @@ class KafkaAdmin:
 
 
 def _no_broker(bootstrap: str) -> str:
-    """What stands in the way of each address."""
+    """The obstacle to each address."""
     found = []
     for host, port in addresses(bootstrap):
         try:

@@ -196,7 +196,7 @@ class OrderedStream:
                 if foreign or at == most or offsets[at] >= portion.end:
                     break
                 try:
-                    # What follows may need more of the history than is here: that is not waited for now.
+                    # Later ones may need more of the history than is here: that is not waited for now.
                     span = self._turn(partition, offsets[at], 0)
                 except (AnabranchError, KafkaException, RuntimeError):
                     break  # it comes again when this is given out; the index has gone on

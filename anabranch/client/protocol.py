@@ -80,7 +80,7 @@ class Session:
         return self._entropy(CORRELATION_ID_SIZE)
 
     def new_secret(self) -> bytes:
-        """What a transaction is begun with, and proved to be one's own by."""
+        """The secret that a transaction is begun with, and proved to be one's own by."""
         return self._entropy(SECRET_SIZE)
 
     def random64(self) -> int:
@@ -209,7 +209,7 @@ class Session:
             try:
                 return self.ask(partition, command, r.StreamList, deadline).streams[0]
             except UnknownScope:
-                # What the directory told that partition is on its way, or retention took it unread: let it tell it
+                # The directory's word to that partition is on its way, or retention took it unread: let it tell it
                 # again.
                 if pause > _LONGEST_RETRY_S or self.now() + pause >= deadline:
                     raise
@@ -273,7 +273,7 @@ class Session:
         return self.ask(partition, r.SafeTime(scope, at), r.SafeTimeIs, deadline).timestamp
 
     def series(self, scope: str, name: str | None, deadline: float) -> list[r.SeriesInfo]:
-        """Where one series of a scope stands, or all do, by name. `UnknownScope`."""
+        """How far one series of a scope has come, or all have, by name. `UnknownScope`."""
         partition = self.find_scope(check_scope(scope), deadline)
         found: list[r.SeriesInfo] = []
         more = True

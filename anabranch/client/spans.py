@@ -62,7 +62,7 @@ class CommitFilter:
 
 
 class Joined(NamedTuple):
-    """Of each offset asked for the commit; ``known`` is None if all are."""
+    """The commit of each offset that is asked for; ``known`` is None if all are."""
 
     spans: Spans
     at: Longs  # which of the spans

@@ -43,7 +43,7 @@ def put_receipt(turn: Turn, receipt: Receipt) -> None:
 
 
 def newer(one: Receipt, other: Receipt) -> Receipt:
-    """Of two receipts of a writer the one that counts. `ReceiptMismatch`: they contradict each other."""
+    """The one that counts, of two receipts of a writer. `ReceiptMismatch`: they contradict each other."""
     if one.sequence == other.sequence and one != other:
         raise ReceiptMismatch(
             f"two receipts of writer {writer_text(one.writer)} have sequence {one.sequence} and differ: give "

@@ -46,7 +46,7 @@ def make_txn_id(control_partition: int, unix_ms: int, random64: int) -> bytes:
 
 
 def command_digest(payload: bytes) -> bytes:
-    """What an answer says of the command that it answers: 8 bytes."""
+    """An answer names the command that it answers by these 8 bytes."""
     return hashlib.sha256(payload).digest()[:8]
 
 

@@ -118,7 +118,7 @@ class Tail:
 
 
 class ReplyTo(NamedTuple):
-    """Who waits for an answer: the command's correlation id, its partition of replies, and its digest."""
+    """The one that waits for an answer: the command's correlation id, its partition of replies, and its digest."""
 
     correlation_id: bytes
     partition: int

@@ -1,4 +1,4 @@
-"""What a user may choose for a stream, judged before anything is logged of it."""
+"""Settings that a user may choose for a stream, judged before anything is logged of them."""
 
 from __future__ import annotations
 

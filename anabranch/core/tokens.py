@@ -82,7 +82,7 @@ def check_proof(data: bytes, secret: bytes | None, key: bytes) -> None:
 
 
 def verify(data: bytes, key: bytes) -> Token:
-    """What a token says, if it was signed with this key and not changed since. Its proof is not checked.
+    """The content of a token, if it was signed with this key and not changed since. Its proof is not checked.
 
     `InvalidToken` otherwise; its message tells malformed, other key and tampered apart.
     """

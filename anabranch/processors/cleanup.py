@@ -154,7 +154,7 @@ class Cutter:
 
 
 def _place(stream: str, partition: int) -> TopicPartition:
-    """Of a low water."""
+    """The key of a low water."""
     if partition == HISTORY:
         return TopicPartition(history_topic(stream), 0)
     return TopicPartition(journal_topic(stream), partition)

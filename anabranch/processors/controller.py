@@ -320,7 +320,7 @@ class Controller:
         if isinstance(error, LogBusy):
             return True  # with another transactional id
         if isinstance(error, LogRefused) and error.error in DATA_CODES:
-            # What controllers say themselves is never too much: a topic's setting is, then.
+            # Controllers' own records are never too much: a topic's setting is, then.
             own = (journal_topic, history_topic)
             topics = {topic(stream) for stream in self._state.streams for topic in own}
             if not error.topics & topics:

@@ -152,7 +152,7 @@ def _find_starts(log: Log, round_: Round, tails: Mapping[str, Tail]) -> None:
 
 
 class _Appended(NamedTuple):
-    """What a round's native transaction holds: small data batches and where they stand; the status log's end.
+    """A round's native transaction: small data batches and where they stand; the status log's end.
 
     ``appended``: where all of its data stands.
     """
@@ -294,7 +294,7 @@ def _batches(
 def _check_behind(
     round_: Round, landed: Mapping[tuple[int, int], Landed], tails: Mapping[str, Tail]
 ) -> list[Appended]:
-    """Where events came to stand. `TopicGone` if before what was committed: then it is another topic."""
+    """The places of events. `TopicGone` if before what was committed: then it is another topic."""
     appended = []
     ends: dict[tuple[str, int], int] = {}
     for i, commit in enumerate(round_.history):
@@ -346,7 +346,7 @@ class _Histories:
         return batches
 
     def stands(self, bases: Sequence[int]) -> None:
-        """Where they were appended."""
+        """They were appended there."""
         for (stream, count), base in zip(self._next, bases, strict=True):
             self._offsets[stream] += range(base, base + count)
 

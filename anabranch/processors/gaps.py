@@ -56,7 +56,7 @@ class _Partition:
 
 
 class Gaps:
-    """Of one leader. ``found``: stream -> records of others."""
+    """The gaps of one leader. ``found``: stream -> records of others."""
 
     def __init__(self, source: Log, found: Counter[str], *, threads: bool) -> None:
         """``threads``: on a helper thread, one request at a time: an absent broker must not stop the rounds."""
@@ -70,7 +70,7 @@ class Gaps:
         self._tell_ms: dict[str, int] = {}
 
     def appended(self, data: Iterable[Appended]) -> None:
-        """What a round appended, which is committed now; each partition gets a marker for it."""
+        """A round appended this, and is committed now; each partition gets a marker for it."""
         touched = set()
         for stream, number, known, first in data:
             touched.add((stream, number))
@@ -108,7 +108,7 @@ class Gaps:
             self._take_back(gap, self._read(gap), now_ms)
 
     def forget_stream(self, stream: str) -> None:
-        """What comes under its name is another one."""
+        """Another one may come under its name."""
         self._waiting = deque(gap for gap in self._waiting if gap.stream != stream)
         self._partitions = {at: p for at, p in self._partitions.items() if at[0] != stream}
         self._under_way = None  # … and what is found there is of nobody
@@ -116,7 +116,7 @@ class Gaps:
         self._tell_ms.pop(stream, None)
 
     def close(self) -> None:
-        """What is under way is not waited for."""
+        """A search under way is not waited for."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

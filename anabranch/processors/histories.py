@@ -101,7 +101,7 @@ class Histories:
 
 
 def _vector(value: bytes | None) -> Mapping[int, int] | None:
-    """Of an EPOCH record; None: it is none."""
+    """The place in an EPOCH record; None: it is none."""
     try:
         record = decode(value or b"")
     except (MalformedRecord, UnsupportedVersion):

@@ -255,7 +255,7 @@ class Intake:
         return errors
 
     def _after_deleted(self, error: OffsetOutOfRange) -> int:
-        """Where the log begins now, if that is behind the position: retention took records that were not read.
+        """The log's beginning, if that is behind the position: retention took records that were not read.
 
         Raises: TopicGone, not certain: the journal seems to end before it. LogUnavailable: commands, or control.
         """

@@ -38,7 +38,7 @@ FADES_S = (
 
 @dataclass(slots=True)
 class _Trouble:
-    """What is known against a stream; monotonic seconds.
+    """Everything known against a stream; monotonic seconds.
 
     ``until``: it is not tried before. ``gone_since``: since when a topic of it is gone, at each look. ``lost``:
     there is nothing to wait for.
@@ -71,7 +71,7 @@ class Lookout:
 
     @contextmanager
     def hinting(self) -> Iterator[None]:
-        """What fails for a topic in a way that ends leading is looked at when that begins again."""
+        """A failure for a topic that ends leading is looked at when that begins again."""
         try:
             yield
         except LogError as error:
@@ -103,7 +103,7 @@ class Lookout:
         return all(mine)
 
     def find_journals(self, intake: Intake, state: State) -> None:
-        """Where the journals end, as the intake has to know; without those that can't be asked."""
+        """Tell the intake where the journals end; without those that can't be asked."""
         while failed := intake.find_ends(state):
             known = len(self.waiting)
             if not self.find(state, *failed) or len(self.waiting) == known:

@@ -1,4 +1,4 @@
-"""What the leader of a control partition counts: its own thread writes plain numbers, others may read them.
+"""The counts of a control partition's leader: its own thread writes plain numbers, others may read them.
 
 `TABLE` names every number; docs/operations.md has the same table, and a test holds the two together.
 """
@@ -27,7 +27,7 @@ Labels = tuple[str, ...]
 
 
 class Number(NamedTuple):
-    """What `/metrics` says of a number. ``labels``: beside the control partition."""
+    """A number as `/metrics` shows it. ``labels``: beside the control partition."""
 
     kind: Literal["gauge", "counter"]
     help: str
@@ -75,7 +75,7 @@ class Metrics:
         values[labels] = values.get(labels, 0) + by
 
     def set(self, name: str, value: float) -> None:
-        """What it is now."""
+        """The value as it is now."""
         self.values[name] = {(): value}
 
     def begin(self) -> float:

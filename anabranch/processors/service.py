@@ -54,7 +54,7 @@ EXIT_DEFECT = 70
 
 
 class CompilationFailed(AnabranchError):
-    """What is compiled can't be had on this machine: numba's installation, memory, disk."""
+    """Compiled code can't be had on this machine: numba's installation, memory, disk."""
 
 
 class ControllerService(mode.Service):
@@ -169,7 +169,7 @@ class ControllerService(mode.Service):
         return False
 
     def _compile(self) -> None:
-        """What is compiled is loaded before anything is led: no round waits for it, or ends with it."""
+        """Compiled code is loaded before anything is led: no round waits for it, or ends with it."""
         log.info("loading what is compiled; the first time it takes half a minute")
         try:
             warm(self.options.data_dir / "compiled")
@@ -177,7 +177,7 @@ class ControllerService(mode.Service):
             raise CompilationFailed(f"what is compiled can't be made or loaded: {error}") from error
 
     def _check_key(self, source: Log) -> None:
-        """That this process may take over; a key is made for a new cluster only."""
+        """Make sure that this process may take over; a key is made for a new cluster only."""
         clock = SystemClock()
         deadline = clock.monotonic() + TERMS_S
         topic = status_topic(self.options.prefix)

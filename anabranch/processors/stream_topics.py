@@ -108,7 +108,7 @@ class StreamTopics:
                 yield stream, partial(partitions_refused, stream=stream, error=grown)
 
     def refused(self, state: State, stream: str, error: LogRefused) -> Done | None:
-        """What to log where the round that logs what was done is refused itself; None: it is tried again."""
+        """The rows for a round whose record of what was done is refused itself; None: it is tried again."""
         row = state.streams.get(stream)
         if row is not None and row.state == CREATING:
             return partial(stream_refused, stream=stream, error=refusal_of(error))

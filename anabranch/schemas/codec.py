@@ -169,7 +169,7 @@ def decode_as(cls: type[T], data: bytes) -> T:
 
 @cache
 def _walk(cls: Any) -> _Walk:
-    """What looks at a record's bytes, and names the field that is not as Avro has it.
+    """A walk over a record's bytes that names the field which is not as Avro has it.
 
     fastavro takes -1 for the last branch of a union, or the last symbol of an enum, and any byte for true.
     """

@@ -41,7 +41,7 @@ class Handover:
         try:
             new = self._path.with_suffix(f".{os.getpid()}")
             new.unlink(missing_ok=True)
-            # Whoever reads it may write and commit.
+            # A reader of it may write and commit.
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(reservation.to_bytes())
             new.replace(self._path)

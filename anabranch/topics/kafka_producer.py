@@ -101,7 +101,7 @@ class KafkaProducer:
         # Of the native transaction: added at the coordinator (V1), and appended to.
         self._added: set[TopicPartition] = set()
         self._appended: set[TopicPartition] = set()
-        self._begun = False
+        self._begun = self._used = False
         self._unmarked: dict[TopicPartition, Open] = {}  # to be ended as soon as nothing is begun
         self._ended: LogError | None = None
         self._refusal: LogRefused | None = None
@@ -140,7 +140,7 @@ class KafkaProducer:
         order = [index for _, index in ranked]
         self._check_usable()
         try:
-            self.check(seen)
+            self._look(seen)
             if not self.is_v2:
                 self._add_partitions(seen)  # all in one request
         except LogError as error:
@@ -190,7 +190,11 @@ class KafkaProducer:
         self._end_lost()
 
     def check(self, partitions: Iterable[TopicPartition]) -> None:
-        """See `anabranch.ports.Producer.check`."""
+        """See `anabranch.ports.Producer.check`. Of an id that is not used there is nothing to ask."""
+        if self._used or self._coordinator.last.known():
+            self._look(partitions)
+
+    def _look(self, partitions: Iterable[TopicPartition]) -> None:
         for node, unseen in self._reach(partitions).items():
             self._find_lost(self._links[node], unseen)
         self._end_lost()
@@ -334,7 +338,8 @@ class KafkaProducer:
             # again; so nothing else may be under way.
             while link.in_flight:
                 self._settle(link, offsets)
-            if unseen := [partition for partition in new if partition not in link.checked]:
+            epoch = self._cluster.epoch
+            if unseen := [place for place in new if link.checked.get(place) != epoch(place)]:
                 self._find_lost(link, unseen)
                 if self._unmarked:  # to end it gives another epoch than these batches have
                     raise self._lacking()
@@ -342,7 +347,7 @@ class KafkaProducer:
                 self._cluster.ended.pop((self.producer_id, partition), None)
             if not self.is_v2:
                 self._add_partitions(new)
-            first, self._begun = not self._begun, True
+            first, self._begun, self._used = not self._begun, True, True
             self._send_first(link, wave, offsets, first)
             self._appended.update(new)
             return
@@ -477,7 +482,7 @@ class KafkaProducer:
             self._added.update(new)
 
     def _find_lost(self, link: _Link, partitions: Sequence[TopicPartition]) -> None:
-        """What of this producer is open there, beside what it has in hand."""
+        """Find this producer's open native transactions there, beside the one in hand."""
         deadline = self._cluster.soon(self._cluster.deadline())
         try:
             found = open_on(link.connection, self.producer_id, partitions, deadline)

@@ -78,7 +78,7 @@ def compiled(signature: Any = None) -> Callable[..., Any]:
 
 
 def _folders(file: str) -> list[Path]:
-    """Where compiled code of a source file may lie, in the order in which it is looked for and kept."""
+    """The folders for compiled code of a source file, in the order in which it is looked for and kept."""
     part = caching._CacheLocator.get_suitable_cache_subpath(file)
     asked, chosen = numba.config.CACHE_DIR, os.environ.get("ANABRANCH_CACHE")
     found = [Path(asked) / part] if asked else []
@@ -86,7 +86,7 @@ def _folders(file: str) -> list[Path]:
     found += [Path(chosen) / "compiled" / part] if chosen else []
     found += [folder / part for folder in own_folders]
     found += [] if chosen else [Path(os.path.expanduser("~/.cache/anabranch/compiled")) / part]
-    # What is in the package is to be trusted as the code beside it.
+    # The package's own is to be trusted as the code beside it.
     return [folder for folder in found if folder.name == "__pycache__" or _is_safe(folder)]
 
 

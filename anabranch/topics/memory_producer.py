@@ -130,7 +130,7 @@ class MemoryProducer:
             raise self._over(error) if self._begun else error
 
     def _append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """What is in trouble is in the native transaction, too: its end has to be marked there."""
+        """Partitions in trouble are in the native transaction, too: its end has to be marked there."""
         state = self._cluster.current(self._id, self.producer_id, self.producer_epoch)
         targets = [self._cluster.partition(partition) for partition, _ in batches]
         self._cluster.begin(state, dict.fromkeys(partition for partition, _ in batches))

@@ -23,7 +23,7 @@ MARKER_BYTES = 78  # the least ``max.message.bytes`` with which a partition take
 
 
 class Kind(Enum):
-    """What is wrong."""
+    """A kind of trouble."""
 
     LEADERLESS = "it has no leader"
     FEW_REPLICAS = "too few replicas are in sync"  # it is read, and not written
@@ -35,7 +35,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Of one partition. ``process``: how the names begin of those who see it. ``end``: of a stale log."""
+    """Trouble of one partition. ``process``: how the names begin of those who see it. ``end``: of a stale log."""
 
     kind: Kind
     code: int = TOPIC_AUTHORIZATION_FAILED
@@ -49,7 +49,7 @@ class Troubles(dict[TopicPartition, Trouble]):
     def of(
         self, places: Iterable[TopicPartition], process: str, *kinds: Kind
     ) -> dict[TopicPartition, Trouble]:
-        """What of these kinds that process sees of these partitions."""
+        """Trouble of these kinds that a process sees of these partitions."""
         found = {place: self[place] for place in places if place in self}
         return {
             place: trouble
@@ -63,14 +63,14 @@ class Troubles(dict[TopicPartition, Trouble]):
             raise error_of(place, found)
 
     def end(self, place: TopicPartition, process: str, end: int) -> int:
-        """Where the log ends, as that process is told."""
+        """The log's end, as that process is told."""
         stale = self.of([place], process, Kind.STALE).get(place)
         return min(stale.end, end) if stale is not None else end
 
     def unwritten(
         self, places: Iterable[TopicPartition], process: str
     ) -> tuple[LogError | None, set[TopicPartition]]:
-        """What a write to all of them comes to, the worst of it, and which it does not reach."""
+        """The worst error of a write to all of them, and those that it does not reach."""
         found = self.of(places, process, *Kind)
         errors = [error_of(place, trouble) for place, trouble in found.items()]
         for place, trouble in found.items():
@@ -88,7 +88,7 @@ class Troubles(dict[TopicPartition, Trouble]):
 
 
 def error_of(place: TopicPartition, trouble: Trouble) -> LogError:
-    """What a call comes to that needs that partition."""
+    """The error of a call that needs that partition."""
     message, topics = f"{place.topic}[{place.partition}]: {trouble.kind.value}", (place.topic,)
     match trouble.kind:
         case Kind.LEADERLESS:

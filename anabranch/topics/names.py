@@ -14,7 +14,7 @@ def commands_topic(prefix: str = DEFAULT_PREFIX) -> str:
 
 
 def control_topic(prefix: str = DEFAULT_PREFIX) -> str:
-    """What controllers say to each other."""
+    """The topic in which controllers talk to each other."""
     return f"{prefix}.control"
 
 

@@ -368,7 +368,7 @@ def _with_fate(ranges: DataFrame, places: DataFrame) -> DataFrame:
 
 
 def _gone(ranges: DataFrame) -> tuple[Gone, ...]:
-    """What is out of reach of each partition, whoever removed it."""
+    """The part of each partition that is out of reach, whoever removed it."""
     places = ranges.where("gone").groupBy("stream", "partition")
     found = places.agg(F.max("floor").alias("low"), F.sum("count").alias("events"))
     rows = found.orderBy("stream", "partition").collect()

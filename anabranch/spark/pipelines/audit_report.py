@@ -70,7 +70,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Of a partition is left what stands from offset ``low`` on; ``events`` are in ranges that begin below."""
+    """A partition is left from offset ``low`` on; ``events`` are in ranges that begin below."""
 
     stream: str
     partition: int

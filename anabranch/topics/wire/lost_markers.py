@@ -40,7 +40,7 @@ def open_on(
     partitions: Iterable[TopicPartition],
     deadline: float,
 ) -> dict[TopicPartition, Open]:
-    """What that producer has open on partitions that this broker leads; of others, and of old brokers, nothing."""
+    """A producer's open native transactions on partitions that this broker leads; old brokers tell none."""
     if DESCRIBE_PRODUCERS.key not in connection.versions:
         return {}
     by_topic: dict[str, list[int]] = {}
@@ -94,6 +94,10 @@ class LastOutcome:
             if int(state.error_code) == NONE:
                 self._commits = _OUTCOMES.get(str(state.transaction_state))
                 self._epoch = int(state.producer_epoch) - 1  # the end has given the next one
+
+    def known(self) -> bool:
+        """Whether there was one, and nobody has initialised the id since."""
+        return self._commits is not None
 
     def of(self, epoch: int) -> bool | None:
         """Whether the native transaction (of KIP-890) with that epoch is committed; None: it is not known."""
