@@ -177,11 +177,12 @@ class Crew:
     def work_on(self, commits: int, seconds: float) -> None:
         """Until so many more commits are told, or the time is over: what is struck has something to lose."""
         until = time.monotonic() + seconds
-        wanted = self._commits() + commits
-        while self._commits() < wanted and time.monotonic() < until:
+        wanted = self.commits() + commits
+        while self.commits() < wanted and time.monotonic() < until:
             time.sleep(0.05)
 
-    def _commits(self) -> int:
+    def commits(self) -> int:
+        """Told by now."""
         return sum(len(child.said("told")) for child in [*self.clients, *self._gone])
 
     def close(self) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 SEED = int(os.environ.get("ANABRANCH_SEED", time.time_ns() % 1_000_000))
 STORM_S = float(os.environ.get("ANABRANCH_STORM_S", "10"))
 LONGEST_S = 120.0
+LEAST = 10  # commits; the storm goes on until they are told
 # What the machine may add to a deadline.
 SLACK_S = 15.0
 KINDS = frozenset(
@@ -73,7 +74,7 @@ def test_bad_weather(tmp_path: Path, measured: Callable[[str], None]) -> None:
             scaler.start()
             stormy = time.monotonic()
             while (lasted := time.monotonic() - stormy) < LONGEST_S:
-                if lasted > STORM_S and not weather.missing():
+                if lasted > STORM_S and not weather.missing() and team.commits() > LEAST:
                     break
                 time.sleep(0.1)
             weather.calm()
@@ -94,7 +95,7 @@ def test_bad_weather(tmp_path: Path, measured: Callable[[str], None]) -> None:
     assert not weather.missing(), "not every kind of call was held and cut"
     assert not team.defects, team.defects[:3]
     assert not report.anomalies, "\n".join(map(str, report.anomalies[:5]))
-    assert team.told > 3, "too little was done"
+    assert team.told > LEAST, "too little was done"
     check_calls(team.history)
 
 
