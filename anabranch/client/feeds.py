@@ -22,8 +22,8 @@ from anabranch.client.options import Options
 from anabranch.client.portions import Portion, portion_of_batches, portion_of_records
 from anabranch.errors import UnsupportedSetting
 from anabranch.ports import (
-    Fetched,
     Log,
+    LogError,
     LogRefused,
     LogUnavailable,
     OffsetOutOfRange,
@@ -37,9 +37,7 @@ log = logging.getLogger("anabranch.client")
 FETCH_BYTES = 4 << 20
 _ANSWER_S = 5.0
 _WAIT_S = 0.1  # a member's fetch waits no longer for something new: the group may have news, too
-_AGAIN_S = 0.2  # after what fails
-_ASIDE_S = (5.0, 30.0)  # what fails alone is asked for again after so long, at first and at most
-_BEHIND_S = 0.5  # … where a broker is behind, which it says at once
+_ASIDE_S = 0.5  # what can't be read now is asked for again after so long
 _MUCH = 16 << 20  # bytes of a partition that wait: then librdkafka pauses it
 _MESSAGE_BYTES = 1600  # of each message, beside its value; so 10,000 are much too
 
@@ -117,14 +115,14 @@ class RawFeed:
         self._member = member
         self._gone = gone
         self._positions: dict[TopicPartition, int] = {}
-        self._troubled = _Troubled()
+        self._aside: dict[TopicPartition, float] = {}  # until when; they can't be read now
         self._term = 0
         self._closed = threading.Event()
 
     def assign(self, places: Mapping[tuple[str, int], int]) -> None:
         """See `Feed.assign`. The group's member itself fetches nothing."""
         self._term += 1
-        self._troubled = _Troubled()
+        self._aside = {}
         self._positions = {TopicPartition(*place): offset for place, offset in places.items()}
 
     def stop(self) -> None:
@@ -136,63 +134,71 @@ class RawFeed:
         self._positions |= {TopicPartition(topic, p): offset for p, offset in offsets.items()}
 
     def next(self, deadline: float, waiting: Mapping[tuple[str, int], int]) -> list[Portion]:
-        """See `Feed.next`."""
+        """See `Feed.next`. A partition that can't be read costs the others nothing; it is asked for again soon."""
         self.serve()
-        wanted = {place: at for place, at in self._positions.items() if place not in waiting}
-        wanted = self._troubled.choose(wanted)
-        left = max(0.0, deadline - time.monotonic())
+        now = time.monotonic()
+        self._aside = {place: until for place, until in self._aside.items() if until > now}
+        left = max(0.0, min([deadline, *self._aside.values()]) - now)
+        wanted = {
+            place: at
+            for place, at in self._positions.items()
+            if place not in waiting and place not in self._aside
+        }
         if not wanted:
             self._rest(left)
             return []
         term = self._term
+        failed: dict[TopicPartition, LogError] = {}
         wait = left if self._member is None else min(left, _WAIT_S)
-        try:
-            with named_errors():
-                found = self._fetch(wanted, wait)
-        except _NotNow as error:
-            log.info("reading: %s", error)
-            self._troubled.failed(wanted, error.pause)
-            self._rest(min(left, _AGAIN_S))
-            return []
-        self._troubled.done(wanted)
+        with named_errors():
+            try:
+                found = self._log.fetch(
+                    wanted, max_wait=wait, max_bytes=FETCH_BYTES, committed=True, failed=failed
+                )
+            except LogUnavailable as error:
+                log.info("reading: %s", error)
+                self._rest(min(left, _ASIDE_S))
+                return []
+            if term != self._term:
+                return []
+            for place, problem in failed.items():
+                self._wait_for(place, problem)
         portions = []
-        if term == self._term:
-            for place, fetched in found.items():
-                first = self._positions[place]
-                self._positions[place] = fetched.next_offset
-                if fetched.batches:
-                    portions.append(portion_of_batches(place, fetched.batches, first))
+        for place, fetched in found.items():
+            first = self._positions[place]
+            self._positions[place] = fetched.next_offset
+            if fetched.batches:
+                portions.append(portion_of_batches(place, fetched.batches, first))
         return portions
 
-    def _fetch(
-        self, wanted: Mapping[TopicPartition, int], wait: float
-    ) -> Mapping[TopicPartition, Fetched]:
-        try:
-            return self._log.fetch(wanted, max_wait=wait, max_bytes=FETCH_BYTES, committed=True)
-        except OffsetOutOfRange as error:
-            return self._pass_over(error)
-        except LogUnavailable as error:
-            raise _NotNow(str(error)) from error
-        except LogRefused as error:
-            if error.error != UNKNOWN_TOPIC_OR_PARTITION:
-                raise
-            raise _NotNow(str(error)) from error
+    def _wait_for(self, place: TopicPartition, error: LogError) -> None:
+        """Set a partition aside that can't be read now. Raises what no waiting mends."""
+        log.info("reading %s[%d]: %s", place.topic, place.partition, error)
+        if isinstance(error, OffsetOutOfRange):
+            if self._pass_over(error):
+                return
+        elif not isinstance(error, LogUnavailable) and not (
+            isinstance(error, LogRefused) and error.error == UNKNOWN_TOPIC_OR_PARTITION
+        ):
+            raise error
+        self._aside[place] = time.monotonic() + _ASIDE_S
 
-    def _pass_over(self, error: OffsetOutOfRange) -> Mapping[TopicPartition, Fetched]:
+    def _pass_over(self, error: OffsetOutOfRange) -> bool:
         """Go on where the log begins now, if that is ahead. Else the broker is behind: there is no way back."""
         place = error.partition
         try:
             start = self._log.start_offsets([place])[place]
         except LogUnavailable as unavailable:
-            raise _NotNow(str(unavailable)) from unavailable
+            log.info("reading: %s", unavailable)
+            return False
         if start <= error.position:
             log.warning("%s, and begins at %d: its broker is behind, or has lost it", error, start)
-            raise _NotNow(str(error), _BEHIND_S)
+            return False
         if self._gone is not None:
             self._gone(place, error.position)
         self._positions[place] = start
         log.warning("%s: reading goes on at offset %d", error, start)
-        return {}
+        return True
 
     def _rest(self, seconds: float) -> None:
         if self._member is not None:
@@ -214,51 +220,6 @@ class RawFeed:
         """See `Feed.close`: a fetch under way ends soon."""
         self._closed.set()
         self._log.close()
-
-
-class _NotNow(Exception):
-    """Nothing can be fetched at present. ``pause``: what fails alone is asked for again after so long at first."""
-
-    def __init__(self, what: str, pause: float = _ASIDE_S[0]) -> None:
-        super().__init__(what)
-        self.pause = pause
-
-
-class _Troubled:
-    """A partition without a leader fails the fetch of all: then each is asked for alone, and it not so often."""
-
-    def __init__(self) -> None:
-        self._alone: list[TopicPartition] = []
-        self._aside: dict[TopicPartition, tuple[float, float]] = {}  # until when, and for how long
-
-    def choose(self, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Those to be asked for now, of all that are wanted."""
-        if not self._alone and not self._aside:
-            return wanted
-        now = time.monotonic()
-        for place, (until, _) in self._aside.items():
-            if until <= now and place in wanted:
-                return {place: wanted[place]}
-        while self._alone:
-            place = self._alone.pop()
-            if place in wanted:
-                return {place: wanted[place]}
-        return {place: at for place, at in wanted.items() if place not in self._aside}
-
-    def failed(self, asked: Mapping[TopicPartition, int], pause: float) -> None:
-        """These brought nothing, since something is wrong with one of them."""
-        if len(asked) > 1:
-            self._alone = list(asked)
-        for place in asked if len(asked) == 1 else ():
-            _, pause = self._aside.get(place, (0.0, pause))
-            self._aside[place] = time.monotonic() + pause, min(2 * pause, _ASIDE_S[1])
-
-    def done(self, asked: Mapping[TopicPartition, int]) -> None:
-        """These are well. If one was not, the others may be, too."""
-        if self._aside.keys() & asked.keys():
-            self._aside = {
-                p: (0.0, pause) for p, (_, pause) in self._aside.items() if p not in asked
-            }
 
 
 class KafkaFeed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from anabranch.client.feeds import FETCH_BYTES, RawFeed
 from anabranch.client.kafka import SystemClock
 from anabranch.client.portions import Portion
 from anabranch.errors import FixCallError, SnapshotExpired
-from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
+from anabranch.ports import LogError, LogRefused, LogUnavailable, TopicPartition, TopicSpec
 from anabranch.topics.memory import MemoryCluster, MemoryLog
 from anabranch.topics.records import Record, encode_batch
 from anabranch.topics.wire.codes import UNKNOWN_TOPIC_OR_PARTITION
@@ -130,26 +130,41 @@ def test_a_broker_that_is_behind_is_asked_again(log: MemoryLog) -> None:
 
 
 class Failing:
-    """A log that answers with errors."""
+    """A log that answers with errors: of each partition, or of all at once."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: LogError, whole: bool) -> None:
         self.error = error
+        self.whole = whole
         self.asked: list[int] = []
 
-    def fetch(self, positions: object, *, max_bytes: int, **_: object) -> None:
+    def fetch(
+        self,
+        positions: Iterable[TopicPartition],
+        *,
+        max_bytes: int,
+        failed: dict[Any, Any],
+        **_: Any,
+    ) -> dict[Any, Any]:
         self.asked.append(max_bytes)
-        raise self.error
+        if self.whole:
+            raise self.error
+        failed |= dict.fromkeys(positions, self.error)
+        return {}
 
     def close(self) -> None:
         pass
 
 
 @pytest.mark.parametrize(
-    "error",
-    [LogUnavailable("no broker"), LogRefused("not there", UNKNOWN_TOPIC_OR_PARTITION)],
+    ("error", "whole"),
+    [
+        (LogUnavailable("no broker"), True),
+        (LogUnavailable("no leader"), False),
+        (LogRefused("not there", UNKNOWN_TOPIC_OR_PARTITION), False),
+    ],
 )
-def test_what_may_mend_itself_is_waited_for(error: Exception) -> None:
-    log: Any = Failing(error)
+def test_what_may_mend_itself_is_waited_for(error: LogError, whole: bool) -> None:
+    log: Any = Failing(error, whole)
     feed = RawFeed(log)
     feed.assign({(TOPIC, 0): 0})
     assert fetch(feed) == {}
@@ -167,35 +182,30 @@ def test_a_partition_without_a_leader_holds_up_no_other(
 
     def failing(positions: Mapping[TopicPartition, int], **how: Any) -> Any:
         asked.append([place.partition for place in positions])
-        if bad & positions.keys():
-            raise LogUnavailable("no leader")
-        return whole(positions, **how | {"max_wait": 0.0})
+        how["failed"] |= {place: LogUnavailable("no leader") for place in bad & positions.keys()}
+        good = {place: at for place, at in positions.items() if place not in bad}
+        return whole(good, **how | {"max_wait": 0.0})
 
     monkeypatch.setattr(log, "fetch", failing)
     commit(log, 0, 1, 2)
     feed = RawFeed(log)
     feed.assign({(TOPIC, p): 0 for p in range(3)})
-    found: dict[int, list[int]] = {}
-    for _ in range(4):
-        found |= fetch(feed, at=now)
-    assert found == {0: [0, 1], 2: [0, 1]}
-    assert asked == [[0, 1, 2], [2], [1], [0]]
-    for now in (1.0, 2.0):
-        commit(log, 0)
-        assert fetch(feed, at=now).keys() == {0}
-    now = 6.0
-    assert fetch(feed, at=now) == {}
+    assert fetch(feed, at=now) == {0: [0, 1], 2: [0, 1]}
+    commit(log, 0)
+    assert fetch(feed, at=now).keys() == {0}
+    now = 1.0  # it is asked for again
+    commit(log, 2)
+    assert fetch(feed, at=now).keys() == {2}
     bad.clear()
-    assert fetch(feed, at=now) == {}  # it is asked for again later
-    now = 20.0
-    assert fetch(feed, at=now) == {1: [0, 1]}
-    commit(log, 0, 1)
+    now = 2.0
+    commit(log, 0)
     assert fetch(feed, at=now).keys() == {0, 1}
-    assert asked[4:] == [[0, 2], [0, 2], [1], [0, 2], [1], [0, 1, 2]]
+    assert asked == [[0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
 
 
-def test_what_can_not_is_said() -> None:
-    log: Any = Failing(LogRefused("not allowed", 29))
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_can_not_is_said(whole: bool) -> None:
+    log: Any = Failing(LogRefused("not allowed", 29), whole)
     feed = RawFeed(log)
     feed.assign({(TOPIC, 0): 0})
     with pytest.raises(FixCallError, match="not allowed"):

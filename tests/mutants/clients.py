@@ -12,7 +12,7 @@ from anabranch.client.snapshot import SnapshotPlan
 from anabranch.client.starting import Starting
 from anabranch.client.transaction import Transaction
 from anabranch.core.order import StreamOrder
-from anabranch.ports import Fetched, OffsetOutOfRange, TopicPartition
+from anabranch.ports import OffsetOutOfRange
 
 Planted = AbstractContextManager[object]
 EARLY = 300_000 << 12  # hybrid time, 0.3 s
@@ -91,12 +91,12 @@ def partitions_of_a_new_group() -> Planted:
 def stale_leader_believed() -> Planted:
     """A broker that lacks an offset sends a reader to the beginning of the log, though that is no higher."""
 
-    def pass_over(feed: RawFeed, error: OffsetOutOfRange) -> dict[TopicPartition, Fetched]:
+    def pass_over(feed: RawFeed, error: OffsetOutOfRange) -> bool:
         place = error.partition
         if feed._gone is not None:
             feed._gone(place, error.position)
         feed._positions[place] = feed._log.start_offsets([place])[place]
-        return {}
+        return True
 
     return patch.object(RawFeed, "_pass_over", pass_over)
 
