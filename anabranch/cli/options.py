@@ -37,7 +37,7 @@ Kafka = Annotated[
         "--kafka",
         "-X",
         metavar="NAME=VALUE",
-        help="A librdkafka setting, such as security.protocol=SASL_SSL. May be repeated.",
+        help="A librdkafka setting, such as security.protocol=SASL_SSL, or @FILE with one a line. May be repeated.",
         show_default=False,
     ),
 ]

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.errors import InvalidArgument
@@ -44,14 +45,29 @@ def need_bootstrap(bootstrap: str | None) -> str:
 
 
 def parse_kafka(settings: Sequence[str] | None, option: str = "--kafka") -> dict[str, str]:
-    """``["a.b=c"]`` as a mapping. `InvalidArgument` for what is not NAME=VALUE."""
+    """``["a.b=c", "@settings.properties"]`` as a mapping. `InvalidArgument` for what is neither."""
     found: dict[str, str] = {}
     for setting in settings or ():
-        name, equals, value = setting.partition("=")
-        if not equals or not name.strip():
-            raise InvalidArgument(f"{option} {setting!r} is not of the form NAME=VALUE")
-        found[name.strip()] = value
+        lines = _lines_of(setting[1:]) if setting.startswith("@") else [setting]
+        for line in lines:
+            name, equals, value = line.partition("=")
+            if not equals or not name.strip():
+                # It is not shown whole: it may hold a secret.
+                begin = name.split()[0] if name.split() else ""
+                raise InvalidArgument(
+                    f"{option} {begin!r} is not of the form NAME=VALUE, nor @FILE"
+                )
+            found[name.strip()] = value
     return found
+
+
+def _lines_of(path: str) -> list[str]:
+    """The settings in a file, one a line; ``#`` begins a comment."""
+    try:
+        lines = [line.strip() for line in Path(path).read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the settings in {path} can't be read: {error}") from error
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 @contextmanager

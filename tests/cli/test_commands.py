@@ -50,6 +50,21 @@ def test_stream_create_with_settings(run: Run, fake: FakeClient) -> None:
     assert "--setting 'retention.ms' is not of the form NAME=VALUE" in wrong.stderr
 
 
+def test_settings_from_a_file(run: Run, tmp_path: Path, fake: FakeClient) -> None:
+    """Secrets need not stand where `ps` shows them, nor where an error would."""
+    file = tmp_path / "kafka.properties"
+    file.write_text("# ours\n\nsasl.username=a\n  sasl.password=x=y \n")
+    assert run("stream", "list", "--kafka", f"@{file}", "-X", "sasl.username=b").exit_code == 0
+    assert fake.target is not None
+    assert fake.target.kafka == {"sasl.username": "b", "sasl.password": "x=y"}
+    file.write_text("sasl.password hush\n")
+    for wrong in (f"@{file}", "sasl.password hush", "@/no/file"):
+        refused = run("stream", "list", "--kafka", wrong)
+        assert refused.exit_code == ExitCode.USAGE
+        assert "hush" not in refused.stderr
+        assert ("sasl.password" in refused.stderr) or ("/no/file" in refused.stderr)
+
+
 def test_stream_scale(run: Run, fake: FakeClient) -> None:
     document = json.loads(run("stream", "scale", "nyc/flights", "--segments", "4", "--json").stdout)
     asked = {"name": "nyc/flights", "segments": 4, "seal": [], "ranges": []}
