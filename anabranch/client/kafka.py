@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AclOperation
 
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.options import Options
@@ -106,10 +107,11 @@ class KafkaBus:
 
     def _find_topics(self, deadline: float) -> dict[str, int]:
         give_up = min(deadline, self._clock.monotonic() + _TOPICS_S)
-        names = [self._commands, self._replies]
+        rights = {self._commands: AclOperation.WRITE, self._replies: AclOperation.READ}
+        names = list(rights)
         pause = 0.1
         while True:
-            counts = self._admin.partition_counts(names, deadline)
+            counts = self._admin.partition_counts(names, deadline, rights)
             if all(name in counts for name in names):
                 return counts
             if self._clock.monotonic() + pause > give_up:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from confluent_kafka import (
@@ -15,7 +15,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AclOperation, AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
@@ -55,18 +55,28 @@ class KafkaAdmin:
         self._limits: dict[str, int] = {}
         self._heard = False  # whether a broker answered when it was asked last
 
-    def partition_counts(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
-        """How many partitions each of these topics has; those that don't exist are left out."""
-        return self._ask(deadline, self._counts(topics))
+    def partition_counts(
+        self, topics: Sequence[str], deadline: float, rights: Mapping[str, AclOperation] = {}
+    ) -> dict[str, int]:
+        """How many partitions each of these topics has; those that don't exist are left out.
 
-    def _counts(self, topics: Iterable[str]) -> Callable[[AdminClient, float], dict[str, int]]:
+        ``rights``: topic -> what this client must be allowed to do there. `NotAuthorized` if the brokers say it is
+        not: at once, where the first command would be refused, and only its deadline would tell.
+        """
+        return self._ask(deadline, self._counts(topics, rights))
+
+    def _counts(
+        self, topics: Iterable[str], rights: Mapping[str, AclOperation] = {}
+    ) -> Callable[[AdminClient, float], dict[str, int]]:
         def ask(client: AdminClient, seconds: float) -> dict[str, int]:
             names = TopicCollection(list(topics))
-            futures = client.describe_topics(names, request_timeout=seconds)
+            futures = client.describe_topics(
+                names, request_timeout=seconds, include_authorized_operations=bool(rights)
+            )
             found: dict[str, int] = {}
             for topic, future in futures.items():
                 try:
-                    found[topic] = len(future.result(seconds + _GRACE_S).partitions)
+                    described = future.result(seconds + _GRACE_S)
                 except KafkaException as error:
                     if error.args[0].code() in _FORBIDDEN:
                         raise NotAuthorized(
@@ -74,6 +84,13 @@ class KafkaAdmin:
                         ) from error
                     if error.args[0].code() not in _MISSING:
                         raise
+                    continue
+                found[topic] = len(described.partitions)
+                may, needed = described.authorized_operations, rights.get(topic)
+                if may and needed is not None and needed not in may:
+                    raise NotAuthorized(
+                        f"the right {needed.name.capitalize()} on the topic {topic} is missing"
+                    )
             return found
 
         return ask

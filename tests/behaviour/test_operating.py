@@ -253,6 +253,9 @@ def test_a_missing_right_is_named_at_once(broker: EmbeddedBroker) -> None:
             break
     with pytest.raises(NotAuthorized, match=r"right Describe on the topic rights\.hidden"):
         admin.partition_counts(["rights.hidden"], deadline)
+    needed = {"rights.journal": AclOperation.WRITE}
+    with pytest.raises(NotAuthorized, match=r"right Write on the topic rights\.journal"):
+        admin.partition_counts(["rights.journal"], deadline, needed)
     writer = KafkaJournals(options, admin, clock, 30).writer()
     writer.open("rights.journal", [0], deadline)
     writer.write("rights.journal", 0, None, b"v", [], 1)
