@@ -325,8 +325,7 @@ class Controller:
             topics = {topic(stream) for stream in self._state.streams for topic in own}
             if not error.topics & topics:
                 streams = {s for s in self._state.streams if stream_topic(s) in error.topics}
-                self._lookout.look(self._state, streams)
-                return not all(map(self._usable, streams))
+                return not self._lookout.may_be_refused(self._state, streams)
         return self._lookout.find(self._state, error)
 
     def _write(

@@ -15,7 +15,7 @@ shorter than it was is waited for: a broker that leads no more, and does not kno
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -25,6 +25,7 @@ from anabranch.core.state import State
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR
 from anabranch.ports import Clock, Log, LogError, LogRefused, TopicGone, TopicInfo, TopicPartition
 from anabranch.processors.intake import Intake
+from anabranch.topics.declarations import stream_problems
 from anabranch.topics.names import history_topic, topics_of
 
 log = logging.getLogger("anabranch.controller")
@@ -41,7 +42,7 @@ class _Trouble:
     """Everything known against a stream; monotonic seconds.
 
     ``until``: it is not tried before. ``gone_since``: since when a topic of it is gone, at each look. ``lost``:
-    there is nothing to wait for.
+    there is nothing to wait for. ``refused``: brokers refused data of it for what it is, and may be set wrong.
     """
 
     last: float
@@ -49,6 +50,7 @@ class _Trouble:
     pause: float = FIRST_PAUSE_S
     gone_since: float | None = None
     lost: bool = False
+    refused: bool = False
 
 
 @dataclass(slots=True)
@@ -132,6 +134,17 @@ class Lookout:
         self.waiting.pop(stream, None)
         self._troubles.pop(stream, None)
 
+    def may_be_refused(self, state: State, streams: Collection[str]) -> bool:
+        """Brokers refused data of these. False if a topic of one is set so that it refuses what it must take.
+
+        Then the stream waits, and the data is not to blame: it was acknowledged, and is not given up.
+        """
+        now = self.clock.monotonic()
+        for stream in streams:
+            self._troubles.setdefault(stream, _Trouble(now)).refused = True
+        self.look(state, streams)
+        return not any(stream in self.waiting for stream in streams)
+
     def look(self, state: State, also: Container[str] = ()) -> None:
         """How the topics of streams that wait are now, and of these ``also``.
 
@@ -162,6 +175,11 @@ class Lookout:
                 wrong[stream] = why
             elif stream not in gone and (why := _unwell(found[topic], partitions)):
                 wrong[stream] = why
+        for stream in set(topics.values()) - wrong.keys():
+            known = self._troubles.get(stream)
+            if known is not None and known.refused:
+                bad = stream_problems(stream, found, state.streams[stream].partitions)
+                wrong |= {stream: "; ".join(bad)} if bad else {}
         for stream, why in wrong.items():
             trouble = self._note(stream, why)
             if stream in gone:

@@ -329,19 +329,9 @@ def _checked_ends(
     log: Log, stream: str, partitions: int, *, all_partitions: bool = False
 ) -> dict[int, int]:
     """Check a stream's three topics; the stream's end offset on each of its partitions."""
-    declared = (
-        (stream_topic(stream), partitions, STREAM),
-        (journal_topic(stream), partitions, JOURNAL),
-        (history_topic(stream), 1, HISTORY),
-    )
-    infos = _describe(log, [name for name, *_ in declared])
-    wrong = [w for n, p, s in declared for w in problems(infos[n], s, at_least=p)]
-    target, journal = infos[declared[0][0]], infos[declared[1][0]]
-    if int(target.config.get(MAX_MESSAGE, 0)) < int(journal.config.get(MAX_MESSAGE, 0)):
-        wrong.append(
-            f"{target.name}: {MAX_MESSAGE}={target.config[MAX_MESSAGE]} is less than its journal's; "
-            f"set {journal.config[MAX_MESSAGE]} (what the journal took must fit into the stream)"
-        )
+    infos = _describe(log, topics_of(stream))
+    target, journal = infos[stream_topic(stream)], infos[journal_topic(stream)]
+    wrong = stream_problems(stream, infos, partitions)
     if all_partitions and partitions <= journal.partitions < target.partitions:
         wrong.append(
             f"{journal.name}: it has {journal.partitions} partitions and {target.name} {target.partitions}; add "
@@ -383,6 +373,22 @@ def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> 
             f"{info.replication_factor} (else no write is ever acknowledged)"
         )
     return [f"{info.name}: {problem}" for problem in wrong]
+
+
+def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -> list[str]:
+    """What is wrong with a stream's three topics, as `problems`."""
+    target, journal, history = (infos[name] for name in topics_of(stream))
+    wrong = [
+        *problems(target, STREAM, at_least=partitions),
+        *problems(journal, JOURNAL, at_least=partitions),
+        *problems(history, HISTORY, at_least=1),
+    ]
+    if int(target.config.get(MAX_MESSAGE, 0)) < int(journal.config.get(MAX_MESSAGE, 0)):
+        wrong.append(
+            f"{target.name}: {MAX_MESSAGE}={target.config[MAX_MESSAGE]} is less than its journal's; "
+            f"set {journal.config[MAX_MESSAGE]} (what the journal took must fit into the stream)"
+        )
+    return wrong
 
 
 def _refuse(wrong: Sequence[str]) -> None:

@@ -160,6 +160,25 @@ def test_acknowledged_plain_writes_wait(
     assert not play.controller.state.plain_refused
 
 
+def test_what_a_lowered_limit_refuses_is_not_given_up() -> None:
+    """The journal took and acknowledged it: so the stream's topic has to take it, and its setting is at fault."""
+    play = Play()
+    _, token, receipt = play.begun(GONE)
+    records = [Record(n, 1, b"k", bytes(500), ()) for n in range(100)]
+    play.world.cluster.produce(TopicPartition(journal_topic(GONE), 0), records)
+    trouble = _Small(play, stream_topic(GONE), limit=20_000)
+    commit = play.world.send(Commit(token, (receipt,), None, None, 600_000))
+    play.play(3)
+    assert "is less than its journal's; set 1048588" in play.controller._hearing.waiting[GONE]
+    before = play.events(GONE)
+    _waits_then_goes_on(play, trouble)
+    assert play.events(GONE) == before + 100 + len(KEYS) + 1
+    assert not play.controller.state.plain_refused
+    outcome = play.world.reply(commit)
+    assert isinstance(outcome, Outcome)
+    assert outcome.state == "COMMITTED"
+
+
 def test_what_brokers_refuse_for_what_it_is_is_counted_for_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
