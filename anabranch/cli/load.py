@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
-from anabranch.topics.names import DEFAULT_PREFIX
+from anabranch.cli.options import ClusterOptions
 
 if TYPE_CHECKING:
     from anabranch import Client, Result
     from anabranch.cli.load_pool import Loaded
-    from anabranch.cli.session import Target
 
-_TIMEOUT_S = 60.0
 _KEEPALIVE_S = 60.0
 
 
@@ -28,7 +26,20 @@ class Form(StrEnum):
     CSV = "csv"
 
 
+@dataclass(frozen=True)
+class LoadOptions(ClusterOptions):
+    """The shared options; the time is that of a load."""
+
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=1.0, help="Of the commit and of each request."
+        ),
+    ] = 60.0
+
+
 def command(
+    options: LoadOptions,
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -72,41 +83,25 @@ def command(
         str | None,
         typer.Option("--name", help="A name that can be loaded only once: repeat it safely."),
     ] = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout", metavar="SECONDS", min=1.0, help="Of the commit and of each request."
-        ),
-    ] = _TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Load CSV files into a stream: all of them at once, or nothing.
 
     The worker processes join one transaction. If any of them fails, it is aborted.
     """
-    from anabranch.cli.session import connected, target_of
-
-    target = target_of(bootstrap, prefix, timeout, kafka)
     started = time.monotonic()
-    with connected(target) as client:
+    with options.client() as client:
         if segments is not None:
             client.create_stream(stream, segments=segments)
         else:
             client.describe(stream)
-        document = _load(
-            client, target, files, stream, workers, key, timestamp, form.value, name, quiet=json
-        )
+        document = _load(client, options, files, stream, workers, key, timestamp, form.value, name)
     document["seconds"] = round(time.monotonic() - started, 3)
-    _show(document, as_json=json)
+    _show(document, as_json=options.json)
 
 
 def _load(
     client: Client,
-    target: Target,
+    options: LoadOptions,
     files: list[Path],
     stream: str,
     workers: int,
@@ -114,8 +109,6 @@ def _load(
     timestamp: str | None,
     form: str,
     name: str | None,
-    *,
-    quiet: bool,
 ) -> dict[str, Any]:
     from anabranch.cli.load_pool import LoadPlan, run_workers
     from anabranch.core.ids import split_stream
@@ -124,8 +117,8 @@ def _load(
     with client.begin(scope, name=name, keepalive=_KEEPALIVE_S) as txn:
         if txn.result is not None:
             return _document(stream, txn.result, None)
-        plan = LoadPlan(target, txn.token(), stream, form, key, timestamp, workers)
-        loaded = run_workers(plan, files, quiet=quiet)
+        plan = LoadPlan(options.target(), txn.token(), stream, form, key, timestamp, workers)
+        loaded = run_workers(plan, files, quiet=options.json)
         result = txn.commit(receipts=loaded.receipts)
     return _document(stream, result, loaded)
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
-from anabranch.cli.spark import JOB_TIMEOUT_S, Conf, JobTimeout, Master, app, connection, session
-from anabranch.topics.names import DEFAULT_PREFIX
+from anabranch.cli.spark import JobOptions, app
 
 if TYPE_CHECKING:
     from anabranch.spark.pipelines.compact import Compacted
@@ -56,6 +54,7 @@ class Whole(StrEnum):
 
 @app.command("load")
 def load(
+    options: JobOptions,
     files: Annotated[
         list[str],
         typer.Argument(metavar="FILE...", help="Files, folders or patterns, wherever Spark reads."),
@@ -123,21 +122,13 @@ def load(
         str | None,
         typer.Option("--name", help="A name that can be loaded only once: repeat it safely."),
     ] = None,
-    master: Master = None,
-    conf: Conf = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: JobTimeout = JOB_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Load files into a stream with Spark: all of them at once, or nothing."""
     from anabranch.cli.session import parse_kafka
 
-    place = connection(bootstrap, prefix, kafka, timeout)
-    options = parse_kafka(read_option, "--read-option")
-    spark = session("anabranch load", master, conf, verbose=verbose)
+    place = options.connection()
+    reader = parse_kafka(read_option, "--read-option")
+    spark = options.session("anabranch load")
     from anabranch.spark.pipelines.load import Events, Reading
     from anabranch.spark.pipelines.load import load as run
 
@@ -146,16 +137,17 @@ def load(
         place,
         files,
         stream,
-        reading=Reading(form.value, schema, options),
+        reading=Reading(form.value, schema, reader),
         events=Events(encoding.value, _words(key), timestamp, _words(order_by)),
         name=name,
         segments=segments,
     )
-    _show(_loaded(loaded), _load_line(loaded), as_json=json)
+    _show(_loaded(loaded), _load_line(loaded), as_json=options.json)
 
 
 @app.command("export")
 def export(
+    options: JobOptions,
     stream: Annotated[
         list[str],
         typer.Option(
@@ -221,18 +213,10 @@ def export(
             help="Where retention removed events before they were exported: end, or go on without.",
         ),
     ] = True,
-    master: Master = None,
-    conf: Conf = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: JobTimeout = JOB_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Export what is committed to files, whole transactions, each once; the next call goes on."""
-    place = connection(bootstrap, prefix, kafka, timeout)
-    spark = session("anabranch export", master, conf, verbose=verbose)
+    place = options.connection()
+    spark = options.session("anabranch export")
     from anabranch.spark.pipelines.export import Pace, Shape
     from anabranch.spark.pipelines.export import export as run
 
@@ -244,13 +228,14 @@ def export(
         shape=Shape(form.value, _words(partition_by), schema),
         pace=Pace(once, interval, most_events, transactions is Whole.WHOLE, start, strict),
         checkpoint=checkpoint,
-        progress=_progress(quiet=json),
+        progress=_progress(quiet=options.json),
     )
-    _show(_exported(exported), _export_line(exported), as_json=json)
+    _show(_exported(exported), _export_line(exported), as_json=options.json)
 
 
 @app.command("compact")
 def compact(
+    options: JobOptions,
     stream: Stream,
     to: Annotated[
         str | None, typer.Option("--to", metavar="DIR", help="Write a folder of Parquet files.")
@@ -280,18 +265,10 @@ def compact(
         str | None,
         typer.Option("--name", help="With --into: a name that is committed only once."),
     ] = None,
-    master: Master = None,
-    conf: Conf = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: JobTimeout = JOB_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Write the latest value of each key, as of a commit timestamp; a null value deletes its key."""
-    place = connection(bootstrap, prefix, kafka, timeout)
-    spark = session("anabranch compact", master, conf, verbose=verbose)
+    place = options.connection()
+    spark = options.session("anabranch compact")
     from anabranch.spark.pipelines.audit_report import moment_of
     from anabranch.spark.pipelines.compact import compact as run
 
@@ -306,7 +283,7 @@ def compact(
         name=name,
         segments=segments,
     )
-    _show(_compacted(compacted), _compact_line(compacted), as_json=json)
+    _show(_compacted(compacted), _compact_line(compacted), as_json=options.json)
 
 
 # -- what they say ---------------------------------------------------------------------------------------
