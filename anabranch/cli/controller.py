@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +45,10 @@ OPTIONS = {
 }
 
 
-def command(
+@dataclass(frozen=True)
+class Given:
+    """The options of `anabranch controller`, named as those of `ControllerOptions`."""
+
     data_dir: Annotated[
         Path,
         typer.Option(
@@ -53,18 +56,18 @@ def command(
             metavar="DIR",
             help="Tables, rebuilt from the log if they are deleted. Not shared with another one.",
         ),
-    ] = Path("anabranch-data"),
-    key_file: KeyFile = None,
+    ] = Path("anabranch-data")
+    key_file: KeyFile = None
     control_partitions: Annotated[
         int,
         typer.Option(
             OPTIONS["control_partitions"], min=1, max=65_536, help="Of a new cluster's commands."
         ),
-    ] = 1,
+    ] = 1
     replication_factor: Annotated[
         int, typer.Option(OPTIONS["replication_factor"], help="Of new topics; -1: the broker's.")
-    ] = -1,
-    session_timeout: Annotated[
+    ] = -1
+    session_timeout_s: Annotated[
         float,
         typer.Option(
             OPTIONS["session_timeout_s"],
@@ -72,8 +75,8 @@ def command(
             metavar="SECONDS",
             help="How long after a crash another controller takes over.",
         ),
-    ] = 6.0,
-    retention: Annotated[
+    ] = 6.0
+    retention_s: Annotated[
         float,
         typer.Option(
             OPTIONS["retention_s"],
@@ -81,17 +84,17 @@ def command(
             metavar="SECONDS",
             help="How long the outcome of a transaction can be asked for.",
         ),
-    ] = DEFAULT_RETENTION_S,
+    ] = DEFAULT_RETENTION_S
     max_open: Annotated[
         int, typer.Option(OPTIONS["max_open"], min=1, help="Most open transactions.")
-    ] = 100_000,
+    ] = 100_000
     max_streams: Annotated[
         int,
         typer.Option(OPTIONS["max_streams"], min=1, help="Most streams of a control partition."),
-    ] = 10_000,
+    ] = 10_000
     max_partitions: Annotated[
         int, typer.Option(OPTIONS["max_partitions"], min=1, help="Most partitions of all of them.")
-    ] = 50_000,
+    ] = 50_000
     max_staged_bytes: Annotated[
         int,
         typer.Option(
@@ -99,14 +102,14 @@ def command(
             min=1,
             help="Of open transactions in journals; beyond it new ones are refused.",
         ),
-    ] = 64 << 30,
+    ] = 64 << 30
     chunk_bytes: Annotated[
         int,
         typer.Option(
             OPTIONS["chunk_bytes"], min=1, help="A bigger commit is carried aside in such chunks."
         ),
-    ] = 16 << 20,
-    collate: Annotated[
+    ] = 16 << 20
+    collate_s: Annotated[
         float,
         typer.Option(
             OPTIONS["collate_s"],
@@ -114,7 +117,7 @@ def command(
             metavar="SECONDS",
             help="A stream rolls at most once in this time; what comes sooner is collated.",
         ),
-    ] = 0.2,
+    ] = 0.2
     move_bytes: Annotated[
         int,
         typer.Option(
@@ -122,8 +125,8 @@ def command(
             min=1,
             help="What an old open transaction may keep in a journal before it is moved forward.",
         ),
-    ] = 256 << 20,
-    lost_after: Annotated[
+    ] = 256 << 20
+    lost_after_s: Annotated[
         float,
         typer.Option(
             OPTIONS["lost_after_s"],
@@ -131,8 +134,8 @@ def command(
             min=0.0,
             help="How long a stream waits for a topic that is not found, before it is given up.",
         ),
-    ] = 30.0,
-    native_timeout: Annotated[
+    ] = 30.0
+    native_timeout_s: Annotated[
         float,
         typer.Option(
             OPTIONS["native_timeout_s"],
@@ -140,15 +143,15 @@ def command(
             metavar="SECONDS",
             help="The broker's limit for one commit round.",
         ),
-    ] = 60.0,
-    skip_command: Annotated[
+    ] = 60.0
+    skip_commands: Annotated[
         list[str] | None,
         typer.Option(
             OPTIONS["skip_commands"],
             metavar="PARTITION:OFFSET",
             help="Set this command aside instead of trying it (may be given again).",
         ),
-    ] = None,
+    ] = None
     status_file: Annotated[
         Path | None,
         typer.Option(
@@ -156,7 +159,7 @@ def command(
             metavar="FILE",
             help="Where to write, as JSON, which control partitions this process leads.",
         ),
-    ] = None,
+    ] = None
     http: Annotated[
         str | None,
         typer.Option(
@@ -165,15 +168,17 @@ def command(
             help="Where to serve /metrics (Prometheus), /live and /ready (default: nowhere).",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     log_json: Annotated[
         bool, typer.Option(OPTIONS["log_json"], help="Write the log as JSON, a document a line.")
-    ] = False,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    verbose: Verbose = False,
-) -> None:
+    ] = False
+    bootstrap: Bootstrap = None
+    prefix: Prefix = DEFAULT_PREFIX
+    kafka: Kafka = field(default=None, repr=False)  # may hold secrets
+    verbose: Verbose = False
+
+
+def command(given: Given) -> None:
     """Run a controller until Ctrl-C or SIGTERM.
 
     Run two or more, on different machines, with the same key file: when one ends, another takes
@@ -183,34 +188,12 @@ def command(
     from anabranch.processors.config import ControllerOptions
     from anabranch.processors.service import run_controller
 
-    raise typer.Exit(
-        run_controller(
-            ControllerOptions(
-                bootstrap=need_bootstrap(bootstrap),
-                data_dir=data_dir,
-                prefix=prefix,
-                key_file=key_file,
-                control_partitions=control_partitions,
-                replication_factor=replication_factor,
-                session_timeout_s=session_timeout,
-                retention_s=retention,
-                max_open=max_open,
-                max_streams=max_streams,
-                max_partitions=max_partitions,
-                max_staged_bytes=max_staged_bytes,
-                chunk_bytes=chunk_bytes,
-                collate_s=collate,
-                move_bytes=move_bytes,
-                lost_after_s=lost_after,
-                native_timeout_s=native_timeout,
-                skip_commands=tuple(skip_command or ()),
-                status_file=status_file,
-                http=http,
-                log_json=log_json,
-                kafka=parse_kafka(kafka),
-            )
-        )
-    )
+    values = {name: getattr(given, name) for name in OPTIONS} | {
+        "bootstrap": need_bootstrap(given.bootstrap),
+        "skip_commands": tuple(given.skip_commands or ()),
+        "kafka": parse_kafka(given.kafka),
+    }
+    raise typer.Exit(run_controller(ControllerOptions(**values)))
 
 
 def warm(json: Json = False, verbose: Verbose = False) -> None:
@@ -234,16 +217,16 @@ def warm(json: Json = False, verbose: Verbose = False) -> None:
 def arguments_of(options: ControllerOptions) -> Sequence[str]:
     """The arguments of `anabranch controller` for these options."""
     arguments = ["controller"]
-    for field in fields(options):
-        value = getattr(options, field.name)
-        if field.name == "kafka":
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if each.name == "kafka":
             for name, setting in value.items():
                 arguments += [OPTIONS["kafka"], f"{name}={setting}"]
-        elif field.name == "skip_commands":
+        elif each.name == "skip_commands":
             for place in value:
                 arguments += [OPTIONS["skip_commands"], place]
         elif value is True:
-            arguments.append(OPTIONS[field.name])
+            arguments.append(OPTIONS[each.name])
         elif value is not None and value is not False:
-            arguments += [OPTIONS[field.name], str(value)]
+            arguments += [OPTIONS[each.name], str(value)]
     return arguments
