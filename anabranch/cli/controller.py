@@ -201,17 +201,15 @@ def warm(json: Json = False, verbose: Verbose = False) -> None:
 
     It takes half a minute; a process that finds it starts at once.
     """
-    from anabranch.cli.output import print_json, print_line
+    from anabranch.cli.output import print_result
     from anabranch.client import commits
     from anabranch.topics import columns_read, columns_write, framing, kernel_parts
 
     for part in (framing, columns_read, columns_write, commits):
         part.warm()
     folders = sorted(kernel_parts.kept_in)
-    if json:
-        print_json({"folders": folders})
-    else:
-        print_line(f"compiled code is in {', '.join(folders) or 'no folder'}")
+    told = f"compiled code is in {', '.join(folders) or 'no folder'}"
+    print_result({"folders": folders}, told, as_json=json)
 
 
 def arguments_of(options: ControllerOptions) -> Sequence[str]:

@@ -147,6 +147,7 @@ def audit(
     """Prove from the log that streams hold what was committed, once, in order, and nothing else."""
     from anabranch.cli.audit import show
     from anabranch.cli.errors import CheckFailed
+    from anabranch.cli.output import count_of
 
     place = options.connection()
     spark = options.session("anabranch audit")
@@ -158,8 +159,7 @@ def audit(
         report.write_text(found.to_json() + "\n", encoding="utf-8")
     show(found, as_json=options.json)
     if found.breaches:
-        plural = "" if found.breaches == 1 else "es"
-        raise CheckFailed(f"the audit found {found.breaches:,} breach{plural}")
+        raise CheckFailed(f"the audit found {count_of(found.breaches, 'breach')}")
     unchecked = [check.name for check in found.checks if check.unchecked]
     if complete and unchecked:
         raise CheckFailed(f"not all of {', '.join(unchecked)} is checkable: the evidence is gone")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from anabranch.cli.output import print_result
 from anabranch.cli.spark import JobOptions, app
 
 if TYPE_CHECKING:
@@ -142,7 +144,7 @@ def load(
         name=name,
         segments=segments,
     )
-    _show(_loaded(loaded), _load_line(loaded), as_json=options.json)
+    print_result(_document(loaded, _LOADED), _load_line(loaded), as_json=options.json)
 
 
 @app.command("export")
@@ -230,7 +232,7 @@ def export(
         checkpoint=checkpoint,
         progress=_progress(quiet=options.json),
     )
-    _show(_exported(exported), _export_line(exported), as_json=options.json)
+    print_result(asdict(exported), _export_line(exported), as_json=options.json)
 
 
 @app.command("compact")
@@ -283,7 +285,7 @@ def compact(
         name=name,
         segments=segments,
     )
-    _show(_compacted(compacted), _compact_line(compacted), as_json=options.json)
+    print_result(_document(compacted, _COMPACTED), _compact_line(compacted), as_json=options.json)
 
 
 # -- what they say ---------------------------------------------------------------------------------------
@@ -291,15 +293,6 @@ def compact(
 
 def _words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
-
-
-def _show(document: dict[str, Any], line: str, *, as_json: bool) -> None:
-    from anabranch.cli.output import print_json, print_line
-
-    if as_json:
-        print_json(document)
-    else:
-        print_line(line)
 
 
 def _progress(*, quiet: bool) -> Callable[[Batch], None] | None:
@@ -313,19 +306,17 @@ def _progress(*, quiet: bool) -> Callable[[Batch], None] | None:
     return say
 
 
+_LOADED = ("stream", "txn_id", "name", "already_committed", "commit_timestamp", "rows")
+_COMPACTED = ("stream", "at", "to", "txn_id", "already_committed", "events", "keyless", "keys")
+
+
+def _document(done: Loaded | Compacted, names: Sequence[str]) -> dict[str, Any]:
+    """As JSON, the fields in this order."""
+    return {name: getattr(done, name) for name in names} | {"txn_id": _hex(done.txn_id)}
+
+
 def _hex(txn_id: bytes | None) -> str | None:
     return None if txn_id is None else txn_id.hex()
-
-
-def _loaded(loaded: Loaded) -> dict[str, Any]:
-    return {
-        "stream": loaded.stream,
-        "txn_id": _hex(loaded.txn_id),
-        "name": loaded.name,
-        "already_committed": loaded.already_committed,
-        "commit_timestamp": loaded.commit_timestamp,
-        "rows": loaded.rows,
-    }
 
 
 def _load_line(loaded: Loaded) -> str:
@@ -344,16 +335,6 @@ def _load_line(loaded: Loaded) -> str:
     )
 
 
-def _exported(exported: Exported) -> dict[str, Any]:
-    return {
-        "to": exported.to,
-        "checkpoint": exported.checkpoint,
-        "query_id": exported.query_id,
-        "batches": exported.batches,
-        "rows": exported.rows,
-    }
-
-
 def _export_line(exported: Exported) -> str:
     from anabranch.cli.output import count_of
 
@@ -363,19 +344,6 @@ def _export_line(exported: Exported) -> str:
         f"{count_of(exported.rows, 'event')} to {exported.to} "
         f"in {count_of(exported.batches, 'micro-batch')}"
     )
-
-
-def _compacted(compacted: Compacted) -> dict[str, Any]:
-    return {
-        "stream": compacted.stream,
-        "at": compacted.at,
-        "to": compacted.to,
-        "txn_id": _hex(compacted.txn_id),
-        "already_committed": compacted.already_committed,
-        "events": compacted.events,
-        "keyless": compacted.keyless,
-        "keys": compacted.keys,
-    }
 
 
 def _compact_line(compacted: Compacted) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -203,14 +204,11 @@ def draw_stream(
 @app.command("recover")
 def recover(options: ClusterOptions, stream: StreamName) -> None:
     """Take a LOST stream back, if its topics are those that it had."""
-    from anabranch.cli.output import print_json, print_line
+    from anabranch.cli.output import print_result
 
     with options.client() as client:
-        found = client.recover_stream(stream)
-    if options.json:
-        print_json({"stream": stream, "state": found.state})
-    else:
-        print_line(f"{stream} is {found.state}")
+        state = client.recover_stream(stream).state
+    print_result({"stream": stream, "state": state}, f"{stream} is {state}", as_json=options.json)
 
 
 @app.command("forget")
@@ -221,16 +219,14 @@ def forget(options: ClusterOptions, stream: StreamName, yes: Yes = False) -> Non
     not over has a part in it: settle that first.
     """
     from anabranch.cli.asking import confirm
-    from anabranch.cli.output import print_json, print_line
+    from anabranch.cli.output import print_result
 
     connecting = options.client()  # refuses wrong options before it asks
     confirm(f"All that is left of {stream} and its topics will be deleted for good.", yes=yes)
     with connecting as client:
         client.forget_stream(stream)
-    if options.json:
-        print_json({"stream": stream, "state": "FORGOTTEN"})
-    else:
-        print_line(f"{stream} is forgotten: its name can be used again")
+    told = f"{stream} is forgotten: its name can be used again"
+    print_result({"stream": stream, "state": "FORGOTTEN"}, told, as_json=options.json)
 
 
 _EPOCH_COLUMNS = ("epoch", "copy of", "opened", "segments", "sealed", "commits", "events")
@@ -260,19 +256,8 @@ def _epoch_rows(past: History) -> list[dict[str, Any]]:
 def _epoch_documents(past: History) -> list[dict[str, Any]]:
     documents = []
     for epoch, row in zip(past.epochs, _epoch_rows(past), strict=True):
-        segments = [
-            {
-                "segment_id": s.segment_id,
-                "low": s.low,
-                "high": s.high,
-                "partition": s.partition,
-                "start_offset": s.start_offset,
-            }
-            for s in epoch.segments
-        ]
-        sealed = [{"segment_id": s.segment_id, "end_offset": s.end_offset} for s in epoch.sealed]
-        told = {"timestamp": epoch.timestamp, "segments": segments, "sealed": sealed}
-        documents.append(row | told)
+        told = asdict(epoch)
+        documents.append(row | {name: told[name] for name in ("timestamp", "segments", "sealed")})
     return documents
 
 
@@ -297,15 +282,7 @@ def document_of(found: StreamDescription) -> dict[str, Any]:
         "stream": found.stream,
         "stream_epoch": found.stream_epoch,
         "reference_epoch": found.reference_epoch,
-        "segments": [
-            {
-                "segment_id": s.segment_id,
-                "low": s.low,
-                "high": s.high,
-                "partition": s.partition,
-            }
-            for s in found.segments
-        ],
+        "segments": [asdict(segment) for segment in found.segments],
         "partitions": found.partitions,
         "settings": dict(found.settings),
         "rejected": dict(found.rejected),
