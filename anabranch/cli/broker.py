@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from anabranch.cli.options import Json, Verbose
+from anabranch.cli.output import print_result
 
 _POLL_S = 0.2
 Folder = Annotated[
@@ -44,7 +45,6 @@ def command(
 
     The first start fetches it (44 MB). It listens on this machine only, without authentication.
     """
-    from anabranch.cli.output import print_result
     from anabranch.infra.broker import EmbeddedBroker
     from anabranch.infra.cluster import EmbeddedCluster
     from anabranch.infra.errors import BrokerDied

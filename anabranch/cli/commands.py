@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from anabranch.cli.options import App, ClusterOptions
+from anabranch.cli.output import print_json, print_table, time_text
 
 app = App(no_args_is_help=True, help="See which commands were set aside.")
 
@@ -17,8 +18,6 @@ def root() -> None:
 @app.command("list")
 def list_commands(options: ClusterOptions) -> None:
     """Show how far each control partition is with its commands, and which of them it set aside."""
-    from anabranch.cli.output import print_json, print_table, time_text
-
     with options.client() as client:
         found = client.commands()
     if options.json:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from anabranch.cli.options import Bootstrap, Json, Kafka, KeyFile, Prefix, Verbose
+from anabranch.cli.output import print_result
+from anabranch.cli.session import need_bootstrap, parse_kafka
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -184,7 +186,6 @@ def command(given: Given) -> None:
     Run two or more, on different machines, with the same key file: when one ends, another takes
     over.
     """
-    from anabranch.cli.session import need_bootstrap, parse_kafka
     from anabranch.processors.config import ControllerOptions
     from anabranch.processors.service import run_controller
 
@@ -201,7 +202,6 @@ def warm(json: Json = False, verbose: Verbose = False) -> None:
 
     It takes half a minute; a process that finds it starts at once.
     """
-    from anabranch.cli.output import print_result
     from anabranch.client import commits
     from anabranch.topics import columns_read, columns_write, framing, kernel_parts
 

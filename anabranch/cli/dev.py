@@ -11,6 +11,7 @@ import typer
 
 from anabranch.cli.broker import Folder, Heap, Port
 from anabranch.cli.options import Json, Verbose
+from anabranch.cli.output import print_json, print_line
 
 if TYPE_CHECKING:
     from anabranch.cli.cluster import ControllerProcess
@@ -38,7 +39,6 @@ def command(
     from tempfile import TemporaryDirectory
 
     from anabranch.cli.cluster import await_leader
-    from anabranch.cli.output import print_json, print_line
     from anabranch.infra.broker import EmbeddedBroker
     from anabranch.infra.errors import BrokerDied
     from anabranch.infra.storage import hold

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from anabranch.cli.options import ClusterOptions
+from anabranch.cli.output import count_of, print_json, print_line
+from anabranch.core.ids import split_stream
 
 if TYPE_CHECKING:
     from anabranch import Client, Result
@@ -111,7 +113,6 @@ def _load(
     name: str | None,
 ) -> dict[str, Any]:
     from anabranch.cli.load_pool import LoadPlan, run_workers
-    from anabranch.core.ids import split_stream
 
     scope, _ = split_stream(stream)
     with client.begin(scope, name=name, keepalive=_KEEPALIVE_S) as txn:
@@ -137,8 +138,6 @@ def _document(stream: str, result: Result, loaded: Loaded | None) -> dict[str, A
 
 
 def _show(document: dict[str, Any], *, as_json: bool) -> None:
-    from anabranch.cli.output import count_of, print_json, print_line
-
     if as_json:
         print_json(document)
         return

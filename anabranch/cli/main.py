@@ -1,6 +1,6 @@
 """The tree of commands, and the one place where their errors end.
 
-Everything a command needs beyond its options is imported inside it: `anabranch --help` must be quick.
+Everything heavy that a command needs is imported inside it: `anabranch --help` must be quick.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from anabranch.cli.options import Bootstrap, Kafka, Prefix, Verbose
+from anabranch.cli.output import print_json, print_line, put_bytes
+from anabranch.core.hybrid_time import to_text
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
 
@@ -71,7 +73,6 @@ def command(
     verbose: Verbose = False,
 ) -> None:
     """Read committed events of a stream, in stream order."""
-    from anabranch.cli.output import print_json, print_line
     from anabranch.cli.session import connected, target_of
 
     moment = None
@@ -124,8 +125,6 @@ def _take(items: Iterable[T], limit: int | None) -> Iterator[T]:
 
 def event_document(event: Event) -> dict[str, Any]:
     """An event as JSON; bytes that are no UTF-8 go into fields that end in _base64."""
-    from anabranch.cli.output import put_bytes
-
     document: dict[str, Any] = {"stream": event.stream}
     put_bytes(document, "key", event.key)
     put_bytes(document, "value", event.value)
@@ -154,8 +153,6 @@ def event_line(event: Event) -> str:
 
 def transaction_document(committed: Committed) -> dict[str, Any]:
     """A whole transaction as JSON."""
-    from anabranch.core.hybrid_time import to_text
-
     events = [event_document(event) for event in committed.events]
     return {
         "txn_id": committed.txn_id.hex() if committed.txn_id else None,
@@ -168,8 +165,6 @@ def transaction_document(committed: Committed) -> dict[str, Any]:
 
 def transaction_line(committed: Committed) -> str:
     """A whole transaction for people: when, which, and how many events."""
-    from anabranch.core.hybrid_time import to_text
-
     name = committed.txn_id.hex() if committed.txn_id else "plain writes"
     count = len(committed.events)
     return f"{to_text(committed.commit_timestamp)}\t{name}\t{count:,} events"

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from anabranch.cli.asking import confirm
 from anabranch.cli.options import App, ClusterOptions, KeyFile, Yes
+from anabranch.cli.output import print_json, print_table
 
 app = App(no_args_is_help=True, help="List and set the series of numbered commits.")
 Scope = Annotated[str, typer.Argument(metavar="SCOPE", help="The scope.")]
@@ -15,8 +17,6 @@ Scope = Annotated[str, typer.Argument(metavar="SCOPE", help="The scope.")]
 @app.command("list")
 def list_series(options: ClusterOptions, scope: Scope) -> None:
     """List the series of a scope: the highest number of each, and the transaction that has it."""
-    from anabranch.cli.output import print_json, print_table
-
     with options.client() as client:
         found = client.series(scope)
     rows = [{"series": s.series, "number": s.number, "txn_id": s.txn_id.hex()} for s in found]
@@ -44,8 +44,6 @@ def set_series(
     For a series that somebody moved, by mistake or not. Set back too far, numbers are committed twice; set too
     far, the numbers up to there are never committed. Needs the controllers' key file, as txn abort does.
     """
-    from anabranch.cli.asking import confirm
-    from anabranch.cli.output import print_json
     from anabranch.cli.txn import operator_key
 
     key = operator_key(key_file)

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from anabranch.cli.errors import CheckFailed
 from anabranch.cli.options import App, ClusterOptions
+from anabranch.cli.output import count_of
+from anabranch.cli.session import parse_kafka
+from anabranch.errors import NotReady
 from anabranch.topics.names import commands_topic
 
 if TYPE_CHECKING:
@@ -71,7 +75,6 @@ class JobOptions(
             ModuleNotFoundError: PySpark is not there.
             NoJdk: there is no JDK for it.
         """
-        from anabranch.cli.session import parse_kafka
         from anabranch.spark import spark_session
 
         level = "WARN" if self.verbose else "OFF"
@@ -98,7 +101,6 @@ class JobOptions(
         from anabranch.client.kafka import SystemClock
         from anabranch.client.kafka_admin import KafkaAdmin
         from anabranch.client.options import Options, named_options
-        from anabranch.errors import NotReady
         from anabranch.spark.options import Connection
 
         target = self.target()
@@ -146,8 +148,6 @@ def audit(
 ) -> None:
     """Prove from the log that streams hold what was committed, once, in order, and nothing else."""
     from anabranch.cli.audit import show
-    from anabranch.cli.errors import CheckFailed
-    from anabranch.cli.output import count_of
 
     place = options.connection()
     spark = options.session("anabranch audit")

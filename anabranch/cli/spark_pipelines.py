@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.output import print_result
+from anabranch.cli.output import count_of, print_result
+from anabranch.cli.session import parse_kafka
 from anabranch.cli.spark import JobOptions, app
 
 if TYPE_CHECKING:
@@ -126,8 +127,6 @@ def load(
     ] = None,
 ) -> None:
     """Load files into a stream with Spark: all of them at once, or nothing."""
-    from anabranch.cli.session import parse_kafka
-
     place = options.connection()
     reader = parse_kafka(read_option, "--read-option")
     spark = options.session("anabranch load")
@@ -320,8 +319,6 @@ def _hex(txn_id: bytes | None) -> str | None:
 
 
 def _load_line(loaded: Loaded) -> str:
-    from anabranch.cli.output import count_of
-
     if loaded.already_committed:
         return (
             f"{loaded.name} was loaded before: transaction {_hex(loaded.txn_id)}, "
@@ -336,8 +333,6 @@ def _load_line(loaded: Loaded) -> str:
 
 
 def _export_line(exported: Exported) -> str:
-    from anabranch.cli.output import count_of
-
     if not exported.batches:
         return f"nothing new for {exported.to}"
     return (
@@ -347,7 +342,6 @@ def _export_line(exported: Exported) -> str:
 
 
 def _compact_line(compacted: Compacted) -> str:
-    from anabranch.cli.output import count_of
     from anabranch.core import hybrid_time
 
     if compacted.already_committed:

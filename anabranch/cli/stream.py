@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from anabranch.cli.asking import confirm
 from anabranch.cli.options import App, ClusterOptions, Yes
+from anabranch.cli.output import count_of, print_json, print_line, print_result, print_table
+from anabranch.cli.segment_text import parse_range, parse_segment, segment_name
+from anabranch.cli.session import parse_kafka
+from anabranch.core.hybrid_time import to_text
+from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from anabranch import StreamDescription
@@ -45,8 +51,6 @@ def create(
 
     A stream that exists with as many segments and the same settings is left as it is.
     """
-    from anabranch.cli.session import parse_kafka
-
     settings = parse_kafka(setting, "--setting")
     with options.client() as client:
         client.create_stream(stream, segments=segments, settings=settings, adopt=adopt)
@@ -75,7 +79,6 @@ def describe(
 ) -> None:
     """Show a stream: its segments with their key ranges, and what its journal holds."""
     from anabranch.cli import history
-    from anabranch.cli.output import print_json, print_line, print_table
 
     with options.client() as client:
         found = client.describe(stream)
@@ -142,10 +145,6 @@ def scale(
 
     Either --segments, or by hand --seal and --range, which have to cover exactly the same keys.
     """
-    from anabranch.cli.output import print_json
-    from anabranch.cli.segment_text import parse_range, parse_segment
-    from anabranch.errors import InvalidArgument
-
     sealed = [parse_segment(each) for each in seal or ()]
     opened = [parse_range(each) for each in ranges or ()]
     if (segments is None) == (not sealed and not opened):
@@ -177,7 +176,6 @@ def draw_stream(
     """Draw a stream's history as SVG: how its segments split and join, and what was committed in them."""
     from anabranch.cli import history
     from anabranch.cli.draw import draw
-    from anabranch.cli.output import count_of, print_json, print_line
 
     with options.client() as client:
         client.describe(stream)  # says so if there is no such stream
@@ -204,8 +202,6 @@ def draw_stream(
 @app.command("recover")
 def recover(options: ClusterOptions, stream: StreamName) -> None:
     """Take a LOST stream back, if its topics are those that it had."""
-    from anabranch.cli.output import print_result
-
     with options.client() as client:
         state = client.recover_stream(stream).state
     print_result({"stream": stream, "state": state}, f"{stream} is {state}", as_json=options.json)
@@ -218,9 +214,6 @@ def forget(options: ClusterOptions, stream: StreamName, yes: Yes = False) -> Non
     What is left of its topics is deleted. Refused for a stream that is not LOST, and while a transaction that is
     not over has a part in it: settle that first.
     """
-    from anabranch.cli.asking import confirm
-    from anabranch.cli.output import print_result
-
     connecting = options.client()  # refuses wrong options before it asks
     confirm(f"All that is left of {stream} and its topics will be deleted for good.", yes=yes)
     with connecting as client:
@@ -233,8 +226,6 @@ _EPOCH_COLUMNS = ("epoch", "copy of", "opened", "segments", "sealed", "commits",
 
 
 def _epoch_rows(past: History) -> list[dict[str, Any]]:
-    from anabranch.core.hybrid_time import to_text
-
     rows = []
     for epoch in past.epochs:
         copied = epoch.reference_epoch if epoch.reference_epoch != epoch.stream_epoch else None
@@ -262,9 +253,6 @@ def _epoch_documents(past: History) -> list[dict[str, Any]]:
 
 
 def _show_segments(found: StreamDescription) -> None:
-    from anabranch.cli.output import print_table
-    from anabranch.cli.segment_text import segment_name
-
     print_table(
         f"{found.stream}: stream epoch {found.stream_epoch}, "
         f"reference epoch {found.reference_epoch}",
@@ -298,8 +286,6 @@ def document_of(found: StreamDescription) -> dict[str, Any]:
 def _show(
     found: Sequence[StreamDescription], *, as_json: bool, title: str, one: bool = False
 ) -> None:
-    from anabranch.cli.output import print_json, print_table
-
     if as_json:
         documents = [document_of(each) for each in found]
         print_json(documents[0] if one else {"streams": documents})

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from anabranch.cli.asking import confirm
 from anabranch.cli.options import App, ClusterOptions, KeyFile, Yes
+from anabranch.cli.output import print_json, print_table, time_text
+from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import parse_txn_text
+from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from anabranch import Client, TransactionInfo
@@ -28,8 +33,6 @@ def list_transactions(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
 ) -> None:
     """List transactions: the open ones, the oldest first, or all that are still known, the newest first."""
-    from anabranch.cli.output import print_json, print_table, time_text
-
     with options.client() as client:
         found = list(client.transactions(scope=scope, finished=finished, limit=limit))
     if options.json:
@@ -49,8 +52,6 @@ def list_transactions(
 @app.command("describe")
 def describe(options: ClusterOptions, txn: TxnIdText) -> None:
     """Show a transaction: its state and outcome, its streams and writers."""
-    from anabranch.core.ids import parse_txn_text
-
     txn_id = parse_txn_text(txn)
     with options.client() as client:
         _show(client.state(txn_id), as_json=options.json)
@@ -64,8 +65,6 @@ def abort(options: ClusterOptions, txn: TxnIdText, key_file: KeyFile = None) -> 
     run this where the key file is, or give it with --key-file. Programs that hold the
     transaction's token call client.abort(token) instead.
     """
-    from anabranch.core.ids import parse_txn_text
-
     txn_id = parse_txn_text(txn)
     key = operator_key(key_file)
     with options.client() as client:
@@ -86,9 +85,6 @@ def settle(
     read the topics of its other streams plainly may have seen events of it, and go on seeing them; snapshots,
     ordered readers and Spark never do. Needs the controllers' key file, as abort does.
     """
-    from anabranch.cli.asking import confirm
-    from anabranch.core.ids import parse_txn_text
-
     txn_id = parse_txn_text(txn)
     key = operator_key(key_file)
     connecting = options.client()  # refuses wrong options before it asks
@@ -113,7 +109,6 @@ def _operator_token(client: Client, txn_id: bytes, key: bytes) -> bytes:
 
 def operator_key(key_file: Path | None) -> bytes:
     """The controllers' key; never makes one, for a new key would sign for nobody."""
-    from anabranch.errors import InvalidArgument
     from anabranch.processors.keyfile import key_path, load_or_create
 
     path = key_path(key_file)
@@ -127,9 +122,6 @@ def operator_key(key_file: Path | None) -> bytes:
 
 def document_of(info: TransactionInfo) -> dict[str, Any]:
     """A transaction as JSON."""
-    from anabranch.cli.output import time_text
-    from anabranch.core.hybrid_time import to_text
-
     return {
         "txn_id": info.txn_id.hex(),
         "state": info.state,
@@ -159,8 +151,6 @@ def document_of(info: TransactionInfo) -> dict[str, Any]:
 
 
 def _show(info: TransactionInfo, *, as_json: bool) -> None:
-    from anabranch.cli.output import print_json, print_table
-
     document = document_of(info)
     if as_json:
         print_json(document)
