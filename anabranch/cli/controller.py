@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 DEFAULT_RETENTION_S = 7 * 86_400.0
 
 # The one mapping of options to `ControllerOptions`: field -> option. `arguments_of` reads it for
-# child processes; a test holds it, the command below and the dataclass together.
+# child processes; a test holds it, the command below and the dataclass together. An option that is called
+# as its field is not named again.
 OPTIONS = {
     "bootstrap": "--bootstrap",
     "data_dir": "--data-dir",
@@ -54,21 +55,15 @@ class Given:
     data_dir: Annotated[
         Path,
         typer.Option(
-            OPTIONS["data_dir"],
             metavar="DIR",
             help="Tables, rebuilt from the log if they are deleted. Not shared with another one.",
         ),
     ] = Path("anabranch-data")
     key_file: KeyFile = None
     control_partitions: Annotated[
-        int,
-        typer.Option(
-            OPTIONS["control_partitions"], min=1, max=65_536, help="Of a new cluster's commands."
-        ),
+        int, typer.Option(min=1, max=65_536, help="Of a new cluster's commands.")
     ] = 1
-    replication_factor: Annotated[
-        int, typer.Option(OPTIONS["replication_factor"], help="Of new topics; -1: the broker's.")
-    ] = -1
+    replication_factor: Annotated[int, typer.Option(help="Of new topics; -1: the broker's.")] = -1
     session_timeout_s: Annotated[
         float,
         typer.Option(
@@ -87,29 +82,21 @@ class Given:
             help="How long the outcome of a transaction can be asked for.",
         ),
     ] = DEFAULT_RETENTION_S
-    max_open: Annotated[
-        int, typer.Option(OPTIONS["max_open"], min=1, help="Most open transactions.")
-    ] = 100_000
+    max_open: Annotated[int, typer.Option(min=1, help="Most open transactions.")] = 100_000
     max_streams: Annotated[
-        int,
-        typer.Option(OPTIONS["max_streams"], min=1, help="Most streams of a control partition."),
+        int, typer.Option(min=1, help="Most streams of a control partition.")
     ] = 10_000
-    max_partitions: Annotated[
-        int, typer.Option(OPTIONS["max_partitions"], min=1, help="Most partitions of all of them.")
-    ] = 50_000
+    max_partitions: Annotated[int, typer.Option(min=1, help="Most partitions of all of them.")] = (
+        50_000
+    )
     max_staged_bytes: Annotated[
         int,
         typer.Option(
-            OPTIONS["max_staged_bytes"],
-            min=1,
-            help="Of open transactions in journals; beyond it new ones are refused.",
+            min=1, help="Of open transactions in journals; beyond it new ones are refused."
         ),
     ] = 64 << 30
     chunk_bytes: Annotated[
-        int,
-        typer.Option(
-            OPTIONS["chunk_bytes"], min=1, help="A bigger commit is carried aside in such chunks."
-        ),
+        int, typer.Option(min=1, help="A bigger commit is carried aside in such chunks.")
     ] = 16 << 20
     collate_s: Annotated[
         float,
@@ -123,7 +110,6 @@ class Given:
     move_bytes: Annotated[
         int,
         typer.Option(
-            OPTIONS["move_bytes"],
             min=1,
             help="What an old open transaction may keep in a journal before it is moved forward.",
         ),
@@ -157,7 +143,6 @@ class Given:
     status_file: Annotated[
         Path | None,
         typer.Option(
-            OPTIONS["status_file"],
             metavar="FILE",
             help="Where to write, as JSON, which control partitions this process leads.",
         ),
@@ -165,7 +150,6 @@ class Given:
     http: Annotated[
         str | None,
         typer.Option(
-            OPTIONS["http"],
             metavar="HOST:PORT",
             help="Where to serve /metrics (Prometheus), /live and /ready (default: nowhere).",
             show_default=False,

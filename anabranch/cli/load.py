@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import ClusterOptions
+from anabranch.cli.options import ClusterOptions, Into, LoadedAs, NewSegments
 from anabranch.cli.output import count_of, print_json, print_line
 from anabranch.core.ids import split_stream
 
@@ -52,9 +52,7 @@ def command(
             readable=True,
         ),
     ],
-    stream: Annotated[
-        str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="Where to.")
-    ],
+    stream: Into,
     workers: Annotated[
         int, typer.Option("--workers", "-w", min=1, max=256, help="How many processes write.")
     ] = 2,
@@ -77,14 +75,8 @@ def command(
     form: Annotated[
         Form, typer.Option("--format", help="The value: the row as a JSON object, or as CSV.")
     ] = Form.JSON,
-    segments: Annotated[
-        int | None,
-        typer.Option("--segments", min=1, help="Create the stream first, with so many segments."),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", help="A name that can be loaded only once: repeat it safely."),
-    ] = None,
+    segments: NewSegments = None,
+    name: LoadedAs = None,
 ) -> None:
     """Load CSV files into a stream: all of them at once, or nothing.
 

@@ -69,6 +69,15 @@ Verbose = Annotated[
     bool,
     typer.Option("--verbose", "-v", help="Show the traceback of an error."),
 ]
+Into = Annotated[str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="Where to.")]
+NewSegments = Annotated[
+    int | None,
+    typer.Option("--segments", min=1, help="Create the stream first, with so many segments."),
+]
+LoadedAs = Annotated[
+    str | None,
+    typer.Option("--name", help="A name that can be loaded only once: repeat it safely."),
+]
 KeyFile = Annotated[
     Path | None,
     typer.Option(

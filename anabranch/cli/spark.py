@@ -40,6 +40,14 @@ Conf = Annotated[
         show_default=False,
     ),
 ]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="TIME",
+        help="As of this commit timestamp, or time in ISO 8601 (default: now).",
+    ),
+]
 JobTimeout = Annotated[
     float,
     typer.Option(
@@ -130,14 +138,7 @@ def audit(
             help="What to audit, of one scope; a scope alone: all its streams. May be repeated.",
         ),
     ],
-    at: Annotated[
-        str | None,
-        typer.Option(
-            "--at",
-            metavar="TIME",
-            help="As of this commit timestamp, or time in ISO 8601 (default: now).",
-        ),
-    ] = None,
+    at: At = None,
     report: Annotated[
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write the report there too, as JSON."),

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from anabranch.cli.options import Into, LoadedAs, NewSegments
 from anabranch.cli.output import count_of, print_result
 from anabranch.cli.session import parse_kafka
-from anabranch.cli.spark import JobOptions, app
+from anabranch.cli.spark import At, JobOptions, app
 
 if TYPE_CHECKING:
     from anabranch.spark.pipelines.compact import Compacted
@@ -62,9 +63,7 @@ def load(
         list[str],
         typer.Argument(metavar="FILE...", help="Files, folders or patterns, wherever Spark reads."),
     ],
-    stream: Annotated[
-        str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="Where to.")
-    ],
+    stream: Into,
     form: Annotated[
         FileForm,
         typer.Option("--format", help="Of the files. CSV files have a header row."),
@@ -117,14 +116,8 @@ def load(
             "--encoding", help="The value: the row as JSON or Avro; raw: columns key and value."
         ),
     ] = ValueForm.JSON,
-    segments: Annotated[
-        int | None,
-        typer.Option("--segments", min=1, help="Create the stream first, with so many segments."),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", help="A name that can be loaded only once: repeat it safely."),
-    ] = None,
+    segments: NewSegments = None,
+    name: LoadedAs = None,
 ) -> None:
     """Load files into a stream with Spark: all of them at once, or nothing."""
     place = options.connection()
@@ -247,14 +240,7 @@ def compact(
             "--into", metavar="SCOPE/STREAM", help="Write to another stream, in one transaction."
         ),
     ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(
-            "--at",
-            metavar="TIME",
-            help="As of this commit timestamp, or time in ISO 8601 (default: now).",
-        ),
-    ] = None,
+    at: At = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="With --to: replace a folder that is there.")
     ] = False,
