@@ -15,7 +15,7 @@ from anabranch.cli.output import count_of, print_json, print_line
 from anabranch.core.ids import split_stream
 
 if TYPE_CHECKING:
-    from anabranch import Client, Result
+    from anabranch import Result
     from anabranch.cli.load_pool import Loaded
 
 _KEEPALIVE_S = 60.0
@@ -82,38 +82,26 @@ def command(
 
     The worker processes join one transaction. If any of them fails, it is aborted.
     """
+    from anabranch.cli.load_pool import LoadPlan, run_workers
+
     started = time.monotonic()
     with options.client() as client:
         if segments is not None:
             client.create_stream(stream, segments=segments)
         else:
             client.describe(stream)
-        document = _load(client, options, files, stream, workers, key, timestamp, form.value, name)
+        scope, _ = split_stream(stream)
+        loaded = None
+        with client.begin(scope, name=name, keepalive=_KEEPALIVE_S) as txn:
+            result = txn.result
+            if result is None:
+                place, token = options.target(), txn.token()
+                plan = LoadPlan(place, token, stream, form.value, key, timestamp, workers)
+                loaded = run_workers(plan, files, quiet=options.json)
+                result = txn.commit(receipts=loaded.receipts)
+    document = _document(stream, result, loaded)
     document["seconds"] = round(time.monotonic() - started, 3)
     _show(document, as_json=options.json)
-
-
-def _load(
-    client: Client,
-    options: LoadOptions,
-    files: list[Path],
-    stream: str,
-    workers: int,
-    key: str | None,
-    timestamp: str | None,
-    form: str,
-    name: str | None,
-) -> dict[str, Any]:
-    from anabranch.cli.load_pool import LoadPlan, run_workers
-
-    scope, _ = split_stream(stream)
-    with client.begin(scope, name=name, keepalive=_KEEPALIVE_S) as txn:
-        if txn.result is not None:
-            return _document(stream, txn.result, None)
-        plan = LoadPlan(options.target(), txn.token(), stream, form, key, timestamp, workers)
-        loaded = run_workers(plan, files, quiet=options.json)
-        result = txn.commit(receipts=loaded.receipts)
-    return _document(stream, result, loaded)
 
 
 def _document(stream: str, result: Result, loaded: Loaded | None) -> dict[str, Any]:

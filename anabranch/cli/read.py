@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,6 @@ from anabranch.topics.names import DEFAULT_PREFIX
 if TYPE_CHECKING:
     from anabranch import Committed, Event
 
-T = TypeVar("T")
 _CONNECT_TIMEOUT_S = 30.0
 _MOST_DIGITS = 100  # of what is taken for a number
 
@@ -83,26 +82,23 @@ def command(
             )
         moment = moment_of(at)
     with connected(target_of(bootstrap, prefix, _CONNECT_TIMEOUT_S, kafka)) as client:
+        found: Iterable[Any]
+        document: Callable[[Any], dict[str, Any]] = event_document
+        line: Callable[[Any], str] = event_line
         if transactions:
-            for committed in _take(
-                client.read_transactions(stream, group=group, timeout=timeout, start=start.value),
-                limit,
-            ):
-                if json:
-                    print_json(transaction_document(committed))
-                else:
-                    print_line(transaction_line(committed))
-            return
-        events: Iterable[Event]
-        if at is not None:
-            events = client.snapshot(stream, at=moment, timeout=timeout).read(stream)
+            found = client.read_transactions(
+                stream, group=group, timeout=timeout, start=start.value
+            )
+            document, line = transaction_document, transaction_line
+        elif at is not None:
+            found = client.snapshot(stream, at=moment, timeout=timeout).read(stream)
         else:
-            events = client.read(stream, group=group, timeout=timeout, start=start.value)
-        for event in _take(events, limit):
+            found = client.read(stream, group=group, timeout=timeout, start=start.value)
+        for each in islice(found, limit):
             if json:
-                print_json(event_document(event))
+                print_json(document(each))
             else:
-                print_line(event_line(event))
+                print_line(line(each))
 
 
 def moment_of(text: str) -> int | datetime | None:
@@ -117,10 +113,6 @@ def moment_of(text: str) -> int | datetime | None:
         raise InvalidArgument(
             f"--at {text!r} is no commit timestamp, no ISO 8601 time, and not `now`"
         ) from error
-
-
-def _take(items: Iterable[T], limit: int | None) -> Iterator[T]:
-    return iter(items) if limit is None else islice(items, limit)
 
 
 def event_document(event: Event) -> dict[str, Any]:
