@@ -117,8 +117,3 @@ def time_text(unix_ms: int) -> str | None:
     if not unix_ms:
         return None
     return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")
-
-
-def shorten(text: str, limit: int = 60) -> str:
-    """At most ``limit`` characters."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
