@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from anabranch.cli.options import Json, Verbose
+from anabranch.cli.output import print_result
 
 _POLL_S = 0.2
 Folder = Annotated[
@@ -44,7 +45,6 @@ def command(
 
     The first start fetches it (44 MB). It listens on this machine only, without authentication.
     """
-    from anabranch.cli.output import print_json, print_line
     from anabranch.infra.broker import EmbeddedBroker
     from anabranch.infra.cluster import EmbeddedCluster
     from anabranch.infra.errors import BrokerDied
@@ -52,21 +52,17 @@ def command(
     if brokers > 1:
         ports = [port + n for n in range(brokers)] if port else []
         with EmbeddedCluster(brokers, folder, ports=ports, heap_mb=heap) as cluster:
-            if json:
-                print_json({"bootstrap": cluster.bootstrap, "folder": str(cluster.folder)})
-            else:
-                print_line(
-                    f"brokers: {cluster.bootstrap}   data: {cluster.folder}   Ctrl-C ends them"
-                )
+            document = {"bootstrap": cluster.bootstrap, "folder": str(cluster.folder)}
+            told = f"brokers: {cluster.bootstrap}   data: {cluster.folder}   Ctrl-C ends them"
+            print_result(document, told, as_json=json)
             while len(cluster.running) == brokers:
                 time.sleep(_POLL_S)
             ended = next(node for node in cluster.nodes.values() if not node.running)
             raise BrokerDied(f"{ended} ended", log=ended.log, log_tail=ended.log_tail())
     with EmbeddedBroker(folder, port=port, heap_mb=heap) as broker:
-        if json:
-            print_json({"bootstrap": broker.bootstrap, "folder": str(broker.folder)})
-        else:
-            print_line(f"broker: {broker.bootstrap}   data: {broker.folder}   Ctrl-C ends it")
+        document = {"bootstrap": broker.bootstrap, "folder": str(broker.folder)}
+        told = f"broker: {broker.bootstrap}   data: {broker.folder}   Ctrl-C ends it"
+        print_result(document, told, as_json=json)
         while broker.running:
             time.sleep(_POLL_S)
         raise BrokerDied("the broker ended", log=broker.log, log_tail=broker.log_tail())

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import anabranch
 from anabranch.cli.controller import arguments_of
@@ -43,6 +43,23 @@ class ControllerProcess:
         self.options = options
         self.log = log
         self._process: SupervisedProcess | None = None
+
+    @classmethod
+    def inside(
+        cls, folder: Path, name: str, bootstrap: str, session_timeout_s: float, **more: Any
+    ) -> Self:
+        """One that has its tables, the key, its status and its log in a folder. ``more``: other options of it."""
+        from anabranch.processors.config import ControllerOptions
+
+        options = ControllerOptions(
+            bootstrap=bootstrap,
+            data_dir=folder / name,
+            key_file=folder / "token.key",
+            session_timeout_s=session_timeout_s,
+            status_file=folder / f"{name}.status.json",
+            **more,
+        )
+        return cls(name, options, folder / f"{name}.log")
 
     @property
     def pid(self) -> int:

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-import typer
+from anabranch.cli.options import App, ClusterOptions
+from anabranch.cli.output import print_json, print_table, time_text
 
-from anabranch.cli.options import (
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Kafka,
-    Prefix,
-    Timeout,
-    Verbose,
-)
-from anabranch.topics.names import DEFAULT_PREFIX
-
-app = typer.Typer(no_args_is_help=True, help="See which commands were set aside.")
+app = App(no_args_is_help=True, help="See which commands were set aside.")
 
 
 @app.callback()
@@ -26,21 +16,11 @@ def root() -> None:
 
 
 @app.command("list")
-def list_commands(
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+def list_commands(options: ClusterOptions) -> None:
     """Show how far each control partition is with its commands, and which of them it set aside."""
-    from anabranch.cli.output import print_json, print_table, time_text
-    from anabranch.cli.session import connected, target_of
-
-    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+    with options.client() as client:
         found = client.commands()
-    if json:
+    if options.json:
         print_json({"control_partitions": [asdict(each) for each in found]})
         return
     print_table(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from anabranch.cli.options import Bootstrap, Json, Kafka, KeyFile, Prefix, Verbose
+from anabranch.cli.output import print_result
+from anabranch.cli.session import need_bootstrap, parse_kafka
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 DEFAULT_RETENTION_S = 7 * 86_400.0
 
 # The one mapping of options to `ControllerOptions`: field -> option. `arguments_of` reads it for
-# child processes; a test holds it, the command below and the dataclass together.
+# child processes; a test holds it, the command below and the dataclass together. An option that is called
+# as its field is not named again.
 OPTIONS = {
     "bootstrap": "--bootstrap",
     "data_dir": "--data-dir",
@@ -45,26 +48,23 @@ OPTIONS = {
 }
 
 
-def command(
+@dataclass(frozen=True)
+class Given:
+    """The options of `anabranch controller`, named as those of `ControllerOptions`."""
+
     data_dir: Annotated[
         Path,
         typer.Option(
-            OPTIONS["data_dir"],
             metavar="DIR",
             help="Tables, rebuilt from the log if they are deleted. Not shared with another one.",
         ),
-    ] = Path("anabranch-data"),
-    key_file: KeyFile = None,
+    ] = Path("anabranch-data")
+    key_file: KeyFile = None
     control_partitions: Annotated[
-        int,
-        typer.Option(
-            OPTIONS["control_partitions"], min=1, max=65_536, help="Of a new cluster's commands."
-        ),
-    ] = 1,
-    replication_factor: Annotated[
-        int, typer.Option(OPTIONS["replication_factor"], help="Of new topics; -1: the broker's.")
-    ] = -1,
-    session_timeout: Annotated[
+        int, typer.Option(min=1, max=65_536, help="Of a new cluster's commands.")
+    ] = 1
+    replication_factor: Annotated[int, typer.Option(help="Of new topics; -1: the broker's.")] = -1
+    session_timeout_s: Annotated[
         float,
         typer.Option(
             OPTIONS["session_timeout_s"],
@@ -72,8 +72,8 @@ def command(
             metavar="SECONDS",
             help="How long after a crash another controller takes over.",
         ),
-    ] = 6.0,
-    retention: Annotated[
+    ] = 6.0
+    retention_s: Annotated[
         float,
         typer.Option(
             OPTIONS["retention_s"],
@@ -81,32 +81,24 @@ def command(
             metavar="SECONDS",
             help="How long the outcome of a transaction can be asked for.",
         ),
-    ] = DEFAULT_RETENTION_S,
-    max_open: Annotated[
-        int, typer.Option(OPTIONS["max_open"], min=1, help="Most open transactions.")
-    ] = 100_000,
+    ] = DEFAULT_RETENTION_S
+    max_open: Annotated[int, typer.Option(min=1, help="Most open transactions.")] = 100_000
     max_streams: Annotated[
-        int,
-        typer.Option(OPTIONS["max_streams"], min=1, help="Most streams of a control partition."),
-    ] = 10_000,
-    max_partitions: Annotated[
-        int, typer.Option(OPTIONS["max_partitions"], min=1, help="Most partitions of all of them.")
-    ] = 50_000,
+        int, typer.Option(min=1, help="Most streams of a control partition.")
+    ] = 10_000
+    max_partitions: Annotated[int, typer.Option(min=1, help="Most partitions of all of them.")] = (
+        50_000
+    )
     max_staged_bytes: Annotated[
         int,
         typer.Option(
-            OPTIONS["max_staged_bytes"],
-            min=1,
-            help="Of open transactions in journals; beyond it new ones are refused.",
+            min=1, help="Of open transactions in journals; beyond it new ones are refused."
         ),
-    ] = 64 << 30,
+    ] = 64 << 30
     chunk_bytes: Annotated[
-        int,
-        typer.Option(
-            OPTIONS["chunk_bytes"], min=1, help="A bigger commit is carried aside in such chunks."
-        ),
-    ] = 16 << 20,
-    collate: Annotated[
+        int, typer.Option(min=1, help="A bigger commit is carried aside in such chunks.")
+    ] = 16 << 20
+    collate_s: Annotated[
         float,
         typer.Option(
             OPTIONS["collate_s"],
@@ -114,16 +106,15 @@ def command(
             metavar="SECONDS",
             help="A stream rolls at most once in this time; what comes sooner is collated.",
         ),
-    ] = 0.2,
+    ] = 0.2
     move_bytes: Annotated[
         int,
         typer.Option(
-            OPTIONS["move_bytes"],
             min=1,
             help="What an old open transaction may keep in a journal before it is moved forward.",
         ),
-    ] = 256 << 20,
-    lost_after: Annotated[
+    ] = 256 << 20
+    lost_after_s: Annotated[
         float,
         typer.Option(
             OPTIONS["lost_after_s"],
@@ -131,8 +122,8 @@ def command(
             min=0.0,
             help="How long a stream waits for a topic that is not found, before it is given up.",
         ),
-    ] = 30.0,
-    native_timeout: Annotated[
+    ] = 30.0
+    native_timeout_s: Annotated[
         float,
         typer.Option(
             OPTIONS["native_timeout_s"],
@@ -140,77 +131,54 @@ def command(
             metavar="SECONDS",
             help="The broker's limit for one commit round.",
         ),
-    ] = 60.0,
-    skip_command: Annotated[
+    ] = 60.0
+    skip_commands: Annotated[
         list[str] | None,
         typer.Option(
             OPTIONS["skip_commands"],
             metavar="PARTITION:OFFSET",
             help="Set this command aside instead of trying it (may be given again).",
         ),
-    ] = None,
+    ] = None
     status_file: Annotated[
         Path | None,
         typer.Option(
-            OPTIONS["status_file"],
             metavar="FILE",
             help="Where to write, as JSON, which control partitions this process leads.",
         ),
-    ] = None,
+    ] = None
     http: Annotated[
         str | None,
         typer.Option(
-            OPTIONS["http"],
             metavar="HOST:PORT",
             help="Where to serve /metrics (Prometheus), /live and /ready (default: nowhere).",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     log_json: Annotated[
         bool, typer.Option(OPTIONS["log_json"], help="Write the log as JSON, a document a line.")
-    ] = False,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    verbose: Verbose = False,
-) -> None:
+    ] = False
+    bootstrap: Bootstrap = None
+    prefix: Prefix = DEFAULT_PREFIX
+    kafka: Kafka = field(default=None, repr=False)  # may hold secrets
+    verbose: Verbose = False
+
+
+def command(given: Given) -> None:
     """Run a controller until Ctrl-C or SIGTERM.
 
     Run two or more, on different machines, with the same key file: when one ends, another takes
     over.
     """
-    from anabranch.cli.session import need_bootstrap, parse_kafka
     from anabranch.processors.config import ControllerOptions
     from anabranch.processors.service import run_controller
 
-    raise typer.Exit(
-        run_controller(
-            ControllerOptions(
-                bootstrap=need_bootstrap(bootstrap),
-                data_dir=data_dir,
-                prefix=prefix,
-                key_file=key_file,
-                control_partitions=control_partitions,
-                replication_factor=replication_factor,
-                session_timeout_s=session_timeout,
-                retention_s=retention,
-                max_open=max_open,
-                max_streams=max_streams,
-                max_partitions=max_partitions,
-                max_staged_bytes=max_staged_bytes,
-                chunk_bytes=chunk_bytes,
-                collate_s=collate,
-                move_bytes=move_bytes,
-                lost_after_s=lost_after,
-                native_timeout_s=native_timeout,
-                skip_commands=tuple(skip_command or ()),
-                status_file=status_file,
-                http=http,
-                log_json=log_json,
-                kafka=parse_kafka(kafka),
-            )
-        )
-    )
+    values = {name: getattr(given, name) for name in OPTIONS} | {
+        "bootstrap": need_bootstrap(given.bootstrap),
+        "skip_commands": tuple(given.skip_commands or ()),
+        "kafka": parse_kafka(given.kafka),
+    }
+    raise typer.Exit(run_controller(ControllerOptions(**values)))
 
 
 def warm(json: Json = False, verbose: Verbose = False) -> None:
@@ -218,32 +186,29 @@ def warm(json: Json = False, verbose: Verbose = False) -> None:
 
     It takes half a minute; a process that finds it starts at once.
     """
-    from anabranch.cli.output import print_json, print_line
     from anabranch.client import commits
     from anabranch.topics import columns_read, columns_write, framing, kernel_parts
 
     for part in (framing, columns_read, columns_write, commits):
         part.warm()
     folders = sorted(kernel_parts.kept_in)
-    if json:
-        print_json({"folders": folders})
-    else:
-        print_line(f"compiled code is in {', '.join(folders) or 'no folder'}")
+    told = f"compiled code is in {', '.join(folders) or 'no folder'}"
+    print_result({"folders": folders}, told, as_json=json)
 
 
 def arguments_of(options: ControllerOptions) -> Sequence[str]:
     """The arguments of `anabranch controller` for these options."""
     arguments = ["controller"]
-    for field in fields(options):
-        value = getattr(options, field.name)
-        if field.name == "kafka":
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if each.name == "kafka":
             for name, setting in value.items():
                 arguments += [OPTIONS["kafka"], f"{name}={setting}"]
-        elif field.name == "skip_commands":
+        elif each.name == "skip_commands":
             for place in value:
                 arguments += [OPTIONS["skip_commands"], place]
         elif value is True:
-            arguments.append(OPTIONS[field.name])
+            arguments.append(OPTIONS[each.name])
         elif value is not None and value is not False:
-            arguments += [OPTIONS[field.name], str(value)]
+            arguments += [OPTIONS[each.name], str(value)]
     return arguments

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from anabranch.cli.broker import Folder, Heap, Port
 from anabranch.cli.options import Json, Verbose
-
-if TYPE_CHECKING:
-    from anabranch.cli.cluster import ControllerProcess
+from anabranch.cli.output import print_json, print_line
 
 _POLL_S = 0.2
 _LEAD_TIMEOUT_S = 60.0
@@ -37,8 +35,7 @@ def command(
     """
     from tempfile import TemporaryDirectory
 
-    from anabranch.cli.cluster import await_leader
-    from anabranch.cli.output import print_json, print_line
+    from anabranch.cli.cluster import ControllerProcess, await_leader
     from anabranch.infra.broker import EmbeddedBroker
     from anabranch.infra.errors import BrokerDied
     from anabranch.infra.storage import hold
@@ -49,7 +46,12 @@ def command(
         folder = folder.absolute()
         stack.enter_context(hold(folder))
         broker = stack.enter_context(EmbeddedBroker(folder / "broker", port=port, heap_mb=heap))
-        running = [_controller(broker.bootstrap, folder, n) for n in range(1, controllers + 1)]
+        running = [
+            ControllerProcess.inside(
+                folder, f"controller-{n}", broker.bootstrap, _SESSION_TIMEOUT_S
+            )
+            for n in range(1, controllers + 1)
+        ]
         for controller in running:
             stack.callback(controller.stop)
             controller.start()
@@ -73,21 +75,3 @@ def command(
                 controller.check()
             time.sleep(_POLL_S)
         raise BrokerDied("the broker ended", log=broker.log, log_tail=broker.log_tail())
-
-
-def _controller(bootstrap: str, folder: Path, number: int) -> ControllerProcess:
-    from anabranch.cli.cluster import ControllerProcess
-    from anabranch.processors.config import ControllerOptions
-
-    name = f"controller-{number}"
-    return ControllerProcess(
-        name,
-        ControllerOptions(
-            bootstrap=bootstrap,
-            data_dir=folder / name,
-            key_file=folder / "token.key",
-            session_timeout_s=_SESSION_TIMEOUT_S,
-            status_file=folder / f"{name}.status.json",
-        ),
-        folder / f"{name}.log",
-    )

@@ -11,6 +11,7 @@ from html import escape
 from math import log10
 
 from anabranch.cli.draw_layout import LEFT, RIGHT, Arm, arms_of, columns_of, rolled_of
+from anabranch.cli.output import count_of
 from anabranch.core.hybrid_time import to_ms, to_text
 from anabranch.core.ids import NO_TXN
 from anabranch.core.keyspace import SPACE
@@ -206,7 +207,7 @@ class _Picture:
             name = "plain writes" if commits[0].txn_id == NO_TXN else f"txn {_short(commits[0])}"
             if len(commits) > 1:
                 name += f" +{len(commits) - 1}"
-            words = _many(sum(map(_count, commits)), "event")
+            words = count_of(sum(map(_count, commits)), "event")
             x = (self._bounds[at] + self._bounds[at + 1]) / 2
             half = max(len(words), len(name)) * _TEXT / 2
             if x - half >= free:
@@ -223,7 +224,7 @@ class _Picture:
                 middle = (arm.segment.low + arm.segment.high) / 2
                 spots.append((self._inside(arm.segment, middle), part.count))
         top = min((y for y, _ in spots), default=base)
-        told = f"{commit.txn_id.hex()}: {_many(_count(commit), 'event')} by the layout of epoch "
+        told = f"{commit.txn_id.hex()}: {count_of(_count(commit), 'event')} by the layout of epoch "
         dots = "".join(
             f"<circle cx='{x:.1f}' cy='{y:.1f}' r='{3 + min(4.0, log10(events + 1)):.1f}' "
             f"fill='{ROLLED_DARK}' stroke='#fff' stroke-width='1.4'/>"
@@ -315,7 +316,7 @@ class _Picture:
         yield _text(
             24,
             54,
-            f"{_many(len(self._epochs), 'epoch')}, {_many(count, 'commit')}, from "
+            f"{count_of(len(self._epochs), 'epoch')}, {count_of(count, 'commit')}, from "
             f"{to_text(self._epochs[0].timestamp)}. Every key is in one segment at a time; read from left "
             "to right, each key's events are in order.",
             13,
@@ -369,10 +370,6 @@ def _short(commit: CommitRecord) -> str:
 
 def _count(commit: CommitRecord) -> int:
     return sum(part.count for part in commit.segments)
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun if count == 1 else noun + 's'}"
 
 
 def _seconds(passed: float) -> str:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
-from anabranch.topics.names import DEFAULT_PREFIX
+from anabranch.cli.options import ClusterOptions, Into, LoadedAs, NewSegments
+from anabranch.cli.output import count_of, print_json, print_line
+from anabranch.core.ids import split_stream
 
 if TYPE_CHECKING:
-    from anabranch import Client, Result
+    from anabranch import Result
     from anabranch.cli.load_pool import Loaded
-    from anabranch.cli.session import Target
 
-_TIMEOUT_S = 60.0
 _KEEPALIVE_S = 60.0
 
 
@@ -28,7 +28,20 @@ class Form(StrEnum):
     CSV = "csv"
 
 
+@dataclass(frozen=True)
+class LoadOptions(ClusterOptions):
+    """The shared options; the time is that of a load."""
+
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=1.0, help="Of the commit and of each request."
+        ),
+    ] = 60.0
+
+
 def command(
+    options: LoadOptions,
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -39,9 +52,7 @@ def command(
             readable=True,
         ),
     ],
-    stream: Annotated[
-        str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="Where to.")
-    ],
+    stream: Into,
     workers: Annotated[
         int, typer.Option("--workers", "-w", min=1, max=256, help="How many processes write.")
     ] = 2,
@@ -64,70 +75,33 @@ def command(
     form: Annotated[
         Form, typer.Option("--format", help="The value: the row as a JSON object, or as CSV.")
     ] = Form.JSON,
-    segments: Annotated[
-        int | None,
-        typer.Option("--segments", min=1, help="Create the stream first, with so many segments."),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", help="A name that can be loaded only once: repeat it safely."),
-    ] = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout", metavar="SECONDS", min=1.0, help="Of the commit and of each request."
-        ),
-    ] = _TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
+    segments: NewSegments = None,
+    name: LoadedAs = None,
 ) -> None:
     """Load CSV files into a stream: all of them at once, or nothing.
 
     The worker processes join one transaction. If any of them fails, it is aborted.
     """
-    from anabranch.cli.session import connected, target_of
+    from anabranch.cli.load_pool import LoadPlan, run_workers
 
-    target = target_of(bootstrap, prefix, timeout, kafka)
     started = time.monotonic()
-    with connected(target) as client:
+    with options.client() as client:
         if segments is not None:
             client.create_stream(stream, segments=segments)
         else:
             client.describe(stream)
-        document = _load(
-            client, target, files, stream, workers, key, timestamp, form.value, name, quiet=json
-        )
+        scope, _ = split_stream(stream)
+        loaded = None
+        with client.begin(scope, name=name, keepalive=_KEEPALIVE_S) as txn:
+            result = txn.result
+            if result is None:
+                place, token = options.target(), txn.token()
+                plan = LoadPlan(place, token, stream, form.value, key, timestamp, workers)
+                loaded = run_workers(plan, files, quiet=options.json)
+                result = txn.commit(receipts=loaded.receipts)
+    document = _document(stream, result, loaded)
     document["seconds"] = round(time.monotonic() - started, 3)
-    _show(document, as_json=json)
-
-
-def _load(
-    client: Client,
-    target: Target,
-    files: list[Path],
-    stream: str,
-    workers: int,
-    key: str | None,
-    timestamp: str | None,
-    form: str,
-    name: str | None,
-    *,
-    quiet: bool,
-) -> dict[str, Any]:
-    from anabranch.cli.load_pool import LoadPlan, run_workers
-    from anabranch.core.ids import split_stream
-
-    scope, _ = split_stream(stream)
-    with client.begin(scope, name=name, keepalive=_KEEPALIVE_S) as txn:
-        if txn.result is not None:
-            return _document(stream, txn.result, None)
-        plan = LoadPlan(target, txn.token(), stream, form, key, timestamp, workers)
-        loaded = run_workers(plan, files, quiet=quiet)
-        result = txn.commit(receipts=loaded.receipts)
-    return _document(stream, result, loaded)
+    _show(document, as_json=options.json)
 
 
 def _document(stream: str, result: Result, loaded: Loaded | None) -> dict[str, Any]:
@@ -144,8 +118,6 @@ def _document(stream: str, result: Result, loaded: Loaded | None) -> dict[str, A
 
 
 def _show(document: dict[str, Any], *, as_json: bool) -> None:
-    from anabranch.cli.output import count_of, print_json, print_line
-
     if as_json:
         print_json(document)
         return

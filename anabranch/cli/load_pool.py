@@ -9,13 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from anabranch.cli import load_worker
 from anabranch.cli.errors import ChildFailed, ExitCode
@@ -85,7 +84,7 @@ def run_workers(plan: LoadPlan, files: Sequence[Path], *, quiet: bool) -> Loaded
                     loaded.rows += rows
                     bar.update(task, completed=source.done)
 
-                with _Pool(plan, tuple(source.columns)) as pool:
+                with closing(_Pool(plan, tuple(source.columns))) as pool:
                     loaded.receipts += pool.run(source.blocks(), advance)
                 bar.update(task, completed=source.size)
             loaded.files += 1
@@ -100,7 +99,7 @@ def _check_columns(path: Path, columns: Sequence[str], plan: LoadPlan) -> None:
             )
 
 
-class _Pool(AbstractContextManager["_Pool"]):
+class _Pool:
     def __init__(self, plan: LoadPlan, columns: tuple[str, ...]) -> None:
         context = multiprocessing.get_context("spawn")
         self._broadcast = plan.key is not None
@@ -126,17 +125,6 @@ class _Pool(AbstractContextManager["_Pool"]):
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def run(self, blocks: Iterator[Block], advance: Callable[[int], None]) -> list[bytes]:
         """Hands out the blocks; the receipts of all workers."""

@@ -1,6 +1,6 @@
 """The tree of commands, and the one place where their errors end.
 
-Everything a command needs beyond its options is imported inside it: `anabranch --help` must be quick.
+Everything heavy that a command needs is imported inside it: `anabranch --help` must be quick.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from anabranch.cli.errors import (
     failure_of,
     show,
 )
+from anabranch.cli.options import App
 from anabranch.cli.quickstart import command as quickstart
 
 
@@ -128,7 +129,7 @@ def _epilog() -> str:
     return "Exit codes: " + "; ".join(codes) + "."
 
 
-app = typer.Typer(
+app = App(
     name="anabranch",
     cls=Commands,
     no_args_is_help=True,

@@ -1,11 +1,23 @@
-"""The options that many commands share, spelled once."""
+"""The options that many commands share, spelled once, and how a command takes them all as one argument."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.models import CommandFunctionType
+
+from anabranch.topics.names import DEFAULT_PREFIX
+
+if TYPE_CHECKING:
+    from anabranch import Client
+    from anabranch.cli.session import Target
 
 BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
 PREFIX_VARIABLE = "ANABRANCH_PREFIX"
@@ -57,6 +69,15 @@ Verbose = Annotated[
     bool,
     typer.Option("--verbose", "-v", help="Show the traceback of an error."),
 ]
+Into = Annotated[str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="Where to.")]
+NewSegments = Annotated[
+    int | None,
+    typer.Option("--segments", min=1, help="Create the stream first, with so many segments."),
+]
+LoadedAs = Annotated[
+    str | None,
+    typer.Option("--name", help="A name that can be loaded only once: repeat it safely."),
+]
 KeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -68,3 +89,75 @@ KeyFile = Annotated[
         show_default=False,
     ),
 ]
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """The options of every command that asks a cluster."""
+
+    bootstrap: Bootstrap = None
+    prefix: Prefix = DEFAULT_PREFIX
+    kafka: Kafka = field(default=None, repr=False)  # may hold secrets
+    timeout: Timeout = DEFAULT_TIMEOUT_S
+    json: Json = False
+    verbose: Verbose = False
+
+    def target(self) -> Target:
+        """The cluster that they describe. `InvalidArgument` if they don't."""
+        from anabranch.cli import session
+
+        return session.target_of(self.bootstrap, self.prefix, self.timeout, self.kafka)
+
+    def client(self) -> AbstractContextManager[Client]:
+        """A client of that cluster, for the time of a command."""
+        from anabranch.cli import session
+
+        return session.connected(self.target())
+
+
+class App(typer.Typer):
+    """A group whose commands may take a dataclass of options, such as `ClusterOptions`, as an argument."""
+
+    def command(
+        self, name: str | None = None, **settings: Any
+    ) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        """Register a command. The options of its dataclasses come after its own."""
+        register = super().command(name, **settings)
+
+        def add(function: CommandFunctionType) -> CommandFunctionType:
+            register(_spread(function))
+            return function
+
+        return add
+
+
+def _spread(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as typer can read it: with the fields of its dataclasses in their stead."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+
+    @wraps(function)
+    def call(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+        function(**given)
+
+    parameters = [
+        parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
+        for name, parameter in signature(function).parameters.items()
+        if name not in groups
+    ]
+    for group in groups.values():
+        types = get_type_hints(group, include_extras=True)
+        parameters += [
+            Parameter(
+                each.name,
+                Parameter.KEYWORD_ONLY,
+                default=each.default,
+                annotation=types[each.name],
+            )
+            for each in fields(group)
+        ]
+    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call

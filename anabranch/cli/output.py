@@ -21,6 +21,14 @@ def print_json(document: object) -> None:
     print_line(json.dumps(document, ensure_ascii=False))
 
 
+def print_result(document: object, line: str, *, as_json: bool) -> None:
+    """The document as JSON, or the line that says the same for people."""
+    if as_json:
+        print_json(document)
+    else:
+        print_line(line)
+
+
 def print_line(text: str) -> None:
     """A plain line on standard output, not wrapped.
 
@@ -109,8 +117,3 @@ def time_text(unix_ms: int) -> str | None:
     if not unix_ms:
         return None
     return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")
-
-
-def shorten(text: str, limit: int = 60) -> str:
-    """At most ``limit`` characters."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"

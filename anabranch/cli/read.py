@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from anabranch.cli.options import Bootstrap, Kafka, Prefix, Verbose
+from anabranch.cli.output import print_json, print_line, put_bytes
+from anabranch.core.hybrid_time import to_text
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
     from anabranch import Committed, Event
 
-T = TypeVar("T")
 _CONNECT_TIMEOUT_S = 30.0
 _MOST_DIGITS = 100  # of what is taken for a number
 
@@ -71,7 +72,6 @@ def command(
     verbose: Verbose = False,
 ) -> None:
     """Read committed events of a stream, in stream order."""
-    from anabranch.cli.output import print_json, print_line
     from anabranch.cli.session import connected, target_of
 
     moment = None
@@ -82,26 +82,23 @@ def command(
             )
         moment = moment_of(at)
     with connected(target_of(bootstrap, prefix, _CONNECT_TIMEOUT_S, kafka)) as client:
+        found: Iterable[Any]
+        document: Callable[[Any], dict[str, Any]] = event_document
+        line: Callable[[Any], str] = event_line
         if transactions:
-            for committed in _take(
-                client.read_transactions(stream, group=group, timeout=timeout, start=start.value),
-                limit,
-            ):
-                if json:
-                    print_json(transaction_document(committed))
-                else:
-                    print_line(transaction_line(committed))
-            return
-        events: Iterable[Event]
-        if at is not None:
-            events = client.snapshot(stream, at=moment, timeout=timeout).read(stream)
+            found = client.read_transactions(
+                stream, group=group, timeout=timeout, start=start.value
+            )
+            document, line = transaction_document, transaction_line
+        elif at is not None:
+            found = client.snapshot(stream, at=moment, timeout=timeout).read(stream)
         else:
-            events = client.read(stream, group=group, timeout=timeout, start=start.value)
-        for event in _take(events, limit):
+            found = client.read(stream, group=group, timeout=timeout, start=start.value)
+        for each in islice(found, limit):
             if json:
-                print_json(event_document(event))
+                print_json(document(each))
             else:
-                print_line(event_line(event))
+                print_line(line(each))
 
 
 def moment_of(text: str) -> int | datetime | None:
@@ -118,14 +115,8 @@ def moment_of(text: str) -> int | datetime | None:
         ) from error
 
 
-def _take(items: Iterable[T], limit: int | None) -> Iterator[T]:
-    return iter(items) if limit is None else islice(items, limit)
-
-
 def event_document(event: Event) -> dict[str, Any]:
     """An event as JSON; bytes that are no UTF-8 go into fields that end in _base64."""
-    from anabranch.cli.output import put_bytes
-
     document: dict[str, Any] = {"stream": event.stream}
     put_bytes(document, "key", event.key)
     put_bytes(document, "value", event.value)
@@ -154,8 +145,6 @@ def event_line(event: Event) -> str:
 
 def transaction_document(committed: Committed) -> dict[str, Any]:
     """A whole transaction as JSON."""
-    from anabranch.core.hybrid_time import to_text
-
     events = [event_document(event) for event in committed.events]
     return {
         "txn_id": committed.txn_id.hex() if committed.txn_id else None,
@@ -168,8 +157,6 @@ def transaction_document(committed: Committed) -> dict[str, Any]:
 
 def transaction_line(committed: Committed) -> str:
     """A whole transaction for people: when, which, and how many events."""
-    from anabranch.core.hybrid_time import to_text
-
     name = committed.txn_id.hex() if committed.txn_id else "plain writes"
     count = len(committed.events)
     return f"{to_text(committed.commit_timestamp)}\t{name}\t{count:,} events"

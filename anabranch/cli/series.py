@@ -6,41 +6,21 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.options import (
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Kafka,
-    KeyFile,
-    Prefix,
-    Timeout,
-    Verbose,
-    Yes,
-)
-from anabranch.topics.names import DEFAULT_PREFIX
+from anabranch.cli.asking import confirm
+from anabranch.cli.options import App, ClusterOptions, KeyFile, Yes
+from anabranch.cli.output import print_json, print_table
 
-app = typer.Typer(no_args_is_help=True, help="List and set the series of numbered commits.")
+app = App(no_args_is_help=True, help="List and set the series of numbered commits.")
 Scope = Annotated[str, typer.Argument(metavar="SCOPE", help="The scope.")]
 
 
 @app.command("list")
-def list_series(
-    scope: Scope,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+def list_series(options: ClusterOptions, scope: Scope) -> None:
     """List the series of a scope: the highest number of each, and the transaction that has it."""
-    from anabranch.cli.output import print_json, print_table
-    from anabranch.cli.session import connected, target_of
-
-    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+    with options.client() as client:
         found = client.series(scope)
     rows = [{"series": s.series, "number": s.number, "txn_id": s.txn_id.hex()} for s in found]
-    if json:
+    if options.json:
         print_json({"series": rows})
     else:
         print_table(
@@ -50,6 +30,7 @@ def list_series(
 
 @app.command("set")
 def set_series(
+    options: ClusterOptions,
     scope: Scope,
     series: Annotated[str, typer.Argument(metavar="SERIES", help="The series' name.")],
     number: Annotated[
@@ -57,25 +38,16 @@ def set_series(
     ],
     yes: Yes = False,
     key_file: KeyFile = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Let a series stand at a number: the next commit must have a higher one (-1: any).
 
     For a series that somebody moved, by mistake or not. Set back too far, numbers are committed twice; set too
     far, the numbers up to there are never committed. Needs the controllers' key file, as txn abort does.
     """
-    from anabranch.cli.asking import confirm
-    from anabranch.cli.output import print_json
-    from anabranch.cli.session import connected, target_of
     from anabranch.cli.txn import operator_key
 
     key = operator_key(key_file)
-    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+    with options.client() as client:
         stands = next((info.number for info in client.series(scope, series)), None)
         before = "has no commit" if stands is None else f"stands at {stands}"
         confirm(
@@ -83,7 +55,7 @@ def set_series(
             yes=yes,
         )
         client.set_series(scope, series, number, expected=stands, key=key)
-    if json:
+    if options.json:
         print_json({"series": series, "number": number, "before": stands})
     else:
         typer.echo(f"{series} stands at {number}; it {before} before")

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
-from anabranch.topics.names import DEFAULT_PREFIX, commands_topic
+from anabranch.cli.errors import CheckFailed
+from anabranch.cli.options import App, ClusterOptions
+from anabranch.cli.output import count_of
+from anabranch.cli.session import parse_kafka
+from anabranch.errors import NotReady
+from anabranch.topics.names import commands_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from anabranch.spark.options import Connection
 
-app = typer.Typer(no_args_is_help=True, help="Pipelines on Spark.")
+app = App(no_args_is_help=True, help="Pipelines on Spark.")
 Master = Annotated[
     str | None,
     typer.Option(
@@ -35,6 +40,14 @@ Conf = Annotated[
         show_default=False,
     ),
 ]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="TIME",
+        help="As of this commit timestamp, or time in ISO 8601 (default: now).",
+    ),
+]
 JobTimeout = Annotated[
     float,
     typer.Option(
@@ -47,8 +60,75 @@ JobTimeout = Annotated[
 JOB_TIMEOUT_S = 60.0
 
 
+@dataclass(frozen=True)
+class _SparkOptions:
+    """Which Spark, and how."""
+
+    master: Master = None
+    conf: Conf = None
+
+
+@dataclass(frozen=True)
+class JobOptions(
+    ClusterOptions, _SparkOptions
+):  # a dataclass begins with the fields of its last base
+    """The options of every command of this group."""
+
+    timeout: JobTimeout = JOB_TIMEOUT_S
+
+    def session(self, app_name: str) -> SparkSession:
+        """A session of Spark, quiet unless ``verbose``.
+
+        Raises:
+            ModuleNotFoundError: PySpark is not there.
+            NoJdk: there is no JDK for it.
+        """
+        from anabranch.spark import spark_session
+
+        level = "WARN" if self.verbose else "OFF"
+        log4j = Path(__file__).with_name("spark-log4j2.properties")
+        settings = {
+            "spark.ui.enabled": "false",
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j} -Danabranch.log={level}",
+        }
+        warnings.filterwarnings(
+            "ignore", "PySpark does not yet fully support pandas", FutureWarning
+        )
+        conf = parse_kafka(self.conf, "--conf")
+        spark = spark_session(app_name, self.master, settings | conf)
+        spark.sparkContext.setLogLevel(level)
+        return spark
+
+    def connection(self) -> Connection:
+        """The cluster that they describe. `InvalidArgument` if they don't; `NotReady`: it is not there.
+
+        It is asked before Spark starts, which takes long.
+        """
+        import time
+
+        from anabranch.client.kafka import SystemClock
+        from anabranch.client.kafka_admin import KafkaAdmin
+        from anabranch.client.options import Options, named_options
+        from anabranch.spark.options import Connection
+
+        target = self.target()
+        admin = KafkaAdmin(
+            Options(target.bootstrap, named_options(target.kafka, {})), SystemClock()
+        )
+        try:
+            admin.partition_counts(
+                [commands_topic(target.prefix)], time.monotonic() + target.timeout
+            )
+        except NotReady as error:
+            raise NotReady(f"no broker answers at {target.bootstrap}: {error}") from error
+        return Connection(
+            target.bootstrap, target.prefix, target.timeout, tuple(sorted(target.kafka.items()))
+        )
+
+
 @app.command("audit")
 def audit(
+    options: JobOptions,
     stream: Annotated[
         list[str],
         typer.Option(
@@ -58,14 +138,7 @@ def audit(
             help="What to audit, of one scope; a scope alone: all its streams. May be repeated.",
         ),
     ],
-    at: Annotated[
-        str | None,
-        typer.Option(
-            "--at",
-            metavar="TIME",
-            help="As of this commit timestamp, or time in ISO 8601 (default: now).",
-        ),
-    ] = None,
+    at: At = None,
     report: Annotated[
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write the report there too, as JSON."),
@@ -73,89 +146,21 @@ def audit(
     complete: Annotated[
         bool, typer.Option("--complete", help="What is not checkable makes the exit code 1, too.")
     ] = False,
-    master: Master = None,
-    conf: Conf = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: JobTimeout = JOB_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Prove from the log that streams hold what was committed, once, in order, and nothing else."""
     from anabranch.cli.audit import show
-    from anabranch.cli.errors import CheckFailed
 
-    place = connection(bootstrap, prefix, kafka, timeout)
-    spark = session("anabranch audit", master, conf, verbose=verbose)
+    place = options.connection()
+    spark = options.session("anabranch audit")
     from anabranch.spark.pipelines.audit import audit as run
     from anabranch.spark.pipelines.audit_report import moment_of
 
     found = run(spark, place, stream, moment_of(at))
     if report is not None:
         report.write_text(found.to_json() + "\n", encoding="utf-8")
-    show(found, as_json=json)
+    show(found, as_json=options.json)
     if found.breaches:
-        plural = "" if found.breaches == 1 else "es"
-        raise CheckFailed(f"the audit found {found.breaches:,} breach{plural}")
+        raise CheckFailed(f"the audit found {count_of(found.breaches, 'breach')}")
     unchecked = [check.name for check in found.checks if check.unchecked]
     if complete and unchecked:
         raise CheckFailed(f"not all of {', '.join(unchecked)} is checkable: the evidence is gone")
-
-
-# -- what the commands of this group share ---------------------------------------------------------------
-
-
-def session(
-    app_name: str,
-    master: str | None,
-    conf: list[str] | None = None,
-    *,
-    verbose: bool = False,
-) -> SparkSession:
-    """A session of Spark, quiet unless ``verbose``. ``conf``: more settings of it, each NAME=VALUE.
-
-    Raises:
-        ModuleNotFoundError: PySpark is not there.
-        NoJdk: there is no JDK for it.
-    """
-    from anabranch.cli.session import parse_kafka
-    from anabranch.spark import spark_session
-
-    level = "WARN" if verbose else "OFF"
-    log4j = Path(__file__).with_name("spark-log4j2.properties")
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j} -Danabranch.log={level}",
-    }
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    spark = spark_session(app_name, master, settings | parse_kafka(conf, "--conf"))
-    spark.sparkContext.setLogLevel(level)
-    return spark
-
-
-def connection(
-    bootstrap: str | None, prefix: str, kafka: list[str] | None, timeout: float
-) -> Connection:
-    """The cluster that the shared options describe. `InvalidArgument` if they don't; `NotReady`: it is not there.
-
-    It is asked before Spark starts, which takes long.
-    """
-    import time
-
-    from anabranch.cli.session import target_of
-    from anabranch.client.kafka import SystemClock
-    from anabranch.client.kafka_admin import KafkaAdmin
-    from anabranch.client.options import Options, named_options
-    from anabranch.errors import NotReady
-    from anabranch.spark.options import Connection
-
-    target = target_of(bootstrap, prefix, timeout, kafka)
-    admin = KafkaAdmin(Options(target.bootstrap, named_options(target.kafka, {})), SystemClock())
-    try:
-        admin.partition_counts([commands_topic(prefix)], time.monotonic() + timeout)
-    except NotReady as error:
-        raise NotReady(f"no broker answers at {target.bootstrap}: {error}") from error
-    return Connection(
-        target.bootstrap, target.prefix, target.timeout, tuple(sorted(target.kafka.items()))
-    )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
-from anabranch.cli.spark import JOB_TIMEOUT_S, Conf, JobTimeout, Master, app, connection, session
-from anabranch.topics.names import DEFAULT_PREFIX
+from anabranch.cli.options import Into, LoadedAs, NewSegments
+from anabranch.cli.output import count_of, print_result
+from anabranch.cli.session import parse_kafka
+from anabranch.cli.spark import At, JobOptions, app
 
 if TYPE_CHECKING:
     from anabranch.spark.pipelines.compact import Compacted
@@ -56,13 +58,12 @@ class Whole(StrEnum):
 
 @app.command("load")
 def load(
+    options: JobOptions,
     files: Annotated[
         list[str],
         typer.Argument(metavar="FILE...", help="Files, folders or patterns, wherever Spark reads."),
     ],
-    stream: Annotated[
-        str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="Where to.")
-    ],
+    stream: Into,
     form: Annotated[
         FileForm,
         typer.Option("--format", help="Of the files. CSV files have a header row."),
@@ -115,29 +116,13 @@ def load(
             "--encoding", help="The value: the row as JSON or Avro; raw: columns key and value."
         ),
     ] = ValueForm.JSON,
-    segments: Annotated[
-        int | None,
-        typer.Option("--segments", min=1, help="Create the stream first, with so many segments."),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", help="A name that can be loaded only once: repeat it safely."),
-    ] = None,
-    master: Master = None,
-    conf: Conf = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: JobTimeout = JOB_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
+    segments: NewSegments = None,
+    name: LoadedAs = None,
 ) -> None:
     """Load files into a stream with Spark: all of them at once, or nothing."""
-    from anabranch.cli.session import parse_kafka
-
-    place = connection(bootstrap, prefix, kafka, timeout)
-    options = parse_kafka(read_option, "--read-option")
-    spark = session("anabranch load", master, conf, verbose=verbose)
+    place = options.connection()
+    reader = parse_kafka(read_option, "--read-option")
+    spark = options.session("anabranch load")
     from anabranch.spark.pipelines.load import Events, Reading
     from anabranch.spark.pipelines.load import load as run
 
@@ -146,16 +131,17 @@ def load(
         place,
         files,
         stream,
-        reading=Reading(form.value, schema, options),
+        reading=Reading(form.value, schema, reader),
         events=Events(encoding.value, _words(key), timestamp, _words(order_by)),
         name=name,
         segments=segments,
     )
-    _show(_loaded(loaded), _load_line(loaded), as_json=json)
+    print_result(_document(loaded, _LOADED), _load_line(loaded), as_json=options.json)
 
 
 @app.command("export")
 def export(
+    options: JobOptions,
     stream: Annotated[
         list[str],
         typer.Option(
@@ -221,18 +207,10 @@ def export(
             help="Where retention removed events before they were exported: end, or go on without.",
         ),
     ] = True,
-    master: Master = None,
-    conf: Conf = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: JobTimeout = JOB_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Export what is committed to files, whole transactions, each once; the next call goes on."""
-    place = connection(bootstrap, prefix, kafka, timeout)
-    spark = session("anabranch export", master, conf, verbose=verbose)
+    place = options.connection()
+    spark = options.session("anabranch export")
     from anabranch.spark.pipelines.export import Pace, Shape
     from anabranch.spark.pipelines.export import export as run
 
@@ -244,13 +222,14 @@ def export(
         shape=Shape(form.value, _words(partition_by), schema),
         pace=Pace(once, interval, most_events, transactions is Whole.WHOLE, start, strict),
         checkpoint=checkpoint,
-        progress=_progress(quiet=json),
+        progress=_progress(quiet=options.json),
     )
-    _show(_exported(exported), _export_line(exported), as_json=json)
+    print_result(asdict(exported), _export_line(exported), as_json=options.json)
 
 
 @app.command("compact")
 def compact(
+    options: JobOptions,
     stream: Stream,
     to: Annotated[
         str | None, typer.Option("--to", metavar="DIR", help="Write a folder of Parquet files.")
@@ -261,14 +240,7 @@ def compact(
             "--into", metavar="SCOPE/STREAM", help="Write to another stream, in one transaction."
         ),
     ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(
-            "--at",
-            metavar="TIME",
-            help="As of this commit timestamp, or time in ISO 8601 (default: now).",
-        ),
-    ] = None,
+    at: At = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="With --to: replace a folder that is there.")
     ] = False,
@@ -280,18 +252,10 @@ def compact(
         str | None,
         typer.Option("--name", help="With --into: a name that is committed only once."),
     ] = None,
-    master: Master = None,
-    conf: Conf = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: JobTimeout = JOB_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Write the latest value of each key, as of a commit timestamp; a null value deletes its key."""
-    place = connection(bootstrap, prefix, kafka, timeout)
-    spark = session("anabranch compact", master, conf, verbose=verbose)
+    place = options.connection()
+    spark = options.session("anabranch compact")
     from anabranch.spark.pipelines.audit_report import moment_of
     from anabranch.spark.pipelines.compact import compact as run
 
@@ -306,7 +270,7 @@ def compact(
         name=name,
         segments=segments,
     )
-    _show(_compacted(compacted), _compact_line(compacted), as_json=json)
+    print_result(_document(compacted, _COMPACTED), _compact_line(compacted), as_json=options.json)
 
 
 # -- what they say ---------------------------------------------------------------------------------------
@@ -314,15 +278,6 @@ def compact(
 
 def _words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
-
-
-def _show(document: dict[str, Any], line: str, *, as_json: bool) -> None:
-    from anabranch.cli.output import print_json, print_line
-
-    if as_json:
-        print_json(document)
-    else:
-        print_line(line)
 
 
 def _progress(*, quiet: bool) -> Callable[[Batch], None] | None:
@@ -336,24 +291,20 @@ def _progress(*, quiet: bool) -> Callable[[Batch], None] | None:
     return say
 
 
+_LOADED = ("stream", "txn_id", "name", "already_committed", "commit_timestamp", "rows")
+_COMPACTED = ("stream", "at", "to", "txn_id", "already_committed", "events", "keyless", "keys")
+
+
+def _document(done: Loaded | Compacted, names: Sequence[str]) -> dict[str, Any]:
+    """As JSON, the fields in this order."""
+    return {name: getattr(done, name) for name in names} | {"txn_id": _hex(done.txn_id)}
+
+
 def _hex(txn_id: bytes | None) -> str | None:
     return None if txn_id is None else txn_id.hex()
 
 
-def _loaded(loaded: Loaded) -> dict[str, Any]:
-    return {
-        "stream": loaded.stream,
-        "txn_id": _hex(loaded.txn_id),
-        "name": loaded.name,
-        "already_committed": loaded.already_committed,
-        "commit_timestamp": loaded.commit_timestamp,
-        "rows": loaded.rows,
-    }
-
-
 def _load_line(loaded: Loaded) -> str:
-    from anabranch.cli.output import count_of
-
     if loaded.already_committed:
         return (
             f"{loaded.name} was loaded before: transaction {_hex(loaded.txn_id)}, "
@@ -367,19 +318,7 @@ def _load_line(loaded: Loaded) -> str:
     )
 
 
-def _exported(exported: Exported) -> dict[str, Any]:
-    return {
-        "to": exported.to,
-        "checkpoint": exported.checkpoint,
-        "query_id": exported.query_id,
-        "batches": exported.batches,
-        "rows": exported.rows,
-    }
-
-
 def _export_line(exported: Exported) -> str:
-    from anabranch.cli.output import count_of
-
     if not exported.batches:
         return f"nothing new for {exported.to}"
     return (
@@ -388,21 +327,7 @@ def _export_line(exported: Exported) -> str:
     )
 
 
-def _compacted(compacted: Compacted) -> dict[str, Any]:
-    return {
-        "stream": compacted.stream,
-        "at": compacted.at,
-        "to": compacted.to,
-        "txn_id": _hex(compacted.txn_id),
-        "already_committed": compacted.already_committed,
-        "events": compacted.events,
-        "keyless": compacted.keyless,
-        "keys": compacted.keys,
-    }
-
-
 def _compact_line(compacted: Compacted) -> str:
-    from anabranch.cli.output import count_of
     from anabranch.core import hybrid_time
 
     if compacted.already_committed:

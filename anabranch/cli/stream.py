@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import (
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Kafka,
-    Prefix,
-    Timeout,
-    Verbose,
-    Yes,
-)
-from anabranch.topics.names import DEFAULT_PREFIX
+from anabranch.cli.asking import confirm
+from anabranch.cli.options import App, ClusterOptions, Yes
+from anabranch.cli.output import count_of, print_json, print_line, print_result, print_table
+from anabranch.cli.segment_text import parse_range, parse_segment, segment_name
+from anabranch.cli.session import parse_kafka
+from anabranch.core.hybrid_time import to_text
+from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from anabranch import StreamDescription
     from anabranch.cli.history import History
 
-app = typer.Typer(
-    no_args_is_help=True, help="Create, list, describe, scale, draw and forget streams."
-)
+app = App(no_args_is_help=True, help="Create, list, describe, scale, draw and forget streams.")
 StreamName = Annotated[str, typer.Argument(metavar="SCOPE/STREAM", help="The stream.")]
 Last = Annotated[int, typer.Option("--last", min=1, help="Of the history, only so many epochs.")]
 
 
 @app.command("create")
 def create(
+    options: ClusterOptions,
     stream: StreamName,
     segments: Annotated[
         int, typer.Option("--segments", "-s", min=1, max=10_000, help="How many segments.")
@@ -50,67 +46,44 @@ def create(
         bool,
         typer.Option("--adopt", help="Take its topic though it has records, which readers get."),
     ] = False,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Create a stream, and its scope if that is new.
 
     A stream that exists with as many segments and the same settings is left as it is.
     """
-    from anabranch.cli.session import connected, parse_kafka, target_of
-
     settings = parse_kafka(setting, "--setting")
-    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+    with options.client() as client:
         client.create_stream(stream, segments=segments, settings=settings, adopt=adopt)
-        _show([client.describe(stream)], as_json=json, title="Created", one=True)
+        _show([client.describe(stream)], as_json=options.json, title="Created", one=True)
 
 
 @app.command("list")
 def list_streams(
+    options: ClusterOptions,
     scope: Annotated[str | None, typer.Argument(metavar="SCOPE", help="Only this scope.")] = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """List streams."""
-    from anabranch.cli.session import connected, target_of
-
-    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+    with options.client() as client:
         found = sorted(client.streams(scope), key=lambda each: each.stream)
-    _show(found, as_json=json, title="Streams")
+    _show(found, as_json=options.json, title="Streams")
 
 
 @app.command("describe")
 def describe(
+    options: ClusterOptions,
     stream: StreamName,
     epochs: Annotated[
         bool, typer.Option("--epochs", "-e", help="Its epochs too, as the history tells of them.")
     ] = False,
     last: Last = 200,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Show a stream: its segments with their key ranges, and what its journal holds."""
     from anabranch.cli import history
-    from anabranch.cli.output import print_json, print_line, print_table
-    from anabranch.cli.session import connected, target_of
 
-    target = target_of(bootstrap, prefix, timeout, kafka)
-    with connected(target) as client:
+    with options.client() as client:
         found = client.describe(stream)
-    past = history.read_history(target, stream, last=last) if epochs else None
-    if json:
+    past = history.read_history(options.target(), stream, last=last) if epochs else None
+    if options.json:
         told = {"epochs": _epoch_documents(past)} if past is not None else {}
         print_json(document_of(found) | told)
         return
@@ -136,6 +109,7 @@ def describe(
 
 @app.command("scale")
 def scale(
+    options: ClusterOptions,
     stream: StreamName,
     segments: Annotated[
         int | None,
@@ -166,29 +140,18 @@ def scale(
             show_default=False,
         ),
     ] = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Change the segments of a stream, while transactions are open; nothing waits for them.
 
     Either --segments, or by hand --seal and --range, which have to cover exactly the same keys.
     """
-    from anabranch.cli.output import print_json
-    from anabranch.cli.segment_text import parse_range, parse_segment
-    from anabranch.cli.session import connected, target_of
-    from anabranch.errors import InvalidArgument
-
     sealed = [parse_segment(each) for each in seal or ()]
     opened = [parse_range(each) for each in ranges or ()]
     if (segments is None) == (not sealed and not opened):
         raise InvalidArgument("give --segments N, or --seal and --range")
-    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+    with options.client() as client:
         found = client.scale(stream, segments, seal=sealed, ranges=opened)
-    if json:
+    if options.json:
         print_json(document_of(found))
     else:
         _show_segments(found)
@@ -196,6 +159,7 @@ def scale(
 
 @app.command("draw")
 def draw_stream(
+    options: ClusterOptions,
     stream: StreamName,
     output: Annotated[
         Path | None,
@@ -208,27 +172,18 @@ def draw_stream(
         ),
     ] = None,
     last: Last = 200,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """Draw a stream's history as SVG: how its segments split and join, and what was committed in them."""
     from anabranch.cli import history
     from anabranch.cli.draw import draw
-    from anabranch.cli.output import count_of, print_json, print_line
-    from anabranch.cli.session import connected, target_of
 
-    target = target_of(bootstrap, prefix, timeout, kafka)
-    with connected(target) as client:
+    with options.client() as client:
         client.describe(stream)  # says so if there is no such stream
-    past = history.read_history(target, stream, last=last)
+    past = history.read_history(options.target(), stream, last=last)
     picture = draw(past.epochs, past.commits, f"Stream {stream}")
     if output is not None:
         output.write_text(picture, encoding="utf-8")
-    if json:
+    if options.json:
         print_json(
             {
                 "stream": stream,
@@ -245,63 +200,32 @@ def draw_stream(
 
 
 @app.command("recover")
-def recover(
-    stream: StreamName,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+def recover(options: ClusterOptions, stream: StreamName) -> None:
     """Take a LOST stream back, if its topics are those that it had."""
-    from anabranch.cli.output import print_json, print_line
-    from anabranch.cli.session import connected, target_of
-
-    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
-        found = client.recover_stream(stream)
-    if json:
-        print_json({"stream": stream, "state": found.state})
-    else:
-        print_line(f"{stream} is {found.state}")
+    with options.client() as client:
+        state = client.recover_stream(stream).state
+    print_result({"stream": stream, "state": state}, f"{stream} is {state}", as_json=options.json)
 
 
 @app.command("forget")
-def forget(
-    stream: StreamName,
-    yes: Yes = False,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+def forget(options: ClusterOptions, stream: StreamName, yes: Yes = False) -> None:
     """Take a LOST stream away for good, so that its name can be used again.
 
     What is left of its topics is deleted. Refused for a stream that is not LOST, and while a transaction that is
     not over has a part in it: settle that first.
     """
-    from anabranch.cli.asking import confirm
-    from anabranch.cli.output import print_json, print_line
-    from anabranch.cli.session import connected, target_of
-
-    target = target_of(bootstrap, prefix, timeout, kafka)
+    connecting = options.client()  # refuses wrong options before it asks
     confirm(f"All that is left of {stream} and its topics will be deleted for good.", yes=yes)
-    with connected(target) as client:
+    with connecting as client:
         client.forget_stream(stream)
-    if json:
-        print_json({"stream": stream, "state": "FORGOTTEN"})
-    else:
-        print_line(f"{stream} is forgotten: its name can be used again")
+    told = f"{stream} is forgotten: its name can be used again"
+    print_result({"stream": stream, "state": "FORGOTTEN"}, told, as_json=options.json)
 
 
 _EPOCH_COLUMNS = ("epoch", "copy of", "opened", "segments", "sealed", "commits", "events")
 
 
 def _epoch_rows(past: History) -> list[dict[str, Any]]:
-    from anabranch.core.hybrid_time import to_text
-
     rows = []
     for epoch in past.epochs:
         copied = epoch.reference_epoch if epoch.reference_epoch != epoch.stream_epoch else None
@@ -323,26 +247,12 @@ def _epoch_rows(past: History) -> list[dict[str, Any]]:
 def _epoch_documents(past: History) -> list[dict[str, Any]]:
     documents = []
     for epoch, row in zip(past.epochs, _epoch_rows(past), strict=True):
-        segments = [
-            {
-                "segment_id": s.segment_id,
-                "low": s.low,
-                "high": s.high,
-                "partition": s.partition,
-                "start_offset": s.start_offset,
-            }
-            for s in epoch.segments
-        ]
-        sealed = [{"segment_id": s.segment_id, "end_offset": s.end_offset} for s in epoch.sealed]
-        told = {"timestamp": epoch.timestamp, "segments": segments, "sealed": sealed}
-        documents.append(row | told)
+        told = asdict(epoch)
+        documents.append(row | {name: told[name] for name in ("timestamp", "segments", "sealed")})
     return documents
 
 
 def _show_segments(found: StreamDescription) -> None:
-    from anabranch.cli.output import print_table
-    from anabranch.cli.segment_text import segment_name
-
     print_table(
         f"{found.stream}: stream epoch {found.stream_epoch}, "
         f"reference epoch {found.reference_epoch}",
@@ -360,15 +270,7 @@ def document_of(found: StreamDescription) -> dict[str, Any]:
         "stream": found.stream,
         "stream_epoch": found.stream_epoch,
         "reference_epoch": found.reference_epoch,
-        "segments": [
-            {
-                "segment_id": s.segment_id,
-                "low": s.low,
-                "high": s.high,
-                "partition": s.partition,
-            }
-            for s in found.segments
-        ],
+        "segments": [asdict(segment) for segment in found.segments],
         "partitions": found.partitions,
         "settings": dict(found.settings),
         "rejected": dict(found.rejected),
@@ -384,8 +286,6 @@ def document_of(found: StreamDescription) -> dict[str, Any]:
 def _show(
     found: Sequence[StreamDescription], *, as_json: bool, title: str, one: bool = False
 ) -> None:
-    from anabranch.cli.output import print_json, print_table
-
     if as_json:
         documents = [document_of(each) for each in found]
         print_json(documents[0] if one else {"streams": documents})

@@ -7,23 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import (
-    DEFAULT_TIMEOUT_S,
-    Bootstrap,
-    Json,
-    Kafka,
-    KeyFile,
-    Prefix,
-    Timeout,
-    Verbose,
-    Yes,
-)
-from anabranch.topics.names import DEFAULT_PREFIX
+from anabranch.cli.asking import confirm
+from anabranch.cli.options import App, ClusterOptions, KeyFile, Yes
+from anabranch.cli.output import print_json, print_table, time_text
+from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import parse_txn_text
+from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from anabranch import Client, TransactionInfo
 
-app = typer.Typer(no_args_is_help=True, help="List, describe, abort and settle transactions.")
+app = App(no_args_is_help=True, help="List, describe, abort and settle transactions.")
 TxnIdText = Annotated[
     str, typer.Argument(metavar="ID", help="The transaction's id, 32 hexadecimal digits.")
 ]
@@ -31,25 +25,17 @@ TxnIdText = Annotated[
 
 @app.command("list")
 def list_transactions(
+    options: ClusterOptions,
     scope: Annotated[str | None, typer.Argument(metavar="SCOPE", help="Only this scope.")] = None,
     finished: Annotated[
         bool, typer.Option("--finished", "-f", help="Committed and aborted ones too.")
     ] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """List transactions: the open ones, the oldest first, or all that are still known, the newest first."""
-    from anabranch.cli.output import print_json, print_table, time_text
-    from anabranch.cli.session import connected, target_of
-
-    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+    with options.client() as client:
         found = list(client.transactions(scope=scope, finished=finished, limit=limit))
-    if json:
+    if options.json:
         print_json({"transactions": [document_of(each) for each in found]})
         return
     print_table(
@@ -64,62 +50,34 @@ def list_transactions(
 
 
 @app.command("describe")
-def describe(
-    txn: TxnIdText,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+def describe(options: ClusterOptions, txn: TxnIdText) -> None:
     """Show a transaction: its state and outcome, its streams and writers."""
-    from anabranch.cli.session import connected, target_of
-    from anabranch.core.ids import parse_txn_text
-
     txn_id = parse_txn_text(txn)
-    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
-        _show(client.state(txn_id), as_json=json)
+    with options.client() as client:
+        _show(client.state(txn_id), as_json=options.json)
 
 
 @app.command("abort")
-def abort(
-    txn: TxnIdText,
-    key_file: KeyFile = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+def abort(options: ClusterOptions, txn: TxnIdText, key_file: KeyFile = None) -> None:
     """Abort an open transaction, as an operator.
 
     Only a token allows that, and only who holds the controllers' key file can make one for an id:
     run this where the key file is, or give it with --key-file. Programs that hold the
     transaction's token call client.abort(token) instead.
     """
-    from anabranch.cli.session import connected, target_of
-    from anabranch.core.ids import parse_txn_text
-
     txn_id = parse_txn_text(txn)
     key = operator_key(key_file)
-    with connected(target_of(bootstrap, prefix, timeout, kafka)) as client:
+    with options.client() as client:
         client.abort(_operator_token(client, txn_id, key), reason="aborted by an operator")
-        _show(client.state(txn_id), as_json=json)
+        _show(client.state(txn_id), as_json=options.json)
 
 
 @app.command("settle")
 def settle(
+    options: ClusterOptions,
     txn: TxnIdText,
     yes: Yes = False,
     key_file: KeyFile = None,
-    bootstrap: Bootstrap = None,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Json = False,
-    verbose: Verbose = False,
 ) -> None:
     """End a transaction whose merge can't go on, as one of its streams is LOST: it is aborted in all of them.
 
@@ -127,21 +85,17 @@ def settle(
     read the topics of its other streams plainly may have seen events of it, and go on seeing them; snapshots,
     ordered readers and Spark never do. Needs the controllers' key file, as abort does.
     """
-    from anabranch.cli.asking import confirm
-    from anabranch.cli.session import connected, target_of
-    from anabranch.core.ids import parse_txn_text
-
     txn_id = parse_txn_text(txn)
     key = operator_key(key_file)
-    target = target_of(bootstrap, prefix, timeout, kafka)
+    connecting = options.client()  # refuses wrong options before it asks
     confirm(
         f"Transaction {txn_id.hex()} will be aborted in all its streams for good. Events of it that stand in their "
         "topics stay there for consumers that read them plainly.",
         yes=yes,
     )
-    with connected(target) as client:
+    with connecting as client:
         client.settle(_operator_token(client, txn_id, key), reason="settled by an operator")
-        _show(client.state(txn_id), as_json=json)
+        _show(client.state(txn_id), as_json=options.json)
 
 
 def _operator_token(client: Client, txn_id: bytes, key: bytes) -> bytes:
@@ -155,7 +109,6 @@ def _operator_token(client: Client, txn_id: bytes, key: bytes) -> bytes:
 
 def operator_key(key_file: Path | None) -> bytes:
     """The controllers' key; never makes one, for a new key would sign for nobody."""
-    from anabranch.errors import InvalidArgument
     from anabranch.processors.keyfile import key_path, load_or_create
 
     path = key_path(key_file)
@@ -169,9 +122,6 @@ def operator_key(key_file: Path | None) -> bytes:
 
 def document_of(info: TransactionInfo) -> dict[str, Any]:
     """A transaction as JSON."""
-    from anabranch.cli.output import time_text
-    from anabranch.core.hybrid_time import to_text
-
     return {
         "txn_id": info.txn_id.hex(),
         "state": info.state,
@@ -201,8 +151,6 @@ def document_of(info: TransactionInfo) -> dict[str, Any]:
 
 
 def _show(info: TransactionInfo, *, as_json: bool) -> None:
-    from anabranch.cli.output import print_json, print_table
-
     document = document_of(info)
     if as_json:
         print_json(document)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from anabranch.cli.quickstart.child import Orders, Role, Say
+from anabranch.cli.quickstart.child import Orders, Say
 from anabranch.cli.quickstart.events import Kind, Small, kind_of, stream_of, writer_of
 from anabranch.cli.quickstart.rows import RowCheck, StreamReport
 from anabranch.cli.quickstart.source import TABLES, Table, find_source
@@ -112,6 +112,3 @@ def _events(stream: str, target: Target) -> Any:
                     raise RuntimeError(f"the check's consumer failed: {error}")
     finally:
         consumer.close()
-
-
-ROLES: dict[str, Role] = {"checker": run}

@@ -54,31 +54,32 @@ def say(what: str, **fields: Any) -> None:
     sys.stdout.flush()
 
 
-_HOMES = {
-    "compiler": "writers",
-    "maker": "writers",
-    "driver": "writers",
-    "writer": "writers",
-    "committer": "writers",
-    "aborter": "writers",
-    "asker": "writers",
-    "ticker": "ticker",
-    "ender": "ticker",
-    "plain": "observers",
-    "reader": "observers",
-    "transactions": "observers",
-    "checker": "checker",
-    "member": "order_reader",
-    "order-checker": "order_check",
-    "scaler": "historian",
-    "historian": "historian",
+# Each role's module and function. A module is imported by need: a writer should not pay for what
+# an observer imports.
+_ROLES = {
+    "compiler": ("writers", "compile_code"),
+    "maker": ("writers", "make"),
+    "driver": ("writers", "drive"),
+    "writer": ("writers", "write"),
+    "committer": ("writers", "commit"),
+    "aborter": ("writers", "abort"),
+    "asker": ("writers", "ask"),
+    "ticker": ("ticker", "run"),
+    "ender": ("ticker", "end"),
+    "plain": ("observers", "watch_plain"),
+    "reader": ("observers", "read_events"),
+    "transactions": ("observers", "read_whole"),
+    "checker": ("checker", "run"),
+    "member": ("order_reader", "read_in_order"),
+    "order-checker": ("order_check", "check"),
+    "scaler": ("historian", "scale"),
+    "historian": ("historian", "tell"),
 }
 
 
 def _role_of(name: str) -> Role:
-    # Imported by need: a writer should not pay for what an observer imports.
-    module = import_module(f"anabranch.cli.quickstart.{_HOMES[name]}")
-    role: Role = module.ROLES[name]
+    module, function = _ROLES[name]
+    role: Role = getattr(import_module(f"anabranch.cli.quickstart.{module}"), function)
     return role
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from anabranch.cli.cluster import ControllerProcess, await_leader
 from anabranch.cli.quickstart.findings import Killed
 from anabranch.cli.session import Target
-from anabranch.processors.config import ControllerOptions
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -108,22 +107,18 @@ class Controllers:
 
     def __init__(self, target: Target, folder: Path) -> None:
         """Nothing is started yet."""
-        self._plain = self._make("controller-1", target, folder)
-        self._armed = self._make("controller-2", target, folder)
-        self.both = [self._plain, self._armed]
-
-    @staticmethod
-    def _make(name: str, target: Target, folder: Path) -> ControllerProcess:
-        options = ControllerOptions(
-            bootstrap=target.bootstrap,
-            data_dir=folder / name,
-            prefix=target.prefix,
-            key_file=folder / "token.key",
-            session_timeout_s=SESSION_TIMEOUT_S,
-            status_file=folder / f"{name}.status.json",
-            kafka=target.kafka,
-        )
-        return ControllerProcess(name, options, folder / f"{name}.log")
+        self.both = [
+            ControllerProcess.inside(
+                folder,
+                name,
+                target.bootstrap,
+                SESSION_TIMEOUT_S,
+                prefix=target.prefix,
+                kafka=target.kafka,
+            )
+            for name in ("controller-1", "controller-2")
+        ]
+        self._plain, self._armed = self.both
 
     def start(self) -> None:
         """Starts the plain one, which leads, and then the armed one."""

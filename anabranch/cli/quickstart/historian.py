@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anabranch.cli.quickstart.child import Orders, Role, Say
+from anabranch.cli.quickstart.child import Orders, Say
 from anabranch.cli.quickstart.writers import target_from
 from anabranch.cli.session import connected
 
@@ -61,6 +61,3 @@ def tell(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
             for epoch in past.epochs
         ],
     )
-
-
-ROLES: dict[str, Role] = {"scaler": scale, "historian": tell}

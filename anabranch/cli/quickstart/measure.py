@@ -8,7 +8,6 @@ from typing import Any
 from anabranch.cli.quickstart.checks import percentile
 from anabranch.cli.quickstart.processes import Message
 
-SLOW_S = 1.0
 STEP_S = 0.25
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from anabranch.cli.quickstart.child import Orders, Role, Say
+from anabranch.cli.quickstart.child import Orders, Say
 from anabranch.cli.quickstart.events import Kind, Small, kind_of, stream_of, writer_of
 from anabranch.cli.quickstart.source import TABLES
 from anabranch.cli.quickstart.ticker import END, END_EVENTS
@@ -230,10 +230,3 @@ def read_whole(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
             if "big" in sightings.totals():
                 say("big", count=sightings.totals()["big"])
     say("report", transactions=transactions)
-
-
-ROLES: dict[str, Role] = {
-    "plain": watch_plain,
-    "reader": read_events,
-    "transactions": read_whole,
-}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from anabranch.cli.quickstart.child import Orders, Role, Say
+from anabranch.cli.quickstart.child import Orders, Say
 from anabranch.cli.quickstart.events import Kind
 from anabranch.cli.quickstart.order_reader import Note, digest_of
 from anabranch.cli.quickstart.rows import Differences
@@ -155,6 +155,3 @@ def check(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
         raise TimeoutError("nobody wanted the comparison")
     report = order_check.check(Note.read(Path(path)) for path in parameters["files"])
     say("ordered", **asdict(report))
-
-
-ROLES: dict[str, Role] = {"order-checker": check}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
-from anabranch.cli.quickstart.child import Orders, Role, Say
+from anabranch.cli.quickstart.child import Orders, Say
 from anabranch.cli.quickstart.events import Kind, Small, kind_of
 from anabranch.cli.quickstart.ticker import END
 from anabranch.cli.quickstart.writers import target_from
@@ -104,6 +104,3 @@ def _note(event: Event, digests: dict[bytes | None, bytes]) -> Note:
         small.number if small else -1,
         small.index if small else -1,
     )
-
-
-ROLES: dict[str, Role] = {"member": read_in_order}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from anabranch.cli.quickstart.child import Orders, Role, Say
+from anabranch.cli.quickstart.child import Orders, Say
 from anabranch.cli.quickstart.events import Small, stream_of
 from anabranch.cli.quickstart.source import TABLES, Table, find_source
 from anabranch.cli.quickstart.writers import target_from
@@ -76,6 +76,3 @@ def end(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
             txn.write(stream, event.to_bytes(), f"end-{index}".encode())
         txn.commit()
     say("finished")
-
-
-ROLES: dict[str, Role] = {"ticker": run, "ender": end}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from anabranch.cli.quickstart.child import Orders, Role, Say
+from anabranch.cli.quickstart.child import Orders, Say
 from anabranch.cli.quickstart.events import BY_HEADER, stream_of
 from anabranch.cli.quickstart.source import TABLES, find_source
 from anabranch.cli.session import Target, connected
@@ -127,14 +127,3 @@ def ask(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
             commit_timestamp=result.commit_timestamp if result else None,
             committed=result.counts.committed if result else None,
         )
-
-
-ROLES: dict[str, Role] = {
-    "compiler": compile_code,
-    "maker": make,
-    "driver": drive,
-    "writer": write,
-    "committer": commit,
-    "aborter": abort,
-    "asker": ask,
-}
