@@ -19,7 +19,7 @@ from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.memory import MemoryLog
-from anabranch.topics.names import commands_topic, control_topic, stream_topic
+from anabranch.topics.names import commands_topic, control_topic, stream_topic, topics_of
 from anabranch.topics.records import Record
 from tests.processors.world import World
 
@@ -209,8 +209,9 @@ def test_what_can_not_be_foreseen_is_found_by_halves() -> None:
     """One refused among five hundred took a round for each of them."""
     play = Play()
     play.world.stream(play.leader, "nyc/small", 1)
-    place = TopicPartition(stream_topic("nyc/small"), 0)
-    play.world.cluster.partition(place).config["max.message.bytes"] = "20000"
+    for topic in topics_of("nyc/small")[:2]:
+        config = play.world.cluster.partition(TopicPartition(topic, 0)).config
+        config["max.message.bytes"] = "20000"
     before = play.leader.rounds
     asked, others = play.among(play.shot("nyc/small", bytes(30_000)), 300, 200)
     play.until(lambda: play.served([asked, others[-1]]), 100)

@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 
 from anabranch.core.ids import NO_TXN
-from anabranch.ports import TopicPartition
+from anabranch.ports import LogRefused, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, CreateStream, Event, FindScope, OneShot, Outcome
+from anabranch.topics.memory_partition import Partition
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from anabranch.topics.records import Record, encode_batch
 from tests.processors.world import World
@@ -78,12 +79,19 @@ def test_a_round_with_a_one_shot_puts_them_into_one_batch(world: World) -> None:
         assert sum(not entry.is_control for entry in log.entries) == 1
 
 
-def test_what_the_stream_refuses_is_passed_over_alone(world: World) -> None:
-    """The stream's limit was lowered by hand: what is too big is counted, all else is committed."""
+def test_what_the_stream_refuses_is_passed_over_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings are as they must be, and the broker refuses the data: it is counted, all else is committed."""
     controller = led(world)
-    for partition in range(2):
-        place = TopicPartition(stream_topic(STREAM), partition)
-        world.cluster.partition(place).config["max.message.bytes"] = str(LIMIT)
+    check = Partition.check
+
+    def checked(partition: Partition, data: bytes, now_ms: int) -> object:
+        if partition.name.topic == stream_topic(STREAM) and len(data) > LIMIT:
+            raise LogRefused("too large", 10, (partition.name.topic,))
+        return check(partition, data, now_ms)
+
+    monkeypatch.setattr(Partition, "check", checked)
     put(world, 0, b"before")
     put(world, 0, b"x" * 3 * LIMIT)
     put(world, 0, b"after")
