@@ -321,6 +321,42 @@ def test_a_stream_given_up_is_taken_back_with_its_old_topics(mended: str) -> Non
     assert play.one_shot(OTHER) == "COMMITTED"
 
 
+def test_a_stream_that_may_not_be_looked_at_is_not_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor does it end leading, which began with the same look."""
+    play = Play()
+    cluster = play.world.cluster
+    topic = stream_topic(GONE)
+    info = cluster.topics[topic]
+    kept = {place: log for place, log in cluster.partitions.items() if place.topic == topic}
+    cluster.delete_topic(topic)
+    assert play.one_shot(GONE) == "NotReady"
+    play.play(60, 60.0)
+    assert play.one_shot(GONE) == "StreamLost"
+    cluster.topics[topic] = info
+    cluster.partitions.update(kept)
+    describe = MemoryLog.describe_topics
+
+    def described(self: MemoryLog, names: Sequence[str]) -> dict[str, TopicInfo]:
+        if topic in names:
+            raise LogRefused("TOPIC_AUTHORIZATION_FAILED", FORBIDDEN, (topic,))
+        return describe(self, names)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "describe_topics", described)
+        asked = play.world.send(RecoverStream(GONE))
+        play.play(2)
+        play.lead_anew()
+        assert play.one_shot(OTHER) == "COMMITTED"
+        play.play(30, 15.0)
+        refused = play.world.reply(asked)
+        assert isinstance(refused, Refusal)
+        assert (refused.code, play.one_shot(GONE)) == ("NotReady", "StreamLost")
+    assert play.ask(RecoverStream(GONE)).streams[0].state == ACTIVE
+    assert play.one_shot(GONE) == "COMMITTED"
+
+
 def test_commands_answered_from_the_past_end_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play()
     fetch = MemoryLog.fetch
