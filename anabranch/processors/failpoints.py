@@ -173,8 +173,10 @@ class FailingLog:
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         return _around(self._hook, "describe_topics", lambda: self._log.describe_topics(names))
 
-    def is_gone(self, topic: str, partitions: int) -> bool:
-        return _around(self._hook, "is_gone", lambda: self._log.is_gone(topic, partitions))
+    def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
+        return _around(
+            self._hook, "is_gone", lambda: self._log.is_gone(topic, partitions, topic_id)
+        )
 
     def close(self) -> None:
         self._log.close()

@@ -127,6 +127,7 @@ class KafkaLog:
                     try:
                         result.update(self._take(one, committed, limit, failed))
                         self._silent.pop(one.node, None)
+                        self._cluster.trust(one.address)
                     except ConnectionBroken as error:
                         broken.append(error)
                         self._pass_over(one.node, list(one.positions), error, failed)
@@ -369,13 +370,13 @@ class KafkaLog:
             lambda: kafka_admin.describe_topics(self._cluster, names, deadline),
         )
 
-    def is_gone(self, topic: str, partitions: int) -> bool:
+    def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         """See `anabranch.ports.Log.is_gone`."""
-        deadline = self._cluster.deadline()
+        deadline = self._cluster.soon(self._cluster.deadline())
         return self._cluster.repeat(
             "ask whether a topic is gone",
             deadline,
-            lambda: kafka_admin.is_gone(self._cluster, topic, partitions, deadline),
+            lambda: kafka_admin.is_gone(self._cluster, topic, partitions, topic_id, deadline),
         )
 
     def close(self) -> None:

@@ -267,13 +267,15 @@ class MemoryLog:
         self.called("describe_topics.after")
         return result
 
-    def is_gone(self, topic: str, partitions: int) -> bool:
+    def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         """See `anabranch.ports.Log.is_gone`."""
         self.called("is_gone")
         with self.cluster.lock:
             found = self.cluster.topics.get(topic)
         self.called("is_gone.after")
-        return found is None or found.partitions < partitions
+        if found is None or found.partitions < partitions:
+            return True
+        return bool(topic_id) and found.topic_id != topic_id
 
     def close(self) -> None:
         """See `anabranch.ports.Log.close`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -287,6 +288,25 @@ def test_one_brokers_word_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) -> N
     play.play(50, 200.0)
     assert play.stream_state(GONE) == WAITING
     assert play.state(txn_id)[0] == "OPEN"
+    monkeypatch.undo()
+    play.play(10, 20.0)
+    assert play.one_shot(GONE) == "COMMITTED"
+
+
+def test_one_brokers_other_id_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows a former stream of that name, which was forgotten."""
+    play = Play()
+    describe = MemoryLog.describe_topics
+
+    def described(self: MemoryLog, names: Sequence[str]) -> dict[str, TopicInfo]:
+        found = describe(self, names)
+        topic = stream_topic(GONE)
+        return found | {name: replace(found[name], topic_id="x") for name in found if name == topic}
+
+    monkeypatch.setattr(MemoryLog, "describe_topics", described)
+    play.controller._lookout.look(play.controller.state, {GONE})
+    play.play(50, 200.0)
+    assert play.stream_state(GONE) == WAITING
     monkeypatch.undo()
     play.play(10, 20.0)
     assert play.one_shot(GONE) == "COMMITTED"
