@@ -160,8 +160,13 @@ class Log(Protocol):
     ) -> dict[TopicPartition, int]:
         """High watermarks, or last stable offsets if ``committed``. ``failed``: as in `fetch`."""
 
-    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Log start offsets."""
+    def start_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
+    ) -> dict[TopicPartition, int]:
+        """Log start offsets. ``failed``: as in `fetch`."""
 
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
@@ -207,10 +212,13 @@ class Log(Protocol):
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """The topics of these names that exist, as one broker knows them: it may be behind."""
 
-    def is_gone(self, topic: str, partitions: int) -> bool:
+    def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         """Whether the topic does not exist, or has fewer partitions: by the word of the brokers' quorum.
 
+        Or whether it has another id than ``topic_id`` (if that is known): by the word of every broker.
+
         Nothing is changed: the topic's creation, or its growth to ``partitions``, is asked for as a dry run.
+        Brokers that don't answer soon are not waited for.
         """
 
     def close(self) -> None:

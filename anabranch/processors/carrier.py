@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from anabranch.core import rows as k
-from anabranch.core.decide_merge import runs_to_carry
+from anabranch.core.decide_merge import TORN, runs_to_carry
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.state import State
@@ -35,7 +35,7 @@ from anabranch.ports import (
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CarryRow
 from anabranch.topics.builder import BatchBuilder
-from anabranch.topics.journal_reader import JournalReaders, records_gone
+from anabranch.topics.journal_reader import JournalReaders, are_gone, records_gone
 from anabranch.topics.names import journal_topic, stream_topic
 from anabranch.topics.splice import Piece, Splice, batch_limit
 
@@ -129,6 +129,9 @@ class Lane:
         except OffsetOutOfRange as error:
             self._read_anew()
             producer.abort()
+            start = self._log.start_offsets([error.partition], failed={}).get(error.partition, 0)
+            if start <= error.position:  # a broker that is behind ends before it
+                raise LogUnavailable(str(error), error.topics) from error
             raise records_gone(error) from error
         producer.commit()
         if job.row.done:
@@ -265,7 +268,9 @@ class Carriers:
             else:
                 log.warning("a decided merge can't be carried on: %s", told.error)
                 self.failed.append(told.error)
-                self._trouble[told.key[0]] = f"{IN_TROUBLE}: {told.error}"
+                self._trouble[told.key[0]] = (
+                    TORN if are_gone(told.error) else f"{IN_TROUBLE}: {told.error}"
+                )
                 self._forget(told.key)
                 self._not_before_ms[told.key] = wall_ms + RETRY_MS
         return rows

@@ -108,8 +108,8 @@ def write_round(
         LogUncertain, LogFenced: lead anew.
         TableError: the round has happened; the table can't follow.
     """
-    _find_starts(to.log, round_, tails)
     try:
+        _find_starts(to.log, round_, tails)
         done = _append(to, producer, round_, state, tails, wall_ms, to.foresight)
         if done is None:
             producer.abort()
@@ -146,7 +146,11 @@ def _find_starts(log: Log, round_: Round, tails: Mapping[str, Tail]) -> None:
             new = [s.partition for s in step.segments if s.partition not in known]
             if new:
                 topic = stream_topic(step.stream)
-                ends = log.end_offsets([TopicPartition(topic, p) for p in new], committed=False)
+                places = [TopicPartition(topic, p) for p in new]
+                failed: dict[TopicPartition, LogError] = {}
+                ends = log.end_offsets(places, committed=False, failed=failed)
+                for error in failed.values():
+                    raise error
                 found = {place.partition: end for place, end in ends.items()}
                 round_.history[i] = step._replace(starts={**step.starts, **found})
 

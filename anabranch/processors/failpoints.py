@@ -117,8 +117,17 @@ class FailingLog:
             lambda: self._log.end_offsets(partitions, committed=committed, failed=failed),
         )
 
-    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return _around(self._hook, "start_offsets", lambda: self._log.start_offsets(partitions))
+    def start_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
+    ) -> dict[TopicPartition, int]:
+        return _around(
+            self._hook,
+            "start_offsets",
+            lambda: self._log.start_offsets(partitions, failed=failed),
+        )
 
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
@@ -164,8 +173,10 @@ class FailingLog:
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         return _around(self._hook, "describe_topics", lambda: self._log.describe_topics(names))
 
-    def is_gone(self, topic: str, partitions: int) -> bool:
-        return _around(self._hook, "is_gone", lambda: self._log.is_gone(topic, partitions))
+    def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
+        return _around(
+            self._hook, "is_gone", lambda: self._log.is_gone(topic, partitions, topic_id)
+        )
 
     def close(self) -> None:
         self._log.close()

@@ -64,9 +64,12 @@ class Growth:
                     yield stream, partitions
 
     def close(self) -> None:
-        """Wait for what is under way: it is harmless, and whoever leads next does it again."""
+        """What is under way is not waited for: whoever leads next does it again.
+
+        It adds to topics that are there; to those of a later stream of that name, too, as anybody's hand may.
+        """
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)
         self._under_way.clear()
 
     def _begin(self, stream: str, partitions: int) -> Future[dict[int, int]]:

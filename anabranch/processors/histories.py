@@ -65,7 +65,10 @@ class Histories:
         topic = stream_topic(stream)
         history = TopicPartition(history_topic(stream), 0)
         places = [TopicPartition(topic, p) for p in range(partitions)]
-        starts = self._log.start_offsets([*places, history])
+        failed: dict[TopicPartition, LogError] = {}
+        starts = self._log.start_offsets([*places, history], failed=failed)
+        for error in failed.values():
+            raise error
         begins = starts.pop(history)
         if not any(starts.values()):
             return None

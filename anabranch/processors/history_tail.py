@@ -58,9 +58,9 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
     deadline = clock.monotonic() + DEADLINE_S
     failed: dict[TopicPartition, LogError] = {}
     end = log.end_offsets([partition], committed=False, failed=failed).get(partition, 0)
+    start = log.start_offsets([partition], failed=failed).get(partition, 0)
     for error in failed.values():
         raise error
-    start = log.start_offsets([partition])[partition]
     window = _WINDOW
     while True:
         low = max(start, end - window)

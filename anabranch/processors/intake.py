@@ -260,17 +260,22 @@ class Intake:
         Raises: TopicGone, not certain: the journal seems to end before it. LogUnavailable: commands, or control.
         """
         place = error.partition
-        start = self.log.start_offsets([place])[place]
+        everybodys = place in (self._commands_partition, self._control_partition)
+        failed: dict[TopicPartition, LogError] = {}
+        found = self.log.start_offsets([place], failed=None if everybodys else failed)
+        start = found.get(place, error.position)
         if start > error.position:
             return start
-        if place in (self._commands_partition, self._control_partition):
+        if everybodys:
             raise LogUnavailable(
                 f"{error}: a broker that is behind answers so; if the topic was deleted and made again, delete "
                 f"{status_topic(self.settings.prefix)} too, or let the position pass"
             )
-        end = self.log.end_offsets([place], committed=False)[place]
-        if end < error.position:
-            raise made_anew(place, end, error.position, certain=False)
+        ends = self.log.end_offsets([place], committed=False, failed=failed)
+        for problem in failed.values():
+            raise problem
+        if ends[place] < error.position:
+            raise made_anew(place, ends[place], error.position, certain=False)
         raise LogUnavailable(str(error), (place.topic,))
 
     def _journal_positions(self, state: State) -> list[tuple[TopicPartition, tuple[str, int]]]:

@@ -223,20 +223,12 @@ class Lookout:
                 return None
 
     def _is_gone(self, state: State, stream: str) -> bool:
-        """Whether a topic is gone by the word of the brokers' quorum, or is another one by its id."""
+        """Whether a topic is gone by the word of the brokers' quorum, or is another one by that of all."""
         row = state.streams[stream]
         names = topics_of(stream)
+        counts = row.partitions, row.partitions, 1
         try:
-            found = self.log.describe_topics(names)
-            if row.topic_ids and any(
-                name in found and found[name].topic_id != topic_id
-                for name, topic_id in zip(names, row.topic_ids, strict=True)
-            ):
-                return True
-            return any(
-                self.log.is_gone(name, 1 if name == history_topic(stream) else row.partitions)
-                for name in names
-            )
+            return any(map(self.log.is_gone, names, counts, row.topic_ids or ("", "", "")))
         except LogError as error:
             log.warning("%s: it can't be asked whether its topics are gone: %s", stream, error)
             return False

@@ -31,7 +31,7 @@ from anabranch.errors import (
     NotReady,
     TopicMisconfigured,
 )
-from anabranch.ports import Clock, Log, LogFenced, LogRefused, TableError, TopicInfo
+from anabranch.ports import Clock, Log, LogError, LogFenced, LogRefused, TableError, TopicInfo
 from anabranch.processors.cleanup import Cutter
 from anabranch.processors.growth import Growth
 from anabranch.processors.history_tail import load_tail
@@ -44,7 +44,7 @@ log = logging.getLogger("anabranch.controller")
 Done = Callable[[Turn], None]  # puts into a turn what was done
 LOOK_AGAIN_S = 0.1  # how soon it is looked whether deleted topics are gone
 GIVE_UP_S = 30.0  # … and how long
-TRIES = 3  # to create a stream whose brokers don't answer
+TRIES = 3  # to create, delete or find a stream's topics while brokers don't answer, or refuse
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class StreamTopics:
         self._cutter = cutter
         self._growth = Growth(log, threads=threads)
         self._deleting: dict[str, _Deleting] = {}
-        self._tried: dict[str, tuple[int, float]] = {}  # to create; how often, and when again
+        self._tried: dict[str, tuple[int, float]] = {}  # in vain; how often, and when again
         self.missed: set[str] = set()  # streams of which a topic was not found
 
     @property
@@ -93,10 +93,8 @@ class StreamTopics:
                 if created is not None:
                     self._tried.pop(row.stream, None)
                     yield row.stream, created
-            elif row.state == RECOVERING:
-                yield row.stream, self._recover(row)
-            elif row.state == FORGETTING:
-                done = self._delete(row.stream)
+            elif row.state in (RECOVERING, FORGETTING):
+                done = self._contained(row)
                 if done is not None:
                     yield row.stream, done
         for stream, grown in self._growth.step(state, waiting):
@@ -115,7 +113,7 @@ class StreamTopics:
         return None
 
     def close(self) -> None:
-        """Wait for what is under way: it is harmless, and whoever leads next does it again."""
+        """See `Growth.close`."""
         self._growth.close()
 
     def _create(self, row: StreamRow, state: State) -> Done | None:
@@ -155,10 +153,36 @@ class StreamTopics:
             return partial(stream_created, stream=row.stream, starts=starts, topic_ids=ids)
         return partial(stream_refused, stream=row.stream, error=error)
 
+    def _contained(self, row: StreamRow) -> Done | None:
+        """A step of taking back, or of deleting. If the log fails, it is tried again, a few times; then refused.
+
+        Leading goes on: it would begin with the same step, and end of it again. None: look again.
+        """
+        stream, recovering = row.stream, row.state == RECOVERING
+        tries, again_at = self._tried.get(stream, (0, 0.0))
+        if self._clock.monotonic() < again_at:
+            return None
+        try:
+            return self._recover(row) if recovering else self._delete(stream)
+        except LogFenced:
+            raise
+        except LogError as trouble:
+            tries += 1
+            log.warning("the topics of %s, %s, try %d: %s", stream, row.state, tries, trouble)
+            now, under_way = self._clock.monotonic(), self._deleting.get(stream)
+            if tries < TRIES and (under_way is None or now < under_way.give_up_at):
+                self._tried[stream] = tries, now + LOOK_AGAIN_S * 10**tries
+                return None
+            self._forget(stream)
+            error = NotReady(f"the brokers don't do now what this needs: {trouble}")
+            refused = recovery_refused if recovering else forget_refused
+            return partial(refused, stream=stream, error=error)
+
     def _recover(self, row: StreamRow) -> Done:
         """Hold the topics of a stream that was given up against those that it had."""
         names = topics_of(row.stream)
         found = self._log.describe_topics(names)
+        self._forget(row.stream)
         for name, topic_id in zip(names, row.topic_ids, strict=False):
             info = found.get(name)
             least = 1 if name == names[2] else row.partitions
@@ -198,7 +222,7 @@ class StreamTopics:
         known = self._log.describe_topics([self._witness, *names])
         found = [known[name] for name in names if name in known]
         if self._witness in known and not found:
-            del self._deleting[stream]
+            self._forget(stream)
             return partial(stream_forgotten, stream=stream)
         if now >= under_way.give_up_at:
             wrong = _names(found) or "topics that can't be looked for"
@@ -214,8 +238,12 @@ class StreamTopics:
         return partial(prove_lead, stream=stream) if found else None
 
     def _refused(self, stream: str, error: AnabranchError) -> Done:
-        del self._deleting[stream]
+        self._forget(stream)
         return partial(forget_refused, stream=stream, error=error)
+
+    def _forget(self, stream: str) -> None:
+        self._deleting.pop(stream, None)
+        self._tried.pop(stream, None)
 
 
 def _check_names(stream: str, state: State) -> None:

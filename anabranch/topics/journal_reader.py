@@ -34,6 +34,11 @@ def records_gone(why: OffsetOutOfRange | str) -> LogRefused:
     return LogRefused(f"its journal records are gone: {why}", _OFFSET_OUT_OF_RANGE)
 
 
+def are_gone(error: LogError) -> bool:
+    """Whether it is `records_gone`."""
+    return isinstance(error, LogRefused) and error.error == _OFFSET_OUT_OF_RANGE
+
+
 class JournalReaders:
     """A reader for each journal partition, kept from merge to merge.
 

@@ -285,8 +285,12 @@ def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
     return found.partitions
 
 
-def is_gone(cluster: Cluster, topic: str, partitions: int, deadline: float) -> bool:
-    """See `anabranch.ports.Log.is_gone`. Both requests are answered by the quorum's controller."""
+def is_gone(cluster: Cluster, topic: str, partitions: int, topic_id: str, deadline: float) -> bool:
+    """See `anabranch.ports.Log.is_gone`. Both dry runs are answered by the quorum's controller."""
+    if topic_id:
+        ids = cluster.ids(topic, deadline)
+        if ids and all(found not in ("", topic_id) for found in ids):
+            return True
     answers = _create(cluster, [TopicSpec(topic, partitions)], deadline, dry=True)
     if int(answers[0].error_code) == NONE:
         return True

@@ -127,6 +127,7 @@ class KafkaLog:
                     try:
                         result.update(self._take(one, committed, limit, failed))
                         self._silent.pop(one.node, None)
+                        self._cluster.trust(one.address)
                     except ConnectionBroken as error:
                         broken.append(error)
                         self._pass_over(one.node, list(one.positions), error, failed)
@@ -267,9 +268,11 @@ class KafkaLog:
         """See `anabranch.ports.Log.end_offsets`."""
         return self._offsets(partitions, _LATEST, committed=committed, failed=failed)
 
-    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def start_offsets(
+        self, partitions: Iterable[TopicPartition], *, failed: Failed | None = None
+    ) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.start_offsets`."""
-        return self._offsets(partitions, _EARLIEST, committed=False)
+        return self._offsets(partitions, _EARLIEST, committed=False, failed=failed)
 
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
@@ -367,13 +370,13 @@ class KafkaLog:
             lambda: kafka_admin.describe_topics(self._cluster, names, deadline),
         )
 
-    def is_gone(self, topic: str, partitions: int) -> bool:
+    def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         """See `anabranch.ports.Log.is_gone`."""
-        deadline = self._cluster.deadline()
+        deadline = self._cluster.soon(self._cluster.deadline())
         return self._cluster.repeat(
             "ask whether a topic is gone",
             deadline,
-            lambda: kafka_admin.is_gone(self._cluster, topic, partitions, deadline),
+            lambda: kafka_admin.is_gone(self._cluster, topic, partitions, topic_id, deadline),
         )
 
     def close(self) -> None:

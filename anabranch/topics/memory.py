@@ -7,7 +7,7 @@ switch to another process, raise a crash, or inject an error before or after the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 
 from anabranch.ports import Fetched, LogBusy, LogError, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics.memory_broker import MemoryBroker
@@ -59,6 +59,18 @@ class MemoryLog:
         """`LogError` unless it can be read."""
         self.cluster.troubles.check_read(partition, self.process)
         return self.cluster.partition(partition)
+
+    def _all_readable(
+        self, places: Sequence[TopicPartition], failed: Failed | None
+    ) -> Iterator[tuple[TopicPartition, Partition]]:
+        """Those that can be read; ``failed`` takes the others, without it their error is raised."""
+        for place in places:
+            try:
+                yield place, self._readable(place)
+            except LogError as error:
+                if failed is None:
+                    raise
+                failed[place] = error
 
     def _end(self, partition: TopicPartition, end: int) -> int:
         return self.cluster.troubles.end(partition, self.process, end)
@@ -135,26 +147,23 @@ class MemoryLog:
         with self.cluster.lock:
             self.cluster.settle()
             result = {}
-            for name in places:
-                try:
-                    partition = self._readable(name)
-                except LogError as error:
-                    if failed is None:
-                        raise
-                    failed[name] = error
-                    continue
+            for name, partition in self._all_readable(places, failed):
                 end = partition.stable_offset if committed else partition.end_offset
                 result[name] = self._end(name, end)
         self.called("end_offsets.after")
         return result
 
-    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def start_offsets(
+        self, partitions: Iterable[TopicPartition], *, failed: Failed | None = None
+    ) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.start_offsets`."""
         self.called("start_offsets")
         places = list(partitions)
-        self._await(places)
+        self._await(places, failed)
         with self.cluster.lock:
-            result = {name: self._readable(name).start_offset for name in places}
+            result = {
+                name: found.start_offset for name, found in self._all_readable(places, failed)
+            }
         self.called("start_offsets.after")
         return result
 
@@ -258,13 +267,15 @@ class MemoryLog:
         self.called("describe_topics.after")
         return result
 
-    def is_gone(self, topic: str, partitions: int) -> bool:
+    def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         """See `anabranch.ports.Log.is_gone`."""
         self.called("is_gone")
         with self.cluster.lock:
             found = self.cluster.topics.get(topic)
         self.called("is_gone.after")
-        return found is None or found.partitions < partitions
+        if found is None or found.partitions < partitions:
+            return True
+        return bool(topic_id) and found.topic_id != topic_id
 
     def close(self) -> None:
         """See `anabranch.ports.Log.close`."""

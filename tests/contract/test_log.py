@@ -9,6 +9,7 @@ import pytest
 
 from anabranch.ports import (
     Log,
+    LogError,
     LogRefused,
     OffsetOutOfRange,
     TopicInfo,
@@ -225,6 +226,30 @@ def test_an_unknown_topic_is_refused(log: Log) -> None:
     with pytest.raises(LogRefused) as caught:
         log.end_offsets([missing], committed=False)
     assert caught.value.error == 3
+
+
+def test_what_cannot_be_asked_is_told_beside_the_offsets_of_the_others(
+    maker: Maker, log: Log
+) -> None:
+    (tp,) = maker.topic()
+    write(log, maker, [(tp, batch("a"))])
+    missing = TopicPartition("contract-no-such-topic", 0)
+    failed: dict[TopicPartition, LogError] = {}
+    assert log.start_offsets([tp, missing], failed=failed) == {tp: 0}
+    assert failed.pop(missing).topics == {missing.topic}
+    assert log.end_offsets([tp, missing], committed=False, failed=failed) == {tp: 2}
+    assert failed.pop(missing).topics == {missing.topic}
+    assert not failed
+
+
+def test_whether_a_topic_is_gone(maker: Maker, log: Log) -> None:
+    topic = maker.topic(2)[0].topic
+    known = log.describe_topics([topic])[topic].topic_id
+    assert not log.is_gone(topic, 2, known)
+    assert not log.is_gone(topic, 1, "")
+    assert log.is_gone(topic, 2, "f" * 32)
+    assert log.is_gone(topic, 3, known)
+    assert log.is_gone("contract-no-such-topic", 1, known)
 
 
 def test_a_topic_grows(maker: Maker, log: Log) -> None:

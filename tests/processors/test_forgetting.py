@@ -11,7 +11,14 @@ from anabranch.core import rows as k
 from anabranch.core.decide_admin import ACTIVE, FORGETTING, LOST
 from anabranch.core.ids import NO_TXN, TXN_HEADER, pack_txn_header
 from anabranch.errors import UnsupportedVersion
-from anabranch.ports import LogFenced, LogRefused, LogUnavailable, TopicPartition, TopicSpec
+from anabranch.ports import (
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    TopicPartition,
+    TopicSpec,
+)
 from anabranch.processors.controller import Controller
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.processors.stream_topics import GIVE_UP_S
@@ -387,6 +394,41 @@ def test_topics_that_do_not_go_are_named(again: bool, monkeypatch: pytest.Monkey
         assert answer.code == ("NotReady" if again else "InvalidArgument")
         for topic in (journal_topic, history_topic):
             assert topic(GONE) in answer.message
+        assert play.stream_state(GONE) == LOST
+    assert forget(play) == DONE
+    check_made_anew(play)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("delete_topics", LogUnavailable("THROTTLING_QUOTA_EXCEEDED")),
+        ("describe_topics", LogRefused("TOPIC_AUTHORIZATION_FAILED", 29, (journal_topic(GONE),))),
+    ],
+)
+def test_brokers_that_cannot_be_asked_to_delete_end_no_lead(
+    call: str, error: LogError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lead began with the same call, and ended of it, for as long as that lasted."""
+    play = lost()
+    original = getattr(MemoryLog, call)
+
+    def called(log: MemoryLog, topics: Any) -> Any:
+        if journal_topic(GONE) in [getattr(topic, "name", topic) for topic in topics]:
+            raise error
+        return original(log, topics)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, call, called)
+        command = play.world.send(ForgetStream(GONE))
+        play.play(2, 0.2)
+        play.lead_anew()
+        assert play.one_shot(OTHER) == "COMMITTED"
+        assert play.world.reply(command) is None
+        play.play(50, GIVE_UP_S + 5)
+        answer = play.world.reply(command)
+        assert isinstance(answer, Refusal)
+        assert answer.code == "NotReady"
         assert play.stream_state(GONE) == LOST
     assert forget(play) == DONE
     check_made_anew(play)

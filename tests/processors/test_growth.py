@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,6 +59,35 @@ def test_brokers_that_are_away_for_long(monkeypatch: pytest.MonkeyPatch) -> None
         found = list(growth.step(state))
     growth.close()
     assert [(stream, type(error)) for stream, error in found] == [("s/a", NotReady)]
+
+
+def test_whoever_leads_no_more_does_not_wait_for_brokers_that_are_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would lead all scopes again that much later."""
+    back, came = threading.Event(), threading.Event()
+
+    def away(log: MemoryLog, topic: str, partitions: int) -> None:
+        came.set()
+        assert back.wait(30)
+        raise LogUnavailable("two of three")
+
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, "s/a", 1)
+    monkeypatch.setattr(MemoryLog, "add_partitions", away)
+    state = State(controller.table)
+    state.apply(stream_key("s/a"), replace(state.streams["s/a"], wanted_partitions=3))
+    growth = Growth(world.cluster.log("g"), threads=True)
+    assert list(growth.step(state)) == []
+    assert came.wait(30)
+    closing = threading.Thread(target=growth.close)
+    closing.start()
+    closing.join(5)
+    waits = closing.is_alive()
+    back.set()
+    assert not waits
 
 
 def test_a_stream_that_is_given_up_while_it_grows_keeps_nobody_busy() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from anabranch.core.decide_merge import TORN
 from anabranch.core.tokens import Token, sign
-from anabranch.ports import LogRefused, TopicPartition
+from anabranch.ports import LogRefused, OffsetOutOfRange, TopicPartition
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
     Commit,
@@ -60,6 +61,12 @@ class Stuck(Play):
     def carries(self) -> list[Any]:
         txn = self.controller.state.open.get(self.txn_id)
         return list(txn.carries.values()) if txn is not None else []
+
+    def read_anew(self) -> None:
+        """What carriers fetched of the journals before is let go."""
+        assert self.controller._carriers is not None
+        for lane in self.controller._carriers._lanes:
+            lane._read_anew()
 
     def settle(self) -> Any:
         return self.ask(Settle(self.token, "the operator said so"))
@@ -180,6 +187,50 @@ def test_it_is_for_merges_that_cannot_go_on_only() -> None:
     play.play(20, 1.0)
     assert play.state(play.txn_id)[0] == "COMMITTED"
     assert play.settle().code == "AlreadyCommitted"
+
+
+@pytest.mark.parametrize("keeps_table", [True, False], ids=["table", "no table"])
+def test_a_merge_whose_journal_records_are_deleted_can_be_settled(keeps_table: bool) -> None:
+    """Its leader still has them in its index, or the next one misses them there."""
+    play = Stuck(lost=False)
+    log = play.world.cluster.log("somebody")
+    journals = [TopicPartition(journal_topic(GONE), p) for p in (0, 1)]
+    log.delete_records(log.end_offsets(journals, committed=False))
+    play.read_anew()
+    if not keeps_table:
+        play.lead_anew(keeps_table=False, chunk_bytes=CHUNK_BYTES)
+    play.play(40, 40.0)
+    state, reason = play.state(play.txn_id)
+    assert state == "FINALIZE_IN_PROGRESS"
+    assert "`anabranch txn settle` ends it" in reason
+    assert play.settle().state == "ABORTED"
+    assert play.big() == "COMMITTED"
+
+
+def test_a_merge_whose_journal_a_broker_that_is_behind_shows_cannot_be_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = Stuck(lost=False)
+    fetch = MemoryLog.fetch
+
+    def fetched(log: MemoryLog, positions: dict[TopicPartition, int], **how: Any) -> Any:
+        for place, at in positions.items():
+            if place.topic == journal_topic(GONE) and how.get("failed") is None:
+                raise OffsetOutOfRange(place, at)
+        return fetch(log, positions, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "fetch", fetched)
+        play.read_anew()
+        seen = set()
+        for _ in range(100):
+            play.play(1, 0.05)
+            seen.add(play.controller._hearing.trouble.get(play.txn_id, ""))
+        assert any("has no offset" in trouble for trouble in seen)
+        assert TORN not in seen
+        assert play.settle().code == "IllegalState"
+    play.play(60, 60.0)
+    assert play.state(play.txn_id)[0] == "COMMITTED"
 
 
 def test_a_missing_stream_is_not_lost_yet() -> None:

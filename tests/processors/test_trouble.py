@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -311,6 +312,25 @@ def test_one_brokers_word_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) -> N
     assert play.one_shot(GONE) == "COMMITTED"
 
 
+def test_one_brokers_other_id_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows a former stream of that name, which was forgotten."""
+    play = Play()
+    describe = MemoryLog.describe_topics
+
+    def described(self: MemoryLog, names: Sequence[str]) -> dict[str, TopicInfo]:
+        found = describe(self, names)
+        topic = stream_topic(GONE)
+        return found | {name: replace(found[name], topic_id="x") for name in found if name == topic}
+
+    monkeypatch.setattr(MemoryLog, "describe_topics", described)
+    play.controller._lookout.look(play.controller.state, {GONE})
+    play.play(50, 200.0)
+    assert play.stream_state(GONE) == WAITING
+    monkeypatch.undo()
+    play.play(10, 20.0)
+    assert play.one_shot(GONE) == "COMMITTED"
+
+
 @pytest.mark.parametrize("mended", ["the old topics", "another topic"])
 def test_a_stream_given_up_is_taken_back_with_its_old_topics(mended: str) -> None:
     play = Play()
@@ -338,6 +358,42 @@ def test_a_stream_given_up_is_taken_back_with_its_old_topics(mended: str) -> Non
         assert play.one_shot(GONE) == "COMMITTED"
         assert play.ask(Abort(token, "")).state == "ABORTED"
     assert play.one_shot(OTHER) == "COMMITTED"
+
+
+def test_a_stream_that_may_not_be_looked_at_is_not_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor does it end leading, which began with the same look."""
+    play = Play()
+    cluster = play.world.cluster
+    topic = stream_topic(GONE)
+    info = cluster.topics[topic]
+    kept = {place: log for place, log in cluster.partitions.items() if place.topic == topic}
+    cluster.delete_topic(topic)
+    assert play.one_shot(GONE) == "NotReady"
+    play.play(60, 60.0)
+    assert play.one_shot(GONE) == "StreamLost"
+    cluster.topics[topic] = info
+    cluster.partitions.update(kept)
+    describe = MemoryLog.describe_topics
+
+    def described(self: MemoryLog, names: Sequence[str]) -> dict[str, TopicInfo]:
+        if topic in names:
+            raise LogRefused("TOPIC_AUTHORIZATION_FAILED", FORBIDDEN, (topic,))
+        return describe(self, names)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLog, "describe_topics", described)
+        asked = play.world.send(RecoverStream(GONE))
+        play.play(2)
+        play.lead_anew()
+        assert play.one_shot(OTHER) == "COMMITTED"
+        play.play(30, 15.0)
+        refused = play.world.reply(asked)
+        assert isinstance(refused, Refusal)
+        assert (refused.code, play.one_shot(GONE)) == ("NotReady", "StreamLost")
+    assert play.ask(RecoverStream(GONE)).streams[0].state == ACTIVE
+    assert play.one_shot(GONE) == "COMMITTED"
 
 
 def test_commands_answered_from_the_past_end_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

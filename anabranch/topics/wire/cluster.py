@@ -136,6 +136,7 @@ class Cluster:
             connection = self.take(address, deadline)
         try:
             yield connection
+            self.trust(address)
         except ConnectionBroken:
             self._failed[address] = time.monotonic()
             raise
@@ -222,8 +223,20 @@ class Cluster:
         wanted = sorted(set(names))
         return self.repeat("metadata", deadline, lambda: self._refresh(wanted, deadline))
 
-    def _refresh(self, names: list[str], deadline: float) -> dict[str, Topic]:
-        with self.connection(None, deadline) as connection:
+    def ids(self, name: str, deadline: float) -> list[str]:
+        """The topic's id as each broker tells it; empty where that one does not know the topic, or no ids.
+
+        `ConnectionBroken` if one can't be asked.
+        """
+        found = []
+        for node in list(self._brokers):
+            topic = self._metadata([name], node, deadline).topics[0]
+            topic_id = getattr(topic, "topic_id", None) if int(topic.error_code) == NONE else None
+            found.append(str(topic_id.hex) if topic_id is not None else "")
+        return found
+
+    def _metadata(self, names: list[str], node: int | None, deadline: float) -> Any:
+        with self.connection(node, deadline) as connection:
             version = connection.version(METADATA)
             topics = tuple(
                 calls.part(METADATA, version, "MetadataRequestTopic", topic_id=None, name=name)
@@ -237,9 +250,12 @@ class Cluster:
                 include_cluster_authorized_operations=False,
                 include_topic_authorized_operations=False,
             )
-            found = calls.answer(
+            return calls.answer(
                 METADATA, version, connection.call(METADATA, version, body, self.soon(deadline))
             )
+
+    def _refresh(self, names: list[str], deadline: float) -> dict[str, Topic]:
+        found = self._metadata(names, None, deadline)
         topics_found = {}
         refused: dict[str, int] = {}
         for topic in found.topics:
@@ -292,6 +308,10 @@ class Cluster:
             for name, topic in list(self._topics.items()):
                 if any(leader.node == node for leader in topic.leaders.values()):
                     del self._topics[name]
+
+    def trust(self, address: tuple[str, int]) -> None:
+        """A broker answered: it is asked in turn again."""
+        self._failed.pop(address, None)
 
     def forget_all(self) -> None:
         """Ask anew for every topic when it is needed next."""

@@ -1,0 +1,87 @@
+"""A partition without a leader is not waited for by those who lead other streams too."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.core.decide_admin import ACTIVE
+from anabranch.ports import LogUnavailable, TopicPartition
+from anabranch.processors.histories import Histories
+from anabranch.processors.history_tail import load_tail
+from anabranch.schemas.records import Scale, StreamList
+from anabranch.topics.memory_trouble import Kind, Trouble
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from anabranch.topics.records import Record
+from tests.processors.losing import GONE, OTHER, Play
+
+
+class Leaderless(Play):
+    """A partition loses its leader at a call."""
+
+    def lose(self, place: TopicPartition, call: str, after: str = "") -> None:
+        """``after``: only once there was such a call."""
+        self.place = place
+        seen: set[str] = set()
+        self.began = self.world.clock.now
+
+        def called(_: str, name: str) -> None:
+            seen.add(name)
+            if name == call and (not after or after in seen):
+                self.world.cluster.troubles[place] = Trouble(Kind.LEADERLESS)
+
+        self.world.cluster.on_call = called
+
+    def check_nobody_waited(self) -> None:
+        assert self.place in self.world.cluster.troubles
+        assert self.world.clock.now == self.began
+
+    def mend(self) -> None:
+        self.world.cluster.on_call = None
+        self.world.cluster.troubles.clear()
+
+
+def test_a_new_segment_on_it() -> None:
+    play = Leaderless()
+    play.lose(TopicPartition(stream_topic(GONE), 2), "end_offsets.after", "add_partitions")
+    scaled = play.world.send(Scale(GONE, 3, (), ()))
+    play.play(5)
+    assert play.one_shot(OTHER) == "COMMITTED"
+    play.check_nobody_waited()
+    assert play.one_shot(GONE) == "NotReady"
+    play.mend()
+    play.play(30, 30.0)
+    assert isinstance(play.world.reply(scaled), StreamList)
+    assert play.one_shot(GONE) == "COMMITTED"
+
+
+def test_the_history_when_its_end_is_looked_for() -> None:
+    play = Leaderless()
+    play.lose(TopicPartition(history_topic(GONE), 0), "start_offsets")
+    with pytest.raises(LogUnavailable, match="no leader"):
+        load_tail(play.world.cluster.log("c"), play.world.clock, GONE)
+    play.check_nobody_waited()
+
+
+def test_a_journal_whose_beginning_was_deleted() -> None:
+    play = Leaderless()
+    place = TopicPartition(journal_topic(GONE), 0)
+    for _ in range(3):
+        play.world.cluster.produce(place, [Record(0, 1, b"k", b"v", ())])
+    log = play.world.cluster.log("somebody")
+    log.delete_records(log.end_offsets([place], committed=False))
+    play.lose(place, "start_offsets")
+    play.play(5)
+    assert play.one_shot(OTHER) == "COMMITTED"
+    play.check_nobody_waited()
+    assert play.one_shot(GONE) == "NotReady"
+    play.mend()
+    play.play(30, 30.0)
+    assert play.stream_state(GONE) == ACTIVE
+    assert play.one_shot(GONE) == "COMMITTED"
+
+
+def test_what_is_looked_at_to_cut_histories() -> None:
+    play = Leaderless()
+    play.lose(TopicPartition(stream_topic(GONE), 1), "start_offsets")
+    assert Histories(play.world.cluster.log("c")).spare({GONE: 2, OTHER: 2}) == {}
+    play.check_nobody_waited()
