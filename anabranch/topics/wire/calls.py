@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import io
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
 from kio.serial import entity_reader, entity_writer
 
+from anabranch.ports import TopicPartition
 from anabranch.topics.batch import Buffer
 from anabranch.topics.wire.broken import MalformedAnswer
 from anabranch.topics.wire.claims import check_claims
@@ -83,6 +85,14 @@ def part(api: Api, version: int, kind_name: str, /, **fields: Any) -> Any:
     """A nested structure of a request, without the fields that the version doesn't have."""
     kind, known = _class(api, version, kind_name)
     return kind(**{key: value for key, value in fields.items() if key in known})
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, tuple[int, ...]]:
+    """Topic -> numbers of its partitions: as requests have them."""
+    topics: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        topics.setdefault(topic, []).append(number)
+    return {topic: tuple(numbers) for topic, numbers in topics.items()}
 
 
 def request(api: Api, version: int, /, **fields: Any) -> bytes:
