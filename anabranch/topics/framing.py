@@ -42,11 +42,6 @@ class Kind(IntEnum):
     RESERVED = 8  # another header that starts with ab.
     NO_TEXT = 9  # a header whose name is no UTF-8: librdkafka's readers in Python could not go on behind it
 
-    @property
-    def is_bad(self) -> bool:
-        """Whether such records are rejected."""
-        return self >= Kind.MALFORMED
-
 
 class Run(NamedTuple):
     """Consecutive records of one kind. Offset deltas count from the batch's base offset.

@@ -50,25 +50,6 @@ CREATE_PARTITIONS = Api(37, "create_partitions", "CreatePartitions", 0, 3, 2)
 DESCRIBE_PRODUCERS = Api(61, "describe_producers", "DescribeProducers", 0, 0, 0)
 DESCRIBE_TRANSACTIONS = Api(65, "describe_transactions", "DescribeTransactions", 0, 0, 0)
 
-ALL_APIS = (
-    PRODUCE,
-    FETCH,
-    LIST_OFFSETS,
-    METADATA,
-    FIND_COORDINATOR,
-    API_VERSIONS,
-    CREATE_TOPICS,
-    DELETE_TOPICS,
-    DELETE_RECORDS,
-    INIT_PRODUCER_ID,
-    ADD_PARTITIONS_TO_TXN,
-    END_TXN,
-    DESCRIBE_CONFIGS,
-    CREATE_PARTITIONS,
-    DESCRIBE_PRODUCERS,
-    DESCRIBE_TRANSACTIONS,
-)
-
 
 @cache
 def _module(api: Api, version: int, kind: str) -> Any:
