@@ -23,9 +23,8 @@ log = logging.getLogger("anabranch.controller")
 
 LOOK_EVERY_MS = 200
 LOOK_BYTES = 256 << 10
-MOST_WAITING = (
-    1000  # gaps to be looked into, and on a partition not to be judged yet; more are passed over
-)
+# Gaps to be looked into, and on a partition not to be judged yet; more are passed over.
+MOST_WAITING = 1000
 MOST_TRIES = 25
 _TELL_EVERY_MS = 60_000
 _FIRST_MARKERS = 2  # of former leaders, before the first data of this one

@@ -184,9 +184,8 @@ class StreamTopics:
         if now < under_way.look_at:
             return None
         if self._cutter.is_at(stream) or self._growth.is_at(stream):
-            return (
-                None  # these name a topic only: what comes next under that name must not get them
-            )
+            # These name a topic only: what comes next under that name must not get them.
+            return None
         left, under_way.found = under_way.found, []
         try:
             if left:
