@@ -127,18 +127,15 @@ class Cutter:
             self._log.delete_records(due)
         except LogRefused as error:
             if len(due) > 1:
-                return self._delete_one_by_one(due)
+                failed: dict[TopicPartition, int] = {}
+                for place, at in due.items():
+                    failed |= self._delete({place: at})
+                return failed
             log.warning("a topic can't be cut: %s", error)  # the next low water tries again
         except LogError as error:
             log.warning("topics can't be cut now: %s", error)
             return due
         return {}
-
-    def _delete_one_by_one(self, due: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        failed: dict[TopicPartition, int] = {}
-        for partition, offset in due.items():
-            failed |= self._delete({partition: offset})
-        return failed
 
 
 def _place(stream: str, partition: int) -> TopicPartition:

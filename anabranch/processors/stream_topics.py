@@ -229,8 +229,7 @@ def _check_names(stream: str, state: State) -> None:
 
 
 def _as_kafka_compares(stream: str) -> set[str]:
-    names = stream_topic(stream), journal_topic(stream), history_topic(stream)
-    return {name.replace(".", "_") for name in names}
+    return {name.replace(".", "_") for name in topics_of(stream)}
 
 
 def _names(topics: Sequence[TopicInfo]) -> str:
