@@ -91,6 +91,11 @@ class Client(Reading):
         if not self._shared.forked:
             self.close()
 
+    def _deadline(self, timeout: float | None) -> float:
+        """When a call ends that begins now. `NotForkSafe`, `IllegalState`: it can't begin."""
+        self._shared.check()
+        return self._shared.deadline(timeout)
+
     @property
     def heart(self) -> Heart:
         """The heartbeats, for who drives them step by step."""
@@ -115,9 +120,8 @@ class Client(Reading):
         Raises: StreamExists (with other settings), TopicNotEmpty, InvalidArgument, TopicMisconfigured, NotReady,
         DeadlineExceeded (again is safe).
         """
-        self._shared.check()
         texts = {name: _setting(value) for name, value in (settings or {}).items()}
-        deadline = self._shared.deadline(timeout)
+        deadline = self._deadline(timeout)
         info = self._session.create_stream(stream, segments, texts, deadline, adopt=bool(adopt))
         self._shared.layouts[stream] = info.segments
         return description_of(info)
@@ -126,14 +130,12 @@ class Client(Reading):
         self, scope: str | None = None, *, timeout: float | None = None
     ) -> list[StreamDescription]:
         """All streams of a scope, or of the cluster, by name. Raises: UnknownScope, NotReady, DeadlineExceeded."""
-        self._shared.check()
-        found = self._session.streams(scope, self._shared.deadline(timeout))
+        found = self._session.streams(scope, self._deadline(timeout))
         return [description_of(info) for info in found]
 
     def describe(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
         """One stream. Raises: UnknownScope, UnknownStream, NotReady, DeadlineExceeded."""
-        self._shared.check()
-        info = self._session.describe(stream, self._shared.deadline(timeout))
+        info = self._session.describe(stream, self._deadline(timeout))
         self._shared.layouts[stream] = info.segments
         return description_of(info)
 
@@ -176,8 +178,7 @@ class Client(Reading):
         UnknownScope, UnknownStream, InvalidArgument (the brokers don't delete topics), NotReady, DeadlineExceeded
         (again is safe).
         """
-        self._shared.check()
-        self._session.forget_stream(stream, self._shared.deadline(timeout))
+        self._session.forget_stream(stream, self._deadline(timeout))
         self._shared.layouts.pop(stream, None)
 
     def recover_stream(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
@@ -188,8 +189,7 @@ class Client(Reading):
         Raises: IllegalState (a topic is another one, or gone), UnknownScope, UnknownStream, NotReady,
         DeadlineExceeded (again is safe).
         """
-        self._shared.check()
-        return description_of(self._session.recover_stream(stream, self._shared.deadline(timeout)))
+        return description_of(self._session.recover_stream(stream, self._deadline(timeout)))
 
     # -- transactions ---------------------------------------------------------------------------------
 
@@ -228,8 +228,7 @@ class Client(Reading):
 
         Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded.
         """
-        self._shared.check()
-        return reserve(self._session, scope, name, keepalive, self._shared.deadline(timeout))
+        return reserve(self._session, scope, name, keepalive, self._deadline(timeout))
 
     def join(self, transaction: bytes | Reservation, heartbeat: bool = False) -> Writer:
         """Write to a transaction begun elsewhere, given its token, or to a reserved one.
@@ -257,10 +256,9 @@ class Client(Reading):
         ``receipts``: exactly the writers to take; None: every finished one. Committed already: the same result.
         A reservation that nobody began is begun and committed, empty.
         """
-        self._shared.check()
         check_number(name, number)
         records = receipt_records(receipts, id_of(transaction))
-        deadline = self._shared.deadline(timeout)
+        deadline = self._deadline(timeout)
         if isinstance(transaction, Reservation):
             begun = begin_reserved(self._session, transaction, deadline)
             if isinstance(begun, Outcome):
@@ -283,8 +281,7 @@ class Client(Reading):
 
         Raises: AlreadyCommitted, InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded.
         """
-        self._shared.check()
-        deadline = self._shared.deadline(timeout)
+        deadline = self._deadline(timeout)
         if isinstance(transaction, Reservation):
             abort_reserved(self._session, transaction, reason, deadline)
         else:
@@ -305,8 +302,7 @@ class Client(Reading):
         Raises: IllegalState (no stream of it is lost, or its merge has not begun: `abort` it), AlreadyCommitted,
         InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded (again is safe).
         """
-        self._shared.check()
-        self._session.settle(transaction, reason, self._shared.deadline(timeout))
+        self._session.settle(transaction, reason, self._deadline(timeout))
 
     def state(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
@@ -318,8 +314,7 @@ class Client(Reading):
         Raises: UnknownTransaction (nothing is known of it *so far*: a command may be on its way; `resolve`
         makes it final), Expired, InvalidToken, NotReady, DeadlineExceeded.
         """
-        self._shared.check()
-        return info_of(self._session.state(id_of(transaction), self._shared.deadline(timeout)))
+        return info_of(self._session.state(id_of(transaction), self._deadline(timeout)))
 
     def resolve(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
@@ -329,8 +324,7 @@ class Client(Reading):
         Raises: Expired, ClockSkew (nothing is known of it, and its id was made more than a day ahead of the
         controller's clock: it can't begin either), InvalidToken, NotReady, DeadlineExceeded (again is safe).
         """
-        self._shared.check()
-        return info_of(self._session.resolve(id_of(transaction), self._shared.deadline(timeout)))
+        return info_of(self._session.resolve(id_of(transaction), self._deadline(timeout)))
 
     def transactions(
         self,
@@ -356,8 +350,7 @@ class Client(Reading):
 
         Raises: UnknownScope, NotReady, DeadlineExceeded.
         """
-        self._shared.check()
-        return self._session.series(scope, name, self._shared.deadline(timeout))
+        return self._session.series(scope, name, self._deadline(timeout))
 
     def set_series(
         self,
@@ -387,8 +380,7 @@ class Client(Reading):
 
         Raises: NotReady, DeadlineExceeded.
         """
-        self._shared.check()
-        found = self._session.commands(self._shared.deadline(timeout))
+        found = self._session.commands(self._deadline(timeout))
         return [CommandsInfo(n, got.position, got.end, got.set_aside) for n, got in found]
 
     # -- its end --------------------------------------------------------------------------------------

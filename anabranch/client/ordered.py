@@ -153,9 +153,8 @@ class OrderedStream:
             while portions:
                 found = self._step(partition, portions[0], limit)
                 if self._backlog is not backlog:
-                    return (
-                        None  # another thread closed the reader meanwhile: the next member gets it
-                    )
+                    # Another thread closed the reader meanwhile: the next member gets it.
+                    return None
                 if found is not None:
                     # Its turn is after the others'.
                     backlog[partition] = backlog.pop(partition)

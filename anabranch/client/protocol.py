@@ -50,10 +50,8 @@ RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
 _FIRST_RETRY_S = 0.02
 _LONGEST_RETRY_S = 1.0
 _MAX_WAIT_MS = 600_000
-_MARGIN_S = (
-    0.3,
-    2.0,
-)  # a controller's refusal at its deadline arrives at least, and at most, so long before ours
+# A controller's refusal at its deadline arrives at least, and at most, so long before ours.
+_MARGIN_S = (0.3, 2.0)
 # A refusal that holds for all copies of a command; another one only where it was sent once.
 _FINAL = (TransactionAborted, AlreadyCommitted, EventTooLarge)
 
@@ -217,15 +215,18 @@ class Session:
             self._clock.sleep(pause)
             pause *= 2
 
+    def _ask_of_stream(self, stream: str, command: Any, deadline: float) -> Sequence[r.StreamInfo]:
+        """Ask the control partition of a stream's scope. `UnknownScope`."""
+        partition = self.find_scope(split_stream(stream)[0], deadline)
+        return self.ask(partition, command, r.StreamList, deadline).streams
+
     def forget_stream(self, stream: str, deadline: float) -> None:
         """Take a LOST stream away; the answer comes when its topics are gone, too."""
-        partition = self.find_scope(split_stream(stream)[0], deadline)
-        self.ask(partition, r.ForgetStream(stream), r.StreamList, deadline)
+        self._ask_of_stream(stream, r.ForgetStream(stream), deadline)
 
     def recover_stream(self, stream: str, deadline: float) -> r.StreamInfo:
         """Take a LOST stream back; `IllegalState` unless its topics are those that it had."""
-        partition = self.find_scope(split_stream(stream)[0], deadline)
-        return self.ask(partition, r.RecoverStream(stream), r.StreamList, deadline).streams[0]
+        return self._ask_of_stream(stream, r.RecoverStream(stream), deadline)[0]
 
     def scale(
         self,
@@ -236,16 +237,13 @@ class Session:
         deadline: float,
     ) -> r.StreamInfo:
         """Scale a stream; the answer comes when the new epoch is in the history."""
-        partition = self.find_scope(split_stream(stream)[0], deadline)
         opened = tuple(r.KeyRange(low, high) for low, high in ranges)
         command = r.Scale(stream, segments, tuple(seal), opened)
-        return self.ask(partition, command, r.StreamList, deadline).streams[0]
+        return self._ask_of_stream(stream, command, deadline)[0]
 
     def describe(self, stream: str, deadline: float) -> r.StreamInfo:
         """One stream. `UnknownScope`, `UnknownStream`."""
-        partition = self.find_scope(split_stream(stream)[0], deadline)
-        command = r.DescribeStreams(None, stream)
-        return self.ask(partition, command, r.StreamList, deadline).streams[0]
+        return self._ask_of_stream(stream, r.DescribeStreams(None, stream), deadline)[0]
 
     def streams(self, scope: str | None, deadline: float) -> list[r.StreamInfo]:
         """All streams of a scope, or of the cluster, by name. `UnknownScope`."""
@@ -333,9 +331,8 @@ class Session:
         ``number``: of the series ``name``; `AlreadyCommitted` where the series is beyond it.
         """
         named = None if receipts is None else tuple(receipts)
-        command = r.Commit(
-            token, tuple(own), named, name, 0, number
-        )  # `_settle` says how long to wait
+        # `_settle` says how long to wait.
+        command = r.Commit(token, tuple(own), named, name, 0, number)
         with _about(token):
             return self._settle(peek(token).txn_id, command, token, deadline)
 

@@ -68,9 +68,8 @@ class Reader(Iterator[Event]):
         self._next_commit = time.monotonic() + COMMIT_EVERY_S
         self._assigned_by = time.monotonic() + ask_timeout
         self._assigned = False
-        self._gains: dict[str, set[int]] | None = (
-            None  # partitions given to us and not begun with yet
-        )
+        # Partitions given to us and not begun with yet.
+        self._gains: dict[str, set[int]] | None = None
         self._begin_by = self._ask_at = 0.0
         self._term = 0  # raised when partitions come or go
         self._step = _NOTHING

@@ -55,9 +55,8 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
 
 
 CHECK_MS = 250  # how often silence is looked for, and old outcomes where no new ones come
-PURGE_SHARE = (
-    2  # a round forgets so many old outcomes for each that it adds: the table never outgrows them
-)
+# A round forgets so many old outcomes for each that it adds: the table never outgrows them.
+PURGE_SHARE = 2
 
 
 def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:

@@ -203,9 +203,8 @@ def moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Cop
         for run in fresh:
             turn.state.keep(*moved_run(txn_id, *place, run))
     turn.hearing.crowded = [other for other in turn.hearing.crowded if other != place]
-    turn.hearing.next_clean_ms = (
-        turn.now_ms
-    )  # the low water may rise at once, or there is more to move
+    # The low water may rise at once, or there is more to move.
+    turn.hearing.next_clean_ms = turn.now_ms
 
 
 def _moved_run(run: StoredRun, copy: Copied) -> MovedRun:

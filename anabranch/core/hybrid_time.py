@@ -56,16 +56,6 @@ def to_ms(timestamp: int) -> int:
     return (timestamp >> LOGICAL_BITS) // _US_PER_MS
 
 
-def first_of_ms(unix_ms: int) -> int:
-    """The lowest hybrid time of a millisecond; `InvalidArgument` when out of range."""
-    return from_us(unix_ms * _US_PER_MS)
-
-
-def last_of_ms(unix_ms: int) -> int:
-    """The highest hybrid time of a millisecond: "as of" a moment given in milliseconds."""
-    return from_us(unix_ms * _US_PER_MS + _US_PER_MS - 1, _LOGICAL_MASK)
-
-
 def to_datetime(timestamp: int) -> datetime:
     """The moment of a hybrid time, in UTC; the logical part is dropped."""
     return _UNIX_EPOCH + timedelta(microseconds=to_us(timestamp))

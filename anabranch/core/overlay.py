@@ -27,9 +27,8 @@ class Overlay:
         self._changes: dict[bytes, bytes | None] = {}
         self._order: list[bytes] = []  # the changed keys, sorted, but for the fresh ones
         self._fresh: list[bytes] = []
-        self._missed: bytes | None = (
-            None  # a new row is looked for before it is put, and again then
-        )
+        # A new row is looked for before it is put, and again then.
+        self._missed: bytes | None = None
 
     def get(self, key: bytes) -> bytes | None:
         if key in self._changes:

@@ -86,9 +86,8 @@ class OpenTxn:
     pending: PendingCommitRow | None = None
     due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # what is pending takes
     carries: dict[tuple[str, int], CarryRow] = field(default_factory=dict)  # by segment number
-    moved: dict[tuple[str, int, int], MovedRow] = field(
-        default_factory=dict
-    )  # by journal partition and place
+    # By journal partition and place.
+    moved: dict[tuple[str, int, int], MovedRow] = field(default_factory=dict)
 
 
 class State:

@@ -48,24 +48,21 @@ class Settings:
     retention_ms: int = 7 * DAY_MS
     max_open: int = 100_000
     max_staged_bytes: int = 64 << 30  # of open transactions in journals; then new ones are refused
-    move_bytes: int = (
-        256 << 20
-    )  # what an old open transaction may keep in a journal before it is moved
+    # So much may an old open transaction keep in a journal before it is moved.
+    move_bytes: int = 256 << 20
     clean_ms: int = 5_000  # how often it is looked whether journals can be cut
     clean_records: int = 10_000  # a journal partition is cut by so many offsets at least,
     clean_bytes: int = 8 << 20  # or by so many bytes,
     clean_after_ms: int = 3_600_000  # or by anything, once nobody needed it for so long
     clean_history_ms: int = 60_000  # how often it is looked whether histories can be cut
-    epoch_again: int = (
-        4_096  # so many commits later a history says its epoch again: it may be cut there
-    )
+    # So many commits later a history says its epoch again: it may be cut there.
+    epoch_again: int = 4_096
     max_keepalive_ms: int = MAX_KEEPALIVE_MS
     max_streams: int = 10_000
     max_partitions: int = 50_000  # of all streams
     skip_commands: frozenset[int] = frozenset()  # offsets of commands that an operator sets aside
-    command_bytes: int = (
-        limits.COMMAND.value
-    )  # what the commands topic takes: of big commands, unpacked
+    # So much does the commands topic take: of big commands, unpacked.
+    command_bytes: int = limits.COMMAND.value
     round_bytes: int = 16 << 20  # merges of one round, about
     chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of so many bytes
     collate_ms: int = 200  # a stream rolls at most once in this time; what comes sooner is collated
@@ -92,9 +89,7 @@ class Hearing:
     not_before_ms: dict[bytes, int] = field(default_factory=dict)  # decided commits that wait
     rolls_by_ms: dict[bytes, int] = field(default_factory=dict)  # … at most so long to be collated
     to_carry: set[bytes] = field(default_factory=set)  # known to be big; another one is carried
-    trouble: dict[bytes, str] = field(
-        default_factory=dict
-    )  # why one that is carried does not go on
+    trouble: dict[bytes, str] = field(default_factory=dict)  # why a carried one does not go on
     waiting: dict[str, str] = field(default_factory=dict)  # streams in trouble -> which
     carrying: set[bytes] = field(default_factory=set)  # transactions that a carrier is at
     may_grow_ms: dict[str, int] = field(default_factory=dict)  # stream -> when it may ask again
@@ -103,14 +98,10 @@ class Hearing:
     may_warn_ms: int = 0  # when it is said again that somebody can't be answered
     cuttable_ms: dict[tuple[str, int], int] = field(default_factory=dict)  # since when something is
     since_epoch: dict[str, int] = field(default_factory=dict)  # stream -> commits in its history
-    spare: dict[str, int] = field(
-        default_factory=dict
-    )  # stream -> history that speaks of nothing left
+    spare: dict[str, int] = field(default_factory=dict)  # -> history that speaks of nothing left
     crowded: list[tuple[str, int]] = field(default_factory=list)  # where something may have to move
     may_move_ms: dict[tuple[str, int], int] = field(default_factory=dict)
-    foreign: Counter[str] = field(
-        default_factory=Counter
-    )  # stream -> records of others found there
+    foreign: Counter[str] = field(default_factory=Counter)  # stream -> records of others there
 
     def last(self, txn_id: bytes) -> int:
         return self.heard.get(txn_id, self.since_ms)

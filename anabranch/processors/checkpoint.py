@@ -54,9 +54,8 @@ def open_checkpoint(
         table = RocksTable(folder)
     if table.get(ORIGIN) is None:
         table.write({ORIGIN: origin})
-        touch_checkpoint(
-            table, clock
-        )  # an empty table misses nothing; else only a fold makes it young
+        # An empty table misses nothing; else only a fold makes it young.
+        touch_checkpoint(table, clock)
     return table
 
 

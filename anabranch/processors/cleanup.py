@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from anabranch.core.decide_cleanup import Copied, Lying, has_moved, moved, not_now, runs_to_move
 from anabranch.core.rows import HISTORY
@@ -28,6 +28,7 @@ from anabranch.ports import (
     RawBatch,
     TopicPartition,
 )
+from anabranch.processors.beside import helper
 from anabranch.processors.histories import Histories
 from anabranch.topics.batch import read_header
 from anabranch.topics.builder import BatchBuilder
@@ -48,14 +49,11 @@ class Cutter:
     """
 
     def __init__(self, source: Log, *, threads: bool, histories_ms: int) -> None:
-        """``threads``: on a helper thread, one request at a time: an absent broker must not stop the rounds.
-
-        ``histories_ms``: how often to look at the histories.
-        """
+        """``histories_ms``: how often to look at the histories."""
         self._log = source
         self._due: dict[TopicPartition, int] = {}
         self._not_before_ms = 0
-        self._pool = ThreadPoolExecutor(1, "anabranch-cutter") if threads else None
+        self._helper = helper("anabranch-cutter", threads=threads)
         self._under_way: Future[dict[TopicPartition, int]] | None = None
         self._at: frozenset[str] = frozenset()  # the streams of the request under way
         self._histories = Histories(source)
@@ -71,42 +69,30 @@ class Cutter:
 
     def cut(self, now_ms: int, waiting: Container[str] = ()) -> None:
         """Delete what may be deleted, or begin to; not of the ``waiting`` topics, which can't be reached."""
-        if self._under_way is not None:
-            if not self._under_way.done():
-                return
-            self._take_back(self._under_way.result(), now_ms)
-            self._under_way = None
-        if not self._due or now_ms < self._not_before_ms:
+        self._take_back(now_ms)
+        if self._under_way is not None or not self._due or now_ms < self._not_before_ms:
             return
         due = {place: at for place, at in self._due.items() if place.topic not in waiting}
         if not due:
             return
         self._due = {place: at for place, at in self._due.items() if place not in due}
         self._at = frozenset(place.topic for place in due)
-        if self._pool is not None:
-            self._under_way = self._pool.submit(self._delete, due)
-        else:
-            self._take_back(self._delete(due), now_ms)
+        self._under_way = self._helper.submit(self._delete, due)
+        self._take_back(now_ms)
 
     def spare(self, now_ms: int, streams: Callable[[], Mapping[str, int]]) -> dict[str, int]:
         """Stream -> offset below which its history speaks of no event that is left, as it was found.
 
         ``streams``: the partitions of each; they are looked at now and then.
         """
-        found: dict[str, int] = {}
-        if self._looking is not None:
-            if not self._looking.done():
-                return found
-            found = self._looking.result()
-            self._looking = None
-        elif now_ms >= self._next_look_ms:
+        if self._looking is None and now_ms >= self._next_look_ms:
             self._next_look_ms = now_ms + self._histories_ms
-            if self._pool is None:
-                found = self._histories.spare(streams())
-            else:
-                looked_at = streams()
-                self._looks_at = frozenset(looked_at)
-                self._looking = self._pool.submit(self._histories.spare, looked_at)
+            looked_at = streams()
+            self._looks_at = frozenset(looked_at)
+            self._looking = self._helper.submit(self._histories.spare, looked_at)
+        if self._looking is None or not self._looking.done():
+            return {}
+        found, self._looking = self._looking.result(), None
         there = streams() if found else {}
         return {stream: at for stream, at in found.items() if stream in there}
 
@@ -125,10 +111,12 @@ class Cutter:
 
     def close(self) -> None:
         """A request under way is not waited for: it says nothing that is not logged."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._helper.shutdown(wait=False, cancel_futures=True)
 
-    def _take_back(self, failed: dict[TopicPartition, int], now_ms: int) -> None:
+    def _take_back(self, now_ms: int) -> None:
+        if self._under_way is None or not self._under_way.done():
+            return
+        failed, self._under_way = self._under_way.result(), None
         if failed:
             self._not_before_ms = now_ms + RETRY_MS
             self._due = failed | self._due  # what was logged meanwhile is higher
@@ -139,18 +127,15 @@ class Cutter:
             self._log.delete_records(due)
         except LogRefused as error:
             if len(due) > 1:
-                return self._delete_one_by_one(due)
+                failed: dict[TopicPartition, int] = {}
+                for place, at in due.items():
+                    failed |= self._delete({place: at})
+                return failed
             log.warning("a topic can't be cut: %s", error)  # the next low water tries again
         except LogError as error:
             log.warning("topics can't be cut now: %s", error)
             return due
         return {}
-
-    def _delete_one_by_one(self, due: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        failed: dict[TopicPartition, int] = {}
-        for partition, offset in due.items():
-            failed |= self._delete({partition: offset})
-        return failed
 
 
 def _place(stream: str, partition: int) -> TopicPartition:

@@ -347,10 +347,15 @@ class Controller:
             return False
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
-        for stream in round_.streams:
-            if stream not in self._tails:
-                self.lease.check(places_of(self._state, stream))
-                self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
+        try:
+            for stream in round_.streams:
+                if stream not in self._tails:
+                    self.lease.check(places_of(self._state, stream))
+                    self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
+        except (LogRefused, LogUnavailable):
+            if producer is not None:
+                producer.abort()  # with another round, it would commit what stands in it
+            raise
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()

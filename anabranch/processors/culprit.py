@@ -56,14 +56,12 @@ class Culprit:
         self._kind = PLAIN
         self._size = MAX_COMMANDS  # so many commands a round
         self._until = 0  # … below here
-        self._waited: int | None = (
-            None  # those below here waited for this leader; None: not read yet
-        )
+        # Those below here waited for this leader; None: not read yet.
+        self._waited: int | None = None
         self._alone = 0  # those below here go one by one, as they were in a piece that failed
         self._tries = 0  # … so often
-        self._said_alone = (
-            False  # messages of controllers go one by one, as a round with some failed
-        )
+        # Messages of controllers go one by one, as a round with some failed.
+        self._said_alone = False
         self._doubt = False  # a round with commands failed, and it is not known why
         self._forgiven = 0  # failures since then that this process has lived through
         self._unsure = (0, 0)  # a command that was alone in rounds of which nobody knows; how many

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.ports import CorruptBatch, Log, LogError, LogUnavailable, TopicPartition
+from anabranch.processors.beside import helper
 from anabranch.topics.batch import read_header
 from anabranch.topics.names import stream_topic
 
@@ -22,9 +23,8 @@ log = logging.getLogger("anabranch.controller")
 
 LOOK_EVERY_MS = 200
 LOOK_BYTES = 256 << 10
-MOST_WAITING = (
-    1000  # gaps to be looked into, and on a partition not to be judged yet; more are passed over
-)
+# Gaps to be looked into, and on a partition not to be judged yet; more are passed over.
+MOST_WAITING = 1000
 MOST_TRIES = 25
 _TELL_EVERY_MS = 60_000
 _FIRST_MARKERS = 2  # of former leaders, before the first data of this one
@@ -59,10 +59,9 @@ class Gaps:
     """The gaps of one leader. ``found``: stream -> records of others."""
 
     def __init__(self, source: Log, found: Counter[str], *, threads: bool) -> None:
-        """``threads``: on a helper thread, one request at a time: an absent broker must not stop the rounds."""
         self._log = source
         self._found = found
-        self._pool = ThreadPoolExecutor(1, "anabranch-gaps") if threads else None
+        self._helper = helper("anabranch-gaps", threads=threads)
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._waiting: deque[_Gap] = deque()
         self._under_way: tuple[_Gap, Future[tuple[int, int]]] | None = None
@@ -92,20 +91,12 @@ class Gaps:
 
     def look(self, now_ms: int) -> None:
         """Look into the next gap, or begin to."""
-        if self._under_way is not None:
-            gap, work = self._under_way
-            if not work.done():
-                return
-            self._under_way = None
-            self._take_back(gap, work.result(), now_ms)
-        if not self._waiting or now_ms < self._look_ms:
-            return
-        self._look_ms = now_ms + LOOK_EVERY_MS
-        gap = self._waiting.popleft()
-        if self._pool is not None:
-            self._under_way = gap, self._pool.submit(self._read, gap)
-        else:
-            self._take_back(gap, self._read(gap), now_ms)
+        self._take_back(now_ms)
+        if self._under_way is None and self._waiting and now_ms >= self._look_ms:
+            self._look_ms = now_ms + LOOK_EVERY_MS
+            gap = self._waiting.popleft()
+            self._under_way = gap, self._helper.submit(self._read, gap)
+            self._take_back(now_ms)
 
     def forget_stream(self, stream: str) -> None:
         """Another one may come under its name."""
@@ -117,8 +108,7 @@ class Gaps:
 
     def close(self) -> None:
         """A search under way is not waited for."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._helper.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, gap: _Gap) -> tuple[int, int]:
         """How many records are in some of the gap, and where the rest of it begins."""
@@ -139,8 +129,12 @@ class Gaps:
         ]
         return sum(header.record_count for header in headers), found.next_offset
 
-    def _take_back(self, gap: _Gap, read: tuple[int, int], now_ms: int) -> None:
-        records, after = read
+    def _take_back(self, now_ms: int) -> None:
+        """Count what was found, once it is."""
+        if self._under_way is None or not self._under_way[1].done():
+            return
+        (gap, work), self._under_way = self._under_way, None
+        records, after = work.result()
         if after < gap.end and gap.tries < MOST_TRIES:
             tries = gap.tries + 1 if after == gap.first else 0
             self._waiting.appendleft(gap._replace(first=after, tries=tries))

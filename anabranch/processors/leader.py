@@ -143,14 +143,13 @@ class Leader:
                         if self._clock.monotonic() - touched > TOUCH_S:
                             touched = self._clock.monotonic()
                             touch_checkpoint(table, self._clock)
-                except (LogFenced, NotLeading) as error:
+                except (LogError, NotLeading) as error:
                     log.warning("control partition %d: %s", self._settings.control_partition, error)
                     self.metrics.add("lead_failures", type(error).__name__)
-                    self._pause(FENCED_PAUSE_S)
-                except LogError as error:
-                    log.warning("control partition %d: %s", self._settings.control_partition, error)
-                    self.metrics.add("lead_failures", type(error).__name__)
-                    self._failed(controller, TROUBLE_PAUSE_S)
+                    if isinstance(error, LogFenced | NotLeading):
+                        self._pause(FENCED_PAUSE_S)
+                    else:
+                        self._failed(controller, TROUBLE_PAUSE_S)
                 except TableError:
                     raise
                 except Exception as error:

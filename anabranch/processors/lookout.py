@@ -32,9 +32,8 @@ log = logging.getLogger("anabranch.controller")
 
 LOOK_S = 1.0  # how often streams that wait are looked at
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-FADES_S = (
-    10.0  # a stream that went on for so long, and twice its pause, begins with a short pause again
-)
+# A stream that went on for so long, and twice its pause, begins with a short pause again.
+FADES_S = 10.0
 
 
 @dataclass(slots=True)

@@ -208,9 +208,8 @@ class StreamTopics:
         if now < under_way.look_at:
             return None
         if self._cutter.is_at(stream) or self._growth.is_at(stream):
-            return (
-                None  # these name a topic only: what comes next under that name must not get them
-            )
+            # These name a topic only: what comes next under that name must not get them.
+            return None
         left, under_way.found = under_way.found, []
         try:
             if left:
@@ -258,8 +257,7 @@ def _check_names(stream: str, state: State) -> None:
 
 
 def _as_kafka_compares(stream: str) -> set[str]:
-    names = stream_topic(stream), journal_topic(stream), history_topic(stream)
-    return {name.replace(".", "_") for name in names}
+    return {name.replace(".", "_") for name in topics_of(stream)}
 
 
 def _names(topics: Sequence[TopicInfo]) -> str:

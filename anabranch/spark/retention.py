@@ -35,9 +35,8 @@ def still_there(
             found = replace(found, history=(begins[found.stream], found.history[1]))
         first = firsts[found.stream, found.partition]
         if found.first < first:
-            before = befores.get(
-                found.stream
-            )  # a stream that was added has none: what is gone is gone
+            # A stream that was added has none: what is gone is gone.
+            before = befores.get(found.stream)
             event = first if before is None else _first_event(histories, found, before)
             if event < min(first, found.end):
                 lost = (

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("anabranch.spark")
 
 _FAR = 20_000  # so many offsets of histories are read over rather than jumped
-_NEAR = (
-    2_000  # commits of so many offsets of the history are read by each task rather than searched
-)
+# Commits of so many offsets of the history are read by each task rather than searched.
+_NEAR = 2_000
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

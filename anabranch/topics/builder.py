@@ -12,7 +12,7 @@ from anabranch.ports import CorruptBatch, RawBatch
 from anabranch.topics.batch import HEADER_SIZE, BatchHeader, Buffer, frame, read_header
 from anabranch.topics.compression import compress, decompress
 from anabranch.topics.framing import kernel_for
-from anabranch.topics.records import Record, codec_number, decode_body, put_varint
+from anabranch.topics.records import codec_number, decode_body, put_varint
 
 Headers = Sequence[tuple[str, bytes | None]]
 Row = tuple[bytes | None, bytes | None, Headers, int]  # key, value, headers, Unix milliseconds
@@ -145,10 +145,6 @@ class BatchBuilder:
             added = count - self._count
             self._count, self._base_timestamp, self._max_timestamp = count, base, newest
         return added
-
-    def add_records(self, records: Sequence[Record]) -> None:
-        """Add decoded records; their offsets don't matter."""
-        self.add_all((r.key, r.value, r.headers, r.timestamp_ms) for r in records)
 
     def add_from_batch(self, batch: RawBatch, first_delta: int, last_delta: int) -> int:
         """Add the records of another batch with these offset deltas, both included; how many.

@@ -42,11 +42,6 @@ class Kind(IntEnum):
     RESERVED = 8  # another header that starts with ab.
     NO_TEXT = 9  # a header whose name is no UTF-8: librdkafka's readers in Python could not go on behind it
 
-    @property
-    def is_bad(self) -> bool:
-        """Whether such records are rejected."""
-        return self >= Kind.MALFORMED
-
 
 class Run(NamedTuple):
     """Consecutive records of one kind. Offset deltas count from the batch's base offset.
@@ -127,45 +122,6 @@ def scan_batch(batch: RawBatch, *, limit: int = MAX_UNPACKED_BYTES) -> list[Run]
     except CorruptBatch:
         return [_malformed(header.last_offset_delta, header.record_count)]
     return scan_body(body, header)
-
-
-def pure_txn(batch: RawBatch, *, limit: int = MAX_UNPACKED_BYTES) -> bytes | None:
-    """The ab.txn value of all the batch's records, if it may be spliced whole; else None.
-
-    The same walk as `scan_batch`, without checksums and positions.
-    """
-    try:
-        header = read_header(batch.data)
-        kernel = kernel_for(header.record_count)
-        if kernel is None:
-            runs = scan_batch(batch, limit=limit)
-            return runs[0].txn if len(runs) == 1 and runs[0].pure else None
-        if not header.is_dense or header.is_control:
-            return None
-        body = decompress_scratch(
-            header.compression, memoryview(batch.data)[HEADER_SIZE:], limit=limit
-        )
-    except CorruptBatch:
-        return None
-    import numpy as np
-
-    bytes_in = np.frombuffer(body, dtype=np.uint8)
-    at = kernel.same_txn(bytes_in, header.record_count, header.base_timestamp)
-    if at < 0:
-        # Perhaps there are other headers, too.
-        rows = np.empty((1, kernel.COLUMNS), dtype=np.int64)
-        found = kernel.scan(
-            bytes_in,
-            header.record_count,
-            header.last_offset_delta,
-            header.base_timestamp,
-            False,
-            rows,
-        )
-        if found != 1 or rows[0, kernel.KIND] != Kind.WRITE:
-            return None
-        at = int(rows[0, kernel.TXN_AT])
-    return bytes(memoryview(body)[at : at + TXN_HEADER_SIZE])
 
 
 def scan_body(body: Buffer, header: BatchHeader) -> list[Run]:

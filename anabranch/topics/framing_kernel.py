@@ -43,7 +43,6 @@ from anabranch.topics.scan_kernel import (
     TXN_AT,
     TXN_LENGTH,
     WRITE,
-    same_txn,
     scan,
 )
 
@@ -81,6 +80,5 @@ __all__ = [
     "copy",
     "copy_placed",
     "place",
-    "same_txn",
     "scan",
 ]

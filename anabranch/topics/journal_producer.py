@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.topics.batch import Packed, next_sequence
-from anabranch.topics.wire import calls, codes, data
+from anabranch.topics.wire import codes, data
 from anabranch.topics.wire.calls import INIT_PRODUCER_ID, PRODUCE
 from anabranch.topics.wire.cluster import Cluster, raise_or_again
 from anabranch.topics.wire.codes import DUPLICATE_SEQUENCE, NONE, Act, error_for, meaning
@@ -95,16 +95,12 @@ class JournalProducer:
     def _initialise(self, deadline: float) -> tuple[int, int]:
         with self._cluster.connection(None, deadline) as connection:
             version = connection.version(INIT_PRODUCER_ID)
-            body = calls.request(
+            found = connection.ask(
                 INIT_PRODUCER_ID,
                 version,
+                self._cluster.soon(deadline),
                 transactional_id=None,
                 transaction_timeout=_NO_TRANSACTION,
-            )
-            found = calls.answer(
-                INIT_PRODUCER_ID,
-                version,
-                connection.call(INIT_PRODUCER_ID, version, body, self._cluster.soon(deadline)),
             )
         code = int(found.error_code)
         if code != NONE:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from anabranch.ports import (
@@ -46,34 +46,22 @@ class JournalReaders:
     for the in-memory log, whose calls hand control to a scheduler.
     """
 
-    def __init__(
-        self, log: Log, *, ahead: bool = False, on_batch: Callable[[RawBatch], None] | None = None
-    ) -> None:
-        """``on_batch`` is shown every batch before it is given to anyone, in order.
-
-        With ``ahead`` that is on a thread of its own, while the next batches are fetched.
-        """
+    def __init__(self, log: Log, *, ahead: bool = False) -> None:
         self._log = log
-        self._on_batch = on_batch
         self._readers: dict[TopicPartition, JournalReader] = {}
         self._fetcher = ThreadPoolExecutor(1, "anabranch-read-ahead") if ahead else None
-        self._checker = ThreadPoolExecutor(1, "anabranch-check") if ahead and on_batch else None
 
     def of(self, partition: TopicPartition) -> JournalReader:
         """The partition's reader."""
         found = self._readers.get(partition)
         if found is None:
-            found = self._readers[partition] = JournalReader(
-                self._log, partition, self._fetcher, self._on_batch, self._checker
-            )
+            found = self._readers[partition] = JournalReader(self._log, partition, self._fetcher)
         return found
 
     def close(self) -> None:
-        """End the helper threads; a fetch under way is waited for."""
-        # The one that waits for the other comes first.
-        for pool in (self._fetcher, self._checker):
-            if pool is not None:
-                pool.shutdown(cancel_futures=True)
+        """End the helper thread; a fetch under way is waited for."""
+        if self._fetcher is not None:
+            self._fetcher.shutdown(cancel_futures=True)
 
 
 class JournalReader:
@@ -84,18 +72,13 @@ class JournalReader:
         log: Log,
         partition: TopicPartition,
         fetcher: ThreadPoolExecutor | None = None,
-        on_batch: Callable[[RawBatch], None] | None = None,
-        checker: ThreadPoolExecutor | None = None,
     ) -> None:
         self._log = log
         self._partition = partition
-        self._on_batch = on_batch
         self._fetcher = fetcher
-        self._checker = checker
         self._here: deque[RawBatch] = deque()
-        # What is fetched ahead, in order; each begins where the one before ends. The second of a pair is
-        # done when the batches were shown to ``on_batch``, too.
-        self._coming: deque[tuple[Future[_Batches], Future[_Batches]]] = deque()
+        # What is fetched ahead, in order; each begins where the one before ends.
+        self._coming: deque[Future[_Batches]] = deque()
         # How far ahead: more with each fetch that was of use, so that leaps don't cost many in vain.
         self._depth = 1
 
@@ -138,7 +121,7 @@ class JournalReader:
         while self._coming:
             # Also if it is of no use: two fetches of one partition at once would compete.
             try:
-                ready = self._coming.popleft()[1].result()
+                ready = self._coming.popleft().result()
             except LogError:
                 # Nobody asked for it yet; what is asked for now fails by itself, if it does.
                 continue
@@ -152,12 +135,8 @@ class JournalReader:
         if self._fetcher is None:
             return
         while len(self._coming) < self._depth:
-            before = self._coming[-1][0] if self._coming else None
-            fetched = self._fetcher.submit(self._fetch_behind, before, following)
-            checked = fetched
-            if self._checker is not None:
-                checked = self._checker.submit(self._show_later, fetched)
-            self._coming.append((fetched, checked))
+            before = self._coming[-1] if self._coming else None
+            self._coming.append(self._fetcher.submit(self._fetch_behind, before, following))
 
     def _fetch_behind(self, before: Future[_Batches] | None, following: int) -> _Batches:
         """Fetch what comes after the fetch before, which this thread has ended already."""
@@ -168,20 +147,11 @@ class JournalReader:
             following = found[-1].next_offset
         return self._fetch_once(following, 0.0)
 
-    def _show_later(self, fetched: Future[_Batches]) -> _Batches:
-        return self._show(fetched.result())
-
-    def _show(self, batches: _Batches) -> _Batches:
-        if self._on_batch is not None:
-            for batch in batches:
-                self._on_batch(batch)
-        return batches
-
     def _fetch(self, position: int) -> _Batches:
         for _ in range(_EMPTY_FETCHES):
             found = self._fetch_once(position, _FETCH_WAIT_S)
             if found:
-                return self._show(found)
+                return found
         return ()
 
     def _fetch_once(self, position: int, max_wait: float) -> _Batches:

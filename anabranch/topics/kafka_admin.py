@@ -35,11 +35,8 @@ _EARLIEST = -2
 DELETE_BY_ID_FROM = 6  # version of DeleteTopics
 
 
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    topics: dict[str, list[int]] = {}
-    for topic, partition in partitions:
-        topics.setdefault(topic, []).append(partition)
-    return topics
+def _timeout(cluster: Cluster) -> dt.timedelta:
+    return dt.timedelta(seconds=cluster.settings.request_timeout)
 
 
 def list_offsets(
@@ -56,12 +53,7 @@ def list_offsets(
     ``failed`` takes why a partition can't be asked; without it that is raised.
     """
     found: dict[TopicPartition, int] = {}
-    if failed is None:
-        groups = cluster.by_leader(partitions, deadline)
-    else:
-        groups, problems = cluster.find_leaders(partitions, deadline)
-        failed.update(problems)
-    for node, group in groups.items():
+    for node, group in cluster.groups(partitions, deadline, failed).items():
         try:
             answer = _ask_offsets(cluster, node, group, timestamp, committed, deadline)
         except ConnectionBroken as error:
@@ -115,25 +107,21 @@ def _ask_offsets(
                     for number in numbers
                 ),
             )
-            for topic, numbers in _by_topic(group).items()
+            for topic, numbers in calls.by_topic(group).items()
         )
-        body = calls.request(
+        return connection.ask(
             LIST_OFFSETS,
             version,
+            cluster.soon(deadline),
             replica_id=-1,
             isolation_level=data.READ_COMMITTED if committed else data.READ_UNCOMMITTED,
             topics=topics,
-        )
-        return calls.answer(
-            LIST_OFFSETS,
-            version,
-            connection.call(LIST_OFFSETS, version, body, cluster.soon(deadline)),
         )
 
 
 def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadline: float) -> None:
     """Move the log start offsets up."""
-    for node, group in cluster.by_leader(before, deadline).items():
+    for node, group in cluster.groups(before, deadline).items():
         with cluster.connection(node, deadline) as connection:
             version = connection.version(DELETE_RECORDS)
             topics = tuple(
@@ -153,16 +141,10 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadl
                         for number in numbers
                     ),
                 )
-                for topic, numbers in _by_topic(group).items()
+                for topic, numbers in calls.by_topic(group).items()
             )
-            body = calls.request(
-                DELETE_RECORDS,
-                version,
-                topics=topics,
-                timeout=dt.timedelta(seconds=cluster.settings.request_timeout),
-            )
-            answer = calls.answer(
-                DELETE_RECORDS, version, connection.call(DELETE_RECORDS, version, body, deadline)
+            answer = connection.ask(
+                DELETE_RECORDS, version, deadline, topics=topics, timeout=_timeout(cluster)
             )
         for topic in answer.topics:
             for partition in topic.partitions:
@@ -214,15 +196,13 @@ def _create(
             )
             for spec in specs
         )
-        body = calls.request(
+        answer = connection.ask(
             CREATE_TOPICS,
             version,
+            deadline,
             topics=topics,
-            timeout=dt.timedelta(seconds=cluster.settings.request_timeout),
+            timeout=_timeout(cluster),
             validate_only=dry,
-        )
-        answer = calls.answer(
-            CREATE_TOPICS, version, connection.call(CREATE_TOPICS, version, body, deadline)
         )
     for topic in answer.topics:
         code = int(topic.error_code)
@@ -242,9 +222,10 @@ def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float
         version = connection.version(DELETE_TOPICS)
         by_id = version >= DELETE_BY_ID_FROM and all(topic.topic_id.strip("0") for topic in topics)
         version = version if by_id else min(version, DELETE_BY_ID_FROM - 1)
-        body = calls.request(
+        answer = connection.ask(
             DELETE_TOPICS,
             version,
+            deadline,
             topics=tuple(
                 calls.part(
                     DELETE_TOPICS,
@@ -258,10 +239,7 @@ def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float
             if by_id
             else (),
             topic_names=tuple(topic.name for topic in topics),
-            timeout=dt.timedelta(seconds=cluster.settings.request_timeout),
-        )
-        answer = calls.answer(
-            DELETE_TOPICS, version, connection.call(DELETE_TOPICS, version, body, deadline)
+            timeout=_timeout(cluster),
         )
     names = [topic.name for topic in topics]
     cluster.forget(names)
@@ -311,15 +289,13 @@ def add_partitions(
             count=partitions,
             assignments=None,
         )
-        body = calls.request(
+        answer = connection.ask(
             CREATE_PARTITIONS,
             version,
+            deadline,
             topics=(wanted,),
-            timeout=dt.timedelta(seconds=cluster.settings.request_timeout),
+            timeout=_timeout(cluster),
             validate_only=dry,
-        )
-        answer = calls.answer(
-            CREATE_PARTITIONS, version, connection.call(CREATE_PARTITIONS, version, body, deadline)
         )
     grown = False
     for result in answer.results:
@@ -380,11 +356,8 @@ def describe_topics(
             )
             for name in topics
         )
-        body = calls.request(DESCRIBE_CONFIGS, version, resources=resources)
-        answer = calls.answer(
-            DESCRIBE_CONFIGS,
-            version,
-            connection.call(DESCRIBE_CONFIGS, version, body, cluster.soon(deadline)),
+        answer = connection.ask(
+            DESCRIBE_CONFIGS, version, cluster.soon(deadline), resources=resources
         )
     found = {}
     for result in answer.results:

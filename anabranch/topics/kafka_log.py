@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from anabranch.ports import (
     CorruptBatch,
@@ -34,6 +35,7 @@ _MAX_I32 = (1 << 31) - 1
 # A broker that is silent for so long once others have answered is passed over, for a pause that grows.
 _SLACK_S = 0.3
 _PASSED_OVER_S = (1.0, 16.0)
+T = TypeVar("T")
 Failed = MutableMapping[TopicPartition, LogError]
 
 
@@ -98,7 +100,9 @@ class KafkaLog:
         deadline: float,
         failed: Failed | None,
     ) -> dict[TopicPartition, Fetched]:
-        groups = self._groups(positions, deadline, failed)
+        groups = self._cluster.groups(positions, deadline, failed)
+        if failed is not None:
+            self._leave_out_silent(groups, failed)
         asked: list[_Asked] = []
         wait = max(0.0, give_up - time.monotonic())
         self._turn += 1
@@ -146,20 +150,12 @@ class KafkaLog:
                 self._cluster.give(one.connection, one.address)
         return result
 
-    def _groups(
-        self, positions: Mapping[TopicPartition, int], deadline: float, failed: Failed | None
-    ) -> dict[int, list[TopicPartition]]:
-        """The partitions by leader; with ``failed``, only those that can be asked at once."""
-        if failed is None:
-            return self._cluster.by_leader(positions, deadline)
-        groups, problems = self._cluster.find_leaders(positions, deadline)
-        failed.update(problems)
+    def _leave_out_silent(self, groups: dict[int, list[TopicPartition]], failed: Failed) -> None:
         now = time.monotonic()
         for node in [node for node in groups if self._silent.get(node, (0.0, 0.0))[0] > now]:
             for partition in groups.pop(node):
                 why = f"broker {node}, which leads {partition.topic}, does not answer"
                 failed[partition] = LogUnavailable(why, (partition.topic,))
-        return groups
 
     def _pass_over(
         self,
@@ -290,11 +286,9 @@ class KafkaLog:
         failed: Failed | None = None,
     ) -> dict[TopicPartition, int]:
         wanted = list(partitions)
-        deadline = self._cluster.deadline()
-        return self._cluster.repeat(
+        return self._repeat(
             "list offsets",
-            deadline,
-            lambda: kafka_admin.list_offsets(
+            lambda deadline: kafka_admin.list_offsets(
                 self._cluster,
                 wanted,
                 timestamp,
@@ -304,6 +298,11 @@ class KafkaLog:
             ),
         )
 
+    def _repeat(self, what: str, attempt: Callable[[float], T]) -> T:
+        """`Cluster.repeat` of one of `kafka_admin`'s calls, which is given the deadline."""
+        deadline = self._cluster.deadline()
+        return self._cluster.repeat(what, deadline, lambda: attempt(deadline))
+
     # -- writing --------------------------------------------------------------------------------------
 
     def producer(self, transactional_id: str, *, timeout: float) -> KafkaProducer:
@@ -312,11 +311,9 @@ class KafkaLog:
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         """Delete all records below the given offsets; reading then starts there."""
-        deadline = self._cluster.deadline()
-        self._cluster.repeat(
+        self._repeat(
             "delete records",
-            deadline,
-            lambda: kafka_admin.delete_records(self._cluster, before, deadline),
+            lambda deadline: kafka_admin.delete_records(self._cluster, before, deadline),
         )
 
     # -- topics ---------------------------------------------------------------------------------------
@@ -334,11 +331,9 @@ class KafkaLog:
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
         """See `anabranch.ports.Log.delete_topics`."""
-        deadline = self._cluster.deadline()
-        self._cluster.repeat(
+        self._repeat(
             "delete topics",
-            deadline,
-            lambda: kafka_admin.delete_topics(self._cluster, topics, deadline),
+            lambda deadline: kafka_admin.delete_topics(self._cluster, topics, deadline),
         )
 
     def add_partitions(self, topic: str, partitions: int) -> None:
@@ -354,20 +349,16 @@ class KafkaLog:
 
     def default_replication_factor(self, topic: str) -> int | None:
         """See `anabranch.ports.Log.default_replication_factor`. Asked for by a dry run."""
-        deadline = self._cluster.deadline()
-        return self._cluster.repeat(
+        return self._repeat(
             "default replication factor",
-            deadline,
-            lambda: kafka_admin.default_replication_factor(self._cluster, topic, deadline),
+            lambda deadline: kafka_admin.default_replication_factor(self._cluster, topic, deadline),
         )
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """See `anabranch.ports.Log.describe_topics`."""
-        deadline = self._cluster.deadline()
-        return self._cluster.repeat(
+        return self._repeat(
             "describe topics",
-            deadline,
-            lambda: kafka_admin.describe_topics(self._cluster, names, deadline),
+            lambda deadline: kafka_admin.describe_topics(self._cluster, names, deadline),
         )
 
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
@@ -405,10 +396,10 @@ def _fetched(
     batches: list[RawBatch] = []
     after = position
     try:
-        for batch in _visible(answer, committed):
+        for batch, hidden in _visible(answer, committed):
             after = max(after, batch.next_offset)
-            if batch.next_offset > position and not batch.hidden:
-                batches.append(batch.raw)
+            if batch.next_offset > position and not hidden:
+                batches.append(batch)
     except CorruptBatch as error:
         what = f"{partition.topic}[{partition.partition}]: {error}"
         raise CorruptBatch(what, (partition.topic,)) from error
@@ -419,20 +410,8 @@ def _fetched(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A batch of an answer; ``hidden`` if it is a marker, or of an aborted native transaction."""
-
-    raw: RawBatch
-    hidden: bool
-
-    @property
-    def next_offset(self) -> int:
-        return self.raw.next_offset
-
-
-def _visible(answer: data.PartitionFetch, committed: bool) -> Iterator[_Seen]:
-    """The batches in order, with aborted ones marked if ``committed``.
+def _visible(answer: data.PartitionFetch, committed: bool) -> Iterator[tuple[RawBatch, bool]]:
+    """The batches in order, and whether each is hidden: a marker, or aborted if ``committed``.
 
     The broker lists the aborted transactions that overlap the answer as (producer id, first offset): a
     producer's batches are aborted from that offset until its next abort marker.
@@ -449,10 +428,9 @@ def _visible(answer: data.PartitionFetch, committed: bool) -> Iterator[_Seen]:
             # Most markers need no look: there is one for every commit.
             if header.producer_id in aborting and is_abort_marker(raw):
                 aborting.discard(header.producer_id)
-            yield _Seen(raw, True)
+            yield raw, True
         else:
-            hidden = header.is_transactional and header.producer_id in aborting
-            yield _Seen(raw, hidden)
+            yield raw, header.is_transactional and header.producer_id in aborting
 
 
 def is_abort_marker(control: RawBatch) -> bool:

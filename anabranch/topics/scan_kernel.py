@@ -250,80 +250,8 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
     return runs
 
 
-# What every record of a batch ends in that was written without headers of the user's: one header, ab.txn,
-# 28 bytes.
-_TAIL_SIZE = 9 + _TXN_SIZE
-
-
-def _same_txn(body, count, base_timestamp):
-    """Where the ab.txn value stands that all records have, if ab.txn is their only header; else -1.
-
-    Looks at the framing of each record as `_scan` does, without gaps in the offsets; -1 says nothing
-    about the batch but that `_scan` has to be asked.
-    """
-    end = np.int64(body.shape[0])
-    if count < 1 or count > end // _MIN_RECORD:
-        return np.int64(-1)
-    at = np.int64(0)
-    a = _U(0)
-    b = _U(0)
-    c = _U(0)
-    d = _U(0)
-    e = _U(0)
-    for number in range(count):
-        size, at = _varint(body, at, end)
-        if at < 0 or size <= _TAIL_SIZE or size > end - at:
-            return np.int64(-1)
-        tail = at + size - _TAIL_SIZE
-        at += 1
-        timestamp, at = _varlong(body, at, tail)
-        if at < 0:
-            return np.int64(-1)
-        absolute = base_timestamp + timestamp
-        if ((base_timestamp ^ absolute) & (timestamp ^ absolute)) < 0:
-            return np.int64(-1)
-        delta, at = _varint(body, at, tail)
-        if at < 0 or delta != number:
-            return np.int64(-1)
-        length, at = _varint(body, at, tail)
-        if at < 0 or length < -1 or length > tail - at:
-            return np.int64(-1)
-        at += max(length, 0)
-        length, at = _varint(body, at, tail)
-        if at < 0 or length < -1 or at + max(length, 0) != tail:
-            return np.int64(-1)
-        at = tail + _TAIL_SIZE
-        if number == 0:
-            if (
-                _byte(body, tail) != 2  # one header,
-                or _byte(body, tail + 1) != 12  # whose name has 6 bytes
-                or _is_name(body, tail + 2, tail + 8) != 1
-                or _byte(body, tail + 8) != 2 * _TXN_SIZE
-            ):
-                return np.int64(-1)
-            a = _load64(body, _U(tail))
-            b = _load64(body, _U(tail + 8))
-            c = _load64(body, _U(tail + 16))
-            d = _load64(body, _U(tail + 24))
-            e = _load64(body, _U(tail + _TAIL_SIZE - 8))
-        elif (
-            (_load64(body, _U(tail)) ^ a)
-            | (_load64(body, _U(tail + 8)) ^ b)
-            | (_load64(body, _U(tail + 16)) ^ c)
-            | (_load64(body, _U(tail + 24)) ^ d)
-            | (_load64(body, _U(tail + _TAIL_SIZE - 8)) ^ e)
-        ) != _U(0):
-            return np.int64(-1)
-    if at != end:
-        return np.int64(-1)
-    return end - _TXN_SIZE
-
-
 scan = compiled(
     types.int64(
         _BYTES_IN, types.int64, types.int64, types.int64, types.boolean, types.int64[:, ::1]
     ),
 )(_scan)
-same_txn = compiled(
-    types.int64(_BYTES_IN, types.int64, types.int64),
-)(_same_txn)

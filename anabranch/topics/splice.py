@@ -8,12 +8,12 @@ patched while the broker stores those before, so a merge is about as quick as pr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from anabranch.errors import InvariantViolation, check
-from anabranch.ports import Producer, RawBatch, TopicPartition
+from anabranch.ports import RawBatch, TopicPartition
 from anabranch.topics.batch import read_header
 from anabranch.topics.builder import BatchBuilder, Row
 from anabranch.topics.compression import NAMES
@@ -96,27 +96,8 @@ def worth_splicing(batch: RawBatch, records: int) -> bool:
     return records >= MIN_SPLICED_RECORDS or len(batch.data) >= SPLICED_BYTES
 
 
-def splice_stream(
-    readers: JournalReaders,
-    producer: Producer,
-    target: TopicPartition,
-    pieces: Sequence[Piece],
-    *,
-    verify: Callable[[int, RawBatch], None] | None = None,
-) -> list[Landed]:
-    """Append ``pieces`` to ``target`` in the producer's native transaction; where each landed.
-
-    ``verify``, if given, is called with (index of the piece, batch) before a batch is spliced, and raises
-    to stop. All errors are those of `Producer.append_stream` and `JournalReader.batch`; the native transaction is
-    left to the caller, who ends or aborts it.
-    """
-    splice = Splice(readers, target, pieces, verify=verify)
-    splice.note(producer.append_stream(splice.batches()))
-    return splice.landed()
-
-
 class Splice:
-    """The steps of `splice_stream`, for callers that append several partitions in one go.
+    """Merges pieces into one partition, for callers that may append to several partitions in one go.
 
     Append what `batches` yields, in that order, and hand the base offsets to `note` as they come.
     """
@@ -127,7 +108,6 @@ class Splice:
         target: TopicPartition,
         pieces: Sequence[Piece],
         *,
-        verify: Callable[[int, RawBatch], None] | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> None:
         """``limit``: the most bytes of a batch that is put together (the topic's max.message.bytes)."""
@@ -137,7 +117,6 @@ class Splice:
         self._taken = [0] * len(pieces)
         self._target = target
         self._pieces = pieces
-        self._verify = verify
         self._builder = BatchBuilder()
         # Of the batch being built, then of each batch yielded: (index of the piece, records) in order.
         self._building: list[list[int]] = []
@@ -182,8 +161,6 @@ class Splice:
         for run in runs:
             batch = reader.batch(run.batch_base, run.batch_crc)
             if run.pure and worth_splicing(batch, run.records):
-                if self._verify is not None:
-                    self._verify(index, batch)
                 yield from self._splice(index, batch, run.records)
                 continue
             before = self._taken[index]

@@ -107,7 +107,7 @@ def check_batches(packed: Sequence[tuple[int, Packed]], journal: ListJournal) ->
     for partition, batch in packed:
         records, want[partition] = want[partition][: batch.rows], want[partition][batch.rows :]
         builder = BatchBuilder()
-        builder.add_records(records)
+        builder.add_all((r.key, r.value, r.headers, r.timestamp_ms) for r in records)
         assert decompress(batch.codec, batch.records) == builder.build()[HEADER_SIZE:]
         decoded = decode_records(batch.frame())
         assert [one._replace(offset=0) for one in decoded] == records

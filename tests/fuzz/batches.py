@@ -69,14 +69,11 @@ def _scan() -> Run:
             batch = RawBatch(0, 1, memoryview(data))
         runs = framing.scan_batch(batch)
         scanned = scan(batch)
-        pure = framing.pure_txn(batch)
         if any(run.kind is framing.Kind.MALFORMED for run in runs):
             assert len(runs) == 1
-            assert pure is None
             return
         records = decode_records(batch.data)
         assert sum(run.records for run in runs) == len(records)
-        assert pure == (runs[0].txn if len(runs) == 1 and runs[0].pure else None)
         taken = sum(run.records for run in (*scanned.runs, *scanned.plain))
         assert taken + sum(scanned.rejected.values()) <= len(records)
 

@@ -79,13 +79,6 @@ def _scan() -> Run:
         else:
             assert rows is not None
             assert rows[:found].tolist() == expected
-        at = kernel.same_txn(body, count, base)
-        assert -1 <= at < max(len(body), 1)
-        if at >= 0:
-            dense = framing_oracle.scan(bytes(body), count, count - 1, base)
-            assert dense is not None
-            assert len(dense) == 1
-            assert dense[0][9] == framing_oracle.WRITE
 
     return run
 

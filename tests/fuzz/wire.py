@@ -23,13 +23,14 @@ from anabranch.topics.batch import read_header
 from anabranch.topics.kafka_log import _fetched
 from anabranch.topics.wire import calls, data
 from anabranch.topics.wire.broken import MalformedAnswer
-from anabranch.topics.wire.calls import ALL_APIS, END_TXN, FETCH, PRODUCE, Api
+from anabranch.topics.wire.calls import END_TXN, FETCH, PRODUCE, Api
 from anabranch.topics.wire.end_txn import end_answer
 from tests.fuzz.mutate import mutated
 from tests.fuzz.samples import batches
 from tests.fuzz.target import Run, Target
 
 _TOPIC_ID = uuid.UUID(int=7)
+ALL_APIS = tuple(api for api in vars(calls).values() if isinstance(api, Api))
 _BY_HAND = (PRODUCE, FETCH, END_TXN)
 _NAMES = {_TOPIC_ID.bytes: "a"}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -57,9 +56,8 @@ def aborted_read() -> Planted:
     real = kafka_log._visible
 
     def visible(answer: Any, committed: bool) -> Any:
-        for seen in real(answer, committed):
-            control = batch.read_header(seen.raw.data).is_control
-            yield replace(seen, hidden=control)
+        for raw, _ in real(answer, committed):
+            yield raw, batch.read_header(raw.data).is_control
 
     return patch.object(kafka_log, "_visible", visible)
 

@@ -58,7 +58,7 @@ def same(thing: Any) -> Any:
 class Clock:
     """Rising commit timestamps for all that is forged on one status log."""
 
-    last: int = field(default_factory=lambda: hybrid_time.first_of_ms(int(time.time() * 1000)))
+    last: int = field(default_factory=lambda: hybrid_time.from_us(int(time.time() * 1000) * 1000))
 
     def tick(self) -> int:
         self.last += 1

@@ -128,9 +128,9 @@ def test_many_small_spans_share_a_task(sizes: list[int], least: int, tasks: int)
     [
         (None, None),
         ("7238556053504000000", 7238556053504000000),
-        ("2026-01-01T00:00:00Z", hybrid_time.first_of_ms(1767225600000)),
-        ("2026-01-01T01:00:00+01:00", hybrid_time.first_of_ms(1767225600000)),
-        ("2026-01-01", hybrid_time.first_of_ms(1767225600000)),
+        ("2026-01-01T00:00:00Z", hybrid_time.from_us(1767225600000_000)),
+        ("2026-01-01T01:00:00+01:00", hybrid_time.from_us(1767225600000_000)),
+        ("2026-01-01", hybrid_time.from_us(1767225600000_000)),
     ],
 )
 def test_moments(text: str | None, moment: int | None) -> None:

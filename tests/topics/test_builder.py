@@ -35,7 +35,7 @@ def test_events_are_encoded_as_the_plain_encoder_does(
     made: list[Record], codec: str | None
 ) -> None:
     built = BatchBuilder(codec)
-    built.add_records(made)
+    built.add_all((r.key, r.value, r.headers, r.timestamp_ms) for r in made)
     assert built.count == len(made)
     assert built.build() == encode_batch(made, codec)
     if codec is None:
@@ -49,7 +49,7 @@ def test_sizes_beyond_the_tables() -> None:
         for i, size in enumerate(sizes)
     ] + [Record(0, 5, b"k", b"v") for _ in range(5000)]
     built = BatchBuilder()
-    built.add_records(made)
+    built.add_all((r.key, r.value, r.headers, r.timestamp_ms) for r in made)
     assert built.build() == encode_batch(made)
 
 
@@ -68,7 +68,7 @@ def test_headers_given_as_a_list() -> None:
 def test_many_different_headers_are_not_all_kept() -> None:
     built = BatchBuilder()
     made = [Record(i, 0, b"k", b"v", (("h", b"%d" % i),)) for i in range(500)]
-    built.add_records(made)
+    built.add_all((r.key, r.value, r.headers, r.timestamp_ms) for r in made)
     assert decode_records(built.build()) == made
     assert len(built._headers) <= 64
 
@@ -95,7 +95,7 @@ def test_taking_records_out_of_batches(
         batches.append(raw(data))
     wanted = [Record(0, 123, b"first", None)]
     built = BatchBuilder()
-    built.add_records(wanted)
+    built.add_all((r.key, r.value, r.headers, r.timestamp_ms) for r in wanted)
     with pytest.MonkeyPatch.context() as patched:
         if not compiled:
             patched.setattr(builder, "kernel_for", lambda _: None)

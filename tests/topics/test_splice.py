@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -10,13 +11,20 @@ import pytest
 
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.errors import InvariantViolation
-from anabranch.ports import LogRefused, LogUnavailable, RawBatch, TopicPartition, TopicSpec
+from anabranch.ports import (
+    LogRefused,
+    LogUnavailable,
+    Producer,
+    RawBatch,
+    TopicPartition,
+    TopicSpec,
+)
 from anabranch.topics.batch import crc_of, read_header
 from anabranch.topics.framing import Kind, scan_batch
 from anabranch.topics.journal_reader import JournalReader, JournalReaders
 from anabranch.topics.memory import MemoryCluster
 from anabranch.topics.records import Record, decode_records, encode_batch
-from anabranch.topics.splice import Landed, Piece, Splice, splice_stream
+from anabranch.topics.splice import Landed, Piece, Splice
 from tests.contract.conftest import SteppedClock
 
 JOURNAL = TopicPartition("s.journal", 0)
@@ -36,6 +44,15 @@ class Run:
     @property
     def at(self) -> int:
         return self.first
+
+
+def splice_stream(
+    readers: JournalReaders, producer: Producer, pieces: Sequence[Piece]
+) -> list[Landed]:
+    """Append the pieces to the target; where each landed."""
+    splice = Splice(readers, TARGET, pieces)
+    splice.note(producer.append_stream(splice.batches()))
+    return splice.landed()
 
 
 @pytest.fixture
@@ -115,7 +132,7 @@ def test_pieces_land_in_their_order(cluster: MemoryCluster) -> None:
         Piece(JOURNAL, runs_of(cluster, 1), events[:3]),
         Piece(JOURNAL, runs_of(cluster, 3)),
     ]
-    landed = splice_stream(JournalReaders(log), producer, TARGET, pieces)
+    landed = splice_stream(JournalReaders(log), producer, pieces)
     producer.commit()
     records = merged(cluster)
     wanted: list[list[bytes | None]] = [
@@ -147,29 +164,11 @@ def test_big_pure_batches_are_copied_as_they_are(cluster: MemoryCluster) -> None
     write(cluster, *[1] * 99)
     log = cluster.log("controller")
     producer = log.producer("a", timeout=60)
-    splice_stream(JournalReaders(log), producer, TARGET, [Piece(JOURNAL, runs_of(cluster, 1))])
+    splice_stream(JournalReaders(log), producer, [Piece(JOURNAL, runs_of(cluster, 1))])
     sources = cluster.partitions[JOURNAL].entries
     first, second = cluster.partitions[TARGET].entries
     assert first.data[61:] == sources[0].data[61:]
     assert second.data[61:] != sources[1].data[61:]
-
-
-def test_before_a_splice_the_batch_is_shown(cluster: MemoryCluster) -> None:
-    write(cluster, *[1] * 100)
-    write(cluster, *[2] * 10)
-    write(cluster, *[2] * 100)
-    seen = []
-    log = cluster.log("controller")
-    producer = log.producer("a", timeout=60)
-    pieces = [Piece(JOURNAL, runs_of(cluster, 1)), Piece(JOURNAL, runs_of(cluster, 2))]
-    splice_stream(
-        JournalReaders(log),
-        producer,
-        TARGET,
-        pieces,
-        verify=lambda index, batch: seen.append((index, batch.base_offset)),
-    )
-    assert seen == [(0, 0), (1, 110)]
 
 
 def test_a_run_that_the_journal_does_not_have_stops_the_merge(cluster: MemoryCluster) -> None:
@@ -178,7 +177,7 @@ def test_a_run_that_the_journal_does_not_have_stops_the_merge(cluster: MemoryClu
     producer = log.producer("a", timeout=60)
     readers = JournalReaders(log)
     with pytest.raises(InvariantViolation, match="has 3"):
-        splice_stream(readers, producer, TARGET, [Piece(JOURNAL, [Run(0, 0, 3, 4, False)])])
+        splice_stream(readers, producer, [Piece(JOURNAL, [Run(0, 0, 3, 4, False)])])
     with pytest.raises(LogRefused, match=r"records are gone: no batch .* begins at 1"):
         list(Splice(readers, TARGET, [Piece(JOURNAL, [Run(1, 1, 3, 2, False)])]).batches())
     with pytest.raises(LogUnavailable):
@@ -250,7 +249,7 @@ def test_a_long_run_of_a_mixed_batch_is_taken_apart(cluster: MemoryCluster) -> N
     producer = log.producer("a", timeout=60)
     runs = runs_of(cluster, 1)
     assert [(run.records, run.pure) for run in runs] == [(150, False), (200, False)]
-    (landed,) = splice_stream(JournalReaders(log), producer, TARGET, [Piece(JOURNAL, runs)])
+    (landed,) = splice_stream(JournalReaders(log), producer, [Piece(JOURNAL, runs)])
     producer.commit()
     assert [r.value for r in merged(cluster)] == expected(cluster, 1)
     assert landed.records == 350
@@ -291,47 +290,6 @@ def test_an_error_while_reading_ahead_is_nobodys(
         assert readers.of(JOURNAL).batch(number).base_offset == number
     readers.close()
     assert calls[0] >= 11
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("step", [1, 4])
-def test_a_batch_is_shown_before_it_is_given(
-    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, ahead: bool, step: int
-) -> None:
-    monkeypatch.setattr("anabranch.topics.journal_reader.FETCH_BYTES", 400)
-    for number in range(60):
-        write(cluster, number % 5)
-    shown: list[int] = []
-    readers = JournalReaders(
-        cluster.log("reader"), ahead=ahead, on_batch=lambda batch: shown.append(batch.base_offset)
-    )
-    for entry in cluster.partitions[JOURNAL].entries[::step]:
-        assert readers.of(JOURNAL).batch(entry.base_offset).base_offset == entry.base_offset
-        assert entry.base_offset in shown
-    readers.close()
-    if step == 1:
-        assert shown == list(range(60))
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_batch_that_is_found_wanting_is_not_given(
-    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, ahead: bool
-) -> None:
-    monkeypatch.setattr("anabranch.topics.journal_reader.FETCH_BYTES", 1)
-    for number in range(6):
-        write(cluster, number)
-
-    def refuse(batch: RawBatch) -> None:
-        if batch.base_offset == 4:
-            raise InvariantViolation("not this one")
-
-    readers = JournalReaders(cluster.log("reader"), ahead=ahead, on_batch=refuse)
-    reader = readers.of(JOURNAL)
-    for number in range(4):
-        reader.batch(number)
-    with pytest.raises(InvariantViolation, match="not this one"):
-        reader.batch(4)
-    readers.close()
 
 
 def test_more_is_read_ahead_while_it_is_of_use(

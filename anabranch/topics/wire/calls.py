@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import io
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
 from kio.serial import entity_reader, entity_writer
 
+from anabranch.ports import TopicPartition
 from anabranch.topics.batch import Buffer
 from anabranch.topics.wire.broken import MalformedAnswer
 from anabranch.topics.wire.claims import check_claims
@@ -48,25 +50,6 @@ CREATE_PARTITIONS = Api(37, "create_partitions", "CreatePartitions", 0, 3, 2)
 DESCRIBE_PRODUCERS = Api(61, "describe_producers", "DescribeProducers", 0, 0, 0)
 DESCRIBE_TRANSACTIONS = Api(65, "describe_transactions", "DescribeTransactions", 0, 0, 0)
 
-ALL_APIS = (
-    PRODUCE,
-    FETCH,
-    LIST_OFFSETS,
-    METADATA,
-    FIND_COORDINATOR,
-    API_VERSIONS,
-    CREATE_TOPICS,
-    DELETE_TOPICS,
-    DELETE_RECORDS,
-    INIT_PRODUCER_ID,
-    ADD_PARTITIONS_TO_TXN,
-    END_TXN,
-    DESCRIBE_CONFIGS,
-    CREATE_PARTITIONS,
-    DESCRIBE_PRODUCERS,
-    DESCRIBE_TRANSACTIONS,
-)
-
 
 @cache
 def _module(api: Api, version: int, kind: str) -> Any:
@@ -83,6 +66,14 @@ def part(api: Api, version: int, kind_name: str, /, **fields: Any) -> Any:
     """A nested structure of a request, without the fields that the version doesn't have."""
     kind, known = _class(api, version, kind_name)
     return kind(**{key: value for key, value in fields.items() if key in known})
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, tuple[int, ...]]:
+    """Topic -> numbers of its partitions: as requests have them."""
+    topics: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        topics.setdefault(topic, []).append(number)
+    return {topic: tuple(numbers) for topic, numbers in topics.items()}
 
 
 def request(api: Api, version: int, /, **fields: Any) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -242,16 +242,14 @@ class Cluster:
                 calls.part(METADATA, version, "MetadataRequestTopic", topic_id=None, name=name)
                 for name in names
             )
-            body = calls.request(
+            return connection.ask(
                 METADATA,
                 version,
+                self.soon(deadline),
                 topics=topics,
                 allow_auto_topic_creation=False,
                 include_cluster_authorized_operations=False,
                 include_topic_authorized_operations=False,
-            )
-            return calls.answer(
-                METADATA, version, connection.call(METADATA, version, body, self.soon(deadline))
             )
 
     def _refresh(self, names: list[str], deadline: float) -> dict[str, Topic]:
@@ -360,36 +358,41 @@ class Cluster:
                     )
                 time.sleep(self.settings.retry_backoff)
 
-    def find_leaders(
-        self, partitions: Iterable[TopicPartition], deadline: float
-    ) -> tuple[dict[int, list[TopicPartition]], dict[TopicPartition, LogError]]:
-        """`by_leader` of those that have a leader; of the others, why they can't be asked. Waits for none."""
-        wanted = list(partitions)
+    def groups(
+        self,
+        partitions: Iterable[TopicPartition],
+        deadline: float,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
+    ) -> dict[int, list[TopicPartition]]:
+        """The partitions grouped by the broker that leads them.
+
+        ``failed`` takes why some can't be asked, and no leader is waited for; without it, all are (`leaders`).
+        """
+        if failed is None:
+            known = self.leaders(partitions, deadline)
+        else:
+            known, problems = self._leaders_now(list(partitions), deadline)
+            failed.update(problems)
+        groups: dict[int, list[TopicPartition]] = {}
+        for partition, leader in known.items():
+            groups.setdefault(leader.node, []).append(partition)
+        return groups
+
+    def _leaders_now(
+        self, wanted: Sequence[TopicPartition], deadline: float
+    ) -> tuple[dict[TopicPartition, Leader], dict[TopicPartition, LogError]]:
         failed: dict[TopicPartition, LogError] = {}
-        unknown = {p.topic for p in wanted if self.leader(p) is None}
-        if unknown:
+        if unknown := {p.topic for p in wanted if self.leader(p) is None}:
             try:
                 self.refresh(unknown, deadline)
             except LogRefused as error:
                 failed = {p: error for p in wanted if p.topic in error.topics}
-        groups: dict[int, list[TopicPartition]] = {}
+        known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
         for p in wanted:
-            leader = self.leader(p)
-            if leader is not None:
-                groups.setdefault(leader.node, []).append(p)
-            elif p not in failed:
+            if p not in known and p not in failed:
                 why = "has no leader" if p.topic in self._topics else "is not found"
                 failed[p] = LogUnavailable(f"{p.topic}[{p.partition}] {why}", (p.topic,))
-        return groups, failed
-
-    def by_leader(
-        self, partitions: Iterable[TopicPartition], deadline: float
-    ) -> dict[int, list[TopicPartition]]:
-        """The partitions grouped by the broker that leads them."""
-        groups: dict[int, list[TopicPartition]] = {}
-        for partition, leader in self.leaders(partitions, deadline).items():
-            groups.setdefault(leader.node, []).append(partition)
-        return groups
+        return known, failed
 
     def coordinator(self, transactional_id: str, deadline: float) -> tuple[str, int]:
         """The address of a transactional id's coordinator."""
@@ -402,17 +405,13 @@ class Cluster:
     def _coordinator(self, transactional_id: str, deadline: float) -> tuple[str, int]:
         with self.connection(None, deadline) as connection:
             version = connection.version(FIND_COORDINATOR)
-            body = calls.request(
+            found = connection.ask(
                 FIND_COORDINATOR,
                 version,
+                self.soon(deadline),
                 key=transactional_id,
                 key_type=_TRANSACTION_KEY_TYPE,
                 coordinator_keys=(transactional_id,),
-            )
-            found = calls.answer(
-                FIND_COORDINATOR,
-                version,
-                connection.call(FIND_COORDINATOR, version, body, self.soon(deadline)),
             )
         if version >= 4 and not found.coordinators:
             raise MalformedAnswer(f"FindCoordinator names no coordinator for {transactional_id}")

@@ -10,6 +10,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from anabranch.ports import LogRefused
 from anabranch.topics.batch import Buffer
@@ -130,6 +131,11 @@ class Connection:
         return self.receive(
             self.send(api.key, version, (body,), flexible=flexible, deadline=deadline), deadline
         )
+
+    def ask(self, api: Api, version: int, deadline: float, /, **fields: Any) -> Any:
+        """`call` with kio's messages. `MalformedAnswer` if the answer is none."""
+        body = calls.request(api, version, **fields)
+        return calls.answer(api, version, self.call(api, version, body, deadline))
 
     def version(self, api: Api, highest: int | None = None) -> int:
         """The version to speak with this broker. `LogRefused` (35): there is none."""

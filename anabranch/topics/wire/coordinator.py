@@ -85,16 +85,12 @@ class Coordinator:
         connection = self._connect(deadline)
         self.last.ask(connection, self._id, self._cluster.soon(deadline))
         version = connection.version(INIT_PRODUCER_ID)
-        body = calls.request(
+        found = connection.ask(
             INIT_PRODUCER_ID,
             version,
+            self._cluster.soon(deadline),
             transactional_id=self._id,
             transaction_timeout=self._timeout,
-        )
-        found = calls.answer(
-            INIT_PRODUCER_ID,
-            version,
-            connection.call(INIT_PRODUCER_ID, version, body, self._cluster.soon(deadline)),
         )
         code = int(found.error_code)
         if code == codes.CONCURRENT_TRANSACTIONS:
@@ -160,31 +156,19 @@ class Coordinator:
     ) -> None:
         connection = self._connect(deadline)
         version = connection.version(ADD_PARTITIONS_TO_TXN)
-        by_topic: dict[str, list[int]] = {}
-        for topic, partition in partitions:
-            by_topic.setdefault(topic, []).append(partition)
+        kind = "AddPartitionsToTxnTopic"
         topics = tuple(
-            calls.part(
-                ADD_PARTITIONS_TO_TXN,
-                version,
-                "AddPartitionsToTxnTopic",
-                name=topic,
-                partitions=tuple(numbers),
-            )
-            for topic, numbers in by_topic.items()
+            calls.part(ADD_PARTITIONS_TO_TXN, version, kind, name=topic, partitions=numbers)
+            for topic, numbers in calls.by_topic(partitions).items()
         )
-        body = calls.request(
+        found = connection.ask(
             ADD_PARTITIONS_TO_TXN,
             version,
+            deadline,
             v3_and_below_transactional_id=self._id,
             v3_and_below_producer_id=self.producer_id,
             v3_and_below_producer_epoch=self.producer_epoch,
             v3_and_below_topics=topics,
-        )
-        found = calls.answer(
-            ADD_PARTITIONS_TO_TXN,
-            version,
-            connection.call(ADD_PARTITIONS_TO_TXN, version, body, deadline),
         )
         failed = {
             int(result.partition_error_code): str(topic.name)

@@ -43,19 +43,11 @@ def open_on(
     """A producer's open native transactions on partitions that this broker leads; old brokers tell none."""
     if DESCRIBE_PRODUCERS.key not in connection.versions:
         return {}
-    by_topic: dict[str, list[int]] = {}
-    for topic, number in partitions:
-        by_topic.setdefault(topic, []).append(number)
     topics = tuple(
-        calls.part(
-            DESCRIBE_PRODUCERS, 0, "TopicRequest", name=name, partition_indexes=tuple(numbers)
-        )
-        for name, numbers in by_topic.items()
+        calls.part(DESCRIBE_PRODUCERS, 0, "TopicRequest", name=name, partition_indexes=numbers)
+        for name, numbers in calls.by_topic(partitions).items()
     )
-    body = calls.request(DESCRIBE_PRODUCERS, 0, topics=topics)
-    found = calls.answer(
-        DESCRIBE_PRODUCERS, 0, connection.call(DESCRIBE_PRODUCERS, 0, body, deadline)
-    )
+    found = connection.ask(DESCRIBE_PRODUCERS, 0, deadline, topics=topics)
     return {
         TopicPartition(str(topic.name), int(part.partition_index)): Open(
             int(state.producer_epoch), int(state.current_txn_start_offset)
@@ -83,11 +75,10 @@ class LastOutcome:
         """Ask, before the id is initialised (again)."""
         if DESCRIBE_TRANSACTIONS.key not in connection.versions:
             return
-        body = calls.request(DESCRIBE_TRANSACTIONS, 0, transactional_ids=(transactional_id,))
         self._commits = None
-        answer = connection.call(DESCRIBE_TRANSACTIONS, 0, body, deadline)
+        asked = (transactional_id,)
         try:
-            found = calls.answer(DESCRIBE_TRANSACTIONS, 0, answer)
+            found = connection.ask(DESCRIBE_TRANSACTIONS, 0, deadline, transactional_ids=asked)
         except MalformedAnswer:
             return  # kio can't read when nothing has begun: an id without a native transaction
         for state in found.transaction_states:

@@ -1,0 +1,24 @@
+"""Work beside the loop, on a helper thread; and without threads, for the simulator, in the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any
+
+
+class _AtOnce(Executor):
+    """Does what is submitted before it returns."""
+
+    def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(call(*given, **named))
+        except Exception as error:  # noqa: BLE001 whoever asks for the result gets it
+            done.set_exception(error)
+        return done
+
+
+def helper(name: str, *, threads: bool) -> Executor:
+    """One thing at a time is done beside the loop: an absent broker must not stop the rounds."""
+    return ThreadPoolExecutor(1, name) if threads else _AtOnce()
