@@ -144,12 +144,10 @@ class Leader:
                             touched = self._clock.monotonic()
                             touch_checkpoint(table, self._clock)
                 except (LogFenced, NotLeading) as error:
-                    log.warning("control partition %d: %s", self._settings.control_partition, error)
-                    self.metrics.add("lead_failures", type(error).__name__)
+                    self._note(error)
                     self._pause(FENCED_PAUSE_S)
                 except LogError as error:
-                    log.warning("control partition %d: %s", self._settings.control_partition, error)
-                    self.metrics.add("lead_failures", type(error).__name__)
+                    self._note(error)
                     self._failed(controller, TROUBLE_PAUSE_S)
                 except TableError:
                     raise
@@ -158,15 +156,21 @@ class Leader:
                         error, InvariantViolation
                     ):
                         raise
-                    log.exception(
-                        "control partition %d: a defect", self._settings.control_partition
-                    )
-                    self.metrics.add("lead_failures", type(error).__name__)
+                    self._note(error)
                     self._failed(controller, DEFECT_PAUSE_S)
             with suppress(LogError):  # a hint for who comes next, no more
                 controller.hand_over()
         finally:
             controller.resign()
+
+    def _note(self, error: Exception) -> None:
+        """Log and count that leading ended."""
+        partition = self._settings.control_partition
+        if isinstance(error, LogError | NotLeading):
+            log.warning("control partition %d: %s", partition, error)
+        else:
+            log.error("control partition %d: a defect", partition, exc_info=error)
+        self.metrics.add("lead_failures", type(error).__name__)
 
     def _failed(self, controller: Controller, pause: float) -> None:
         """Wait before leading again: longer each time; and let others try where no round comes about."""
