@@ -21,13 +21,11 @@ from anabranch.schemas.records import (
     DescribeStreams,
     EpochRecord,
     Event,
-    FindScope,
     OneShot,
     Outcome,
     Refusal,
 )
 from anabranch.topics.batch import Buffer
-from anabranch.topics.memory import MemoryLog
 from anabranch.topics.declarations import create_stream_topics
 from anabranch.topics.memory import MemoryLog
 from anabranch.topics.memory_producer import MemoryProducer

@@ -1,4 +1,4 @@
-"""A leader's thread over the in-memory log: what makes it fail, how long it pauses then, and when others may try."""
+"""A leader's thread over the in-memory log: what makes it fail, how long it pauses, and when others may try."""
 
 from __future__ import annotations
 
