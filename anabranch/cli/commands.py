@@ -34,7 +34,7 @@ def list_commands(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show how far each control partition is with its commands, and which of them it set aside."""
+    """Show how far each control partition is with its commands, which it set aside, and what it keeps."""
     from anabranch.cli.output import print_json, print_table, time_text
     from anabranch.cli.session import connected, target_of
 
@@ -45,8 +45,14 @@ def list_commands(
         return
     print_table(
         "Commands",
-        ("control partition", "position", "waiting", "set aside"),
-        ((c.control_partition, c.position, c.end - c.position, len(c.set_aside)) for c in found),
+        ("control partition", "position", "waiting", "set aside", "open transactions", "outcomes"),
+        (
+            (
+                *(c.control_partition, c.position, c.end - c.position, len(c.set_aside)),
+                *(c.open_transactions, c.outcomes),
+            )
+            for c in found
+        ),
     )
     if any(c.set_aside for c in found):
         print_table(

@@ -389,7 +389,12 @@ class Client(Reading):
         """
         self._shared.check()
         found = self._session.commands(self._shared.deadline(timeout))
-        return [CommandsInfo(n, got.position, got.end, got.set_aside) for n, got in found]
+        return [
+            CommandsInfo(
+                n, got.position, got.end, got.set_aside, got.open_transactions, got.outcomes
+            )
+            for n, got in found
+        ]
 
     # -- its end --------------------------------------------------------------------------------------
 

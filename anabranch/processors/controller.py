@@ -186,7 +186,8 @@ class Controller:
     def look(self) -> None:
         """Bring the metrics up to date."""
         ended_ms = int(self.clock.wall() * 1000) - self.settings.retention_ms
-        self.metrics.look(self._state, self._intake, self._hearing, self._foresight, ended_ms)
+        parts = self._state, self._intake, self._hearing, self._foresight
+        self.metrics.look(*parts, ended_ms, self._tails)
         self.metrics.set("commands_set_aside", self._intake.unreadable + self._culprit.count)
 
     # -- one pass -------------------------------------------------------------------------------------

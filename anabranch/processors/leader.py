@@ -15,6 +15,7 @@ from anabranch.processors import failpoints
 from anabranch.processors.checkpoint import open_checkpoint, touch_checkpoint
 from anabranch.processors.controller import Controller
 from anabranch.processors.metrics import Metrics
+from anabranch.processors.rocks_table import size_on_disk
 
 log = logging.getLogger("anabranch.controller")
 
@@ -140,6 +141,7 @@ class Leader:
                         controller.step(IDLE_WAIT_S)
                         if self.metrics.passed():
                             controller.look()
+                            self.metrics.set("table_bytes", size_on_disk(self._folder))
                         if self._clock.monotonic() - touched > TOUCH_S:
                             touched = self._clock.monotonic()
                             touch_checkpoint(table, self._clock)

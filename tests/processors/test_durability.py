@@ -289,6 +289,9 @@ def test_records_of_others_are_counted_and_nothing_else(
     def found() -> int:
         world.clock.sleep(1)
         (info,) = world.ask(controller, DescribeStreams(None, STREAM)).streams
+        controller.look()
+        shown = controller.metrics.values["foreign_records"]
+        assert shown == ({(STREAM,): info.foreign} if info.foreign else {})
         return int(info.foreign)
 
     for strays in (1, 0, 2, 0, 1):

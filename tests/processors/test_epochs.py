@@ -162,6 +162,15 @@ def test_a_carried_merge_whose_records_somebody_deleted_stops_nobody_else() -> N
     stands = world.ask(controller, GetState(txn_id))
     assert stands.state == "FINALIZE_IN_PROGRESS"
     assert "its merge does not go on: its journal records are gone" in stands.reason
+    controller.look()
+    assert controller.metrics.values["stuck_merges"] == {("torn",): 0, ("waiting",): 1}
+    controller = world.controller("d")
+    controller.lead()
+    for _ in range(30):
+        controller.step(0)
+        world.clock.sleep(1)
+    controller.look()
+    assert controller.metrics.values["stuck_merges"] == {("torn",): 1, ("waiting",): 0}
 
 
 def test_segments_begin_behind_what_a_partition_had_before() -> None:

@@ -17,6 +17,7 @@ from anabranch.processors.controller import Controller
 from anabranch.processors.leader import ASIDE_S, Leader
 from anabranch.processors.membership import Membership
 from anabranch.processors.memory_table import MemoryStore
+from anabranch.processors.rocks_table import size_on_disk
 from anabranch.topics.memory import MemoryLog
 from tests.processors.world import KEY, World
 
@@ -55,7 +56,9 @@ def test_brokers_that_are_away_when_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World()
+    assert size_on_disk(tmp_path / "table") == 0
     assert leading(world, tmp_path / "table") == []
+    assert size_on_disk(tmp_path / "table") > 0
     calls: Counter[str] = Counter()
 
     def away(process: str, name: str) -> None:
