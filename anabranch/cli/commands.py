@@ -17,7 +17,7 @@ def root() -> None:
 
 @app.command("list")
 def list_commands(options: ClusterOptions) -> None:
-    """Show how far each control partition is with its commands, and which of them it set aside."""
+    """Show how far each control partition is with its commands, which it set aside, and what it keeps."""
     with options.client() as client:
         found = client.commands()
     if options.json:
@@ -25,8 +25,14 @@ def list_commands(options: ClusterOptions) -> None:
         return
     print_table(
         "Commands",
-        ("control partition", "position", "waiting", "set aside"),
-        ((c.control_partition, c.position, c.end - c.position, len(c.set_aside)) for c in found),
+        ("control partition", "position", "waiting", "set aside", "open transactions", "outcomes"),
+        (
+            (
+                *(c.control_partition, c.position, c.end - c.position, len(c.set_aside)),
+                *(c.open_transactions, c.outcomes),
+            )
+            for c in found
+        ),
     )
     if any(c.set_aside for c in found):
         print_table(

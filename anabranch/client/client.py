@@ -381,7 +381,12 @@ class Client(Reading):
         Raises: NotReady, DeadlineExceeded.
         """
         found = self._session.commands(self._deadline(timeout))
-        return [CommandsInfo(n, got.position, got.end, got.set_aside) for n, got in found]
+        return [
+            CommandsInfo(
+                n, got.position, got.end, got.set_aside, got.open_transactions, got.outcomes
+            )
+            for n, got in found
+        ]
 
     # -- its end --------------------------------------------------------------------------------------
 

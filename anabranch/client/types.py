@@ -175,13 +175,16 @@ class CommandsInfo:
     """A control partition's commands: those before ``position`` are dealt with, ``end`` is their end.
 
     ``set_aside``: those that could not be carried out, the oldest first, with ``offset``, ``at_ms`` (Unix
-    milliseconds), ``what`` it was and the ``reason``.
+    milliseconds), ``what`` it was and the ``reason``. ``open_transactions``, ``outcomes``: so many
+    are kept.
     """
 
     control_partition: int
     position: int
     end: int
     set_aside: tuple[SetAsideRow, ...]
+    open_transactions: int
+    outcomes: int
 
 
 def info_of(outcome: r.Outcome) -> TransactionInfo:

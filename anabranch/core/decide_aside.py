@@ -31,7 +31,9 @@ def set_aside(turn: Turn, offset: int, what: str, reason: str) -> None:
 
 
 def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None:
-    """How far the control partition is, and what it set aside."""
+    """How far the control partition is, what it set aside, and how many transactions it keeps."""
     found = tuple(turn.state.set_aside.values())
     position = turn.state.round.commands_offset if turn.at is None else turn.at + 1
-    turn.reply(to, CommandList(position, max(turn.hearing.commands_end, position), found))
+    end = max(turn.hearing.commands_end, position)
+    kept = len(turn.state.open), turn.state.outcomes
+    turn.reply(to, CommandList(position, end, found, *kept))

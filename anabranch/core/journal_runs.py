@@ -19,7 +19,7 @@ from anabranch.schemas.records import MovedRun
 
 # End, records, sum of checksums; base offset and size of the batch; where it was moved to (0: nowhere); pure; CRC.
 _VALUE = struct.Struct(">qqqqqq?I")
-FORM = 2  # of these rows: a table with others is built anew
+FORM = 3  # of these rows and `rows.OUTCOMES`: a table with others is built anew
 _AFTER_PARTITION = TXN_ID_SIZE + 16  # of an index key: transaction id, writer, first offset
 
 

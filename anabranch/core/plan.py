@@ -136,9 +136,9 @@ class Round:
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
 
     @property
-    def streams(self) -> set[str]:
-        """The streams whose history this round continues."""
-        return {step.stream for step in self.history}
+    def streams(self) -> list[str]:
+        """The streams whose history this round continues, in order."""
+        return list(dict.fromkeys(step.stream for step in self.history))
 
     @property
     def commits(self) -> list[StreamCommit]:

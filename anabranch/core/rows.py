@@ -53,6 +53,7 @@ FINISHED = b"f"  # + finished ms (8) + txn id -> b"": in the order in which they
 INDEX = b"i"  # + see journal_index: runs of journal records
 REJECTED = b"x"  # + see journal_index -> count (8): journal records of open ones that were rejected
 META = b"m"  # + name: about the table itself
+OUTCOMES = META + b"outcomes"  # -> how many transactions are finished (8)
 POSITION = b"p"  # + name -> offset (8): where reading goes on
 
 

@@ -120,6 +120,7 @@ class State:
         # Transactions' rows that were folded and that nobody can read, as long as no later one takes their place.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
         self.finished = 0  # so many transactions came to their ends since this was made
+        self.outcomes = int.from_bytes(rows.get(k.OUTCOMES) or b"", "big")  # finished ones kept
         self._oldest = k.FINISHED  # no derived key of a finished transaction is below
         self.rederive()
 
@@ -194,14 +195,20 @@ class State:
             return
         txn_id = key[:TXN_ID_SIZE]
         old = self.txn_row(txn_id)
+        had = old is not None and old.state in FINISHED
+        has = row is not None and row.state in FINISHED
+        if had != has:
+            self.outcomes += has - had
+            kept = self.outcomes.to_bytes(8, "big") if self.outcomes else None
+            self._table.set(k.OUTCOMES, kept)
         if old is not None:
             was = k.finished_key(old.finished_ms, txn_id)
-            self._table.set(was if old.state in FINISHED else k.OPEN + txn_id, None)
+            self._table.set(was if had else k.OPEN + txn_id, None)
         if row is not None:
             now = k.OPEN + txn_id
-            if row.state in FINISHED:
+            if has:
                 now = k.finished_key(row.finished_ms, txn_id)
-                self.finished += old is None or old.state not in FINISHED
+                self.finished += not had
                 self._oldest = min(self._oldest, now)
             self._table.set(now, b"")
 

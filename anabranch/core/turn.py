@@ -251,13 +251,7 @@ class Turn:
 
     def trouble(self, txn_id: bytes) -> str:
         """Why a transaction that is being committed does not go on; empty if nothing is known against it."""
-        txn = self.state.open.get(txn_id)
-        if txn is not None and txn.row.state == "FINALIZE_IN_PROGRESS":
-            for stream in sorted(txn.participants):
-                if not self.usable(stream):
-                    why = self.hearing.waiting.get(stream, "a topic of it is gone")
-                    return f"{IN_TROUBLE}: {stream}: {why}"
-        return self.hearing.trouble.get(txn_id, "")
+        return trouble_of(self.state, self.hearing, txn_id)
 
     def hear(self, txn_id: bytes) -> None:
         """A command about this transaction was received."""
@@ -290,6 +284,17 @@ def is_usable(state: State, hearing: Hearing, stream: str) -> bool:
     """Whether a stream's topics can be read and written, as far as is known."""
     row = state.streams.get(stream)
     return row is not None and row.state == "ACTIVE" and stream not in hearing.waiting
+
+
+def trouble_of(state: State, hearing: Hearing, txn_id: bytes) -> str:
+    """Why a transaction that is being committed does not go on; empty if nothing is known against it."""
+    txn = state.open.get(txn_id)
+    if txn is not None and txn.row.state == "FINALIZE_IN_PROGRESS":
+        for stream in sorted(txn.participants):
+            if not is_usable(state, hearing, stream):
+                why = hearing.waiting.get(stream, "a topic of it is gone")
+                return f"{IN_TROUBLE}: {stream}: {why}"
+    return hearing.trouble.get(txn_id, "")
 
 
 def refuse(error: AnabranchError) -> Refusal:

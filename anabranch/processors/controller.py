@@ -186,7 +186,8 @@ class Controller:
     def look(self) -> None:
         """Bring the metrics up to date."""
         ended_ms = int(self.clock.wall() * 1000) - self.settings.retention_ms
-        self.metrics.look(self._state, self._intake, self._hearing, self._foresight, ended_ms)
+        parts = self._state, self._intake, self._hearing, self._foresight
+        self.metrics.look(*parts, ended_ms, self._tails)
         self.metrics.set("commands_set_aside", self._intake.unreadable + self._culprit.count)
 
     # -- one pass -------------------------------------------------------------------------------------
@@ -347,15 +348,10 @@ class Controller:
             return False
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
-        try:
-            for stream in round_.streams:
-                if stream not in self._tails:
-                    self.lease.check(places_of(self._state, stream))
-                    self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
-        except (LogRefused, LogUnavailable):
-            if producer is not None:
-                producer.abort()  # with another round, it would commit what stands in it
-            raise
+        for stream in round_.streams:
+            if stream not in self._tails:
+                self.lease.check(places_of(self._state, stream))
+                self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()

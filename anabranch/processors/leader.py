@@ -15,6 +15,7 @@ from anabranch.processors import failpoints
 from anabranch.processors.checkpoint import open_checkpoint, touch_checkpoint
 from anabranch.processors.controller import Controller
 from anabranch.processors.metrics import Metrics
+from anabranch.processors.rocks_table import size_on_disk
 
 log = logging.getLogger("anabranch.controller")
 
@@ -140,16 +141,16 @@ class Leader:
                         controller.step(IDLE_WAIT_S)
                         if self.metrics.passed():
                             controller.look()
+                            self.metrics.set("table_bytes", size_on_disk(self._folder))
                         if self._clock.monotonic() - touched > TOUCH_S:
                             touched = self._clock.monotonic()
                             touch_checkpoint(table, self._clock)
-                except (LogError, NotLeading) as error:
-                    log.warning("control partition %d: %s", self._settings.control_partition, error)
-                    self.metrics.add("lead_failures", type(error).__name__)
-                    if isinstance(error, LogFenced | NotLeading):
-                        self._pause(FENCED_PAUSE_S)
-                    else:
-                        self._failed(controller, TROUBLE_PAUSE_S)
+                except (LogFenced, NotLeading) as error:
+                    self._note(error)
+                    self._pause(FENCED_PAUSE_S)
+                except LogError as error:
+                    self._note(error)
+                    self._failed(controller, TROUBLE_PAUSE_S)
                 except TableError:
                     raise
                 except Exception as error:
@@ -157,15 +158,21 @@ class Leader:
                         error, InvariantViolation
                     ):
                         raise
-                    log.exception(
-                        "control partition %d: a defect", self._settings.control_partition
-                    )
-                    self.metrics.add("lead_failures", type(error).__name__)
+                    self._note(error)
                     self._failed(controller, DEFECT_PAUSE_S)
             with suppress(LogError):  # a hint for who comes next, no more
                 controller.hand_over()
         finally:
             controller.resign()
+
+    def _note(self, error: Exception) -> None:
+        """Log and count that leading ended."""
+        partition = self._settings.control_partition
+        if isinstance(error, LogError | NotLeading):
+            log.warning("control partition %d: %s", partition, error)
+        else:
+            log.error("control partition %d: a defect", partition, exc_info=error)
+        self.metrics.add("lead_failures", type(error).__name__)
 
     def _failed(self, controller: Controller, pause: float) -> None:
         """Wait before leading again: longer each time; and let others try where no round comes about."""

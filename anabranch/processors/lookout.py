@@ -174,7 +174,7 @@ class Lookout:
                 wrong[stream] = why
             elif stream not in gone and (why := _unwell(found[topic], partitions)):
                 wrong[stream] = why
-        for stream in set(topics.values()) - wrong.keys():
+        for stream in sorted(set(topics.values()) - wrong.keys()):
             known = self._troubles.get(stream)
             if known is not None and known.refused:
                 bad = stream_problems(stream, found, state.streams[stream].partitions)
@@ -202,7 +202,7 @@ class Lookout:
                 found = self.log.describe_topics([self.witness, *sorted(topics)])
             except LogRefused as error:
                 mine = error.topics & topics.keys()
-                for stream in {topics[topic] for topic in mine}:
+                for stream in sorted({topics[topic] for topic in mine}):
                     forbidden.add(stream)
                     self._note(stream, str(error))
                 if not mine:
@@ -236,7 +236,7 @@ class Lookout:
         """Let the streams of an error wait; False unless all its topics are streams' here."""
         topics = _streams(state)
         mine = {topics[topic] for topic in error.topics & topics.keys()}
-        for stream in mine:
+        for stream in sorted(mine):
             trouble = self._note(stream, str(error))
             if isinstance(error, TopicGone) and error.lost and error.certain:
                 trouble.lost = True

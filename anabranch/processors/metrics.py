@@ -10,10 +10,15 @@ from bisect import bisect_left
 from collections import Counter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from anabranch.core.decide_merge import TORN
+from anabranch.core.rows import HISTORY
+from anabranch.core.turn import trouble_of
 from anabranch.schemas.records import Refusal
 
 if TYPE_CHECKING:
-    from anabranch.core.plan import Round
+    from collections.abc import Mapping
+
+    from anabranch.core.plan import Round, Tail
     from anabranch.core.state import State
     from anabranch.core.turn import Hearing
     from anabranch.processors.foresight import Foresight
@@ -52,6 +57,18 @@ TABLE = {
     "staged_bytes": Number("gauge", "What open transactions have in journals"),
     "streams": Number("gauge", "Streams by state", ("state",)),
     "stream_trouble": Number("gauge", "1 for a stream that waits for its topics", ("stream",)),
+    "stuck_merges": Number(
+        "gauge", "Decided commits that don't go on: torn (`txn settle`), or waiting", ("why",)
+    ),
+    "foreign_records": Number(
+        "gauge", "Records of others found in a stream's topic in this term", ("stream",)
+    ),
+    "plain_writes_refused": Number("gauge", "Plain writes passed over as brokers refused them"),
+    "history_offsets": Number(
+        "gauge", "Length of the histories, in offsets, as far as this leader knows them"
+    ),
+    "table_bytes": Number("gauge", "Size on disk of the table"),
+    "outcomes": Number("gauge", "Outcomes that are kept"),
     "rejected_records": Number("gauge", "Journal records rejected in this term", ("reason",)),
     "outcomes_overdue": Number("gauge", "Outcomes past their retention, not purged; 1,000 at most"),
 }
@@ -102,7 +119,13 @@ class Metrics:
         return due
 
     def look(
-        self, state: State, intake: Intake, hearing: Hearing, foresight: Foresight, ended_ms: int
+        self,
+        state: State,
+        intake: Intake,
+        hearing: Hearing,
+        foresight: Foresight,
+        ended_ms: int,
+        tails: Mapping[str, Tail],
     ) -> None:
         """Take what the controller has. ``ended_ms``: outcomes older than that are to be purged."""
         index = intake.index
@@ -112,11 +135,21 @@ class Metrics:
             "open_transactions": len(state.open),
             "committing_transactions": len(state.committing),
             "staged_bytes": index.staged.total,
+            "outcomes": state.outcomes,
+            "plain_writes_refused": sum(state.plain_refused.values()),
+            "history_offsets": sum(
+                max(0, tail.last + 1 - state.low_water.get((stream, HISTORY), 0))
+                for stream, tail in tails.items()
+            ),
             "outcomes_overdue": len(state.finished_before(ended_ms, MOST_OVERDUE)),
         }.items():
             self.set(name, value)
         states = Counter(row.state for row in state.streams.values())
         self.values["streams"] = {(name,): count for name, count in states.items()}
         self.values["stream_trouble"] = dict.fromkeys(((s,) for s in hearing.waiting), 1)
+        self.values["foreign_records"] = {(s,): n for s, n in hearing.foreign.items()}
+        troubles = (trouble_of(state, hearing, txn_id) for txn_id in state.committing)
+        stuck = Counter("torn" if why == TORN else "waiting" for why in troubles if why)
+        self.values["stuck_merges"] = {(why,): stuck[why] for why in ("torn", "waiting")}
         rejected = sum(index.rejected.values(), Counter[str]())
         self.values["rejected_records"] = {(reason,): n for reason, n in rejected.items()}

@@ -126,7 +126,7 @@ class FakeClient:
     def commands(self) -> list[CommandsInfo]:
         self._call("commands")
         row = SetAsideRow(17, 1_700_000_000_000, "Commit", "RecursionError()")
-        return [CommandsInfo(0, 40, 42, (row,))]
+        return [CommandsInfo(0, 40, 42, (row,), 3, 12)]
 
     def state(self, txn: bytes) -> TransactionInfo:
         self._call("state", txn=txn)

@@ -242,6 +242,16 @@ def test_txn_settle_asks_and_signs_a_token(run: Run, fake: FakeClient, tmp_path:
     assert json.loads(result.stdout)["state"] == "ABORTED"
 
 
+@pytest.mark.usefixtures("fake")
+def test_command_list(run: Run) -> None:
+    (document,) = json.loads(run("command", "list", "--json").stdout)["control_partitions"]
+    kept = {"open_transactions": 3, "outcomes": 12}
+    assert document | kept | {"position": 40, "end": 42} == document
+    shown = run("command", "list").stdout
+    assert "outcomes" in shown
+    assert "12" in shown
+
+
 def test_series(run: Run, fake: FakeClient, tmp_path: Path) -> None:
     (document,) = json.loads(run("series", "list", "nyc", "--json").stdout)["series"]
     assert document == {"series": "s", "number": 17, "txn_id": ID}

@@ -45,7 +45,7 @@ def table_of(state: State) -> dict[bytes, bytes]:
     return dict(state._table.scan(b""))
 
 
-def rows_of(table: Mapping[bytes, bytes], prefixes: bytes = b"sof") -> dict[bytes, bytes]:
+def rows_of(table: Mapping[bytes, bytes], prefixes: bytes = b"sofm") -> dict[bytes, bytes]:
     """The rows that follow from the status log alone."""
     return {key: value for key, value in table.items() if key[0] in prefixes}
 

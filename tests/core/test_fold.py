@@ -54,6 +54,7 @@ def assert_in_step(table: dict[bytes, bytes]) -> None:
         key = k.finished_key(row.finished_ms, row.txn_id) if ended else k.OPEN + row.txn_id
         expected.add(key)
     assert {key for key in table if key[:1] in (k.OPEN, k.FINISHED)} == expected
+    assert state.outcomes == sum(key[:1] == k.FINISHED for key in expected)
 
 
 def compacted(rows: Sequence[Row], until: int, *, tombstones: bool) -> list[Row]:

@@ -61,7 +61,7 @@ class Place:
         fold_to_end(self.log, self.rebuilt, state, SystemClock(), status)
         table = RocksTable(Path(self.folder) / "table")
         try:
-            for kind in (k.STATUS, k.OPEN, k.FINISHED):
+            for kind in (k.STATUS, k.OPEN, k.FINISHED, k.OUTCOMES):
                 there, folded = dict(table.scan(kind)), dict(self.rebuilt.scan(kind))
                 differ = [
                     key for key in there.keys() | folded.keys() if there.get(key) != folded.get(key)

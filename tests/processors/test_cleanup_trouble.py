@@ -9,12 +9,9 @@ import pytest
 
 from anabranch.ports import LogRefused, LogUnavailable
 from anabranch.processors.controller import Controller
-from anabranch.processors.leadership import Lease
 from anabranch.schemas.records import Commit
-from anabranch.topics.names import history_topic
 from tests.processors.cleanup_play import (
     ENOUGH,
-    JOURNAL,
     OLD,
     STREAM,
     Killed,
@@ -182,37 +179,5 @@ def test_a_move_that_the_broker_refuses_is_left_for_later() -> None:
     play.come_and_go(1)
     play.steps(10)
     assert play.controller.state.open[old].moved, "after a while it is tried again"
-    assert play.commit(old).committed == OLD
-    assert play.committed(old) == play.written[old]
-
-
-def test_a_move_whose_round_is_not_written_leaves_nothing_to_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its copies stand in a producer's native transaction, which that producer's next round would commit."""
-    play = Play()
-    old = old_transaction(play)
-    refused = 0
-
-    def hook(name: str, phase: str) -> None:
-        if name == "append:stream" and phase == "after" and not refused:
-            play.controller._tails.clear()  # as after any round that was refused
-
-    def check(lease: Lease, partitions: object) -> None:
-        nonlocal refused
-        refused += 1
-        if refused == 1:
-            raise LogUnavailable("no leader", (history_topic(STREAM),))
-
-    play.hook = hook
-    monkeypatch.setattr(Lease, "check", check)
-    for _ in range(ENOUGH):
-        play.come_and_go(0 if refused else 1)
-    while not refused:
-        play.step()
-    journal = play.world.cluster.partition(JOURNAL)
-    assert journal.stable_offset == journal.end_offset
-    play.world.clock.now += 31
-    play.steps(10)
     assert play.commit(old).committed == OLD
     assert play.committed(old) == play.written[old]

@@ -31,6 +31,7 @@ from anabranch.schemas.records import (
     Extent,
     FindScope,
     GetState,
+    ListCommands,
     OneShot,
     Outcome,
     Receipt,
@@ -343,6 +344,37 @@ def test_what_controllers_say_to_each_other_counts_once_it_is_committed() -> Non
     successor.step(0)
     successor.step(0)
     assert set(successor.state.scopes) == {"own", "told", "s0", "s1", "late"}
+
+
+def test_what_grows_is_shown() -> None:
+    world = World()
+    store = MemoryStore()
+    controller = world.controller("c0", store=store)
+    controller.lead()
+    world.stream(controller, STREAM)
+    for _ in range(3):
+        world.ask(controller, one_shot(world, 5))
+    ends = world.cluster.log("reader").end_offsets(
+        [place := TopicPartition(history_topic(STREAM), 0)], committed=True
+    )
+    for outcomes, history, leader in (
+        (3, ends[place] - 1, controller),  # behind its last record stands a marker
+        (3, 0, world.controller("c1")),
+        (0, 0, None),
+    ):
+        if leader is None:
+            world.clock.sleep(8 * 86_400)
+            controller.step(0)
+        elif leader is not controller:
+            controller = leader
+            controller.lead()
+        controller.look()
+        shown = {
+            name: controller.metrics.values[name][()] for name in ("outcomes", "history_offsets")
+        }
+        assert shown == {"outcomes": outcomes, "history_offsets": history}
+        listed = world.ask(controller, ListCommands())
+        assert (listed.open_transactions, listed.outcomes) == (0, outcomes)
 
 
 def test_the_state_is_the_same_whoever_is_asked() -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from anabranch.core.ids import TXN_HEADER, unpack_txn_header
-from anabranch.ports import Log, LogRefused, TopicPartition
+from anabranch.ports import Log, LogRefused, LogUnavailable, TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
 from anabranch.processors.foresight import MOST_SKIPPED, Foresight
@@ -17,13 +17,17 @@ from anabranch.processors.gaps import Appended, Gaps
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
     CommitRecord,
+    CreateStream,
     DescribeStreams,
     EpochRecord,
     Event,
     OneShot,
     Outcome,
+    Refusal,
 )
 from anabranch.topics.batch import Buffer
+from anabranch.topics.declarations import create_stream_topics
+from anabranch.topics.memory import MemoryLog
 from anabranch.topics.memory_producer import MemoryProducer
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.topics.records import Record, encode_batch
@@ -285,6 +289,9 @@ def test_records_of_others_are_counted_and_nothing_else(
     def found() -> int:
         world.clock.sleep(1)
         (info,) = world.ask(controller, DescribeStreams(None, STREAM)).streams
+        controller.look()
+        shown = controller.metrics.values["foreign_records"]
+        assert shown == ({(STREAM,): info.foreign} if info.foreign else {})
         return int(info.foreign)
 
     for strays in (1, 0, 2, 0, 1):
@@ -323,3 +330,38 @@ def test_markers_may_come_late() -> None:
     gaps.appended([Appended(STREAM, 0, known, known + 2)])
     gaps.look(known * 1000)
     assert looked == [{DATA: known}]
+
+
+@pytest.mark.parametrize("end", [0, 2, 4], ids=["of another", "without commits", "not the last"])
+def test_a_history_whose_end_was_answered_from_the_past(
+    end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands there is not passed over, and it is not taken for empty."""
+    world = World()
+    if end:
+        controller = leading(world)
+        for _ in range(2):
+            commit(world, controller)
+    else:
+        create_stream_topics(world.cluster.log("setup"), STREAM, segments=1, settings={})
+        world.cluster.produce(HISTORY, [Record(0, 0, b"", b"of another stream", ())])
+    past, end_offsets = {HISTORY: end}, MemoryLog.end_offsets
+
+    def ended(log: MemoryLog, places: Any, **how: Any) -> dict[TopicPartition, int]:
+        found = end_offsets(log, places, **how)
+        return found | {place: past[place] for place in found if place in past}
+
+    monkeypatch.setattr(MemoryLog, "end_offsets", ended)
+    controller = world.controller("d")
+    controller.lead()
+    before = len(world.committed(HISTORY))
+    with pytest.raises(LogUnavailable, match=r"history was read from a broker that is behind"):
+        commit(world, controller) if end else world.stream(controller, STREAM, 1)
+    assert len(world.committed(HISTORY)) == before
+    past.clear()
+    controller.lead()
+    if end:
+        commit(world, controller)
+        check_history(world, 4)  # the one that failed was done, too
+    else:
+        assert isinstance(world.ask(controller, CreateStream(STREAM, 1, {})), Refusal)

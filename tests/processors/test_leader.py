@@ -1,16 +1,23 @@
-"""A leader's thread over the in-memory log: brokers that can't be asked yet are no reason to end."""
+"""A leader's thread over the in-memory log: what makes it fail, how long it pauses, and when others may try."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from anabranch.core.turn import Settings
-from anabranch.ports import LogUnavailable, TopicInfo
-from anabranch.processors.leader import Leader
+from anabranch.ports import LogFenced, LogUnavailable, TopicInfo
+from anabranch.processors import membership
+from anabranch.processors.controller import Controller
+from anabranch.processors.leader import ASIDE_S, Leader
+from anabranch.processors.membership import Membership
+from anabranch.processors.memory_table import MemoryStore
+from anabranch.processors.rocks_table import size_on_disk
 from anabranch.topics.memory import MemoryLog
 from tests.processors.world import KEY, World
 
@@ -49,7 +56,9 @@ def test_brokers_that_are_away_when_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World()
+    assert size_on_disk(tmp_path / "table") == 0
     assert leading(world, tmp_path / "table") == []
+    assert size_on_disk(tmp_path / "table") > 0
     calls: Counter[str] = Counter()
 
     def away(process: str, name: str) -> None:
@@ -69,3 +78,97 @@ def test_brokers_that_are_away_when_it_begins(
     assert leading(world, tmp_path / "table") == []
     assert calls["describe_topics"] >= 3
     assert calls["end_offsets"] >= 2
+
+
+@pytest.mark.parametrize("rounds", [False, True], ids=["without a round", "with rounds between"])
+@pytest.mark.parametrize(
+    ("error", "pauses", "asides"),
+    [
+        # Longer each time, and others may try after each 30 s.
+        (ValueError("a defect"), [1, 2, 4, 8, 16, 32, 60, 60], {5, 6, 7}),
+        # At the first pace for 10 s.
+        (
+            LogUnavailable("nobody there"),
+            [*[0.2] * 52, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60],
+            {58, 60},
+        ),
+        (LogFenced("another one leads"), [1] * 40, set()),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_pauses_after_failures(
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    pauses: list[float],
+    asides: set[int],
+    rounds: bool,
+) -> None:
+    world = World()
+    asked: list[tuple[int, float]] = []
+    leader = Leader(
+        lambda: world.cluster.log("c"),
+        world.clock,
+        Settings(0, 1, "anabranch", KEY),
+        folder=Path(),
+        leader="c",
+        native_timeout=60,
+        on_change=lambda: None,
+        on_failure=lambda _: None,
+        on_stuck=lambda seconds: asked.append((len(found), seconds)),
+    )
+    found: list[float] = []
+
+    def pause(seconds: float) -> None:
+        found.append(seconds)
+        world.clock.sleep(seconds)
+        if len(found) == len(pauses):
+            leader._stop.set()
+
+    def lead(controller: Controller) -> None:
+        controller.rounds += rounds
+        raise error
+
+    monkeypatch.setattr(leader, "_pause", pause)
+    monkeypatch.setattr(Controller, "lead", lead)
+    leader._loop(world.cluster.log("c"), MemoryStore().open("c"), None)
+    assert leader.metrics.values["lead_failures"] == {(type(error).__name__,): len(pauses)}
+    if not rounds:
+        assert found == pytest.approx(pauses)
+        assert asked == [(at, ASIDE_S) for at in sorted(asides)]
+    else:
+        assert asked == []
+        assert found[:8] == pytest.approx(pauses[:8]), "a defect stays one"
+
+
+def test_who_stands_aside_leaves_the_group_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, float]] = []
+    back = threading.Event()
+
+    class Consumer:
+        def __init__(self, *_: Any) -> None: ...
+
+        def subscribe(self, *_: Any, **__: Any) -> None:
+            done.append(("in", time.monotonic()))
+            if len(done) > 1:
+                back.set()
+
+        def unsubscribe(self) -> None:
+            done.append(("out", time.monotonic()))
+
+        def poll(self, timeout: float) -> None:
+            time.sleep(min(timeout, 0.01))
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(membership, "LastingConsumer", Consumer)
+    member = Membership(
+        "", group="g", topic="t", session_timeout_s=6, options={},
+        on_gained=lambda _: None, on_lost=lambda _: None,
+    )  # fmt: skip
+    member.start()
+    asked = time.monotonic()
+    member.stand_aside(0.3)
+    assert back.wait(DEADLINE_S), "it does not come back"
+    member.stop(DEADLINE_S)
+    assert [what for what, _ in done] == ["in", "out", "in"]
+    assert done[2][1] - asked >= 0.3

@@ -99,6 +99,8 @@ def test_what_the_stream_refuses_is_passed_over_alone(
     play(controller, 30)
     assert seen(world) == [b"after", b"before", b"beside"]
     assert controller.state.plain == {(STREAM, 0): 3, (STREAM, 1): 1}
+    controller.look()
+    assert controller.metrics.values["plain_writes_refused"] == {(): 1}
     put(world, 0, b"later")
     play(controller)
     assert seen(world) == [b"after", b"before", b"beside", b"later"]

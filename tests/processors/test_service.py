@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,23 @@ def test_it_is_ready_while_it_stands_by_and_while_its_passes_end(
     assert controller._trouble() == "control partition 2: no round or pass ended for 11 s"
     controller.failure = ClockSkew("set the clock")
     assert controller._trouble() == "set the clock"
+
+
+def test_a_leader_that_is_stuck_makes_it_stand_aside(
+    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, Any] = {}
+    aside: list[float] = []
+
+    def leader(*_: object, **how: Any) -> SimpleNamespace:
+        made.update(how)
+        return SimpleNamespace(start=lambda: None)
+
+    monkeypatch.setattr(service, "Leader", leader)
+    monkeypatch.setattr(controller, "_membership", SimpleNamespace(stand_aside=aside.append))
+    controller._gained({0})
+    made["on_stuck"](15.0)
+    assert aside == [15.0]
 
 
 def test_what_is_compiled_is_had_before_brokers_are_asked(

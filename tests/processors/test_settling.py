@@ -57,6 +57,8 @@ class Stuck(Play):
             self.play(30, 2 * LOST_S)
             assert self.state(self.txn_id)[0] == "FINALIZE_IN_PROGRESS"
             assert self.stream_state(GONE) == "LOST"
+            self.controller.look()
+            assert self.controller.metrics.values["stuck_merges"]["waiting",] == 1
 
     def carries(self) -> list[Any]:
         txn = self.controller.state.open.get(self.txn_id)

@@ -193,7 +193,8 @@ EXAMPLES: dict[str, Any] = {
     "Reply: Alive": _reply(9, r.Alive((OUTCOME._replace(streams=(), writers=()),))),
     "ListCommands": COMMANDS[12],
     "Reply: CommandList": _reply(
-        12, r.CommandList(42, 43, (r.SetAsideRow(17, MS, "unreadable", "a batch that is cut"),))
+        12,
+        r.CommandList(42, 43, (r.SetAsideRow(17, MS, "unreadable", "a batch that is cut"),), 3, 12),
     ),
     "SafeTime": COMMANDS[10],
     "Reply: SafeTimeIs": _reply(10, r.SafeTimeIs("nyc", STAMP)),

@@ -78,7 +78,7 @@ def fold(
     return store
 
 
-FOLDED = (k.STATUS, k.OPEN, k.FINISHED)
+FOLDED = (k.STATUS, k.OPEN, k.FINISHED, k.META)
 
 
 def folded_rows(store: MemoryStore) -> dict[bytes, bytes]:

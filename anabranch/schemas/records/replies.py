@@ -145,6 +145,8 @@ class CommandList:
     position: int
     end: int
     set_aside: tuple[SetAsideRow, ...]
+    open_transactions: int = 0
+    outcomes: int = 0
 
 
 class Reply(NamedTuple):
