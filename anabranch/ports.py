@@ -160,8 +160,13 @@ class Log(Protocol):
     ) -> dict[TopicPartition, int]:
         """High watermarks, or last stable offsets if ``committed``. ``failed``: as in `fetch`."""
 
-    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Log start offsets."""
+    def start_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
+    ) -> dict[TopicPartition, int]:
+        """Log start offsets. ``failed``: as in `fetch`."""
 
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int

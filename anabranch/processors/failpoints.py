@@ -117,8 +117,17 @@ class FailingLog:
             lambda: self._log.end_offsets(partitions, committed=committed, failed=failed),
         )
 
-    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return _around(self._hook, "start_offsets", lambda: self._log.start_offsets(partitions))
+    def start_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
+    ) -> dict[TopicPartition, int]:
+        return _around(
+            self._hook,
+            "start_offsets",
+            lambda: self._log.start_offsets(partitions, failed=failed),
+        )
 
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int

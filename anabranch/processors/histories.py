@@ -65,7 +65,10 @@ class Histories:
         topic = stream_topic(stream)
         history = TopicPartition(history_topic(stream), 0)
         places = [TopicPartition(topic, p) for p in range(partitions)]
-        starts = self._log.start_offsets([*places, history])
+        failed: dict[TopicPartition, LogError] = {}  # others are not kept waiting
+        starts = self._log.start_offsets([*places, history], failed=failed)
+        for error in failed.values():
+            raise error
         begins = starts.pop(history)
         if not any(starts.values()):
             return None
@@ -82,9 +85,16 @@ class Histories:
         if walk.ahead is not None and not _passed(walk.ahead, firsts):
             return walk
         for _ in range(_MOST_FETCHES):
+            failed: dict[TopicPartition, LogError] = {}
             fetched = self._log.fetch(
-                {history: position}, max_wait=0.0, max_bytes=_FETCH_BYTES, committed=True
+                {history: position},
+                max_wait=0.0,
+                max_bytes=_FETCH_BYTES,
+                committed=True,
+                failed=failed,
             ).get(history)
+            for error in failed.values():
+                raise error
             if fetched is None:
                 break
             for batch in fetched.batches:

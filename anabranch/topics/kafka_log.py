@@ -267,9 +267,11 @@ class KafkaLog:
         """See `anabranch.ports.Log.end_offsets`."""
         return self._offsets(partitions, _LATEST, committed=committed, failed=failed)
 
-    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def start_offsets(
+        self, partitions: Iterable[TopicPartition], *, failed: Failed | None = None
+    ) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.start_offsets`."""
-        return self._offsets(partitions, _EARLIEST, committed=False)
+        return self._offsets(partitions, _EARLIEST, committed=False, failed=failed)
 
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int

@@ -7,7 +7,7 @@ switch to another process, raise a crash, or inject an error before or after the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 
 from anabranch.ports import Fetched, LogBusy, LogError, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics.memory_broker import MemoryBroker
@@ -135,28 +135,37 @@ class MemoryLog:
         with self.cluster.lock:
             self.cluster.settle()
             result = {}
-            for name in places:
-                try:
-                    partition = self._readable(name)
-                except LogError as error:
-                    if failed is None:
-                        raise
-                    failed[name] = error
-                    continue
+            for name, partition in self._each(places, failed):
                 end = partition.stable_offset if committed else partition.end_offset
                 result[name] = self._end(name, end)
         self.called("end_offsets.after")
         return result
 
-    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def start_offsets(
+        self, partitions: Iterable[TopicPartition], *, failed: Failed | None = None
+    ) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.start_offsets`."""
         self.called("start_offsets")
         places = list(partitions)
-        self._await(places)
+        self._await(places, failed)
         with self.cluster.lock:
-            result = {name: self._readable(name).start_offset for name in places}
+            result = {name: found.start_offset for name, found in self._each(places, failed)}
         self.called("start_offsets.after")
         return result
+
+    def _each(
+        self, places: Iterable[TopicPartition], failed: Failed | None
+    ) -> Iterator[tuple[TopicPartition, Partition]]:
+        """Those that can be read."""
+        for place in places:
+            try:
+                found = self._readable(place)
+            except LogError as error:
+                if failed is None:
+                    raise
+                failed[place] = error
+                continue
+            yield place, found
 
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int

@@ -241,11 +241,14 @@ class SimLog(MemoryLog):
         known = self._known(partitions, failed)
         return super().end_offsets(known, committed=committed, failed=failed)
 
-    def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def start_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
+    ) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.start_offsets`."""
-        places = list(partitions)
-        self._find(places)
-        return super().start_offsets(places)
+        return super().start_offsets(self._known(partitions, failed), failed=failed)
 
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
