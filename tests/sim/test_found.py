@@ -12,7 +12,8 @@ from anabranch.ports import LogFenced, TopicPartition
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
 from anabranch.topics.memory_trouble import Kind, Trouble
-from anabranch.topics.names import control_topic, history_topic, stream_topic
+from anabranch.topics.names import control_topic, history_topic, journal_topic, stream_topic
+from anabranch.topics.records import Record
 from tests.client.world import World as ClientWorld
 from tests.core.labels import SECRET
 from tests.processors.losing import GONE, OTHER, Play
@@ -150,3 +151,18 @@ def test_nobody_waits_while_it_is_looked_how_far_histories_may_be_cut(
         assert play.one_shot(OTHER) == "COMMITTED"
         assert play.world.clock.now == began
         play.world.clock.sleep(0.5)
+
+
+def test_growing_does_not_end_half_way_for_a_partition_in_trouble() -> None:
+    """The topics had grown, and the stream had not: nobody read plain writes in the journal's new partitions."""
+    play = Play()
+    troubled = TopicPartition(stream_topic(GONE), 0)
+    play.world.cluster.troubles[troubled] = Trouble(Kind.DENYING)
+    play.world.send(r.Scale(GONE, 4, (), ()))
+    play.play(10, 5.0)
+    place = TopicPartition(journal_topic(GONE), 3)
+    play.world.cluster.produce(place, [Record(0, 1, b"k", b"plain")])
+    del play.world.cluster.troubles[troubled]
+    play.play(60, 60.0)
+    places = [place for place in play.world.cluster.partitions if place.topic == troubled.topic]
+    assert b"plain" in {e.value for place in places for e in play.world.committed(place)}
