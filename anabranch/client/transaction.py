@@ -278,7 +278,7 @@ class Transaction(Handle):
             return self._done()
         except AnabranchError as error:
             self._failed_to_commit(error, before)
-            if not self._in_doubt:
+            if not self._in_doubt and self._over is None:
                 self._txn_id = None  # to settle it, the id may have been given up
             raise
         self._settle(outcome)

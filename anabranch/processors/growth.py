@@ -17,7 +17,7 @@ class Growth:
     def __init__(self, log: Log, *, threads: bool) -> None:
         self._log = log
         self._pool = ThreadPoolExecutor(1, "anabranch-growth") if threads else None
-        self._under_way: dict[str, tuple[int, Future[dict[int, int]]]] = {}
+        self._under_way: dict[str, tuple[int, Future[None]]] = {}
 
     @property
     def busy(self) -> bool:
@@ -72,12 +72,13 @@ class Growth:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._under_way.clear()
 
-    def _begin(self, stream: str, partitions: int) -> Future[dict[int, int]]:
+    def _begin(self, stream: str, partitions: int) -> Future[None]:
         if self._pool is not None:
             return self._pool.submit(grow_stream_topics, self._log, stream, partitions)
-        done: Future[dict[int, int]] = Future()
+        done: Future[None] = Future()
         try:
-            done.set_result(grow_stream_topics(self._log, stream, partitions))
+            grow_stream_topics(self._log, stream, partitions)
+            done.set_result(None)
         except (AnabranchError, LogRefused) as error:
             done.set_exception(error)
         return done

@@ -85,9 +85,16 @@ class Histories:
         if walk.ahead is not None and not _passed(walk.ahead, firsts):
             return walk
         for _ in range(_MOST_FETCHES):
+            failed: dict[TopicPartition, LogError] = {}
             fetched = self._log.fetch(
-                {history: position}, max_wait=0.0, max_bytes=_FETCH_BYTES, committed=True
+                {history: position},
+                max_wait=0.0,
+                max_bytes=_FETCH_BYTES,
+                committed=True,
+                failed=failed,
             ).get(history)
+            for error in failed.values():
+                raise error
             if fetched is None:
                 break
             for batch in fetched.batches:

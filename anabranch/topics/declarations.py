@@ -273,7 +273,10 @@ def create_stream_topics(
     _refuse([w for n, p, s, _ in declared if n in there for w in problems(there[n], s, at_least=p)])
     _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in declared])
     # Of a topic that was there before, all partitions are the stream's.
-    return _checked_ends(log, stream, segments, all_partitions=True)
+    count = _check_topics(log, stream, segments, all_partitions=True)
+    places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
+    ends = log.end_offsets(places, committed=False)
+    return {place.partition: end for place, end in ends.items()}
 
 
 def topic_ids(log: Log, stream: str) -> tuple[str, ...]:
@@ -309,11 +312,11 @@ def refusal_of(error: LogRefused) -> AnabranchError:
     return InvalidArgument(f"the broker refused: {error}")
 
 
-def grow_stream_topics(log: Log, stream: str, partitions: int) -> dict[int, int]:
+def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
     """Grow a stream's topics to so many partitions, and check them; nothing is ever taken away.
 
-    Safe to repeat; topics with more partitions are left as they are. Returns the stream's end offset on
-    each of its partitions.
+    Safe to repeat; topics with more partitions are left as they are. No partition of theirs is read: one in
+    trouble must not make this fail once they have grown, since anybody may write plainly to what is new.
 
     Raises:
         LogRefused: (3) a topic does not exist; the broker does not grow one, with its reason.
@@ -322,13 +325,11 @@ def grow_stream_topics(log: Log, stream: str, partitions: int) -> dict[int, int]
     # The journal first: whoever finds a partition of the stream finds its journal too.
     for name in (journal_topic(stream), stream_topic(stream)):
         log.add_partitions(name, partitions)
-    return _checked_ends(log, stream, partitions)
+    _check_topics(log, stream, partitions)
 
 
-def _checked_ends(
-    log: Log, stream: str, partitions: int, *, all_partitions: bool = False
-) -> dict[int, int]:
-    """Check a stream's three topics; the stream's end offset on each of its partitions."""
+def _check_topics(log: Log, stream: str, partitions: int, *, all_partitions: bool = False) -> int:
+    """Check a stream's three topics; how many partitions the stream's has."""
     infos = _describe(log, topics_of(stream))
     target, journal = infos[stream_topic(stream)], infos[journal_topic(stream)]
     wrong = stream_problems(stream, infos, partitions)
@@ -338,9 +339,7 @@ def _checked_ends(
             "some until they are equal (who writes to a segment writes to the journal's partition of its number)"
         )
     _refuse(wrong)
-    places = [TopicPartition(target.name, p) for p in range(target.partitions)]
-    ends = log.end_offsets(places, committed=False)
-    return {tp.partition: end for tp, end in ends.items()}
+    return target.partitions
 
 
 def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> list[str]:

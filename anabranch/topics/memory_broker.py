@@ -232,12 +232,6 @@ class MemoryBroker:
         if found is not None:
             found.mark(producer_id, epoch, commit=commit, now_ms=self.now_ms())
 
-    def being_written(self) -> set[str]:
-        """Topics with a native transaction that has begun, or not ended everywhere."""
-        states = self._transactions.values()
-        begun = {place.topic for state in states for place in state.partitions}
-        return begun | {marker[1].topic for state in states for marker in state.landing}
-
     def is_ending(self, transactional_id: str) -> bool:
         """Whether markers of its last native transaction are still to land."""
         self.settle()

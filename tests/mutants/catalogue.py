@@ -45,6 +45,8 @@ REFUSING = CALM | {"refusing_s": 2.0, "lose_s": 0, "lag_s": 0}
 FEW_REPLICAS = CALM | {
     "few_replicas_s": 2.0, "lose_s": 0, "lag_s": 0, "machines": 1, "director_s": 1000.0,
 }  # fmt: skip
+# … and a native transaction ends there at that moment: its marker is lost.
+LOST_MARKERS = LEADERLESS | {"lose_markers": 1.0}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
@@ -113,7 +115,12 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a repeated commit moves its deadline", decisions.moving_deadline, simulated=False,
            play=plays.a_commit_is_sent_again_and_again),
     Mutant("a commit is in doubt only after it was sent", clients.doubt_after_sending,
-           simulated=False, by_clients=True, play=plays.an_interrupt_ends_a_commit),
+           quick=True, seed=8, weather={"interrupt": 0.05}, by_clients=True,
+           play=plays.an_interrupt_ends_a_commit),
+    Mutant("another commit's outcome is taken for one's own", decisions.others_receipts, quick=True,
+           seed=24, weather={"two_committers": 1.0}),
+    Mutant("tries of a command are not counted", decisions.uncounted_tries, simulated=False,
+           play=plays.a_command_can_not_be_decided),
     Mutant("checksums are not compared", decisions.no_checksum),
     Mutant("counts are not compared", decisions.no_count),
     Mutant("a run is dropped from a merge", decisions.drop_a_run, quick=True, seed=1),
@@ -198,6 +205,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("trouble is taken for loss", topics.trouble_taken_for_loss, weather=LEADERLESS),
     Mutant("every refusal is final", topics.every_refusal_is_final, weather=REFUSING),
     Mutant("busy ids are used again", topics.busy_ids_are_used_again, weather=FEW_REPLICAS),
+    Mutant("what lacks a marker stays open", topics.left_open, quick=True, seed=1,
+           weather=LOST_MARKERS),
     # -- the library of readers and writers
     Mutant("a snapshot is cut too early", clients.stale_cut, weather=READING, by_clients=True,
            broker="steady"),

@@ -12,6 +12,7 @@ from anabranch.client.snapshot import SnapshotPlan
 from anabranch.client.starting import Starting
 from anabranch.client.transaction import Transaction
 from anabranch.core.order import StreamOrder
+from anabranch.errors import AnabranchError
 from anabranch.ports import OffsetOutOfRange
 
 Planted = AbstractContextManager[object]
@@ -27,7 +28,9 @@ def doubt_after_sending() -> Planted:
         def commit(handle: Any, *given: Any) -> Any:
             try:
                 return real(handle, *given)
-            except KeyboardInterrupt:
+            except AnabranchError:
+                raise
+            except BaseException:  # KeyboardInterrupt, or the simulator's own
                 handle._in_doubt = False
                 raise
 

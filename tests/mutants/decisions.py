@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from anabranch.client import transaction
 from anabranch.core import (
     claims,
     decide_commit,
@@ -15,6 +16,7 @@ from anabranch.core import (
     decide_txn,
     hybrid_time,
     journal_index,
+    limits,
 )
 from anabranch.core import decide as decide_module
 from anabranch.core import rows as k
@@ -55,6 +57,16 @@ def zombie_writers() -> Planted:
 def inexact_writers() -> Planted:
     """An outcome names the writers that registered, not those that were taken."""
     return patch.object(decide_commit, "take_exactly", lambda *_: None)
+
+
+@contextmanager
+def others_receipts() -> Iterator[None]:
+    """Of two committers each is told the outcome of what was taken, also if that left out its own writers."""
+    with (
+        patch.object(decide_commit, "left_behind", lambda *_: []),
+        patch.object(transaction, "left_behind", lambda *_: []),
+    ):
+        yield
 
 
 def moving_deadline() -> Planted:
@@ -140,3 +152,8 @@ def unproved_abort() -> Planted:
             real(turn, command, to)
 
     return patch.dict(decide_module._DECISIONS, {Abort: abort})
+
+
+def uncounted_tries() -> Planted:
+    """A command that can't be decided is tried again for ever."""
+    return patch.object(limits, "TRIES", limits.TRIES._replace(value=1 << 30))

@@ -28,6 +28,7 @@ from tests.client.doubles import scripted_ports
 from tests.client.world import World as ClientWorld
 from tests.core.labels import SECRET
 from tests.processors.world import World
+from tests.sim import poison
 
 STREAM = "nyc/a"
 PLACE = TopicPartition(stream_topic(STREAM), 0)
@@ -156,6 +157,17 @@ def a_commit_is_sent_again_and_again() -> None:
         world.send(command, again=sent)
     leader.step(0)
     assert [answer.code for answer in world.replies(sent)] == ["ReceiptsNotCovered"]
+
+
+def a_command_can_not_be_decided() -> None:
+    """Controllers' code fails for one command: the next one is answered all the same."""
+    world, leader = _opened()
+    with poison.failing_decisions():
+        world.send(r.DescribeStreams(None, poison.DEFECT))
+        sent = world.send(r.DescribeStreams(None, STREAM))
+        for _ in range(20):
+            leader.step(0)
+    assert isinstance(world.reply(sent), r.StreamList)
 
 
 def an_interrupt_ends_a_commit() -> None:

@@ -14,6 +14,7 @@ from anabranch.ports import LogError, TopicGone, TopicInfo
 from anabranch.processors import controller, durability, lookout
 from anabranch.processors.leadership import Lease
 from anabranch.processors.lookout import Lookout
+from anabranch.topics.memory_producer import MemoryProducer
 
 Planted = AbstractContextManager[object]
 
@@ -110,3 +111,8 @@ def every_refusal_is_final() -> Planted:
 def busy_ids_are_used_again() -> Planted:
     """A transactional id whose markers can't be written is used again for the next round but one."""
     return patch.object(Lease, "set_aside", lambda *_: None)
+
+
+def left_open() -> Planted:
+    """A native transaction whose marker the brokers lost stays open in that partition."""
+    return patch.object(MemoryProducer, "check", lambda *_: None)

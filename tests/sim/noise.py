@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 from anabranch.client.types import Receipt
@@ -23,11 +22,9 @@ from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic, journal_topic
 from anabranch.topics.records import Record, encode_batch
 from tests.sim.ledger import NOISE, Deal, Ledger
+from tests.sim.ports import FOREIGN_ID, SimCluster
 from tests.sim.recording import event_id, text
 from tests.sim.world import START_S, World
-
-if TYPE_CHECKING:
-    from tests.sim.ports import SimCluster
 
 FOREIGN_REASON = "by an aborted native transaction"
 PLAIN_KEYS = (b"k0", b"k1", b"k2", b"k3", None)
@@ -129,7 +126,7 @@ class Noise:
     def _natively(self, place: TopicPartition, data: bytes) -> None:
         log = self._cluster.log_of(self._world.current)
         try:
-            producer = log.producer("raw.x", timeout=5.0)
+            producer = log.producer(FOREIGN_ID, timeout=5.0)
             producer.append([(place, data)])
             if self._random.random() < 0.5:
                 self._world.sleep(self._random.expovariate(1.0))

@@ -47,6 +47,7 @@ _CHANGES = (
     "delete_records",
 )
 PATIENCE_S = 1.5  # of a call to brokers, for what may pass
+FOREIGN_ID = "raw.x"  # a transactional id of another client's
 _LATE_S = 2.0  # mean time that something late is under way
 
 
@@ -66,6 +67,8 @@ class SimCluster(MemoryCluster):
         self.ledger = ledger
         self.groups = Groups(self)
         self.hands = Hands(world, self, faults, ledger)
+        # Called with what a native transaction of a controller wrote to, when it is about to end.
+        self.on_end: Callable[[list[TopicPartition]], None] | None = None
         self.graves: dict[TopicPartition, list[Partition]] = {}  # what was deleted, for the checks
 
     def _add(self, topic: str, numbers: Iterable[int], config: dict[str, str]) -> None:
@@ -126,6 +129,8 @@ class SimCluster(MemoryCluster):
 
     def end(self, state: Transactions, *, commit: bool) -> tuple[int, int]:
         """See `MemoryCluster`; what is decided now is noted in the ledger."""
+        if self.on_end is not None and state is not self._transactions.get(FOREIGN_ID):
+            self.on_end(list(state.partitions))
         self.ledger.settle((state.producer_id, state.epoch), commit=commit)
         return super().end(state, commit=commit)
 

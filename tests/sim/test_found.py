@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from anabranch.core import limits
+from anabranch.errors import TransactionAborted
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
-from anabranch.topics.names import control_topic, stream_topic
+from anabranch.topics.memory_trouble import Kind, Trouble
+from anabranch.topics.names import control_topic, history_topic, journal_topic, stream_topic
+from anabranch.topics.records import Record
+from tests.client.world import World as ClientWorld
 from tests.core.labels import SECRET
+from tests.processors.losing import GONE, OTHER, Play
 from tests.processors.world import World
 from tests.sim.simulation import simulate
 
@@ -113,3 +120,49 @@ def test_a_scope_is_served_though_what_the_directory_told_was_deleted_unread() -
     assert refusal.code == "UnknownScope"
     world.ask(directory, r.FindScope("s", True))
     assert isinstance(world.ask(other, r.CreateStream("s/a", 1, {})), r.StreamList)
+
+
+def test_a_handle_keeps_the_id_that_was_aborted() -> None:
+    """An interrupted commit was resolved by somebody: told so when it came again, the handle forgot the id."""
+    world = ClientWorld()
+    world.client.create_stream("nyc/a")
+    txn = world.client.begin("nyc")
+    txn.write("nyc/a", b"v", key=b"k")
+    world.fault = lambda name: KeyboardInterrupt() if name == "produce" and txn.txn_id else None
+    with pytest.raises(KeyboardInterrupt):
+        txn.commit()
+    txn_id, world.fault = txn.txn_id, None
+    assert txn_id is not None
+    assert world.client.resolve(txn_id).state == "ABORTED"
+    with pytest.raises(TransactionAborted):
+        txn.commit()
+    assert txn.txn_id == txn_id
+
+
+@pytest.mark.parametrize("topic", [stream_topic, history_topic])
+def test_nobody_waits_while_it_is_looked_how_far_histories_may_be_cut(
+    topic: Callable[[str], str],
+) -> None:
+    """Each look waited for the leader of a partition that had none, and all other streams with it."""
+    play = Play(clean_history_ms=400)
+    play.world.cluster.troubles[TopicPartition(topic(GONE), 0)] = Trouble(Kind.LEADERLESS)
+    for _ in range(10):
+        began = play.world.clock.now
+        assert play.one_shot(OTHER) == "COMMITTED"
+        assert play.world.clock.now == began
+        play.world.clock.sleep(0.5)
+
+
+def test_growing_does_not_end_half_way_for_a_partition_in_trouble() -> None:
+    """The topics had grown, and the stream had not: nobody read plain writes in the journal's new partitions."""
+    play = Play()
+    troubled = TopicPartition(stream_topic(GONE), 0)
+    play.world.cluster.troubles[troubled] = Trouble(Kind.DENYING)
+    play.world.send(r.Scale(GONE, 4, (), ()))
+    play.play(10, 5.0)
+    place = TopicPartition(journal_topic(GONE), 3)
+    play.world.cluster.produce(place, [Record(0, 1, b"k", b"plain")])
+    del play.world.cluster.troubles[troubled]
+    play.play(60, 60.0)
+    places = [place for place in play.world.cluster.partitions if place.topic == troubled.topic]
+    assert b"plain" in {e.value for place in places for e in play.world.committed(place)}

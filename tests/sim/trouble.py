@@ -27,7 +27,7 @@ from tests.sim.writers import SCOPE, recorded_write
 BOUND_S = 10.0  # a commit takes at most so long while another stream is all that is in trouble
 _OWN = f"{SCOPE}/probe"  # of all streams there may be only the troubled one yet
 _MOMENT_S = (0.5, 4.0)
-_TRIES, _AGAIN_S = 1000, 0.01
+_AMBUSH_S = 10.0  # so long a native transaction is waited for whose marker can be lost
 _LIMITS = ("70", "100", "300")  # a marker has 78 bytes
 _POLICY = 44
 _RIGHTS = 29
@@ -75,32 +75,48 @@ class Outages:
     # -- it comes -------------------------------------------------------------------------------------
 
     def _spoiling(self, kind: Kind | None) -> Callable[[], None]:
-        # So often it waits for a native transaction there, so that a marker can be lost.
-        tries = _TRIES if kind is Kind.LEADERLESS and self._faults.weather.lose_markers else 0
+        loses = kind is Kind.LEADERLESS and bool(self._faults.weather.lose_markers)
+        armed = False
 
         def spoil() -> None:
-            nonlocal tries
+            nonlocal armed
             if self._faults.calm:
                 return
-            if self.stream in self._ledger.deleted or not self._cluster.hands.stands(self.stream):
+            if not self._stands():
                 self._world.later(1.0, spoil)
-                return
-            name = self._random.choice(sorted(NAMES))
-            topic = NAMES[name](self.stream)
-            if tries and topic not in self._cluster.being_written():
-                tries -= 1
-                self._world.later(_AGAIN_S, spoil)
-                return
-            self._put(topic, kind)
+            elif loses and not armed:
+                armed = True
+                self._cluster.on_end = self._lose_a_marker
+                self._world.later(_AMBUSH_S, spoil)
+            elif not armed or self._cluster.on_end is not None:
+                self._cluster.on_end = None
+                name = self._random.choice(sorted(NAMES))
+                self._put(NAMES[name](self.stream), kind)
 
         return spoil
 
-    def _put(self, topic: str, kind: Kind | None) -> None:
+    def _stands(self) -> bool:
+        deleted = self.stream in self._ledger.deleted
+        return not deleted and self._cluster.hands.stands(self.stream)
+
+    def _lose_a_marker(self, written: Sequence[TopicPartition]) -> None:
+        """A native transaction ends that wrote to these: the leader of one goes before its marker comes there."""
+        topics = {name(self.stream) for name in NAMES.values()}
+        places = [place for place in written if place.topic in topics]
+        if places and not self._faults.calm and self._stands():
+            self._cluster.on_end = None
+            place = self._random.choice(places)
+            self._put(place.topic, Kind.LEADERLESS, [place])
+
+    def _put(
+        self, topic: str, kind: Kind | None, places: list[TopicPartition] | None = None
+    ) -> None:
         """On one partition, or on all of them: as a broker goes, or the topic's settings are."""
-        count = self._cluster.topics[topic].partitions
-        places = [TopicPartition(topic, number) for number in range(count)]
-        if kind in _PASSING and self._random.random() < 0.5:
-            places = [self._random.choice(places)]
+        if places is None:
+            count = self._cluster.topics[topic].partitions
+            places = [TopicPartition(topic, number) for number in range(count)]
+            if kind in _PASSING and self._random.random() < 0.5:
+                places = [self._random.choice(places)]
         what = kind.name.lower().replace("_", " ") if kind is not None else "small limit"
         if not self._faults.strikes(1.0, what, topic):
             return
