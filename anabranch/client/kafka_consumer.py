@@ -42,6 +42,9 @@ _FORBIDDEN = {
     KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
 }
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
+_NOT_THERE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
+_ASIDE_S = 0.5  # a partition whose broker is behind is looked at again after so long
+_LOOK_S = 2.0
 
 
 class CommittedMessage(Protocol):
@@ -69,7 +72,8 @@ class CommittedConsumer:
         special: Mapping[str, str | int] | None = None,
     ) -> None:
         """``eof``: `ended_at` is kept. ``special``: librdkafka's options that differ from a reader's."""
-        config = options.reader(group or NO_GROUP, "earliest") | dict(special or {})
+        # By itself librdkafka would go back to the beginning whenever a broker is behind.
+        config = options.reader(group or NO_GROUP, "error") | dict(special or {})
         if eof:
             config["enable.partition.eof"] = True
         if group is not None:
@@ -79,11 +83,13 @@ class CommittedConsumer:
         self._size = 100
         self._asked_at = 0.0
         self._at_end = False
+        self._stopped: dict[tuple[str, int], float] = {}  # their offsets were not there; look when
         self.ended_at = -1  # where the end of a partition was last met
 
     def assign(self, places: Mapping[tuple[str, int], int]) -> None:
         """Read exactly these (topic, partition), from these offsets on, whatever was paused before."""
         self._resume_all()
+        self._stopped.clear()
         self.ended_at = -1
         self.native.assign([TopicPartition(t, p, offset) for (t, p), offset in places.items()])
 
@@ -143,6 +149,7 @@ class CommittedConsumer:
         self._at_end = False
         batch: list[Message] = []
         while not batch and not self._at_end:
+            self._go_on()
             left = deadline - time.monotonic()
             message = self.native.poll(max(0.0, min(left, _SLICE_S)))
             if message is not None:
@@ -168,6 +175,8 @@ class CommittedConsumer:
             if error.code() == _EOF:
                 self._at_end = True
                 self.ended_at = cast("int", message.offset())
+            elif error.code() == _NOT_THERE:
+                self._stopped.setdefault((message.topic() or "", message.partition() or 0), 0.0)
             elif error.code() in _FORBIDDEN:
                 what, where = _FORBIDDEN[error.code()], message.topic() or self.group
                 raise NotAuthorized(f"the right Read on the {what} {where} is missing")
@@ -176,6 +185,33 @@ class CommittedConsumer:
             else:
                 log.info("reading: %s", error)
         return False
+
+    def _go_on(self) -> None:
+        """Read stopped partitions on where they begin, if that is ahead. Else the broker is behind: no way back."""
+        for place in [p for p, when in self._stopped.items() if when <= time.monotonic()]:
+            position = self.native.stands_at(*place)
+            if position is None:
+                del self._stopped[place]
+                continue
+            place_at = TopicPartition(*place, position)
+            try:
+                start, end = self.native.bounds(place_at, _LOOK_S)
+                if position < start:
+                    self._gone(place_at, start)
+                if position <= end:
+                    self.native.seek(TopicPartition(*place, max(start, position)))
+                    del self._stopped[place]
+                    continue
+                log.warning(
+                    "%s: it ends at %d: its broker is behind, or has lost it", place_at, end
+                )
+            except KafkaException as error:
+                log.info("reading: %s", error)
+            self._stopped[place] = time.monotonic() + _ASIDE_S
+
+    def _gone(self, place: TopicPartition, start: int) -> None:
+        """Retention has taken what would be read next."""
+        log.warning("%s is not there any more: reading goes on at offset %d", place, start)
 
     def subscribe(
         self,
