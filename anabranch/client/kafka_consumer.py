@@ -13,7 +13,14 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from anabranch.client.kafka import leak, make_consumer
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.options import Options
-from anabranch.errors import FixCallError, InvalidArgument, NotAuthorized, NotReady, UnknownStream
+from anabranch.errors import (
+    AnabranchError,
+    FixCallError,
+    InvalidArgument,
+    NotAuthorized,
+    NotReady,
+    UnknownStream,
+)
 from anabranch.topics.lasting_consumer import LastingConsumer
 from anabranch.topics.names import stream_topic
 
@@ -178,13 +185,22 @@ class CommittedConsumer:
             elif error.code() == _NOT_THERE:
                 self._stopped.setdefault((message.topic() or "", message.partition() or 0), 0.0)
             elif error.code() in _FORBIDDEN:
-                what, where = _FORBIDDEN[error.code()], message.topic() or self.group
-                raise NotAuthorized(f"the right Read on the {what} {where} is missing")
+                raise self._forbidden(error, message.topic() or "")
             elif error.fatal() or error.code() in HOPELESS:
                 raise FixCallError(f"can't read {message.topic()}: {error}")
             else:
                 log.info("reading: %s", error)
         return False
+
+    def _forbidden(self, error: KafkaError, topic: str) -> NotAuthorized:
+        what = _FORBIDDEN[error.code()]
+        where = self.group if what == "group" else topic
+        return NotAuthorized(f"the right Read on the {what} {where} is missing")
+
+    def _unread(self, error: KafkaError, topic: str = "") -> AnabranchError:
+        if error.code() in _FORBIDDEN:
+            return self._forbidden(error, topic)
+        return NotReady(f"the group's offsets can't be read: {error}")
 
     def _go_on(self) -> None:
         """Read stopped partitions on where they begin, if that is ahead. Else the broker is behind: no way back."""
@@ -243,11 +259,14 @@ class CommittedConsumer:
         )
 
     def committed(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """The group's committed offsets, where there are any. `NotReady`."""
+        """The group's committed offsets, where there are any. `NotReady`, `NotAuthorized`."""
         try:
             found = self.native.committed([TopicPartition(t, p) for t, p in places], timeout=_ASK_S)
         except KafkaException as error:
-            raise NotReady(f"the group's offsets can't be read: {error}") from error
+            raise self._unread(error.args[0]) from error
+        for place in found:
+            if place.error is not None:  # there may be an offset all the same
+                raise self._unread(place.error, place.topic)
         return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
     def commit_all(self, offsets: Mapping[tuple[str, int], int]) -> bool:
