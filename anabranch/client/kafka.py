@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
@@ -22,6 +23,7 @@ from anabranch.errors import (
     AnabranchError,
     ClockSkew,
     EventTooLarge,
+    NotAuthorized,
     NotReady,
     UnsupportedSetting,
 )
@@ -33,6 +35,7 @@ from anabranch.topics.names import commands_topic, replies_topic
 log = logging.getLogger("anabranch.client")
 
 _POLL_S = 0.1
+_DENIED_S = 1.0  # an answer that can't be read is waited for no longer: the right may be back
 _REPLIES_AT_ONCE = 1000
 _TOPICS_S = 10.0  # how long the cluster's topics may be missing
 _JOIN_S = 10.0
@@ -46,6 +49,7 @@ _REFUSALS: dict[int, type[AnabranchError]] = {
     KafkaError.MSG_SIZE_TOO_LARGE: EventTooLarge,
     KafkaError.INVALID_TIMESTAMP: ClockSkew,
 }
+_DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 _Answer: TypeAlias = "bytes | AnabranchError | None"
 
@@ -70,6 +74,7 @@ class KafkaBus:
         self._max_bytes = 0
         self._reply_header = (REPLY_HEADER, b"")
         self._trouble = ""
+        self._deaf: NotAuthorized | None = None  # while replies can't be read
         self._producer: Producer | None = None
         self._contact: Contact | None = None  # the producer's
         self._consumer: LastingConsumer | None = None
@@ -121,7 +126,7 @@ class KafkaBus:
             pause = min(2 * pause, 1.0)
 
     def _new_producer(self) -> tuple[Producer, Contact]:
-        config = self._options.commands(self._max_bytes) | {"on_delivery": self._undelivered}
+        config = self._options.commands(self._max_bytes)
         producer: Producer = make(Producer, config, self._producer_error)
         return producer, Contact(producer, self._options.admin(), self._commands)
 
@@ -162,6 +167,7 @@ class KafkaBus:
                 None,
                 control_partition,
                 headers=headers,  # type: ignore[arg-type]
+                on_delivery=partial(self._delivered, correlation_id),
             )
         except BufferError:
             self._trouble = "the queue of commands is full"
@@ -174,13 +180,20 @@ class KafkaBus:
         self._trouble = str(error)
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._answer(correlation_id, EventTooLarge(f"a command is too large: {error}"))
+        elif error.code() == _DENIED:
+            self._answer(correlation_id, self._may_not_send())
         elif error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
             self._renew_producer(producer)
 
+    def _may_not_send(self) -> NotAuthorized:
+        return NotAuthorized(f"the right Write on the topic {self._commands} is missing")
+
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
-        """The next reply."""
+        """The next reply. `NotAuthorized` says only what came last: an earlier copy may be carried out."""
         slot = self._slots.setdefault(correlation_id, SimpleQueue())
         left = deadline - self._clock.monotonic()
+        deaf = self._deaf if left > _DENIED_S else None
+        left = left if deaf is None else _DENIED_S
         try:
             answer = (
                 slot.get(timeout=min(left, threading.TIMEOUT_MAX))
@@ -188,6 +201,8 @@ class KafkaBus:
                 else slot.get_nowait()
             )
         except Empty:
+            if deaf is not None and self._deaf is deaf:
+                raise NotAuthorized(str(deaf)) from None
             return None
         if isinstance(answer, AnabranchError):
             raise answer
@@ -241,22 +256,31 @@ class KafkaBus:
         error = message.error()
         if error is not None:
             self._on_error(error)
+            if error.code() == _DENIED:  # said once; then there is no word until a reply comes
+                text = (
+                    f"the right Read on the topic {self._replies} is missing: no answer can be read, and what was "
+                    "sent may be carried out"
+                )
+                self._deaf = NotAuthorized(text)
+                for correlation_id in list(self._slots):
+                    self._answer(correlation_id, NotAuthorized(text))
             return
+        self._deaf = None
         key = message.key()
         value = message.value()
         if isinstance(key, bytes) and isinstance(value, bytes):
             self._answer(key, value)
 
-    def _undelivered(self, error: KafkaError | None, message: Message) -> None:
+    def _delivered(self, correlation_id: bytes, error: KafkaError | None, _: Message) -> None:
+        """A report. What failed has no headers any more to tell its id by."""
         if error is None:
             return
         self._trouble = str(error)
         refusal = _REFUSALS.get(error.code())
         if refusal is not None:
-            headers = message.headers()
-            correlation_id = dict(headers or ()).get(CORRELATION_HEADER)
-            if isinstance(correlation_id, bytes):
-                self._answer(correlation_id, refusal(f"the broker refused a command: {error}"))
+            self._answer(correlation_id, refusal(f"the broker refused a command: {error}"))
+        elif error.code() == _DENIED:
+            self._answer(correlation_id, self._may_not_send())
 
     def _producer_error(self, error: KafkaError) -> None:
         if self._contact is not None:

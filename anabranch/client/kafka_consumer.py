@@ -13,7 +13,14 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from anabranch.client.kafka import leak, make_consumer
 from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.client.options import Options
-from anabranch.errors import FixCallError, InvalidArgument, NotAuthorized, NotReady, UnknownStream
+from anabranch.errors import (
+    AnabranchError,
+    FixCallError,
+    InvalidArgument,
+    NotAuthorized,
+    NotReady,
+    UnknownStream,
+)
 from anabranch.topics.lasting_consumer import LastingConsumer
 from anabranch.topics.names import stream_topic
 
@@ -42,6 +49,9 @@ _FORBIDDEN = {
     KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
 }
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
+_NOT_THERE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
+_ASIDE_S = 0.5  # a partition whose broker is behind is looked at again after so long
+_LOOK_S = 2.0
 
 
 class CommittedMessage(Protocol):
@@ -69,7 +79,8 @@ class CommittedConsumer:
         special: Mapping[str, str | int] | None = None,
     ) -> None:
         """``eof``: `ended_at` is kept. ``special``: librdkafka's options that differ from a reader's."""
-        config = options.reader(group or NO_GROUP, "earliest") | dict(special or {})
+        # By itself librdkafka would go back to the beginning whenever a broker is behind.
+        config = options.reader(group or NO_GROUP, "error") | dict(special or {})
         if eof:
             config["enable.partition.eof"] = True
         if group is not None:
@@ -79,11 +90,13 @@ class CommittedConsumer:
         self._size = 100
         self._asked_at = 0.0
         self._at_end = False
+        self._stopped: dict[tuple[str, int], float] = {}  # their offsets were not there; look when
         self.ended_at = -1  # where the end of a partition was last met
 
     def assign(self, places: Mapping[tuple[str, int], int]) -> None:
         """Read exactly these (topic, partition), from these offsets on, whatever was paused before."""
         self._resume_all()
+        self._stopped.clear()
         self.ended_at = -1
         self.native.assign([TopicPartition(t, p, offset) for (t, p), offset in places.items()])
 
@@ -143,6 +156,7 @@ class CommittedConsumer:
         self._at_end = False
         batch: list[Message] = []
         while not batch and not self._at_end:
+            self._go_on()
             left = deadline - time.monotonic()
             message = self.native.poll(max(0.0, min(left, _SLICE_S)))
             if message is not None:
@@ -168,14 +182,52 @@ class CommittedConsumer:
             if error.code() == _EOF:
                 self._at_end = True
                 self.ended_at = cast("int", message.offset())
+            elif error.code() == _NOT_THERE:
+                self._stopped.setdefault((message.topic() or "", message.partition() or 0), 0.0)
             elif error.code() in _FORBIDDEN:
-                what, where = _FORBIDDEN[error.code()], message.topic() or self.group
-                raise NotAuthorized(f"the right Read on the {what} {where} is missing")
+                raise self._forbidden(error, message.topic() or "")
             elif error.fatal() or error.code() in HOPELESS:
                 raise FixCallError(f"can't read {message.topic()}: {error}")
             else:
                 log.info("reading: %s", error)
         return False
+
+    def _forbidden(self, error: KafkaError, topic: str) -> NotAuthorized:
+        what = _FORBIDDEN[error.code()]
+        where = self.group if what == "group" else topic
+        return NotAuthorized(f"the right Read on the {what} {where} is missing")
+
+    def _unread(self, error: KafkaError, topic: str = "") -> AnabranchError:
+        if error.code() in _FORBIDDEN:
+            return self._forbidden(error, topic)
+        return NotReady(f"the group's offsets can't be read: {error}")
+
+    def _go_on(self) -> None:
+        """Read stopped partitions on where they begin, if that is ahead. Else the broker is behind: no way back."""
+        for place in [p for p, when in self._stopped.items() if when <= time.monotonic()]:
+            position = self.native.stands_at(*place)
+            if position is None:
+                del self._stopped[place]
+                continue
+            place_at = TopicPartition(*place, position)
+            try:
+                start, end = self.native.bounds(place_at, _LOOK_S)
+                if position < start:
+                    self._gone(place_at, start)
+                if position <= end:
+                    self.native.seek(TopicPartition(*place, max(start, position)))
+                    del self._stopped[place]
+                    continue
+                log.warning(
+                    "%s: it ends at %d: its broker is behind, or has lost it", place_at, end
+                )
+            except KafkaException as error:
+                log.info("reading: %s", error)
+            self._stopped[place] = time.monotonic() + _ASIDE_S
+
+    def _gone(self, place: TopicPartition, start: int) -> None:
+        """Retention has taken what would be read next."""
+        log.warning("%s is not there any more: reading goes on at offset %d", place, start)
 
     def subscribe(
         self,
@@ -207,11 +259,14 @@ class CommittedConsumer:
         )
 
     def committed(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """The group's committed offsets, where there are any. `NotReady`."""
+        """The group's committed offsets, where there are any. `NotReady`, `NotAuthorized`."""
         try:
             found = self.native.committed([TopicPartition(t, p) for t, p in places], timeout=_ASK_S)
         except KafkaException as error:
-            raise NotReady(f"the group's offsets can't be read: {error}") from error
+            raise self._unread(error.args[0]) from error
+        for place in found:
+            if place.error is not None:  # there may be an offset all the same
+                raise self._unread(place.error, place.topic)
         return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
     def commit_all(self, offsets: Mapping[tuple[str, int], int]) -> bool:

@@ -34,6 +34,7 @@ from anabranch.errors import (
     EventTooLarge,
     InvalidArgument,
     MalformedRecord,
+    NotAuthorized,
     NotReady,
     OutcomeUnknown,
     TransactionAborted,
@@ -146,6 +147,10 @@ class Session:
                 if self.now() >= deadline:
                     return None
                 pause = min(pause * 2, LONGEST_REPEAT_S)
+        except NotAuthorized as error:
+            if pause == FIRST_REPEAT_S:
+                raise
+            raise NotAuthorized(f"{error}; what was sent before may be carried out") from error
         finally:
             self._bus.forget(correlation_id)
 
@@ -352,6 +357,15 @@ class Session:
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
     ) -> r.Outcome:
         """Send a commit until its outcome is known; RESOLVE it when it stays unanswered."""
+        self._bus.ready(deadline)  # a right that is missing here is a refusal
+        try:
+            return self._settled(txn_id, command, token, deadline)
+        except NotAuthorized as error:  # here it is none: an earlier copy may be carried out
+            raise _unknown(f"is not known: {error}", txn_id, token) from error
+
+    def _settled(
+        self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
+    ) -> r.Outcome:
         partition = control_partition_of(txn_id)
         pause = _FIRST_RETRY_S
         while True:
@@ -383,12 +397,7 @@ class Session:
             if outcome is not None and outcome.state in FINISHED:
                 return committed(outcome)
             if outcome is None or self.now() + pause >= deadline:
-                raise OutcomeUnknown(
-                    f"the outcome of transaction {txn_text(txn_id)} was not known in time; "
-                    "client.state tells it later, client.resolve makes it final",
-                    txn_id=txn_id,
-                    token=token,
-                )
+                raise _unknown("was not known in time", txn_id, token)
             self._clock.sleep(pause)
             pause = min(pause * 2, _LONGEST_RETRY_S)
 
@@ -472,6 +481,15 @@ class Session:
 
 
 _TOKENS_A_BEAT = 1000
+
+
+def _unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"the outcome of transaction {txn_text(txn_id)} {why}; "
+        "client.state tells it later, client.resolve makes it final",
+        txn_id=txn_id,
+        token=token,
+    )
 
 
 def _belongs(result: Any, command: Any | None) -> bool:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from confluent_kafka import KafkaError, Message
+from confluent_kafka import TopicPartition as Place
 
 from anabranch.client.feeds import Feed, KafkaFeed, make_raw_feed
 from anabranch.client.kafka_admin import KafkaAdmin
@@ -21,7 +22,6 @@ from anabranch.ports import TopicPartition
 from anabranch.topics.names import history_topic, stream_topic
 
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
-_GONE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
 _BEYOND = 1 << 62  # no offset
 _IDLE_S = 0.25  # then the history is read on
 _HELD_S = (0.02, 0.1)  # and so soon, at first and later, if something waits for its turn
@@ -191,17 +191,18 @@ class _CutConsumer(CommittedConsumer):
     """Knows where each partition's end was met, and refuses to pass over what was deleted."""
 
     def __init__(self, options: Options, stream: str) -> None:
-        super().__init__(options, group=None, eof=True, special={"auto.offset.reset": "error"})
+        super().__init__(options, group=None, eof=True)
         self._stream = stream
         self.ends: dict[int, int] = {}
 
     def _pass_over(self, message: Message) -> bool:
         error = message.error()
-        if error is not None and error.code() == _GONE:
-            raise _expired(self._stream)
         if error is not None and error.code() == _EOF:
             self.ends[message.partition() or 0] = message.offset() or 0
         return super()._pass_over(message)
+
+    def _gone(self, place: Place, start: int) -> None:
+        raise _expired(self._stream)
 
     def positions(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """See `CommittedConsumer.positions`; also of partitions that end in what no event is."""

@@ -49,7 +49,21 @@ def newer(one: Receipt, other: Receipt) -> Receipt:
             f"two receipts of writer {writer_text(one.writer)} have sequence {one.sequence} and differ: give "
             "each receipt of a writer a higher one"
         )
-    return other if other.sequence > one.sequence else one
+    first, last = (one, other) if other.sequence > one.sequence else (other, one)
+    told = {(e.stream, e.partition): e for e in last.extents}
+    for extent in first.extents:
+        later = told.get((extent.stream, extent.partition))
+        if (
+            later is None
+            or later.first > extent.first
+            or later.end < extent.end
+            or later.count < extent.count
+        ):
+            raise ReceiptMismatch(
+                f"receipt {last.sequence} of writer {writer_text(one.writer)} does not cover what receipt "
+                f"{first.sequence} has of {extent.stream}: receipts of a writer are cumulative"
+            )
+    return last
 
 
 def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> None:

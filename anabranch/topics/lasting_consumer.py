@@ -103,9 +103,23 @@ class LastingConsumer:
         self._paused &= self._offsets.keys()
 
     def seek(self, place: TopicPartition) -> None:
-        """Read on at another offset."""
-        self.native.seek(place)
-        self._offsets[place.topic, place.partition] = place.offset
+        """Read on at another offset, also a partition that `auto.offset.reset=error` has stopped."""
+        at = place.topic, place.partition
+        try:
+            self.native.seek(place)
+            self._offsets[at] = place.offset
+        except (
+            KafkaException
+        ):  # librdkafka never seeks one that is stopped; it takes a new assignment
+            there = self._where_it_stands()
+            if at not in _places(there):
+                raise
+            self.assign([place if (p.topic, p.partition) == at else p for p in there])
+
+    def stands_at(self, topic: str, partition: int) -> int | None:
+        """The offset that is to be read on from; None: the partition is not assigned."""
+        there = self._where_it_stands()
+        return next((p.offset for p in there if (p.topic, p.partition) == (topic, partition)), None)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Give nothing of these."""
@@ -196,6 +210,10 @@ class LastingConsumer:
     ) -> list[TopicPartition]:
         """The first offsets at or after timestamps."""
         return self._ask(lambda native: native.offsets_for_times(places, timeout=timeout))
+
+    def bounds(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
+        """Where a partition begins and ends (the high watermark)."""
+        return self._ask(lambda native: native.get_watermark_offsets(place, timeout=timeout))
 
     def _ask(self, question: Callable[[Consumer], T]) -> T:
         """An answer is a sign of brokers; who asks in vain again and again, and never polls, gets a new handle."""

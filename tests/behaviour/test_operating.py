@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -17,6 +18,7 @@ from urllib.request import urlopen
 import pytest
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -26,14 +28,17 @@ from confluent_kafka.admin import (
 )
 
 import anabranch
+from anabranch.client.client import Client
 from anabranch.client.kafka import SystemClock
 from anabranch.client.kafka_admin import KafkaAdmin
+from anabranch.client.kafka_consumer import CommittedConsumer
 from anabranch.client.kafka_journal import KafkaJournals
 from anabranch.client.options import Options
-from anabranch.errors import NotAuthorized, NotReady
+from anabranch.errors import AnabranchError, NotAuthorized, NotReady, OutcomeUnknown
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.ports import free_port
 from anabranch.processors.metrics import TABLE
+from anabranch.topics.names import stream_topic
 from tests.cluster import ControllerProcess
 
 pytestmark = pytest.mark.broker
@@ -262,6 +267,106 @@ def test_a_missing_right_is_named_at_once(broker: EmbeddedBroker) -> None:
     with pytest.raises(NotAuthorized, match=r"right Write on the topic .*: rights\.journal"):
         writer.flush([("rights.journal", 0)], deadline)  # type: ignore[list-item]
     assert time.monotonic() - begun < 20
+
+
+@contextmanager
+def denied(
+    broker: EmbeddedBroker, kind: ResourceType, name: str, right: AclOperation
+) -> Iterator[None]:
+    """For as long as this is open nobody has just that right."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    pattern, everybody = ResourcePatternType.LITERAL, ("User:*", "*")
+    bindings = [
+        AclBinding(kind, name, pattern, *everybody, AclOperation.ALL, AclPermissionType.ALLOW),
+        AclBinding(kind, name, pattern, *everybody, right, AclPermissionType.DENY),
+    ]
+    for done in admin.create_acls(bindings).values():
+        done.result(20)
+    yield
+    any_of = AclBindingFilter(
+        kind, name, pattern, *everybody, AclOperation.ANY, AclPermissionType.ANY
+    )
+    for gone in admin.delete_acls([any_of]).values():
+        gone.result(20)
+
+
+def refused(call: Callable[[], object], match: str) -> AnabranchError:
+    """What a call raises as soon as the broker has taken up its rights: at once, and it names them."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        begun = time.monotonic()
+        try:
+            call()
+        except (NotAuthorized, OutcomeUnknown) as error:
+            assert time.monotonic() - begun < 5
+            if not re.search(match, str(error)):
+                raise
+            return error
+    raise AssertionError("it goes on")
+
+
+@pytest.mark.parametrize(
+    ("topic", "right"), [("commands", AclOperation.WRITE), ("replies", AclOperation.READ)]
+)
+def test_a_right_that_is_taken_later_is_named_at_once(
+    controller: ControllerProcess, broker: EmbeddedBroker, topic: str, right: AclOperation
+) -> None:
+    scope = f"t{controller.prefix}"
+    stream, name = f"{scope}/a", f"{controller.prefix}.{topic}"
+    said = f"right {right.name.capitalize()} on the topic {name}"
+
+    def connected() -> Client:
+        return anabranch.connect(broker.bootstrap, prefix=controller.prefix)
+
+    with connected() as client, connected() as idle:
+        client.create_stream(stream)
+        idle.describe(stream)
+        txn, shot = client.begin(scope), client.begin(scope)
+        txn.token()
+        for each in (txn, shot):
+            each.write(stream, b"v")
+        with denied(broker, ResourceType.TOPIC, name, right):
+            assert isinstance(refused(lambda: idle.describe(stream), said), NotAuthorized)
+            for each in (txn, shot):
+                assert isinstance(refused(each.commit, said), OutcomeUnknown)
+            with connected() as late:
+                assert isinstance(refused(lambda: late.describe(stream), said), NotAuthorized)
+        until = time.monotonic() + 30
+        for each in (txn, shot):
+            while each.result is None:
+                try:
+                    each.commit()
+                except OutcomeUnknown:
+                    assert time.monotonic() < until
+        with client.read(stream, timeout=5) as reader:
+            assert [event.value for event in reader] == [b"v", b"v"]
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_group_without_the_right_is_named_at_once(
+    controller: ControllerProcess, broker: EmbeddedBroker, raw: bool
+) -> None:
+    stream, group = f"g{controller.prefix}/a", f"g{controller.prefix}"
+    options = {} if raw else {"receive.message.max.bytes": 200_000_000}  # refused where it is raw
+    with anabranch.connect(broker.bootstrap, prefix=controller.prefix, config=options) as client:
+        client.create_stream(stream)
+        with denied(broker, ResourceType.GROUP, group, AclOperation.READ):
+            said = f"right Read on the group {group}"
+
+            def read() -> None:
+                with client.read(stream, group=group, timeout=4) as reader:
+                    assert not list(reader)
+
+            refused(read, said)
+        consumer = CommittedConsumer(Options(broker.bootstrap, {}), group=group)
+        place = stream_topic(stream), 0
+        try:
+            assert consumer.committed([place]) == {}
+            # A member's right includes Describe, with which offsets can be asked for.
+            with denied(broker, ResourceType.GROUP, group, AclOperation.DESCRIBE):
+                refused(lambda: consumer.committed([place]), said)
+        finally:
+            consumer.close()
 
 
 def test_brokers_that_do_not_answer_are_named_with_the_cause() -> None:

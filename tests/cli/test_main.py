@@ -111,6 +111,18 @@ def test_an_error_without_a_message_says_what_its_class_says() -> None:
 
 
 @pytest.mark.parametrize(
+    ("package", "extra"), [("pyspark.sql", "spark"), ("pyarrow", "spark"), ("deltalake", "delta")]
+)
+def test_a_missing_extra_is_named_with_the_command_that_gets_it(package: str, extra: str) -> None:
+    failure = failure_of(ModuleNotFoundError(f"No module named {package!r}", name=package))
+    assert (failure.name, failure.code) == ("NotInstalled", ExitCode.ENVIRONMENT)
+    assert f"{package} is not installed; this gets it: pip install 'anabranch[{extra}]'" in (
+        failure.line()
+    )
+    assert failure_of(ModuleNotFoundError("", name="other")).code is ExitCode.DEFECT
+
+
+@pytest.mark.parametrize(
     "arguments",
     [("nope",), ("stream", "nope"), ("stream", "create"), ("stream", "list", "--nope"),
      ("read", "nyc/flights", "--limit", "0"), ("read", "nyc/flights", "--from", "middle"),

@@ -17,7 +17,7 @@ from anabranch.client.ports import (
     RecordHeaders,
 )
 from anabranch.core.ids import command_digest
-from anabranch.errors import EventTooLarge, NotReady, WriteFailed
+from anabranch.errors import AnabranchError, EventTooLarge, NotReady, WriteFailed
 from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
@@ -78,8 +78,8 @@ class ScriptedBus:
     partitions: int = 1
     grows_to: int = 8  # what it has when it is asked anew
     too_large: bool = False
-    _due: list[tuple[float, bytes, bytes]] = field(default_factory=list)
-    _slots: dict[bytes, deque[bytes]] = field(default_factory=dict)
+    _due: list[tuple[float, bytes, bytes | AnabranchError]] = field(default_factory=list)
+    _slots: dict[bytes, deque[bytes | AnabranchError]] = field(default_factory=dict)
 
     def ready(self, deadline: float) -> None:
         if not self.is_ready:
@@ -106,7 +106,7 @@ class ScriptedBus:
                 # A reply is sent as it is: forged, perhaps.
                 forged = isinstance(result, r.Reply)
                 whole = result if forged else r.Reply(correlation_id, digest, HYBRID_TIME, result)
-                reply = encode(whole)
+                reply = result if isinstance(result, AnabranchError) else encode(whole)
                 self._due.append((self.clock.now + delay, correlation_id, reply))
         self._due.sort(key=lambda due: due[0])
 
@@ -120,7 +120,10 @@ class ScriptedBus:
             if to in self._slots:
                 self._slots[to].append(reply)
         if slot:
-            return slot.popleft()
+            answer = slot.popleft()
+            if isinstance(answer, AnabranchError):
+                raise answer
+            return answer
         self.clock.now = max(self.clock.now, deadline)
         return None
 

@@ -14,6 +14,8 @@ from anabranch.schemas import records as r
 from tests.client.answers import STREAM, outcome, refusal, token_of
 from tests.client.bench import Bench, override
 
+DENIED = errors.NotAuthorized("the right Write on the topic c is missing")
+
 # -- names ----------------------------------------------------------------------------------------------
 
 
@@ -111,6 +113,39 @@ def test_an_unknown_outcome_can_be_asked_for_again() -> None:
         assert isinstance(txn.commit(), Result)
     owns = {command.own for command in bench.bus.of(r.Commit)}
     assert len(owns) == 1  # the same commit, not a new one
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"Commit": [DENIED, ...]},
+        {"Commit": [None, DENIED, ...], "Resolve": DENIED},
+        {"Commit": [None] * 3 + [...], "Resolve": DENIED},
+    ],
+    ids=["at once", "a later copy", "the question"],
+)
+def test_a_right_that_is_taken_leaves_a_commit_in_doubt(answers: dict[str, Any]) -> None:
+    """An earlier copy may be carried out: to write on, or to abort in silence, would be wrong."""
+    bench = Bench(override(**answers))
+    with bench.client.begin("nyc") as txn:
+        txn.token()
+        with pytest.raises(errors.OutcomeUnknown, match="right Write on the topic") as caught:
+            txn.commit(timeout=9)
+        assert caught.value.token == txn._token
+        with pytest.raises(errors.IllegalState, match="unknown"):
+            txn.write(STREAM, b"w")
+        assert isinstance(txn.commit(), Result)
+    assert bench.bus.of(r.Abort) == []
+
+
+def test_a_right_that_is_taken_refuses_a_question() -> None:
+    bench = Bench(override(DescribeStreams=[None, DENIED]))
+    begun = bench.clock.now
+    with pytest.raises(
+        errors.NotAuthorized, match=r"Write on the topic .*before may be carried out"
+    ):
+        bench.client.describe(STREAM)
+    assert bench.clock.now - begun < 5
 
 
 def test_leaving_in_doubt_does_not_abort() -> None:

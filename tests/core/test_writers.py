@@ -162,6 +162,28 @@ def test_the_highest_sequence_wins(opened: World) -> None:
     assert known() == third
 
 
+@pytest.mark.parametrize(
+    "later",
+    [
+        (),
+        (extent(partition=1, end=9),),
+        (extent(end=4),),
+        (extent(first=1, end=9),),
+        (replace(extent(end=9), count=4),),
+    ],
+    ids=["nothing", "elsewhere", "shorter", "begins later", "fewer"],
+)
+def test_a_later_receipt_covers_the_earlier_one(opened: World, later: tuple[r.Extent, ...]) -> None:
+    """Else a mistake of a client would drop, without a word, what a writer was told is registered."""
+    first = receipt(opened, extent(end=5), sequence=1)
+    bad = receipt(opened, *later, sequence=2)
+    assert opened.register("A", first) == "registered 1"
+    assert opened.register("A", bad) == "ReceiptMismatch"
+    assert opened.commit("A", own=[bad]) == "ReceiptMismatch"
+    assert opened.commit("A", own=[bad], receipts=[first]) == "ReceiptMismatch"
+    assert opened.state.writers(opened.id("A"))[opened.writer("w1")] == first
+
+
 def test_writers_are_told_apart_by_64_bits(opened: World) -> None:
     numbers = [2, 1, -1, (1 << 63) - 1, -(1 << 63)]
     for number in numbers:

@@ -165,6 +165,7 @@ class _Feed:
     given: int = NO_OFFSET
     eof_at: int = -1
     paused: bool = False
+    stopped: bool = False  # its offset is not there
 
 
 class SimConsumer:
@@ -177,7 +178,7 @@ class SimConsumer:
         self._log: SimLog = cluster.log_of(process)
         self._group: str = config["group.id"]
         self._tells_eof = bool(config.get("enable.partition.eof"))
-        self._resets = config["auto.offset.reset"] == "earliest"
+        assert config["auto.offset.reset"] == "error"
         self._feeds: dict[TopicPartition, _Feed] = {}
         self._queue: deque[SimMessage] = deque()
         self._member: Member | None = None
@@ -238,6 +239,10 @@ class SimConsumer:
             found.append(Place(p.topic, p.partition, NO_OFFSET if feed is None else feed.given))
         return found
 
+    def stands_at(self, topic: str, partition: int) -> int | None:
+        feed = self._feeds.get(TopicPartition(topic, partition))
+        return None if feed is None else feed.start if feed.given == NO_OFFSET else feed.given
+
     # -- messages -------------------------------------------------------------------------------------
 
     def poll(self, timeout: float) -> SimMessage | None:
@@ -266,7 +271,11 @@ class SimConsumer:
 
     def _fetch(self, wait: float) -> None:
         """Queue what is there, or comes within so many seconds."""
-        asked = {place: feed.fetch_at for place, feed in self._feeds.items() if not feed.paused}
+        asked = {
+            place: feed.fetch_at
+            for place, feed in self._feeds.items()
+            if not feed.paused and not feed.stopped
+        }
         if self._tells_eof and self._tell_ends(asked):
             return
         if not asked:
@@ -307,13 +316,8 @@ class SimConsumer:
         return told
 
     def _reset(self, place: TopicPartition) -> None:
-        if self._resets:
-            there = self._cluster.partitions.get(place)
-            if there is not None:
-                self._feeds[place].fetch_at = there.start_offset
-        else:
-            self._queue.append(SimMessage(place, self._feeds[place].fetch_at, None, _GONE))
-            self._feeds[place].paused = True
+        self._queue.append(SimMessage(place, self._feeds[place].fetch_at, None, _GONE))
+        self._feeds[place].stopped = True
 
     # -- questions ------------------------------------------------------------------------------------
 
@@ -321,6 +325,11 @@ class SimConsumer:
         self._world.point("list_topics")
         if self._member is not None:
             self._member.look_at_topics()
+
+    def bounds(self, asked: Place, timeout: float) -> tuple[int, int]:
+        place = TopicPartition(asked.topic, asked.partition)
+        start = self._ask(lambda: self._log.start_offsets([place]))[place]
+        return start, self._ask(lambda: self._log.end_offsets([place], committed=False))[place]
 
     def offsets_for_times(self, places: Sequence[Place], timeout: float) -> list[Place]:
         (asked,) = places

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import itertools
 import resource
 import socket
 import uuid
@@ -271,3 +272,17 @@ def test_answers_are_seen_on_descriptors_beyond_those_of_select() -> None:
         for one in (near, far, beyond):
             one.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_broken_connection_is_seen_among_many() -> None:
+    """Its end counts as readable, so that whoever waits for an answer hears of it."""
+    pairs = [socket.socketpair() for _ in range(50)]
+    try:
+        ours = [near for near, _ in pairs]
+        assert readable(ours) == set()
+        pairs[7][1].close()
+        pairs[30][0].shutdown(socket.SHUT_RDWR)
+        assert readable(ours, 60) == {ours[7].fileno(), ours[30].fileno()}
+    finally:
+        for one in itertools.chain(*pairs):
+            one.close()
