@@ -141,6 +141,11 @@ class Round:
         return list(dict.fromkeys(step.stream for step in self.history))
 
     @property
+    def touched(self) -> list[str]:
+        """The streams to whose topics this round writes, in order."""
+        return list(dict.fromkeys([*self.streams, *(stream for stream, _, _ in self.ops)]))
+
+    @property
     def commits(self) -> list[StreamCommit]:
         """The merges."""
         return [step for step in self.history if isinstance(step, StreamCommit)]

@@ -348,6 +348,7 @@ class Controller:
             return False
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
+        self._lookout.check(self._state, round_.touched)
         for stream in round_.streams:
             if stream not in self._tails:
                 self.lease.check(places_of(self._state, stream))

@@ -15,7 +15,7 @@ shorter than it was is waited for: a broker that leads no more, and does not kno
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,7 +23,16 @@ from anabranch.core import limits
 from anabranch.core.decide_admin import ACTIVE
 from anabranch.core.state import State
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR
-from anabranch.ports import Clock, Log, LogError, LogRefused, TopicGone, TopicInfo, TopicPartition
+from anabranch.ports import (
+    Clock,
+    Log,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    TopicGone,
+    TopicInfo,
+    TopicPartition,
+)
 from anabranch.processors.intake import Intake
 from anabranch.topics.declarations import stream_problems
 from anabranch.topics.names import history_topic, topics_of
@@ -67,6 +76,7 @@ class Lookout:
     _troubles: dict[str, _Trouble] = field(default_factory=dict)
     rested: list[str] = field(default_factory=list)  # streams that go on, to be looked at once more
     _hints: list[LogError] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)  # looked at since the last failure
     _next: float = 0.0
     _looked: float = 0.0  # when an answer came that counts
 
@@ -88,6 +98,7 @@ class Lookout:
             if (row := state.streams.get(stream)) is not None and row.state == ACTIVE
         )
         self.waiting = waiting
+        self._seen.clear()
         for trouble in self._troubles.values():
             trouble.gone_since, trouble.lost = None, False
         hints, self._hints = self._hints, []
@@ -98,10 +109,28 @@ class Lookout:
 
     def find(self, state: State, *errors: LogError) -> bool:
         """Let the streams wait that these errors name. False if one names no stream here: its cause is another."""
+        self._seen.clear()
         mine = [self._note_all(state, error) for error in errors]
         if not all(isinstance(error, TopicGone) and error.lost for error in errors):
             self.look(state)
         return all(mine)
+
+    def check(self, state: State, streams: Sequence[str]) -> None:
+        """Look at streams before a round writes to them: first in a lead, and after each failure.
+
+        A native transaction that meets too few replicas in sync keeps its transactional id busy until these are
+        back. So a broker that died may cost an id, and not one for each of its streams.
+
+        Raises: LogUnavailable: for streams that wait from now on.
+        """
+        known = [stream for stream in streams if stream in state.streams]
+        if not self._seen.issuperset(known):
+            self.look(state, known)
+            self._seen.update(known)
+        waiting = [stream for stream in known if stream in self.waiting]
+        if waiting:
+            topics = {topic for stream in waiting for topic in topics_of(stream)}
+            raise LogUnavailable("; ".join(self.waiting[stream] for stream in waiting), topics)
 
     def find_journals(self, intake: Intake, state: State) -> None:
         """Tell the intake where the journals end; without those that can't be asked."""

@@ -42,7 +42,7 @@ class Leaderless(Play):
 
 def test_a_new_segment_on_it() -> None:
     play = Leaderless()
-    play.lose(TopicPartition(stream_topic(GONE), 2), "end_offsets.after", "add_partitions")
+    play.lose(TopicPartition(stream_topic(GONE), 2), "describe_topics", "add_partitions")
     scaled = play.world.send(Scale(GONE, 3, (), ()))
     play.play(5)
     assert play.one_shot(OTHER) == "COMMITTED"
