@@ -211,6 +211,7 @@ def _trickling(bootstrap: str, streams: Sequence[str], pending: Pending) -> Iter
 
 def _trickle(bootstrap: str, streams: Sequence[str], pending: Pending, stop: Signal) -> None:
     QUIET.setLevel(logging.CRITICAL)
+    spoilt = time.monotonic() + TIMES[0] + 3.0  # about: committed before, it would meet no trouble
     with anabranch.connect(bootstrap, timeout=2) as client:
 
         def work(stream: str) -> None:
@@ -218,7 +219,7 @@ def _trickle(bootstrap: str, streams: Sequence[str], pending: Pending, stop: Sig
             while not stop.wait(TRICKLE_S):
                 with suppress(AnabranchError):
                     commit()
-                if stream in pending:
+                if stream in pending and time.monotonic() > spoilt:
                     token, receipts = pending[stream]
                     with suppress(AnabranchError):
                         client.commit(token, receipts=receipts, timeout=1.0)

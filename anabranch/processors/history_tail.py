@@ -180,4 +180,5 @@ def _fetch(
 def check_unread(log: Log, clock: Clock, partition: TopicPartition, low: int, end: int) -> None:
     """`LogUnavailable` if a record stands in [low, end) of a history: a broker that is behind told its end."""
     if _last_record(log, clock, clock.monotonic() + DEADLINE_S, partition, low, end) is not None:
-        raise LogUnavailable(f"{partition.topic} was read from a broker that is behind")
+        why = f"{partition.topic} was read from a broker that is behind"
+        raise LogUnavailable(why, (partition.topic,))
