@@ -21,6 +21,7 @@ import anabranch
 from anabranch import errors
 from anabranch.ports import Log
 from anabranch.schemas import records as r
+from anabranch.topics.names import topics_of
 from tests.behaviour.bad_input.place import WAIT_MS, Place
 from tests.cluster import Cluster, start_cluster
 from tests.crash.oracle import check_stream, read_stream
@@ -72,20 +73,21 @@ def test_event_that_the_library_does_not_take(place: Place) -> None:
 
 
 def test_data_that_the_stream_refuses_once_merged(place: Place) -> None:
-    """The stream's limit was lowered behind the journal's back: that transaction is aborted, others go on."""
+    """The limits of stream and journal were lowered: that transaction is aborted, others go on.
+
+    Where the stream's alone is lower, the stream waits (tests/processors/test_trouble.py).
+    """
     token, pen, touched = place.touched()
     pen.write(place.stream, touched.segments, [(b"k", b"x" * 50_000)])
     admin = AdminClient({"bootstrap.servers": place.cluster.bootstrap, "log_level": 0})
-    limit = ConfigResource(
-        ResourceType.TOPIC,
-        place.stream.replace("/", "."),
-        incremental_configs=[
-            ConfigEntry(
-                "max.message.bytes", str(LIMIT), incremental_operation=AlterConfigOpType.SET
-            )
-        ],
+    lower = ConfigEntry(
+        "max.message.bytes", str(LIMIT), incremental_operation=AlterConfigOpType.SET
     )
-    for future in admin.incremental_alter_configs([limit]).values():
+    limits = [
+        ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[lower])
+        for topic in topics_of(place.stream)[:2]
+    ]
+    for future in admin.incremental_alter_configs(limits).values():
         future.result(20)
     others = [place.touched() for _ in range(4)]
     for _, other_pen, _ in others:
