@@ -105,7 +105,9 @@ def decide_command(turn: Turn, command: Command) -> None:
 
 
 def _check_size(turn: Turn, payload: bytes) -> None:
-    big = TYPES.get(payload[1]) in limits.BIG if len(payload) > limits.COMMAND.value else False
+    if len(payload) <= limits.COMMAND.value:
+        return
+    big = TYPES.get(payload[1]) in limits.BIG
     limit = limits.COMMAND._replace(value=turn.settings.command_bytes) if big else limits.COMMAND
     limit.check(len(payload), f"a command {name_of(payload)}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -173,6 +174,8 @@ class ControllerService(mode.Service):
         log.info("loading what is compiled; the first time it takes half a minute")
         try:
             warm(self.options.data_dir / "compiled")
+            gc.collect()
+            gc.freeze()  # what was loaded stays: no collection between two rounds walks over it
         except Exception as error:
             raise CompilationFailed(f"what is compiled can't be made or loaded: {error}") from error
 
