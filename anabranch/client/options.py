@@ -95,6 +95,8 @@ _COMMANDS = {
     "delivery.report.only.error": True,
     "socket.nagle.disable": True,
 }
+# A frozen broker is fenced by then, and another one leads; librdkafka's own minute is a minute without answers.
+_REPLIES_DEFAULTS = {"socket.timeout.ms": 10_000}
 _REPLIES = {
     "group.id": "anabranch-replies",  # never joined: the partition is assigned by hand
     "isolation.level": "read_committed",
@@ -162,7 +164,7 @@ class Options:
 
     def replies(self) -> dict[str, Any]:
         """For the consumer of replies."""
-        return self._base() | _REPLIES
+        return _REPLIES_DEFAULTS | self._base() | _REPLIES
 
     def journal(self, max_bytes: int) -> dict[str, Any]:
         """For a writer's producer: big batches. ``max_bytes``: the topic's limit for a batch."""
