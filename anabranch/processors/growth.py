@@ -64,7 +64,7 @@ class Growth:
                     yield stream, partitions
 
     def close(self) -> None:
-        """What is under way is not waited for: whoever leads next does it again.
+        """Work under way is not waited for: whoever leads next does it again.
 
         It adds to topics that are there; to those of a later stream of that name, too, as anybody's hand may.
         """

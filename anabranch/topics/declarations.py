@@ -375,7 +375,7 @@ def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> 
 
 
 def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -> list[str]:
-    """What is wrong with a stream's three topics, as `problems`."""
+    """Problems of a stream's three topics, each as `problems` says it."""
     target, journal, history = (infos[name] for name in topics_of(stream))
     wrong = [
         *problems(target, STREAM, at_least=partitions),

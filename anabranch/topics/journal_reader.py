@@ -77,7 +77,7 @@ class JournalReader:
         self._partition = partition
         self._fetcher = fetcher
         self._here: deque[RawBatch] = deque()
-        # What is fetched ahead, in order; each begins where the one before ends.
+        # Fetches ahead, in order; each begins where the one before ends.
         self._coming: deque[Future[_Batches]] = deque()
         # How far ahead: more with each fetch that was of use, so that leaps don't cost many in vain.
         self._depth = 1

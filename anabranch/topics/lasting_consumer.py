@@ -212,7 +212,7 @@ class LastingConsumer:
         return self._ask(lambda native: native.offsets_for_times(places, timeout=timeout))
 
     def bounds(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
-        """Where a partition begins and ends (the high watermark)."""
+        """The offsets at which a partition begins and ends (the high watermark)."""
         return self._ask(lambda native: native.get_watermark_offsets(place, timeout=timeout))
 
     def _ask(self, question: Callable[[Consumer], T]) -> T:

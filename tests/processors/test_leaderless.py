@@ -39,17 +39,20 @@ class Leaderless(Play):
         self.world.cluster.on_call = None
         self.world.cluster.troubles.clear()
 
+    def check_that_stream_alone_waits(self) -> None:
+        self.play(5)
+        assert self.one_shot(OTHER) == "COMMITTED"
+        self.check_nobody_waited()
+        assert self.one_shot(GONE) == "NotReady"
+        self.mend()
+        self.play(30, 30.0)
+
 
 def test_a_new_segment_on_it() -> None:
     play = Leaderless()
     play.lose(TopicPartition(stream_topic(GONE), 2), "describe_topics", "add_partitions")
     scaled = play.world.send(Scale(GONE, 3, (), ()))
-    play.play(5)
-    assert play.one_shot(OTHER) == "COMMITTED"
-    play.check_nobody_waited()
-    assert play.one_shot(GONE) == "NotReady"
-    play.mend()
-    play.play(30, 30.0)
+    play.check_that_stream_alone_waits()
     assert isinstance(play.world.reply(scaled), StreamList)
     assert play.one_shot(GONE) == "COMMITTED"
 
@@ -70,12 +73,7 @@ def test_a_journal_whose_beginning_was_deleted() -> None:
     log = play.world.cluster.log("somebody")
     log.delete_records(log.end_offsets([place], committed=False))
     play.lose(place, "start_offsets")
-    play.play(5)
-    assert play.one_shot(OTHER) == "COMMITTED"
-    play.check_nobody_waited()
-    assert play.one_shot(GONE) == "NotReady"
-    play.mend()
-    play.play(30, 30.0)
+    play.check_that_stream_alone_waits()
     assert play.stream_state(GONE) == ACTIVE
     assert play.one_shot(GONE) == "COMMITTED"
 
