@@ -30,6 +30,8 @@ from anabranch.schemas.records import (
 )
 from anabranch.topics.memory import MemoryLog
 from anabranch.topics.memory_partition import Partition
+from anabranch.topics.memory_producer import MemoryProducer
+from anabranch.topics.memory_trouble import Kind, Trouble
 from anabranch.topics.names import (
     commands_topic,
     history_topic,
@@ -275,6 +277,32 @@ def test_a_busy_id_is_passed_over_by_its_own_leader_alone(monkeypatch: pytest.Mo
     other.lead()  # nothing more can come of who has let go
     with pytest.raises(LogBusy):
         play.controller.lead()  # the last term is not its own any more
+
+
+def test_streams_of_a_dead_broker_cost_no_id_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append that too few replicas refuse keeps its id busy: the others are found before they are written to."""
+    play = Play()
+    bad = [f"nyc/bad{i}" for i in range(4)]
+    for stream in bad:
+        play.world.stream(play.controller, stream)
+        assert play.one_shot(stream) == "COMMITTED"
+    refused = []
+    append = MemoryProducer.append
+
+    def counted(producer: MemoryProducer, batches: Any) -> list[int]:
+        try:
+            return append(producer, batches)
+        except LogRefused as error:
+            refused.append(error)
+            raise
+
+    monkeypatch.setattr(MemoryProducer, "append", counted)
+    for stream in bad:
+        place = TopicPartition(stream_topic(stream), 0)
+        play.world.cluster.troubles[place] = Trouble(Kind.FEW_REPLICAS)
+    assert [play.one_shot(stream) for stream in bad] == ["NotReady"] * len(bad)
+    assert play.one_shot(OTHER) == "COMMITTED"
+    assert len(refused) == 1
 
 
 def test_a_round_goes_on_with_another_id(monkeypatch: pytest.MonkeyPatch) -> None:
