@@ -385,7 +385,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                 by_stream[stream] = []
             former, events = stream, by_stream[stream]
             most = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
-        if not -1 <= timestamp <= limits.EVENT_TIME.value:
+        if timestamp != -1 and not 0 <= timestamp <= limits.EVENT_TIME.value:
             raise InvalidArgument(
                 f"an event's timestamp is {timestamp} ms: -1 (now) to {limits.EVENT_TIME.value}"
             )
@@ -397,9 +397,11 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                 raise EventTooLarge(
                     f"an event of {size:,} bytes; {stream} takes up to {most:,} (its setting {MAX_MESSAGE})"
                 )
-        for name, _ in headers:
-            if name.startswith("ab."):
-                raise InvalidArgument(f"header {name!r}: names beginning with 'ab.' are reserved")
+            for name, _ in headers:
+                if name.startswith("ab."):
+                    raise InvalidArgument(
+                        f"header {name!r}: names beginning with 'ab.' are reserved"
+                    )
         events.append(event)
     return {
         stream: turn.state.layouts[stream].spread(events) for stream, events in by_stream.items()

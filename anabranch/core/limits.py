@@ -87,8 +87,10 @@ def weight(answer: object) -> int:
     """The bytes of an answer, about: what it may grow with."""
     match answer:
         case r.Outcome():
-            size = len(answer.name or "") * 4 + len(answer.reason) * 4 + size_of(answer.writers)
-            return 256 + size + sum(map(len, answer.streams))
+            size = 256 + 4 * (len(answer.name or "") + len(answer.reason))
+            if answer.writers:
+                size += size_of(answer.writers)
+            return size + sum(map(len, answer.streams))
         case r.Alive():
             return sum(map(weight, answer.not_open))
         case r.TransactionList():

@@ -29,7 +29,10 @@ DIRECTLY_BEFORE = -2
 
 
 class Landed(NamedTuple):
-    """Where a part's events stand in the stream's partition."""
+    """Where a part's events stand in the stream's partition: first offset, last offset + 1, number of records.
+
+    Of an empty part all are 0. Offsets in between may belong to nobody (markers), never to another part.
+    """
 
     first: int
     end: int

@@ -363,13 +363,13 @@ class State:
         due = k.finished_key(max(0, unix_ms), b"")
         if self._oldest >= due:
             return found
-        seen = due
+        oldest = k.FINISHED + b"\xff" * 9  # of nothing at all; what comes lowers it
         for key, _ in self._table.scan(k.FINISHED, self._oldest):
-            seen = min(seen, key) if not found else seen
+            oldest = min(oldest, key)
             if key >= due or len(found) == limit:
                 break
             found.append(key[9:])
-        self._oldest = seen
+        self._oldest = oldest
         return found
 
     def txn_rows_below(self, key: bytes | None) -> Iterator[tuple[bytes, TxnRow | None]]:

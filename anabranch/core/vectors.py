@@ -38,7 +38,7 @@ def told(record: Record) -> Iterable[Position]:
 
 def positions(vector: dict[int, int]) -> tuple[Position, ...]:
     """As it stands in a record."""
-    return tuple(Position(p, vector[p]) for p in sorted(vector))
+    return tuple(map(Position._make, sorted(vector.items())))
 
 
 def completed(record: Record, since: Iterable[Record]) -> Record:

@@ -310,11 +310,13 @@ def _check_behind(
             if at is None or not at.records:
                 continue
             if at.first < known.get(part.partition, 0):
-                place = TopicPartition(stream_topic(commit.stream), part.partition)
-                raise made_anew(place, at.first, known[part.partition], certain=True)
-            behind = ends.get((commit.stream, part.partition), known.get(part.partition, 0))
-            ends[commit.stream, part.partition] = at.end
-            appended.append(Appended(commit.stream, part.partition, behind, at.first))
+                topic = TopicPartition(stream_topic(commit.stream), part.partition)
+                raise made_anew(topic, at.first, known[part.partition], certain=True)
+            place = commit.stream, part.partition
+            if ends.get(place) != at.first:  # else it adds to the one before
+                behind = ends.get(place, known.get(part.partition, 0))
+                appended.append(Appended(*place, behind, at.first))
+            ends[place] = at.end
     return appended
 
 
@@ -333,8 +335,10 @@ class _Histories:
         batches = []
         self._next = []
         for stream, records in self._records.items():
-            builder, size = BatchBuilder(), 0
             offsets = self._offsets[stream]
+            if len(offsets) == len(records):
+                continue
+            builder, size = BatchBuilder(), 0
             for number in range(len(offsets), len(records)):
                 record = anchored(records[number], number, offsets)
                 value = encode(record)
@@ -343,10 +347,9 @@ class _Histories:
                     break
                 key = b"" if isinstance(record, EpochRecord) else record.txn_id
                 builder.add(key, value, (), hybrid_time.to_ms(record.timestamp))
-            if builder.count:
-                place = TopicPartition(history_topic(stream), 0)
-                batches.append((place, builder.build(), builder.count))
-                self._next.append((stream, builder.count))
+            place = TopicPartition(history_topic(stream), 0)
+            batches.append((place, builder.build(), builder.count))
+            self._next.append((stream, builder.count))
         return batches
 
     def stands(self, bases: Sequence[int]) -> None:

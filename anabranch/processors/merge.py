@@ -72,11 +72,10 @@ class Merge:
 
     def landed(self) -> dict[tuple[int, int], Landed]:
         """(index of the commit in the round's history, index of its part) -> where it stands."""
-        return {
-            place: Landed(at.first, at.end, at.records)
-            for places, splice in self._splices
-            for place, at in zip(places, splice.landed(), strict=True)
-        }
+        found: dict[tuple[int, int], Landed] = {}
+        for places, splice in self._splices:
+            found.update(zip(places, splice.landed(), strict=True))
+        return found
 
 
 def _pieces(

@@ -176,6 +176,7 @@ class ControllerService(mode.Service):
             warm(self.options.data_dir / "compiled")
             gc.collect()
             gc.freeze()  # what was loaded stays: no collection between two rounds walks over it
+            gc.set_threshold(20_000, 20, 20)  # a round of many commits makes that many objects
         except Exception as error:
             raise CompilationFailed(f"what is compiled can't be made or loaded: {error}") from error
 

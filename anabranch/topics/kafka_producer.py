@@ -285,14 +285,20 @@ class KafkaProducer:
         """
         failed: dict[str, LogError] = {}
         unseen: dict[int, list[TopicPartition]] = {}
+        links: dict[int, _Link] = {}  # found to be open just now
         for partition in partitions:
             if partition.topic not in failed:
-                try:
-                    link = self._link(partition)
-                except LogError as error:
-                    failed[partition.topic] = error
-                    continue
-                if link.checked.get(partition) != self._cluster.epoch(partition):
+                leader = self._cluster.leader(partition)
+                link = links.get(leader.node) if leader is not None else None
+                if link is None or leader is None:
+                    try:
+                        link = self._link(partition)
+                    except LogError as error:
+                        failed[partition.topic] = error
+                        continue
+                    links[link.node] = link
+                    leader = self._cluster.leader(partition)
+                if leader is None or link.checked.get(partition) != leader.epoch:
                     unseen.setdefault(link.node, []).append(partition)
         for problem in failed.values():
             problem.topics |= failed.keys()
@@ -305,7 +311,9 @@ class KafkaProducer:
             deadline = self._cluster.deadline(LEADER_S)
             leader = self._cluster.leaders((partition,), deadline)[partition]
         link = self._links.get(leader.node)
-        if link is not None and (link.in_flight or link.connection.usable()):
+        if link is not None and (
+            link.in_flight or link.gathering.pieces or link.connection.usable()
+        ):
             return link
         deadline = self._cluster.deadline()
         try:

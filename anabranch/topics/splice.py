@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from anabranch.core.plan import Landed
 from anabranch.errors import InvariantViolation, check
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.topics.batch import read_header
@@ -78,17 +79,6 @@ class Piece:
     runs: Sequence[JournalRun] = ()
     events: Sequence[Row] = ()
     batches: Sequence[RawBatch] = ()
-
-
-class Landed(NamedTuple):
-    """Where a piece stands in the target: first offset, last offset + 1, number of records.
-
-    Of an empty piece all are 0. Offsets in between may belong to nobody (markers), never to another piece.
-    """
-
-    first: int
-    end: int
-    records: int
 
 
 def worth_splicing(batch: RawBatch, records: int) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
+from anabranch.core.plan import Landed
 from anabranch.errors import InvariantViolation
 from anabranch.ports import (
     LogRefused,
@@ -24,7 +25,7 @@ from anabranch.topics.framing import Kind, scan_batch
 from anabranch.topics.journal_reader import JournalReader, JournalReaders
 from anabranch.topics.memory import MemoryCluster
 from anabranch.topics.records import Record, decode_records, encode_batch
-from anabranch.topics.splice import Landed, Piece, Splice
+from anabranch.topics.splice import Piece, Splice
 from tests.contract.conftest import SteppedClock
 
 JOURNAL = TopicPartition("s.journal", 0)

@@ -382,11 +382,13 @@ class Cluster:
         self, wanted: Sequence[TopicPartition], deadline: float
     ) -> tuple[dict[TopicPartition, Leader], dict[TopicPartition, LogError]]:
         failed: dict[TopicPartition, LogError] = {}
-        if unknown := {p.topic for p in wanted if self.leader(p) is None}:
-            try:
-                self.refresh(unknown, deadline)
-            except LogRefused as error:
-                failed = {p: error for p in wanted if p.topic in error.topics}
+        known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
+        if len(known) == len(wanted):
+            return known, failed
+        try:
+            self.refresh({p.topic for p in wanted if p not in known}, deadline)
+        except LogRefused as error:
+            failed = {p: error for p in wanted if p.topic in error.topics}
         known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
         for p in wanted:
             if p not in known and p not in failed:
