@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from anabranch import errors
     from anabranch.client.client import Client
     from anabranch.client.connect import connect
+    from anabranch.client.joined_writer import Writer
     from anabranch.client.reservation import Reservation
-    from anabranch.client.snapshot import Snapshot, SnapshotPlan
     from anabranch.client.transaction import Transaction
-    from anabranch.client.types import (
+    from anabranch.reading.snapshot import Snapshot, SnapshotPlan
+    from anabranch.types import (
         CommandsInfo,
         Committed,
         Counts,
@@ -31,25 +32,24 @@ if TYPE_CHECKING:
         StreamDescription,
         TransactionInfo,
     )
-    from anabranch.client.writer import Writer
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Client": "anabranch.client.client",
-    "CommandsInfo": "anabranch.client.types",
-    "Committed": "anabranch.client.types",
-    "Counts": "anabranch.client.types",
-    "Event": "anabranch.client.types",
-    "Receipt": "anabranch.client.types",
+    "CommandsInfo": "anabranch.types",
+    "Committed": "anabranch.types",
+    "Counts": "anabranch.types",
+    "Event": "anabranch.types",
+    "Receipt": "anabranch.types",
     "Reservation": "anabranch.client.reservation",
-    "Result": "anabranch.client.types",
-    "Snapshot": "anabranch.client.snapshot",
-    "SnapshotPlan": "anabranch.client.snapshot",
-    "StreamDescription": "anabranch.client.types",
+    "Result": "anabranch.types",
+    "Snapshot": "anabranch.reading.snapshot",
+    "SnapshotPlan": "anabranch.reading.snapshot",
+    "StreamDescription": "anabranch.types",
     "Transaction": "anabranch.client.transaction",
-    "TransactionInfo": "anabranch.client.types",
-    "Writer": "anabranch.client.writer",
+    "TransactionInfo": "anabranch.types",
+    "Writer": "anabranch.client.joined_writer",
     "connect": "anabranch.client.connect",
 }
 

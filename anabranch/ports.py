@@ -10,9 +10,11 @@ Record batches travel as raw RecordBatch v2 bytes (KIP-98) in both makes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
+
+Entropy: TypeAlias = Callable[[int], bytes]  # so many random bytes
 
 
 class TopicPartition(NamedTuple):
@@ -32,7 +34,7 @@ class RawBatch(NamedTuple):
     next_offset: int
     data: memoryview
 
-    # Header fields are read from ``data`` by `anabranch.topics.batch`.
+    # Header fields are read from ``data`` by `anabranch.batches.format`.
 
 
 @dataclass(frozen=True, slots=True)

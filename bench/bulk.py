@@ -142,7 +142,7 @@ def _batches(keys: list[bytes], first: int, share: int) -> list[Any]:
     """The same events as Arrow batches; and what is compiled is loaded."""
     import pyarrow as pa
 
-    from anabranch.topics import columns_write
+    from anabranch.batches import columns_write
 
     columns_write.warm()
     table = pa.table(

@@ -19,12 +19,12 @@ from typing import Any
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 import anabranch
+from anabranch.batches.records import decode_records
 from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.rows import Entry
 from anabranch.infra.broker import EmbeddedBroker
+from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from anabranch.topics.kafka_log import KafkaLog
-from anabranch.topics.records import decode_records
 from bench.setting import Place, controller
 
 COMMITS = 200_000

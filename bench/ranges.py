@@ -1,4 +1,4 @@
-"""Offset ranges as Arrow batches (`anabranch.client.ranges`) against a plain consumer of the same topic.
+"""Offset ranges as Arrow batches (`anabranch.reading.ranges`) against a plain consumer of the same topic.
 
 Ours: every partition from its beginning to its end, one after the other, each event with its transaction, commit
 time and segment; columns are made, not Python objects. From the call to the last batch; all was read once
@@ -19,8 +19,8 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 
 import anabranch
-from anabranch.client.options import Options
-from anabranch.client.ranges import RangeReader
+from anabranch.librdkafka.options import Options
+from anabranch.reading.ranges import RangeReader
 from bench import ordered
 from bench.setting import Place, noise_values, write_events
 

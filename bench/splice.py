@@ -25,18 +25,18 @@ from typing import Any, cast
 from confluent_kafka import Consumer, Message, Producer
 from confluent_kafka import TopicPartition as Assigned
 
+from anabranch.batches import framing
+from anabranch.batches.format import crc_of, patch_parts
+from anabranch.batches.journal_refetch import JournalReaders
+from anabranch.batches.splice import Piece, Splice
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.settings import parse_settings
+from anabranch.kafka.wire import data
+from anabranch.kafka.wire.calls import PRODUCE
+from anabranch.kafka.wire.cluster import Cluster
+from anabranch.kafka.wire.connection import Connection
 from anabranch.ports import Log, RawBatch, TopicPartition, TopicSpec
-from anabranch.topics import framing
-from anabranch.topics.batch import crc_of, patch_parts
-from anabranch.topics.journal_reader import JournalReaders
-from anabranch.topics.kafka_log import KafkaLog
-from anabranch.topics.settings import parse_settings
-from anabranch.topics.splice import Piece, Splice
-from anabranch.topics.wire import data
-from anabranch.topics.wire.calls import PRODUCE
-from anabranch.topics.wire.cluster import Cluster
-from anabranch.topics.wire.connection import Connection
 
 TXN_RECORDS = 100_000
 IN_FLIGHT = 5
@@ -65,7 +65,7 @@ WORKLOADS = (
 
 @dataclass(frozen=True)
 class _Run:
-    """See `anabranch.topics.splice.JournalRun`."""
+    """See `anabranch.batches.splice.JournalRun`."""
 
     batch_base: int
     first: int

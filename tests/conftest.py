@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer as Log
     from xdist.scheduler import Scheduling
 
-    from anabranch.topics.kafka_log import KafkaLog
+    from anabranch.kafka.log import KafkaLog
 
 # How long an example takes says how busy the machine is, and no more.
 hypothesis.settings.register_profile("anabranch", deadline=None)
@@ -200,7 +200,7 @@ def client(cluster: Cluster) -> Iterator[anabranch.Client]:
 @pytest.fixture(scope="session")
 def log(broker: Broker) -> Iterator[KafkaLog]:
     """The broker's log, for reading what is there."""
-    from anabranch.topics.kafka_log import KafkaLog
+    from anabranch.kafka.log import KafkaLog
 
     kafka = KafkaLog(broker.bootstrap)
     yield kafka

@@ -8,12 +8,12 @@ from anabranch.cli.output import print_line, print_table
 from anabranch.core import hybrid_time
 
 if TYPE_CHECKING:
-    from anabranch.spark.pipelines.audit_report import AuditReport, Example
+    from anabranch.audit.report import AuditReport, Example
 
 
 def show(report: AuditReport, *, as_json: bool) -> None:
     """On standard output: a table of the checks, and one of the breaches; or JSON."""
-    from anabranch.spark.pipelines.audit_report import CHECKS, MOST_EXAMPLES
+    from anabranch.audit.report import CHECKS, MOST_EXAMPLES
 
     if as_json:
         print_line(report.to_json())

@@ -186,8 +186,9 @@ def warm(json: Json = False, verbose: Verbose = False) -> None:
 
     It takes half a minute; a process that finds it starts at once.
     """
-    from anabranch.client import commits
-    from anabranch.topics import columns_read, columns_write, framing, kernel_parts
+    from anabranch.batches import columns_read, columns_write, framing
+    from anabranch.batches.kernels import parts as kernel_parts
+    from anabranch.reading import commit_index as commits
 
     for part in (framing, columns_read, columns_write, commits):
         part.warm()

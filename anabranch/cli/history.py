@@ -57,7 +57,7 @@ def read_history(target: Target, stream: str, *, last: int) -> History:
 def _records(target: Target, stream: str) -> Iterator[EpochRecord | CommitRecord]:
     from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
-    from anabranch.client.options import Options
+    from anabranch.librdkafka.options import Options
     from anabranch.schemas.codec import decode
     from anabranch.topics.names import history_topic
 

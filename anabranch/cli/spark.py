@@ -106,9 +106,9 @@ class JobOptions(
         """
         import time
 
-        from anabranch.client.kafka import SystemClock
-        from anabranch.client.kafka_admin import KafkaAdmin
-        from anabranch.client.options import Options, named_options
+        from anabranch.librdkafka.admin import KafkaAdmin
+        from anabranch.librdkafka.command_bus import SystemClock
+        from anabranch.librdkafka.options import Options, named_options
         from anabranch.spark.options import Connection
 
         target = self.target()
@@ -152,8 +152,8 @@ def audit(
 
     place = options.connection()
     spark = options.session("anabranch audit")
-    from anabranch.spark.pipelines.audit import audit as run
-    from anabranch.spark.pipelines.audit_report import moment_of
+    from anabranch.audit.report import moment_of
+    from anabranch.audit.run import audit as run
 
     found = run(spark, place, stream, moment_of(at))
     if report is not None:

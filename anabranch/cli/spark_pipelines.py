@@ -256,7 +256,7 @@ def compact(
     """Write the latest value of each key, as of a commit timestamp; a null value deletes its key."""
     place = options.connection()
     spark = options.session("anabranch compact")
-    from anabranch.spark.pipelines.audit_report import moment_of
+    from anabranch.audit.report import moment_of
     from anabranch.spark.pipelines.compact import compact as run
 
     compacted = run(

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anabranch.batches.columns_write import Bytes, BytesColumn, EventColumns, HeadersColumn, Numbers
 from anabranch.errors import InvalidArgument, UnsupportedSetting
-from anabranch.topics.columns_write import Bytes, BytesColumn, EventColumns, HeadersColumn, Numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa

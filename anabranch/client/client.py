@@ -12,11 +12,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from anabranch.client.client_reads import Reading
 from anabranch.client.handle import Shared
-from anabranch.client.heart import Heart
+from anabranch.client.heartbeats import Heart
+from anabranch.client.joined_writer import Writer
 from anabranch.client.ports import ClientPorts
-from anabranch.client.protocol import Session
-from anabranch.client.reading import Reading
 from anabranch.client.reservation import (
     Reservation,
     abort_reserved,
@@ -25,8 +25,14 @@ from anabranch.client.reservation import (
     keepalive_ms_of,
     reserve,
 )
+from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
-from anabranch.client.types import (
+from anabranch.core.ids import check_number, check_scope, check_type
+from anabranch.core.tokens import operator_proof
+from anabranch.errors import InvalidArgument, NotForkSafe
+from anabranch.schemas.codec import encode
+from anabranch.schemas.records import Outcome, SeriesInfo, SetSeries
+from anabranch.types import (
     CommandsInfo,
     Receipt,
     Result,
@@ -38,12 +44,6 @@ from anabranch.client.types import (
     result_of,
     warn_left_out,
 )
-from anabranch.client.writer import Writer
-from anabranch.core.ids import check_number, check_scope, check_type
-from anabranch.core.tokens import operator_proof
-from anabranch.errors import InvalidArgument, NotForkSafe
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import Outcome, SeriesInfo, SetSeries
 
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_KEEPALIVE_S = 30.0

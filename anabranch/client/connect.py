@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
-from anabranch.client.kafka import KafkaBus, SystemClock
-from anabranch.client.kafka_admin import KafkaAdmin
-from anabranch.client.kafka_journal import KafkaJournals
-from anabranch.client.options import Options, named_options
+from anabranch.client.journal_writer import KafkaJournals
 from anabranch.client.ports import ClientPorts
-from anabranch.client.readers import KafkaReaders
 from anabranch.errors import InvalidArgument
+from anabranch.kafka.settings import addresses
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.command_bus import KafkaBus, SystemClock
+from anabranch.librdkafka.options import Options, named_options
+from anabranch.reading.reader_factory import KafkaReaders
 from anabranch.topics.names import DEFAULT_PREFIX, check_prefix
-from anabranch.topics.settings import addresses
 
 BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
 

@@ -10,9 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from anabranch.client.ports import JournalMissing, Journals, RecordHeaders
-from anabranch.client.protocol import Session
-from anabranch.client.types import Headers
-from anabranch.client.writing import (
+from anabranch.client.receipt_account import (
     EventFields,
     StreamLane,
     WriteFunction,
@@ -22,6 +20,7 @@ from anabranch.client.writing import (
     check_headers,
     check_timestamp,
 )
+from anabranch.client.session import Session
 from anabranch.core.ids import check_type, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
@@ -38,11 +37,12 @@ from anabranch.errors import (
     WriteFailed,
 )
 from anabranch.schemas.records import Outcome, SegmentRange
+from anabranch.types import Headers
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from anabranch.topics.columns_write import EventColumns
+    from anabranch.batches.columns_write import EventColumns
 
 Heart: TypeAlias = "Callable[[Handle], None]"
 

@@ -10,17 +10,17 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
-from anabranch.client.ports import ClientPorts, Entropy, JournalRecord, Opened, RecordHeaders
+from anabranch.client.ports import ClientPorts, JournalRecord, Opened, RecordHeaders
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.errors import DeadlineExceeded, NotReady, WriteFailed
-from anabranch.ports import Clock, LogError, OffsetOutOfRange, TopicGone, TopicPartition
-from anabranch.topics.memory import MemoryLog
+from anabranch.memory.log import MemoryLog
+from anabranch.ports import Clock, Entropy, LogError, OffsetOutOfRange, TopicGone, TopicPartition
 from anabranch.topics.names import DEFAULT_PREFIX, commands_topic, replies_topic
-from anabranch.topics.records import Record, decode_records
 
 if TYPE_CHECKING:
-    from anabranch.topics.columns_write import EventColumns, Placing
+    from anabranch.batches.columns_write import EventColumns, Placing
 
 _SLICE_S = 0.25
 _PAUSE_S = 0.01

@@ -1,27 +1,26 @@
 """What the client protocol asks of the world: commands and their answers, the journal, time and chance.
 
-Two makes: `anabranch.client.kafka` (confluent-kafka) and `anabranch.client.memory` (the simulator). The clock
-is `anabranch.ports.Clock`. Deadlines are seconds of its monotonic clock.
+Two makes: `anabranch.librdkafka.command_bus` (confluent-kafka) and `anabranch.client.memory` (the simulator).
+The clock is `anabranch.ports.Clock`. Deadlines are seconds of its monotonic clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from anabranch.errors import NotReady
-from anabranch.ports import Clock, TopicPartition
+from anabranch.ports import Clock, Entropy, TopicPartition
 
 if TYPE_CHECKING:
-    from anabranch.client.history_search import Start
-    from anabranch.client.reader import Reader
-    from anabranch.client.snapshot import SnapshotPlan
-    from anabranch.client.snapshot_reader import SnapshotReader, StreamCut
-    from anabranch.client.transaction_reader import TransactionReader
-    from anabranch.topics.columns_write import Counted, EventColumns, Placing
+    from anabranch.batches.columns_write import Counted, EventColumns, Placing
+    from anabranch.reading.history_search import Start
+    from anabranch.reading.ordered_reader import Reader
+    from anabranch.reading.snapshot import SnapshotPlan
+    from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
+    from anabranch.reading.transaction_reader import TransactionReader
 
-Entropy: TypeAlias = Callable[[int], bytes]
 RecordHeaders: TypeAlias = Sequence[tuple[str, bytes | None]]
 # Partition, key, value, headers, timestamp in Unix milliseconds (0: now).
 JournalRecord: TypeAlias = tuple[int, bytes | None, bytes | None, RecordHeaders, int]

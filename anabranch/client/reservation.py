@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabranch.client.protocol import Session
-from anabranch.client.types import committed, result_of
+from anabranch.client.session import Session
 from anabranch.core.ids import (
     TXN_ID_SIZE,
     check_name,
@@ -19,6 +18,7 @@ from anabranch.core.tokens import peek
 from anabranch.errors import AlreadyCommitted, InvalidArgument, TransactionAborted
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
+from anabranch.types import committed, result_of
 
 
 @dataclass(frozen=True, slots=True)

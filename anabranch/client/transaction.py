@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 from anabranch.client.handle import QUIET_S, Handle, Shared, check_layout
 from anabranch.client.ports import RecordHeaders
+from anabranch.client.receipt_account import StreamLane, WriterAccount, headers_size
 from anabranch.client.reservation import Reservation, abort_reserved
-from anabranch.client.types import (
-    Receipt,
-    Result,
-    receipt_records,
-    result_of,
-    warn_left_out,
-)
-from anabranch.client.writing import StreamLane, WriterAccount, headers_size
 from anabranch.core.decide_writers import left_behind
 from anabranch.core.ids import check_number, txn_text
 from anabranch.errors import (
@@ -32,9 +25,16 @@ from anabranch.errors import (
     UnsupportedVersion,
 )
 from anabranch.schemas import records as r
+from anabranch.types import (
+    Receipt,
+    Result,
+    receipt_records,
+    result_of,
+    warn_left_out,
+)
 
 if TYPE_CHECKING:
-    from anabranch.topics.columns_write import EventColumns
+    from anabranch.batches.columns_write import EventColumns
 
 log = logging.getLogger("anabranch.client")
 

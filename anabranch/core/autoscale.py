@@ -22,7 +22,7 @@ from typing import NamedTuple
 from anabranch.core import limits
 from anabranch.core.ids import segment_number
 from anabranch.core.keyspace import SPACE
-from anabranch.core.load import HISTORY, Gauge, Load
+from anabranch.core.segment_load import HISTORY, Gauge, Load
 from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import KeyRange, SegmentRange
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from anabranch.core import (
-    claims,
     decide_admin,
     decide_aside,
     decide_cleanup,
@@ -20,9 +19,10 @@ from anabranch.core import (
     decide_txn,
     decide_writers,
 )
+from anabranch.core import names_and_series as claims
 from anabranch.core import rows as k
 from anabranch.core.ids import made_ms_of
-from anabranch.core.plan import ReplyTo
+from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.turn import Hearing, Turn, attempt
 from anabranch.errors import MalformedRecord

@@ -11,7 +11,7 @@ from anabranch.core import rows as k
 from anabranch.core.decide_plain import REFUSED
 from anabranch.core.ids import check_scope, split_stream
 from anabranch.core.keyspace import even_ranges
-from anabranch.core.plan import NewEpoch, ReplyTo
+from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
 from anabranch.core.stream_settings import check_settings
 from anabranch.core.turn import Turn, refuse

@@ -9,7 +9,7 @@ from itertools import islice
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.plan import ReplyTo
+from anabranch.core.round import ReplyTo
 from anabranch.core.turn import Turn
 from anabranch.schemas.records import CommandList, ListCommands, SetAsideRow, SuspectRow
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.journal_runs import StoredRun, moved_run
-from anabranch.core.plan import NewEpoch
-from anabranch.core.staged import Place, Use, uses
+from anabranch.core.journal_usage import Place, Use, uses
+from anabranch.core.round import NewEpoch
 from anabranch.core.turn import Turn
 from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
 

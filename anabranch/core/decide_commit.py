@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from anabranch.core import claims, limits, vectors
+from anabranch.core import limits, vectors
+from anabranch.core import names_and_series as claims
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import active_stream, check_served
 from anabranch.core.decide_merge import merge_decided
@@ -33,7 +34,7 @@ from anabranch.core.decide_writers import (
 )
 from anabranch.core.ids import check_name, check_number
 from anabranch.core.journal_index import JournalIndex, Weighed
-from anabranch.core.plan import Part, ReplyTo, StreamCommit
+from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import judge
 from anabranch.core.stream_settings import MAX_MESSAGE

@@ -13,7 +13,7 @@ from dataclasses import replace
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import FORGETTING, LOST, check_served, waiting_for
 from anabranch.core.ids import split_stream, txn_text
-from anabranch.core.plan import ReplyTo
+from anabranch.core.round import ReplyTo
 from anabranch.core.state import State
 from anabranch.core.turn import Turn, refuse
 from anabranch.errors import AnabranchError, IllegalState, NotReady, UnknownStream

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.plan import ReplyTo
+from anabranch.core.round import ReplyTo
 from anabranch.core.turn import Turn
 from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import ListTransactions, Outcome, TransactionList, TxnRow

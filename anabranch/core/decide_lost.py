@@ -24,7 +24,7 @@ from anabranch.core.decide_merge import TORN
 from anabranch.core.decide_scale import asker
 from anabranch.core.decide_txn import abort_txn
 from anabranch.core.ids import split_stream
-from anabranch.core.plan import ReplyTo
+from anabranch.core.round import ReplyTo
 from anabranch.core.states import TRANSITIONS, Verdict, judge
 from anabranch.core.turn import Turn, refuse
 from anabranch.errors import AnabranchError, IllegalState, NotReady, UnknownStream

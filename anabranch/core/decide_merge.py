@@ -19,7 +19,7 @@ from anabranch.core.decide_txn import abort_txn, end_pending, finish, journal_op
 from anabranch.core.ids import segment_number
 from anabranch.core.journal_index import JournalIndex, extents_by_place, taken_runs
 from anabranch.core.journal_runs import StoredRun
-from anabranch.core.plan import Landed, NewEpoch, Part, StreamCommit
+from anabranch.core.round import Landed, NewEpoch, Part, StreamCommit
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn
 from anabranch.core.turn import IN_TROUBLE, Turn

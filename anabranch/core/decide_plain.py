@@ -10,7 +10,7 @@ from __future__ import annotations
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN
 from anabranch.core.journal_runs import StoredRun, plain_run_key
-from anabranch.core.plan import Part, PlainWrites, Round, StreamCommit
+from anabranch.core.round import Part, PlainWrites, Round, StreamCommit
 from anabranch.core.turn import Turn
 from anabranch.errors import check
 from anabranch.schemas.records import PlainRow

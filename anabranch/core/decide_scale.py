@@ -16,7 +16,7 @@ from anabranch.core import segments as seg
 from anabranch.core.decide_admin import active_stream, check_room, stream_info
 from anabranch.core.decide_txn import drop_epoch
 from anabranch.core.ids import segment_number
-from anabranch.core.plan import NewEpoch, ReplyTo
+from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.turn import Turn, refuse
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady
 from anabranch.schemas.records import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from anabranch.core import hybrid_time
 from anabranch.core.decide_admin import check_served
-from anabranch.core.plan import ReplyTo
+from anabranch.core.round import ReplyTo
 from anabranch.core.turn import Turn
 from anabranch.errors import InvalidArgument, NotReady
 from anabranch.schemas.records import SafeTime, SafeTimeIs

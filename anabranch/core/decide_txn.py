@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from hmac import compare_digest
 
-from anabranch.core import claims, limits
+from anabranch.core import limits
+from anabranch.core import names_and_series as claims
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import active_stream, check_served
 from anabranch.core.decide_writers import put_receipt
 from anabranch.core.ids import check_name, control_partition_of, split_stream
-from anabranch.core.plan import ReplyTo
+from anabranch.core.round import ReplyTo
 from anabranch.core.states import Op, judge
 from anabranch.core.tokens import Token, sign
 from anabranch.core.turn import Turn, is_finished, refuse

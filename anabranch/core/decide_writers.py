@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.journal_index import segment_on
-from anabranch.core.plan import ReplyTo
+from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
 from anabranch.core.states import judge
 from anabranch.core.turn import Turn

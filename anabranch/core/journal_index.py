@@ -28,8 +28,8 @@ from anabranch.core.journal_runs import (
     txn_of,
     unpack_run,
 )
+from anabranch.core.journal_usage import Read, Staged
 from anabranch.core.overlay import Rows
-from anabranch.core.staged import Read, Staged
 from anabranch.core.state import OpenTxn, State, extents_of
 from anabranch.schemas.records import Extent, Receipt, SegmentRange
 

@@ -16,7 +16,7 @@ from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.ids import made_ms_of
 from anabranch.core.journal_index import JournalIndex
-from anabranch.core.plan import ReplyTo, Round
+from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import FINISHED, Op, judge
 from anabranch.core.tokens import MAX_KEEPALIVE_MS, Token, check_proof, verify

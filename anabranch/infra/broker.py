@@ -20,9 +20,9 @@ from anabranch.infra.errors import (
     StartDeadlinePassed,
 )
 from anabranch.infra.fetch import ensure_broker
+from anabranch.infra.free_ports import HOST, free_port, is_free
 from anabranch.infra.java import JavaRuntime, find_java
 from anabranch.infra.lock import broker_lock
-from anabranch.infra.ports import HOST, free_port, is_free
 from anabranch.infra.process import SupervisedProcess
 from anabranch.infra.ready import is_ready
 from anabranch.infra.settings import (

@@ -13,7 +13,7 @@ from typing import Self
 
 from anabranch.infra.broker import START_TIMEOUT_S, EmbeddedBroker
 from anabranch.infra.errors import BrokerNotRunning
-from anabranch.infra.ports import free_port
+from anabranch.infra.free_ports import free_port
 from anabranch.infra.settings import Membership
 from anabranch.infra.storage import new_cluster_id
 

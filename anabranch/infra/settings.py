@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.infra.ports import HOST
+from anabranch.infra.free_ports import HOST
 
 NODE_ID = 1
 _PLAIN = "-._/,;@$()[]{}*+"

@@ -17,7 +17,7 @@ from anabranch.core.decide_scale import start
 from anabranch.core.ids import segment_number
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.keyspace import position_of
-from anabranch.core.plan import NewEpoch, Part, Round, StreamCommit, Tail
+from anabranch.core.round import NewEpoch, Part, Round, StreamCommit, Tail
 from anabranch.core.state import State
 from anabranch.core.turn import Turn
 from anabranch.errors import FixCallError, InvalidArgument

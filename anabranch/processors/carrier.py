@@ -17,6 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from anabranch.batches.builder import BatchBuilder
+from anabranch.batches.journal_refetch import JournalReaders, are_gone, records_gone
+from anabranch.batches.splice import Piece, Splice, batch_limit
 from anabranch.core import rows as k
 from anabranch.core.decide_merge import TORN, runs_to_carry
 from anabranch.core.journal_index import JournalIndex
@@ -34,10 +37,7 @@ from anabranch.ports import (
 )
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CarryRow
-from anabranch.topics.builder import BatchBuilder
-from anabranch.topics.journal_reader import JournalReaders, are_gone, records_gone
 from anabranch.topics.names import journal_topic, stream_topic
-from anabranch.topics.splice import Piece, Splice, batch_limit
 
 log = logging.getLogger("anabranch.controller")
 

@@ -12,9 +12,14 @@ import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
+from anabranch.batches.builder import BatchBuilder
+from anabranch.batches.compression import NAMES
+from anabranch.batches.format import read_header
+from anabranch.batches.journal_refetch import JournalReader, JournalReaders
+from anabranch.batches.splice import BATCH_BYTES, batch_limit, worth_splicing
 from anabranch.core.decide_cleanup import Copied, Lying, has_moved, moved, not_now, runs_to_move
+from anabranch.core.journal_usage import Place
 from anabranch.core.rows import HISTORY
-from anabranch.core.staged import Place
 from anabranch.core.turn import Turn
 from anabranch.errors import check
 from anabranch.ports import (
@@ -30,12 +35,7 @@ from anabranch.ports import (
 )
 from anabranch.processors.beside import helper
 from anabranch.processors.histories import Histories
-from anabranch.topics.batch import read_header
-from anabranch.topics.builder import BatchBuilder
-from anabranch.topics.compression import NAMES
-from anabranch.topics.journal_reader import JournalReader, JournalReaders
 from anabranch.topics.names import history_topic, journal_topic
-from anabranch.topics.splice import BATCH_BYTES, batch_limit, worth_splicing
 
 log = logging.getLogger("anabranch.controller")
 

@@ -19,7 +19,7 @@ from anabranch.core.decide_commit import next_due_ms
 from anabranch.core.decide_lost import give_up_stream
 from anabranch.core.decide_plain import give_up
 from anabranch.core.decide_txn import abort_txn
-from anabranch.core.plan import Tail
+from anabranch.core.round import Tail
 from anabranch.core.state import State
 from anabranch.core.turn import IN_TROUBLE, Hearing, Settings, Turn, close_round, is_usable, refuse
 from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
@@ -41,14 +41,14 @@ from anabranch.processors.cleanup import Cutter, move_next
 from anabranch.processors.culprit import Culprit
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.failpoints import AFTER_DECISION
-from anabranch.processors.foresight import Foresight
 from anabranch.processors.gaps import Gaps
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Command, Intake, decide_command
 from anabranch.processors.leadership import Lease, take_lead
-from anabranch.processors.lookout import Lookout, places_of
 from anabranch.processors.metrics import Metrics
+from anabranch.processors.offset_guess import Foresight
 from anabranch.processors.stream_topics import StreamTopics
+from anabranch.processors.stream_trouble import Lookout, places_of
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 
 log = logging.getLogger("anabranch.controller")

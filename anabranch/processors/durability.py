@@ -25,10 +25,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
+from anabranch.batches.builder import BatchBuilder
+from anabranch.batches.journal_refetch import JournalReaders, records_gone
+from anabranch.batches.splice import batch_limit
 from anabranch.core import hybrid_time
 from anabranch.core.ids import OP_HEADER
 from anabranch.core.overlay import Overlay
-from anabranch.core.plan import Landed, NewEpoch, Round, Tail, anchored, history_records
+from anabranch.core.round import Landed, NewEpoch, Round, Tail, anchored, history_records
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation
 from anabranch.ports import (
@@ -42,16 +45,14 @@ from anabranch.ports import (
     Table,
     TopicPartition,
 )
-from anabranch.processors.foresight import Foresight
 from anabranch.processors.gaps import Appended, Gaps
 from anabranch.processors.history_tail import check_unread
 from anabranch.processors.intake import made_anew
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.merge import Merge, Placed
+from anabranch.processors.offset_guess import Foresight
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import EpochRecord, Reply
-from anabranch.topics.builder import BatchBuilder
-from anabranch.topics.journal_reader import JournalReaders, records_gone
 from anabranch.topics.names import (
     control_topic,
     history_topic,
@@ -60,7 +61,6 @@ from anabranch.topics.names import (
     status_topic,
     stream_topic,
 )
-from anabranch.topics.splice import batch_limit
 
 SMALL_BYTES = 1 << 20  # of merged data: one request together with the records
 BATCH_BYTES = 512 << 10

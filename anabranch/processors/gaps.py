@@ -14,9 +14,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from anabranch.batches.format import read_header
 from anabranch.ports import CorruptBatch, Log, LogError, LogUnavailable, TopicPartition
 from anabranch.processors.beside import helper
-from anabranch.topics.batch import read_header
 from anabranch.topics.names import stream_topic
 
 log = logging.getLogger("anabranch.controller")

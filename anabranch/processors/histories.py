@@ -6,12 +6,12 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from anabranch.batches.records import decode_records
 from anabranch.errors import MalformedRecord, UnsupportedVersion
 from anabranch.ports import CorruptBatch, Log, LogError, OffsetOutOfRange, TopicPartition
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import EpochRecord
 from anabranch.topics.names import history_topic, stream_topic
-from anabranch.topics.records import decode_records
 
 log = logging.getLogger("anabranch.controller")
 

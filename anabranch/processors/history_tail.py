@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from anabranch.core.plan import NO_PREVIOUS, Round, Tail
+from anabranch.batches.history import HistoryRecord, decode_history
+from anabranch.batches.records import Record, decode_records
+from anabranch.core.round import NO_PREVIOUS, Round, Tail
 from anabranch.core.vectors import completed, has_vector, vector_place
 from anabranch.errors import AnabranchError, InvariantViolation, MalformedRecord
 from anabranch.ports import (
@@ -19,9 +21,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.schemas.records import CommitRecord, EpochRecord
-from anabranch.topics.history_record import HistoryRecord, decode_history
 from anabranch.topics.names import history_topic
-from anabranch.topics.records import Record, decode_records
 
 DEADLINE_S = 5.0  # everybody waits for it; a history that takes longer is tried again later
 _WINDOW = 64

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from anabranch.batches.format import read_header
+from anabranch.batches.records import Record, decode_records
 from anabranch.core import limits
 from anabranch.core.decide import decide
 from anabranch.core.decide_admin import ACTIVE
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, command_digest
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.overlay import Overlay
-from anabranch.core.plan import ReplyTo
+from anabranch.core.round import ReplyTo
 from anabranch.core.rows import HISTORY
 from anabranch.core.state import State
 from anabranch.core.turn import Settings, Turn, refuse
@@ -31,12 +33,10 @@ from anabranch.ports import (
     TopicGone,
     TopicPartition,
 )
-from anabranch.processors.journals import index_fetched
+from anabranch.processors.index_journals import index_fetched
 from anabranch.schemas.codec import TYPES, decode
 from anabranch.schemas.records import AdoptScope
-from anabranch.topics.batch import read_header
 from anabranch.topics.names import commands_topic, control_topic, journal_topic, status_topic
-from anabranch.topics.records import Record, decode_records
 
 log = logging.getLogger("anabranch.controller")
 

@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 
+from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.core import rows as k
 from anabranch.core.state import State
 from anabranch.core.tokens import key_id
@@ -37,7 +38,6 @@ from anabranch.ports import (
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import TermRow
 from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
-from anabranch.topics.records import Record, decode_records, encode_batch
 
 STATUS_POSITION = k.POSITION + b"status"
 FOLD_DEADLINE_S = 60.0

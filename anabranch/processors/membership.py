@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from anabranch.topics.lasting_consumer import LastingConsumer
+from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 
 _POLL_S = 0.1
 

@@ -1,6 +1,6 @@
 """Merging: a round's events and journal runs become record batches of the streams, in commit order.
 
-How batches are copied or put together is `anabranch.topics.splice`; here it is said what goes where, and noted
+How batches are copied or put together is `anabranch.batches.splice`; here it is said what goes where, and noted
 where it landed. Everything is a stream of batches, so that a big merge never lies whole in memory; only plain
 writes do, which the round bounds.
 """
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from anabranch.batches.journal_refetch import JournalReaders
+from anabranch.batches.splice import DEFAULT_LIMIT, Piece, Splice
+from anabranch.batches.split import Split
 from anabranch.core import hybrid_time
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
-from anabranch.core.plan import Landed, NewEpoch, Part, Round, StreamCommit
+from anabranch.core.round import Landed, NewEpoch, Part, Round, StreamCommit
 from anabranch.ports import RawBatch, TopicPartition
-from anabranch.topics.journal_reader import JournalReaders
 from anabranch.topics.names import journal_topic, stream_topic
-from anabranch.topics.splice import DEFAULT_LIMIT, Piece, Splice
-from anabranch.topics.split import Split
 
 Placed = tuple[TopicPartition, bytes | memoryview]
 

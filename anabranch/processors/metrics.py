@@ -18,11 +18,11 @@ from anabranch.schemas.records import Refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from anabranch.core.plan import Round, Tail
+    from anabranch.core.round import Round, Tail
     from anabranch.core.state import State
     from anabranch.core.turn import Hearing
-    from anabranch.processors.foresight import Foresight
     from anabranch.processors.intake import Intake
+    from anabranch.processors.offset_guess import Foresight
 
 LOOK_S = 1.0
 MOST_OVERDUE = 1_000

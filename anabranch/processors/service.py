@@ -22,10 +22,12 @@ from typing import Any
 
 import mode
 
+from anabranch.batches.framing import warm
 from anabranch.core import limits
 from anabranch.core.turn import Settings
 from anabranch.errors import AnabranchError, FixCallError, InvalidToken, NotReady
 from anabranch.infra.storage import hold
+from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, LogError, LogUnavailable, TableError, TopicPartition
 from anabranch.processors.config import ControllerOptions, parse_place
 from anabranch.processors.keyfile import key_path, load_or_create
@@ -36,8 +38,6 @@ from anabranch.processors.metrics import Metrics
 from anabranch.processors.monitor import Monitor
 from anabranch.processors.system_clock import SystemClock
 from anabranch.topics.declarations import ControlTopics, create_control_topics
-from anabranch.topics.framing import warm
-from anabranch.topics.kafka_log import KafkaLog
 from anabranch.topics.names import commands_topic, controllers_group, status_topic
 
 log = logging.getLogger("anabranch.controller")

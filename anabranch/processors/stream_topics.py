@@ -21,7 +21,7 @@ from anabranch.core.decide_admin import (
 from anabranch.core.decide_forget import forget_refused, prove_lead, stream_forgotten
 from anabranch.core.decide_lost import recovery_refused, stream_recovered
 from anabranch.core.decide_scale import partitions_added, partitions_refused
-from anabranch.core.plan import NO_PREVIOUS
+from anabranch.core.round import NO_PREVIOUS
 from anabranch.core.state import State
 from anabranch.core.turn import Turn
 from anabranch.errors import (

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from anabranch.client.history_search import Found
 from anabranch.core.ids import NO_TXN, split_stream
 from anabranch.core.vectors import told
+from anabranch.reading.history_search import Found
 from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentCommit
 from anabranch.spark.positions import Position, raised
 

@@ -18,7 +18,7 @@ from anabranch.errors import InvalidArgument
 HEADERS_TYPE = ArrayType(
     StructType([StructField("key", StringType(), False), StructField("value", BinaryType())])
 )
-# Just like `anabranch.client.event_columns.SCHEMA`, so that Spark takes its batches as they are.
+# Just like `anabranch.reading.event_columns.SCHEMA`, so that Spark takes its batches as they are.
 EVENT_SCHEMA = StructType(
     [
         StructField("key", BinaryType()),

@@ -9,13 +9,13 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from anabranch.client.history_search import Found, HistorySearch
-from anabranch.client.kafka import SystemClock
-from anabranch.client.kafka_admin import KafkaAdmin
-from anabranch.client.kafka_consumer import CommittedConsumer, partitions_of
-from anabranch.client.options import Options, named_options
 from anabranch.core.ids import split_stream
-from anabranch.core.plan import DIRECTLY_BEFORE
+from anabranch.core.round import DIRECTLY_BEFORE
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.command_bus import SystemClock
+from anabranch.librdkafka.group_member import CommittedConsumer, partitions_of
+from anabranch.librdkafka.options import Options, named_options
+from anabranch.reading.history_search import Found, HistorySearch
 from anabranch.spark.options import Connection
 from anabranch.spark.positions import BEGIN, Position, raised
 from anabranch.spark.tail import HistoryTail

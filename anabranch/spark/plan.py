@@ -113,10 +113,10 @@ def read_range(
         return
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from anabranch.client.event_columns import SCHEMA
-    from anabranch.client.options import Options as ClientOptions
-    from anabranch.client.options import named_options
-    from anabranch.client.ranges import RangeReader
+    from anabranch.librdkafka.options import Options as ClientOptions
+    from anabranch.librdkafka.options import named_options
+    from anabranch.reading.event_columns import SCHEMA
+    from anabranch.reading.ranges import RangeReader
 
     wanted = to_arrow_schema(schema, timezone="UTC")
     options = ClientOptions(connection.bootstrap, named_options(dict(connection.librdkafka), {}))

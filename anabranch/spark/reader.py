@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from anabranch.client.history_search import Found, HistorySearch
 from anabranch.core.ids import segment_epoch
-from anabranch.core.plan import NO_PREVIOUS
+from anabranch.core.round import NO_PREVIOUS
+from anabranch.reading.history_search import Found, HistorySearch
 from anabranch.schemas.records import CommitRecord
 from anabranch.spark.clients import client_of
 from anabranch.spark.columns import check_schema
@@ -32,7 +32,7 @@ from anabranch.spark.plan import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from anabranch.client.snapshot import Snapshot
+    from anabranch.reading.snapshot import Snapshot
 
 _MANY = 8  # segments; to find where more than so many begin costs more than it saves
 _OPEN = 1 << 62

@@ -23,7 +23,6 @@ from pyspark.sql.types import StructType
 
 import anabranch
 from anabranch.client.reservation import Reservation
-from anabranch.client.types import Receipt, Result
 from anabranch.core.ids import check_name, check_scope, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
@@ -42,6 +41,7 @@ from anabranch.spark.encoding import Encoding, encoding_of
 from anabranch.spark.handover import Handover
 from anabranch.spark.options import Connection, Options
 from anabranch.topics.names import commands_topic
+from anabranch.types import Receipt, Result
 
 DEFAULT_KEEPALIVE_S = 300.0
 DEFAULT_SINK = "0"

@@ -19,9 +19,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from anabranch.client.history_search import Found
 from anabranch.core.hybrid_time import from_datetime
 from anabranch.errors import InvalidArgument, RetryError
+from anabranch.reading.history_search import Found
 from anabranch.spark.admission import Limits, admit
 from anabranch.spark.columns import check_schema
 from anabranch.spark.histories import Histories

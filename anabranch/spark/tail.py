@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from anabranch.client.history_search import Found, history_record
-from anabranch.client.kafka_consumer import CommittedConsumer
+from anabranch.librdkafka.group_member import CommittedConsumer
+from anabranch.reading.history_search import Found, history_record
 from anabranch.schemas.records import CommitRecord
 from anabranch.spark.admission import NotYet
 from anabranch.topics.names import history_topic

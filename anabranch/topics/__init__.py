@@ -1,1 +1,1 @@
-"""Declarations of topics, and the log itself: raw fetch, splice, transactional append, admin."""
+"""Topics: their names, and how each kind is declared."""

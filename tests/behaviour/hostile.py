@@ -23,9 +23,9 @@ from confluent_kafka import Producer
 import anabranch
 from anabranch.core import limits
 from anabranch.infra.broker import EmbeddedBroker
+from anabranch.kafka.log import KafkaLog
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import TYPES, encode
-from anabranch.topics.kafka_log import KafkaLog
 from tests.cluster import Cluster, start_cluster
 from tests.crash.raw import Raw, make_txn_id
 from tests.fuzz.samples import sample

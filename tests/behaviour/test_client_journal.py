@@ -18,13 +18,13 @@ from confluent_kafka.admin import (
 )
 
 from anabranch import errors
-from anabranch.client.kafka import SystemClock
-from anabranch.client.kafka_admin import KafkaAdmin
-from anabranch.client.kafka_journal import KafkaJournal, KafkaJournals
-from anabranch.client.options import Options
-from anabranch.client.writing import RECORD_OVERHEAD, WriterAccount
+from anabranch.client.journal_writer import KafkaJournal, KafkaJournals
+from anabranch.client.receipt_account import RECORD_OVERHEAD, WriterAccount
 from anabranch.core.keyspace import even_ranges
 from anabranch.infra.broker import EmbeddedBroker
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.command_bus import SystemClock
+from anabranch.librdkafka.options import Options
 from anabranch.ports import TopicPartition as Place
 from anabranch.schemas.records import SegmentRange, Touched
 from anabranch.topics.names import journal_topic

@@ -11,7 +11,7 @@ import pytest
 
 import anabranch
 from anabranch import errors
-from anabranch.client.transaction_reader import IN_HAND
+from anabranch.reading.transaction_reader import IN_HAND
 from anabranch.schemas.records import CommitRecord
 from tests.cluster import Cluster
 

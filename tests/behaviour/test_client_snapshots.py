@@ -23,8 +23,8 @@ from anabranch.errors import (
     UnknownScope,
     UnknownStream,
 )
+from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from anabranch.topics.kafka_log import KafkaLog
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.members import by_key
 from tests.client.written import Keys

@@ -12,9 +12,9 @@ import pytest
 
 import anabranch
 from anabranch.errors import AnabranchError
+from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
 from anabranch.processors.failpoints import VARIABLE
-from anabranch.topics.kafka_log import KafkaLog
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
 

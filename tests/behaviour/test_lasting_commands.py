@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 
 import anabranch
-from anabranch.client.kafka import KafkaBus, drop
+from anabranch.librdkafka.command_bus import KafkaBus, drop
 from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker

@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from anabranch.client.feeds import KafkaFeed
-from anabranch.client.kafka_consumer import CommittedConsumer
-from anabranch.client.options import Options
-from anabranch.topics.contact import Contact
-from anabranch.topics.lasting_consumer import LastingConsumer
+from anabranch.librdkafka.broker_contact import Contact
+from anabranch.librdkafka.group_member import CommittedConsumer
+from anabranch.librdkafka.options import Options
+from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
+from anabranch.reading.feed import KafkaFeed
 from tests.conftest import Broker
 
 DEADLINE_S = 30.0

@@ -30,14 +30,14 @@ from confluent_kafka.admin import (
 
 import anabranch
 from anabranch.client.client import Client
-from anabranch.client.kafka import SystemClock
-from anabranch.client.kafka_admin import KafkaAdmin
-from anabranch.client.kafka_consumer import CommittedConsumer
-from anabranch.client.kafka_journal import KafkaJournals
-from anabranch.client.options import Options
+from anabranch.client.journal_writer import KafkaJournals
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady, OutcomeUnknown
 from anabranch.infra.broker import EmbeddedBroker
-from anabranch.infra.ports import free_port
+from anabranch.infra.free_ports import free_port
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.command_bus import SystemClock
+from anabranch.librdkafka.group_member import CommittedConsumer
+from anabranch.librdkafka.options import Options
 from anabranch.processors.metrics import TABLE
 from anabranch.topics.names import stream_topic
 from tests.cluster import ControllerProcess

@@ -11,17 +11,17 @@ import pytest
 from confluent_kafka import Producer
 
 import anabranch
+from anabranch.batches.compression import NONE
+from anabranch.batches.format import Packed
+from anabranch.batches.records import Record, encode_record
 from anabranch.core.ids import NO_TXN
 from anabranch.core.keyspace import position_of
+from anabranch.kafka.idempotent_producer import JournalProducer
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.settings import parse_settings
+from anabranch.kafka.wire.cluster import Cluster as Wire
 from anabranch.ports import TopicPartition
 from anabranch.schemas.records import CommitRecord
-from anabranch.topics.batch import Packed
-from anabranch.topics.compression import NONE
-from anabranch.topics.journal_producer import JournalProducer
-from anabranch.topics.kafka_log import KafkaLog
-from anabranch.topics.records import Record, encode_record
-from anabranch.topics.settings import parse_settings
-from anabranch.topics.wire.cluster import Cluster as Wire
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
 from tests.crash.oracle import StreamLog, check_epochs, check_stream, read_stream

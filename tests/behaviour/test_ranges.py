@@ -12,15 +12,15 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import anabranch
-from anabranch.client.event_columns import SCHEMA
-from anabranch.client.options import Options
-from anabranch.client.ranges import RangeReader
 from anabranch.errors import (
     DeadlineExceeded,
     InvalidArgument,
     SnapshotExpired,
     UnknownStream,
 )
+from anabranch.librdkafka.options import Options
+from anabranch.reading.event_columns import SCHEMA
+from anabranch.reading.ranges import RangeReader
 from anabranch.topics.names import stream_topic
 from tests.cluster import Cluster
 

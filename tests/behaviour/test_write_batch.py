@@ -15,17 +15,17 @@ import pytest
 
 import anabranch
 from anabranch import errors
-from anabranch.client.writer import Writer
-from anabranch.client.writing import RECORD_OVERHEAD
+from anabranch.batches import columns_write
+from anabranch.batches.compression import NAMES
+from anabranch.batches.format import read_header
+from anabranch.client.joined_writer import Writer
+from anabranch.client.receipt_account import RECORD_OVERHEAD
 from anabranch.core.keyspace import position_of
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.wire import data
 from anabranch.ports import TopicPartition
 from anabranch.schemas.records import Extent
-from anabranch.topics import columns_write
-from anabranch.topics.batch import read_header
-from anabranch.topics.compression import NAMES
-from anabranch.topics.kafka_log import KafkaLog
 from anabranch.topics.names import journal_topic
-from anabranch.topics.wire import data
 from tests.cluster import Cluster
 from tests.contract.helpers import read_all
 
@@ -250,7 +250,7 @@ def test_the_client_closes_its_connections(
 FORK = """
 import os, sys, anabranch, pyarrow as pa
 from anabranch import errors
-from anabranch.topics import columns_write
+from anabranch.batches import columns_write
 columns_write.warm()
 client = anabranch.connect(sys.argv[1], batch_size=20_000)
 stream = sys.argv[2]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.cli.session import Target
-from anabranch.client.types import (
+from anabranch.schemas.records import SegmentRange, SeriesInfo, SetAsideRow
+from anabranch.types import (
     CommandsInfo,
     Committed,
     Counts,
@@ -16,7 +17,6 @@ from anabranch.client.types import (
     StreamDescription,
     TransactionInfo,
 )
-from anabranch.schemas.records import SegmentRange, SeriesInfo, SetAsideRow
 
 TXN_ID = bytes(range(16))
 

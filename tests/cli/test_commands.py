@@ -17,10 +17,10 @@ from anabranch.cli import asking, history
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.history import History
 from anabranch.cli.session import Target
-from anabranch.client.types import Counts
 from anabranch.core.tokens import Token, check_proof, verify
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processors.keyfile import load_or_create
+from anabranch.types import Counts
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient, event, transaction
 from tests.cli.histories import rolled_history

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabranch.batches.columns_write import EventColumns, Placing
 from anabranch.client.ports import (
     ClientPorts,
-    Entropy,
     JournalRecord,
     Journals,
     Opened,
@@ -18,10 +18,9 @@ from anabranch.client.ports import (
 )
 from anabranch.core.ids import command_digest
 from anabranch.errors import AnabranchError, EventTooLarge, NotReady, WriteFailed
-from anabranch.ports import TopicPartition
+from anabranch.ports import Entropy, TopicPartition
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
-from anabranch.topics.columns_write import EventColumns, Placing
 
 START_S = 1_700_000_000.0
 HYBRID_TIME = 7

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from anabranch import errors
-from anabranch.client.types import Receipt, Result
 from anabranch.schemas import records as r
+from anabranch.types import Receipt, Result
 from tests.client.answers import STREAM, outcome, refusal, token_of
 from tests.client.bench import Bench, override
 

@@ -80,9 +80,9 @@ anabranch.errors.kept = Client(ports, threads=False)  # in a module that is take
 LATE = """
 import sys
 import anabranch.errors
-from anabranch.client.reader import Reader
-from anabranch.client.snapshot_reader import SnapshotReader
-from anabranch.client.transaction_reader import TransactionReader
+from anabranch.reading.ordered_reader import Reader
+from anabranch.reading.snapshot_reader import SnapshotReader
+from anabranch.reading.transaction_reader import TransactionReader
 
 
 def left(kind):

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from anabranch import errors
-from anabranch.client.kafka_admin import KafkaAdmin
-from anabranch.client.kafka_channel import Channel
-from anabranch.client.kafka_journal import KafkaJournal
+from anabranch.client.journal_writer import KafkaJournal
 from anabranch.client.ports import JournalMissing
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.event_channel import Channel
 from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, refusal, stream_info

@@ -11,11 +11,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from anabranch.client.kafka_admin import KafkaAdmin
-from anabranch.client.kafka_consumer import CommittedConsumer
-from anabranch.client.options import Options
 from anabranch.errors import NotReady
-from anabranch.topics.lasting_consumer import LastingConsumer
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.group_member import CommittedConsumer
+from anabranch.librdkafka.options import Options
+from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 from tests.client.doubles import ManualClock
 
 NO_OFFSET = -1001

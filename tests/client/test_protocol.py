@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anabranch import errors
-from anabranch.client.protocol import FIRST_REPEAT_S, Session
+from anabranch.client.session import FIRST_REPEAT_S, Session
 from anabranch.core.tokens import peek
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, TXN, obliging, outcome, refusal, token_of

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from anabranch import errors
+from anabranch.batches.records import Record
 from anabranch.client.transaction import Transaction
-from anabranch.client.types import Receipt
 from anabranch.core.ids import make_txn_id
 from anabranch.ports import TopicPartition
 from anabranch.processors import culprit
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic
-from anabranch.topics.records import Record
+from anabranch.types import Receipt
 from tests.client.answers import STREAM, TXN, obliging, token_of
 from tests.client.bench import Bench, override
 from tests.client.world import World

@@ -11,9 +11,9 @@ import pytest
 
 from anabranch import errors
 from anabranch.schemas import records as r
+from tests.batches.test_columns_write import HEADERS
 from tests.client.answers import STREAM, token_of
 from tests.client.bench import Bench
-from tests.client.test_columns_write import HEADERS
 from tests.client.test_write_many import opened
 
 MANY = pa.table(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
 from anabranch.client.memory import memory_client
 from anabranch.core.turn import Settings
+from anabranch.memory.log import MemoryCluster
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors.controller import Controller
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.topics.declarations import create_control_topics
-from anabranch.topics.memory import MemoryCluster
 from anabranch.topics.names import DEFAULT_PREFIX, history_topic, stream_topic
-from anabranch.topics.records import Record, decode_records
 from tests.client.answers import KEY
 from tests.client.doubles import ManualClock, counted
 

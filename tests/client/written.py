@@ -7,9 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core.hybrid_time import from_us
 from anabranch.core.ids import NO_TXN, TXN_HEADER, make_txn_id, pack_txn_header, segment_id
 from anabranch.core.keyspace import SPACE, position_of
+from anabranch.kafka.log import KafkaLog
+from anabranch.memory.log import MemoryLog
 from anabranch.ports import TopicPartition
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (
@@ -21,10 +24,7 @@ from anabranch.schemas.records import (
     SegmentEnd,
 )
 from anabranch.topics.declarations import create_stream_topics
-from anabranch.topics.kafka_log import KafkaLog
-from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import history_topic, stream_topic
-from anabranch.topics.records import Record, encode_batch
 
 Events = Sequence[tuple[bytes, bytes]]  # key, value
 STRAY = b"stray:0"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from anabranch.kafka.log import KafkaLog
+from anabranch.memory.log import MemoryCluster
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.processors.rocks_table import RocksTable
-from anabranch.topics.kafka_log import KafkaLog
-from anabranch.topics.memory import MemoryCluster
 
 
 @dataclass

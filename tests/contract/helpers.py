@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.ports import Log, RawBatch, TopicPartition
-from anabranch.topics.records import Record, decode_records, encode_batch
 from tests.contract.conftest import Maker
 
 TIME_MS = 1_690_000_000_000

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from anabranch.kafka.wire import cluster, coordinator
 from anabranch.ports import (
     Log,
     LogRefused,
@@ -16,7 +17,6 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
-from anabranch.topics.wire import cluster, coordinator
 from tests.contract.conftest import Maker
 from tests.contract.helpers import batch, committed_values, read_all, values, wait_stable, write
 

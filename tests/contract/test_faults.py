@@ -9,19 +9,10 @@ from typing import Any
 
 import pytest
 
-from anabranch.ports import (
-    LogBusy,
-    LogError,
-    LogFenced,
-    LogRefused,
-    LogUnavailable,
-    LogUncertain,
-    TopicPartition,
-)
-from anabranch.topics.kafka_log import KafkaLog
-from anabranch.topics.wire import calls, data
-from anabranch.topics.wire import connection as wire
-from anabranch.topics.wire.calls import (
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.wire import calls, data
+from anabranch.kafka.wire import connection as wire
+from anabranch.kafka.wire.calls import (
     ADD_PARTITIONS_TO_TXN,
     CREATE_PARTITIONS,
     END_TXN,
@@ -32,6 +23,15 @@ from anabranch.topics.wire.calls import (
     METADATA,
     PRODUCE,
     Api,
+)
+from anabranch.ports import (
+    LogBusy,
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    LogUncertain,
+    TopicPartition,
 )
 from tests.contract.conftest import Maker, deleter
 from tests.contract.helpers import batch, committed_values, wait_stable, write
@@ -60,7 +60,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """All connections of the test go through it."""
     made = Proxy(socket.create_connection)
     monkeypatch.setattr(
-        "anabranch.topics.wire.connection.socket.create_connection", made.create_connection
+        "anabranch.kafka.wire.connection.socket.create_connection", made.create_connection
     )
     yield made
     made.close()

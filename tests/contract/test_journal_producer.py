@@ -10,7 +10,16 @@ from collections.abc import Iterable, Iterator
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from anabranch.batches.builder import BatchBuilder
+from anabranch.batches.format import Packed, read_header
 from anabranch.infra.broker import EmbeddedBroker
+from anabranch.kafka.idempotent_producer import JournalProducer
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.settings import parse_settings
+from anabranch.kafka.wire import connection as wire
+from anabranch.kafka.wire import data
+from anabranch.kafka.wire.calls import INIT_PRODUCER_ID, PRODUCE, Api
+from anabranch.kafka.wire.cluster import Cluster, Leader
 from anabranch.ports import (
     LogError,
     LogRefused,
@@ -19,15 +28,6 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
-from anabranch.topics.batch import Packed, read_header
-from anabranch.topics.builder import BatchBuilder
-from anabranch.topics.journal_producer import JournalProducer
-from anabranch.topics.kafka_log import KafkaLog
-from anabranch.topics.settings import parse_settings
-from anabranch.topics.wire import connection as wire
-from anabranch.topics.wire import data
-from anabranch.topics.wire.calls import INIT_PRODUCER_ID, PRODUCE, Api
-from anabranch.topics.wire.cluster import Cluster, Leader
 from tests.conftest import Broker
 from tests.contract.conftest import Maker, deleter
 from tests.contract.helpers import read_all, values
@@ -98,7 +98,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """All connections of the test go through it."""
     made = Proxy(socket.create_connection)
     monkeypatch.setattr(
-        "anabranch.topics.wire.connection.socket.create_connection", made.create_connection
+        "anabranch.kafka.wire.connection.socket.create_connection", made.create_connection
     )
     yield made
     made.close()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.ports import Log, LogFenced, LogRefused, TopicPartition
-from anabranch.topics.batch import (
+from anabranch.batches.format import (
     CONTROL,
     HEADER_SIZE,
     check_crc,
@@ -13,7 +12,8 @@ from anabranch.topics.batch import (
     read_header,
     with_base_offset,
 )
-from anabranch.topics.records import Record, decode_records, encode_batch, encode_sparse
+from anabranch.batches.records import Record, decode_records, encode_batch, encode_sparse
+from anabranch.ports import Log, LogFenced, LogRefused, TopicPartition
 from tests.contract.conftest import Maker
 from tests.contract.helpers import (
     TIME_MS,

@@ -22,7 +22,7 @@ from anabranch.core.decide import decide, decide_due
 from anabranch.core.decide_admin import stream_created, stream_refused
 from anabranch.core.decide_commit import next_due_ms
 from anabranch.core.journal_index import JournalIndex
-from anabranch.core.plan import ReplyTo, Round
+from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import State
 from anabranch.core.turn import Hearing, Settings, Turn, close_round
 from anabranch.errors import AnabranchError

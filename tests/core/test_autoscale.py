@@ -13,7 +13,7 @@ from anabranch.core import segments as seg
 from anabranch.core.autoscale import Autoscaler, Policy, Proposal, cut, parse_policy, propose
 from anabranch.core.ids import segment_id
 from anabranch.core.keyspace import SPACE
-from anabranch.core.load import HISTORY, Load
+from anabranch.core.segment_load import HISTORY, Load
 from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import KeyRange, SegmentRange
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from anabranch.core import rows as k
-from anabranch.core.plan import Part
+from anabranch.core.round import Part
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from tests.core.harness import World

@@ -9,7 +9,7 @@ from anabranch.core.decide import decide_due
 from anabranch.core.decide_plain import give_up
 from anabranch.core.decide_scale import partitions_added
 from anabranch.core.ids import NO_TXN
-from anabranch.core.plan import (
+from anabranch.core.round import (
     Landed,
     NewEpoch,
     PlainWrites,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.core.plan import (
+from anabranch.core.round import (
     DIRECTLY_BEFORE,
     NO_PREVIOUS,
     Landed,

@@ -9,11 +9,11 @@ from anabranch.core import rows as k
 from anabranch.core.decide import decide, decide_due
 from anabranch.core.ids import make_txn_id
 from anabranch.core.journal_index import JournalIndex
-from anabranch.core.plan import ReplyTo
+from anabranch.core.round import ReplyTo
 from anabranch.core.state import State
 from anabranch.core.turn import Hearing, Turn, attempt, close_round
 from anabranch.errors import InvariantViolation, NotReady
-from anabranch.processors.memory_table import MemoryStore
+from anabranch.memory.table import MemoryStore
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from tests.core.harness import DAY, START_MS, World, event, nyc, settings

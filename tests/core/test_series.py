@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anabranch.core import claims
+from anabranch.core import names_and_series as claims
 from anabranch.core import rows as k
 from anabranch.core.tokens import operator_proof
 from anabranch.schemas import records as r

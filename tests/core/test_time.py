@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from anabranch.core import hybrid_time
-from anabranch.core.plan import ReplyTo, Round
+from anabranch.core.round import ReplyTo, Round
 from anabranch.core.turn import Turn
 from anabranch.schemas import records as r
 from tests.core.harness import START_MS, World

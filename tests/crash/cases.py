@@ -13,9 +13,9 @@ from confluent_kafka import Producer
 
 from anabranch.core import rows as k
 from anabranch.core.state import State
+from anabranch.memory.table import MemoryStore, MemoryTable
 from anabranch.ports import Log, TopicPartition
 from anabranch.processors.leadership import fold_to_end
-from anabranch.processors.memory_table import MemoryStore, MemoryTable
 from anabranch.processors.rocks_table import RocksTable
 from anabranch.processors.system_clock import SystemClock
 from anabranch.schemas.codec import decode

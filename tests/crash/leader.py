@@ -11,16 +11,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core.turn import Settings
 from anabranch.errors import NotLeading
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import Log, LogError, LogFenced, Producer, Table
 from anabranch.processors.checkpoint import open_checkpoint
 from anabranch.processors.controller import Controller
 from anabranch.processors.failpoints import FailingLog, FailingProducer, FailingTable
 from anabranch.topics.declarations import create_control_topics
-from anabranch.topics.kafka_log import KafkaLog
-from anabranch.topics.kafka_producer import KafkaProducer
-from anabranch.topics.records import Record, encode_batch
 from tests.core.labels import SECRET
 from tests.crash.points import Cut, Point
 from tests.crash.zygote import Spec, say
@@ -85,7 +85,8 @@ class FastClock:
 def warm_up() -> None:
     """Import, and have compiled, whatever a controller uses, so that children have it."""
     from anabranch.ports import Fetched, RawBatch
-    from anabranch.processors import journals, merge, rocks_table  # noqa: F401
+    from anabranch.processors import index_journals as journals
+    from anabranch.processors import merge, rocks_table  # noqa: F401
     from anabranch.schemas import codec, records
 
     record = records.Begin(bytes(16), "s", None, 1000, SECRET)

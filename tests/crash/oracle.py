@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from anabranch.batches.format import read_header
+from anabranch.batches.records import Record, decode_records
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN
 from anabranch.core.rows import Entry
@@ -15,8 +17,6 @@ from anabranch.core.vectors import has_vector
 from anabranch.ports import Log, RawBatch, TopicPartition
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment, RoundRow, TermRow
-from anabranch.topics.batch import read_header
-from anabranch.topics.records import Record, decode_records
 from tests.crash.raw import position
 
 _FETCH_BYTES = 8 << 20

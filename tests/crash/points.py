@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from anabranch.core import rows as k
-from anabranch.core.plan import Round
+from anabranch.core.round import Round
 from anabranch.processors.durability import write_round
 from anabranch.schemas.codec import decode
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 
+from anabranch.batches.records import decode_records
 from anabranch.ports import Log, TopicPartition
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import Extent, Receipt, Refusal, Reply, SegmentRange
-from anabranch.topics.records import decode_records
 from tests.core.labels import proved
 
 REPEAT_S = 1.0

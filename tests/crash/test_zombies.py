@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
+from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, TopicPartition
-from anabranch.topics.kafka_log import KafkaLog
 from tests.conftest import Broker
 from tests.crash.cases import Place
 from tests.crash.leader import Lead

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anabranch
+from anabranch.batches import columns_write, framing
 from anabranch.infra.cluster import EmbeddedCluster
-from anabranch.topics import columns_write, framing
 from checker.recorder import Recorder
 from tests.cluster import ControllerProcess
 from tests.crash.zygote import Child, Spec, Zygote

@@ -13,8 +13,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 import anabranch
-from anabranch.client.reader import Reader
-from anabranch.client.transaction_reader import TransactionReader
+from anabranch.reading.ordered_reader import Reader
+from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.topics.names import history_topic, stream_topic
 from checker.recorder import Recorder
 

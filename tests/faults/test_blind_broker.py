@@ -16,9 +16,9 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 import anabranch
+from anabranch.librdkafka import broker_contact as contact
+from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 from anabranch.processors.membership import Membership
-from anabranch.topics import contact
-from anabranch.topics.lasting_consumer import LastingConsumer
 from anabranch.topics.names import stream_topic
 from tests.cluster import ControllerProcess
 from tests.faults.blind_broker import Blindness

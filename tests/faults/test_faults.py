@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.infra.cluster import EmbeddedCluster
+from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition, TopicSpec
-from anabranch.topics.kafka_log import KafkaLog
-from anabranch.topics.records import Record, decode_records, encode_batch
 from tests.crash.zygote import Zygote
 from tests.faults.faults import WHOMS, schedule
 from tests.faults.judging import SEED, judged

@@ -17,9 +17,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 import anabranch
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import LogFenced, LogUncertain, TopicPartition, TopicSpec
-from anabranch.topics.kafka_log import KafkaLog
-from anabranch.topics.kafka_producer import KafkaProducer
 from tests.cluster import ControllerProcess
 from tests.contract.helpers import batch, wait_stable
 from tests.faults.network_proxy import Network, read_committed, start_network

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 
 import pytest
 
+from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.infra.cluster import EmbeddedCluster
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import TopicPartition, TopicSpec
-from anabranch.topics.kafka_log import KafkaLog
-from anabranch.topics.kafka_producer import KafkaProducer
-from anabranch.topics.records import Record, decode_records, encode_batch
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(60), pytest.mark.timeout(240)]
 

@@ -7,18 +7,18 @@ from typing import cast
 
 import numpy as np
 
+from anabranch.batches import framing
+from anabranch.batches.builder import BatchBuilder
+from anabranch.batches.columns_read import ColumnsBuilder
+from anabranch.batches.compression import CODECS, compress, decompress
+from anabranch.batches.format import patch, read_header, split_batches
+from anabranch.batches.records import decode_records
+from anabranch.batches.splice import JournalRun
+from anabranch.batches.split import Split
 from anabranch.core.keyspace import SPACE
 from anabranch.ports import CorruptBatch, LogRefused, RawBatch
-from anabranch.processors.journals import scan
+from anabranch.processors.index_journals import scan
 from anabranch.schemas.records import SegmentRange
-from anabranch.topics import framing
-from anabranch.topics.batch import patch, read_header, split_batches
-from anabranch.topics.builder import BatchBuilder
-from anabranch.topics.columns_read import ColumnsBuilder
-from anabranch.topics.compression import CODECS, compress, decompress
-from anabranch.topics.records import decode_records
-from anabranch.topics.splice import JournalRun
-from anabranch.topics.split import Split
 from tests.fuzz.mutate import mutated_batch
 from tests.fuzz.samples import batches
 from tests.fuzz.target import Run, Target

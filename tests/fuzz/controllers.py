@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.rows import Entry
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import CorruptBatch, LogRefused, TopicPartition
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.leadership import fold_to_end
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
 from anabranch.topics.names import commands_topic, history_topic, journal_topic, status_topic
-from anabranch.topics.records import Record, encode_batch
 from tests.core.labels import SECRET
 from tests.fuzz.mutate import mutated, mutated_batch
 from tests.fuzz.samples import records_of_all_types

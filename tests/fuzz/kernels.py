@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anabranch.batches import framing_oracle
+from anabranch.batches.columns_read import _Room
+from anabranch.batches.compression import decompress
+from anabranch.batches.format import read_header
+from anabranch.batches.records import MIN_RECORD_BYTES
 from anabranch.errors import MalformedRecord, UnsupportedVersion
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
-from anabranch.topics import framing_oracle
-from anabranch.topics.batch import read_header
-from anabranch.topics.columns_read import _Room
-from anabranch.topics.compression import decompress
-from anabranch.topics.records import MIN_RECORD_BYTES
 from tests.fuzz.guarded import Guarded
 from tests.fuzz.samples import batches, sample
 from tests.fuzz.target import Run, Target
@@ -58,7 +58,7 @@ class _Bodies:
 
 
 def _scan() -> Run:
-    from anabranch.topics import framing_kernel as kernel
+    from anabranch.batches.kernels import framing as kernel
 
     bodies, room = _Bodies(), Guarded(_MOST_RECORDS * kernel.COLUMNS * 8)
 
@@ -84,8 +84,8 @@ def _scan() -> Run:
 
 
 def _copies() -> Run:
-    from anabranch.topics import framing_kernel as kernel
-    from anabranch.topics.builder import COPY_GROWTH
+    from anabranch.batches.builder import COPY_GROWTH
+    from anabranch.batches.kernels import framing as kernel
 
     bodies, out_room, state_room = _Bodies(), Guarded(16 * _MOST), Guarded(64)
 
@@ -104,8 +104,8 @@ def _copies() -> Run:
 
 
 def _places() -> Run:
-    from anabranch.topics import framing_kernel as kernel
-    from anabranch.topics.builder import COPY_GROWTH
+    from anabranch.batches.builder import COPY_GROWTH
+    from anabranch.batches.kernels import framing as kernel
 
     bodies, out_room, state_room = _Bodies(), Guarded(16 * _MOST), Guarded(64)
     starts_room, deltas_room, places_room = (Guarded(8 * (_MOST_RECORDS + 1)) for _ in range(3))
@@ -140,8 +140,8 @@ def _places() -> Run:
 
 
 def _columns() -> Run:
-    from anabranch.topics import columns_read_kernel as kernel
-    from anabranch.topics.kernel_parts import MALFORMED_RESULT, NO_ROOM
+    from anabranch.batches.kernels import columns_read as kernel
+    from anabranch.batches.kernels.parts import MALFORMED_RESULT, NO_ROOM
 
     bodies = _Bodies()
     wanted = np.array([[0, 7], [5, 1 << 40]], dtype=np.int64)
@@ -179,7 +179,7 @@ def _columns() -> Run:
 
 
 def _history() -> Run:
-    from anabranch.topics import history_kernel as kernel
+    from anabranch.batches.kernels import history as kernel
 
     data_room, spans_room = Guarded(_MOST), Guarded(kernel.SPAN_ROWS * 8 * _MOST)
     ends_room, state_room = Guarded(64), Guarded(64)

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from crc32c import crc32c
 
-from anabranch.topics.batch import HEADER_SIZE, Buffer, read_header
-from anabranch.topics.compression import MAX_UNPACKED_BYTES, NONE, compress, decompress
+from anabranch.batches.compression import MAX_UNPACKED_BYTES, NONE, compress, decompress
+from anabranch.batches.format import HEADER_SIZE, Buffer, read_header
 
 Mutate: TypeAlias = Callable[[Random, bytes, Sequence[bytes]], bytes]
 

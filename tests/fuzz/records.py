@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from anabranch.client.history_search import history_record
 from anabranch.client.reservation import Reservation
-from anabranch.client.types import Receipt
 from anabranch.core.ids import (
     make_txn_id,
     pack_txn_header,
@@ -17,8 +15,10 @@ from anabranch.core.ids import (
 from anabranch.core.rows import epoch_key, name_key, split_key, txn_key, writer_key
 from anabranch.core.tokens import Token, check_proof, peek, prove, sign, verify
 from anabranch.errors import InvalidArgument, InvalidToken, MalformedRecord, UnsupportedVersion
+from anabranch.reading.history_search import history_record
 from anabranch.schemas import codec, fast
 from anabranch.schemas import records as r
+from anabranch.types import Receipt
 from tests.fuzz.samples import records_of_all_types, sample
 from tests.fuzz.target import Run, Target
 

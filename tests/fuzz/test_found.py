@@ -13,10 +13,14 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer
 from confluent_kafka import TopicPartition as Assigned
 
+from anabranch.audit.report import moment_of as audit_moment_of
+from anabranch.batches import compression, framing
+from anabranch.batches.compression import GZIP, ZSTD, compress
+from anabranch.batches.format import Packed, frame, read_header
+from anabranch.batches.framing import Kind, scan_batch
+from anabranch.batches.records import Record, encode_batch, encode_record
 from anabranch.cli.load_split import opened
 from anabranch.cli.read import moment_of
-from anabranch.client.headers import headers_of
-from anabranch.client.history_search import history_record
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_HEADER, pack_txn_header
@@ -27,29 +31,25 @@ from anabranch.errors import (
     UnsupportedSetting,
     UnsupportedVersion,
 )
+from anabranch.kafka.idempotent_producer import JournalProducer
+from anabranch.kafka.settings import parse_settings
+from anabranch.kafka.wire import calls
+from anabranch.kafka.wire.calls import ADD_PARTITIONS_TO_TXN, CREATE_TOPICS, METADATA
+from anabranch.kafka.wire.cluster import Cluster
+from anabranch.kafka.wire.errors import ConnectionBroken, MalformedAnswer
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processors import intake
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.leadership import fold_to_end
-from anabranch.processors.memory_table import MemoryStore
+from anabranch.reading.headers import headers_of
+from anabranch.reading.history_search import history_record
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.spark.avro_rows import parse
-from anabranch.spark.pipelines.audit_report import moment_of as audit_moment_of
 from anabranch.spark.plan import moment
 from anabranch.spark.positions import from_json
-from anabranch.topics import compression, framing
-from anabranch.topics.batch import Packed, frame, read_header
-from anabranch.topics.compression import GZIP, ZSTD, compress
-from anabranch.topics.framing import Kind, scan_batch
-from anabranch.topics.journal_producer import JournalProducer
 from anabranch.topics.names import history_topic, replies_topic, status_topic
-from anabranch.topics.records import Record, encode_batch, encode_record
-from anabranch.topics.settings import parse_settings
-from anabranch.topics.wire import calls
-from anabranch.topics.wire.broken import ConnectionBroken, MalformedAnswer
-from anabranch.topics.wire.calls import ADD_PARTITIONS_TO_TXN, CREATE_TOPICS, METADATA
-from anabranch.topics.wire.cluster import Cluster
 from tests.fuzz.controllers import COMMANDS, STREAM, Place
 from tests.fuzz.mutate import sealed
 from tests.fuzz.records import HistoryMessage

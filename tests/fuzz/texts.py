@@ -20,15 +20,15 @@ from anabranch.cli.read import moment_of
 from anabranch.cli.segment_text import parse_range, parse_segment
 from anabranch.cli.session import Target as Place
 from anabranch.cli.session import parse_kafka
-from anabranch.client.snapshot import check_at
 from anabranch.core.ids import check_scope, split_stream
 from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSetting
+from anabranch.kafka.settings import parse_settings
 from anabranch.processors.keyfile import load_or_create
+from anabranch.reading.snapshot import check_at
 from anabranch.spark import avro_rows, positions
 from anabranch.spark.encoding import encoding_of
 from anabranch.spark.options import Options
 from anabranch.spark.plan import moment, streams_of
-from anabranch.topics.settings import parse_settings
 from tests.fuzz.target import Run, Target
 
 _TIMES = (

@@ -18,13 +18,13 @@ from typing import Any
 
 from kio.serial import entity_writer
 
+from anabranch.batches.format import read_header
+from anabranch.kafka.log import _fetched
+from anabranch.kafka.wire import calls, data
+from anabranch.kafka.wire.calls import END_TXN, FETCH, PRODUCE, Api
+from anabranch.kafka.wire.end_txn import end_answer
+from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import CorruptBatch, TopicPartition
-from anabranch.topics.batch import read_header
-from anabranch.topics.kafka_log import _fetched
-from anabranch.topics.wire import calls, data
-from anabranch.topics.wire.broken import MalformedAnswer
-from anabranch.topics.wire.calls import END_TXN, FETCH, PRODUCE, Api
-from anabranch.topics.wire.end_txn import end_answer
 from tests.fuzz.mutate import mutated
 from tests.fuzz.samples import batches
 from tests.fuzz.target import Run, Target

@@ -28,7 +28,7 @@ from anabranch.infra.errors import (
     PortTaken,
     StartDeadlinePassed,
 )
-from anabranch.infra.ports import HOST, free_port, is_free
+from anabranch.infra.free_ports import HOST, free_port, is_free
 from anabranch.infra.ready import is_ready
 from tests.infra.kafka import finalized_features
 from tests.infra.test_process import ROOT, eventually, state

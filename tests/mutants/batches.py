@@ -6,9 +6,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.topics import batch, columns_read, framing, kafka_log
-from anabranch.topics.columns_read import ColumnsBuilder, Longs
-from anabranch.topics.framing_kernel import FIRST
+from anabranch.batches import columns_read, framing
+from anabranch.batches import format as batch
+from anabranch.batches.columns_read import ColumnsBuilder, Longs
+from anabranch.batches.kernels.framing import FIRST
+from anabranch.kafka import log as kafka_log
 
 Planted = AbstractContextManager[object]
 _CRC_AT = 17

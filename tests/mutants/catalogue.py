@@ -219,21 +219,21 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a group's new partitions are a new group's", clients.partitions_of_a_new_group,
            simulated=False, by_clients=True, suite="tests/behaviour/order/test_groups.py"),
     Mutant("a stale leader moves a reader back", clients.stale_leader_believed, simulated=False,
-           by_clients=True, suite="tests/client/test_feeds.py"),
+           by_clients=True, suite="tests/reading/test_feed.py"),
     Mutant("records of others are read", clients.strangers_read, simulated=False,
            by_clients=True, suite="tests/behaviour/order/test_readers.py"),
     # -- bytes
     Mutant("a run begins an offset late", batches.late_first_offset, simulated=False,
-           suite="tests/topics/test_framing.py"),
+           suite="tests/batches/test_framing.py"),
     Mutant("one writer's run stands for a whole batch", batches.first_writer_for_all,
-           weather={"mixed_batches": True, "small": True}, suite="tests/topics/test_framing.py"),
-    Mutant("a spliced batch keeps its CRC", batches.crc_left, suite="tests/topics/test_batch.py"),
+           weather={"mixed_batches": True, "small": True}, suite="tests/batches/test_framing.py"),
+    Mutant("a spliced batch keeps its CRC", batches.crc_left, suite="tests/batches/test_format.py"),
     Mutant("the raw reader shows what was aborted", batches.aborted_read, simulated=False,
            play=plays.one_aborts_and_commits_later),
     Mutant("the raw reader passes over abort markers", batches.marker_passed, simulated=False,
            play=plays.one_aborts_and_commits_later),
     Mutant("columns are read beyond a range's end", batches.beyond_the_range, simulated=False,
-           suite="tests/topics/test_columns_read.py"),
+           suite="tests/batches/test_columns_read.py"),
 )  # fmt: skip
 
 

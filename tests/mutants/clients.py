@@ -6,14 +6,18 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.client import options, ordered, protocol, readers, snapshot
-from anabranch.client.feeds import RawFeed
-from anabranch.client.snapshot import SnapshotPlan
-from anabranch.client.starting import Starting
+from anabranch.client import session as protocol
 from anabranch.client.transaction import Transaction
 from anabranch.core.order import StreamOrder
 from anabranch.errors import AnabranchError
+from anabranch.librdkafka import options
 from anabranch.ports import OffsetOutOfRange
+from anabranch.reading import reader_factory as readers
+from anabranch.reading import snapshot
+from anabranch.reading import stream_order as ordered
+from anabranch.reading.feed import RawFeed
+from anabranch.reading.snapshot import SnapshotPlan
+from anabranch.reading.start_positions import Starting
 
 Planted = AbstractContextManager[object]
 EARLY = 300_000 << 12  # hybrid time, 0.3 s

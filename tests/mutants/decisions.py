@@ -9,8 +9,8 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.client import transaction
+from anabranch.core import decide as decide_module
 from anabranch.core import (
-    claims,
     decide_commit,
     decide_merge,
     decide_txn,
@@ -18,7 +18,7 @@ from anabranch.core import (
     journal_index,
     limits,
 )
-from anabranch.core import decide as decide_module
+from anabranch.core import names_and_series as claims
 from anabranch.core import rows as k
 from anabranch.core import turn as turn_module
 from anabranch.core.ids import NO_TXN

@@ -7,13 +7,14 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.client import history_search
 from anabranch.core import decide_cleanup, decide_plain, vectors
 from anabranch.core import rows as k
-from anabranch.core.plan import PlainWrites, StreamCommit
+from anabranch.core.round import PlainWrites, StreamCommit
 from anabranch.core.turn import Turn
 from anabranch.ports import TopicPartition
-from anabranch.processors import cleanup, histories, intake, journals
+from anabranch.processors import cleanup, histories, intake
+from anabranch.processors import index_journals as journals
+from anabranch.reading import history_search
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import PlainRow
 from anabranch.topics.names import journal_topic

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.core import decide, decide_merge, decide_scale, decide_txn, plan, vectors
+from anabranch.core import decide, decide_merge, decide_scale, decide_txn, vectors
+from anabranch.core import round as plan
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core.ids import segment_number
-from anabranch.core.plan import NewEpoch, Part, StreamCommit
+from anabranch.core.round import NewEpoch, Part, StreamCommit
 from anabranch.core.state import State
 from anabranch.core.turn import Turn
 from anabranch.processors import carrier, controller

@@ -11,18 +11,18 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.client.protocol import Session
+from anabranch.batches.records import Record, decode_records, encode_batch
+from anabranch.client.session import Session
 from anabranch.core.ids import make_txn_id
 from anabranch.errors import AlreadyCommitted, NotLeading
+from anabranch.kafka.log import _fetched
+from anabranch.kafka.wire.data import PartitionFetch
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.processors import culprit
 from anabranch.processors.controller import Controller
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
-from anabranch.topics.kafka_log import _fetched
 from anabranch.topics.names import journal_topic, stream_topic, transactional_ids
-from anabranch.topics.records import Record, decode_records, encode_batch
-from anabranch.topics.wire.data import PartitionFetch
 from tests.client.answers import outcome, token_of
 from tests.client.doubles import scripted_ports
 from tests.client.world import World as ClientWorld

@@ -8,18 +8,18 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core import decide, decide_time, decide_txn
 from anabranch.core import rows as k
-from anabranch.core.plan import ReplyTo
+from anabranch.core.round import ReplyTo
 from anabranch.core.tokens import key_id
 from anabranch.core.turn import Hearing, Turn
 from anabranch.ports import Producer, TopicPartition
 from anabranch.processors import controller, durability, leadership
-from anabranch.processors.foresight import Foresight
+from anabranch.processors.offset_guess import Foresight
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import Reply, Resolve, SafeTime, SafeTimeIs, TermRow
 from anabranch.topics.names import carrier_ids, replies_topic, status_topic, transactional_ids
-from anabranch.topics.records import Record, encode_batch
 
 Planted = AbstractContextManager[object]
 

@@ -10,11 +10,12 @@ from anabranch.core import rows as k
 from anabranch.core.decide_lost import give_up_stream
 from anabranch.core.state import State
 from anabranch.core.turn import Turn
+from anabranch.memory.producer import MemoryProducer
 from anabranch.ports import LogError, TopicGone, TopicInfo
-from anabranch.processors import controller, durability, lookout
+from anabranch.processors import controller, durability
+from anabranch.processors import stream_trouble as lookout
 from anabranch.processors.leadership import Lease
-from anabranch.processors.lookout import Lookout
-from anabranch.topics.memory_producer import MemoryProducer
+from anabranch.processors.stream_trouble import Lookout
 
 Planted = AbstractContextManager[object]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import anabranch
 from anabranch.errors import AnabranchError, RetryError
-from anabranch.topics.kafka_log import KafkaLog
+from anabranch.kafka.log import KafkaLog
 from checker import judge
 from checker.recorder import Recorder, Unknown
 from checker.report import Report

@@ -14,7 +14,6 @@ from zlib import crc32
 from confluent_kafka import KafkaError, Message, Producer
 
 import anabranch
-from anabranch.client.types import Receipt, Result, TransactionInfo
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -24,6 +23,7 @@ from anabranch.errors import (
     RetryError,
     UnknownTransaction,
 )
+from anabranch.types import Receipt, Result, TransactionInfo
 from checker.recorder import Failed, Recorder, Unknown
 
 KEYS = 8

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabranch.batches.records import Record
 from anabranch.core.ids import TXN_HEADER, pack_txn_header, unpack_txn_header
 from anabranch.core.keyspace import record_checksum
 from anabranch.core.turn import Settings
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.processors.failpoints import FailingLog, FailingTable
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas.records import (
     Begin,
     Begun,
@@ -26,7 +27,6 @@ from anabranch.schemas.records import (
     Touched,
 )
 from anabranch.topics.names import journal_topic, stream_topic
-from anabranch.topics.records import Record
 from tests.core.labels import SECRET
 from tests.processors.world import KEY, World
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition, TopicSpec
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas.records import (
     Begin,
     Begun,

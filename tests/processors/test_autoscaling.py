@@ -7,6 +7,7 @@ from itertools import count, pairwise
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.core.keyspace import SPACE, position_of, tiles
 from anabranch.ports import LogRefused, TopicPartition
 from anabranch.processors.controller import Controller
@@ -25,7 +26,6 @@ from anabranch.schemas.records import (
     Touched,
 )
 from anabranch.topics.names import journal_topic, stream_topic
-from anabranch.topics.records import Record
 from tests.core.labels import SECRET
 from tests.processors.world import World
 

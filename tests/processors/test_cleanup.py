@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.ports import LogUnavailable
 from anabranch.schemas.records import Begin, Begun, GetState, Outcome, Refusal, Touch, Touched
-from anabranch.topics.records import Record
 from tests.core.labels import SECRET
 from tests.processors.cleanup_play import (
     BYTES,

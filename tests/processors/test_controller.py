@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core.ids import (
     CORRELATION_HEADER,
     REPLY_HEADER,
@@ -14,8 +15,8 @@ from anabranch.core.ids import (
 from anabranch.core.keyspace import record_checksum
 from anabranch.core.rows import ROUND_KEY
 from anabranch.errors import InvalidToken
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogFenced, TopicPartition
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
     AdoptScope,
@@ -48,7 +49,6 @@ from anabranch.topics.names import (
     status_topic,
     stream_topic,
 )
-from anabranch.topics.records import Record, encode_batch
 from tests.core.labels import SECRET
 from tests.processors.world import World
 
@@ -139,7 +139,7 @@ def test_a_transaction_of_two_writers_is_merged_whole(one_batch: bool) -> None:
 def test_spliced_and_taken_apart_give_the_same_records(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     for minimum in (1, 10_000):
-        monkeypatch.setattr("anabranch.topics.splice.MIN_SPLICED_RECORDS", minimum)
+        monkeypatch.setattr("anabranch.batches.splice.MIN_SPLICED_RECORDS", minimum)
         world = World()
         controller = world.controller()
         controller.lead()

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.core import decide as entrance
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.errors import InvariantViolation
+from anabranch.memory.log import MemoryLog
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.processors import controller as loop
 from anabranch.processors import culprit, durability
 from anabranch.processors.controller import Controller
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
-from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import commands_topic, control_topic, stream_topic, topics_of
-from anabranch.topics.records import Record
 from tests.processors.world import World
 
 BAD = b"\0" * 15 + b"\x66"

@@ -8,12 +8,16 @@ from typing import Any, cast
 
 import pytest
 
+from anabranch.batches.format import Buffer
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core.ids import TXN_HEADER, unpack_txn_header
+from anabranch.memory.log import MemoryLog
+from anabranch.memory.producer import MemoryProducer
 from anabranch.ports import Log, LogRefused, LogUnavailable, TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
-from anabranch.processors.foresight import MOST_SKIPPED, Foresight
 from anabranch.processors.gaps import Appended, Gaps
+from anabranch.processors.offset_guess import MOST_SKIPPED, Foresight
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
     CommitRecord,
@@ -25,12 +29,8 @@ from anabranch.schemas.records import (
     Outcome,
     Refusal,
 )
-from anabranch.topics.batch import Buffer
 from anabranch.topics.declarations import create_stream_topics
-from anabranch.topics.memory import MemoryLog
-from anabranch.topics.memory_producer import MemoryProducer
 from anabranch.topics.names import history_topic, stream_topic
-from anabranch.topics.records import Record, encode_batch
 from tests.processors.world import World
 
 STREAM = "nyc/flights"

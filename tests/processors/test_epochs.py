@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.format import Buffer
+from anabranch.batches.records import Record
 from anabranch.core.keyspace import position_of
 from anabranch.errors import InvalidToken
+from anabranch.memory.log import MemoryLog
+from anabranch.memory.producer import MemoryProducer
 from anabranch.ports import LogRefused, TopicPartition, TopicSpec
 from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import decode
@@ -30,11 +34,7 @@ from anabranch.schemas.records import (
     Touched,
 )
 from anabranch.topics import declarations
-from anabranch.topics.batch import Buffer
-from anabranch.topics.memory import MemoryLog
-from anabranch.topics.memory_producer import MemoryProducer
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
-from anabranch.topics.records import Record
 from tests.core.labels import SECRET
 from tests.processors.world import World
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import ACTIVE, FORGETTING, LOST
 from anabranch.core.ids import NO_TXN, TXN_HEADER, pack_txn_header
 from anabranch.errors import UnsupportedVersion
+from anabranch.memory.log import MemoryLog
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import (
     LogError,
     LogFenced,
@@ -20,7 +23,6 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.processors.controller import Controller
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.processors.stream_topics import GIVE_UP_S
 from anabranch.schemas.codec import TYPES
 from anabranch.schemas.records import (
@@ -33,9 +35,7 @@ from anabranch.schemas.records import (
     Scale,
     StreamList,
 )
-from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
-from anabranch.topics.records import Record
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 
 each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])

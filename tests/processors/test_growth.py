@@ -9,10 +9,13 @@ from dataclasses import replace
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.core import decide_scale
 from anabranch.core.rows import stream_key
 from anabranch.core.state import State
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady
+from anabranch.kafka.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
+from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processors.growth import Growth
 from anabranch.schemas.codec import decode_as
@@ -25,10 +28,7 @@ from anabranch.schemas.records import (
     Scale,
     Scaling,
 )
-from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
-from anabranch.topics.records import Record
-from anabranch.topics.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
 from tests.processors.world import World
 
 INVALID_REPLICATION_FACTOR = 38

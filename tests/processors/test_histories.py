@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from anabranch.client.history_search import HistorySearch
-from anabranch.client.log_consumer import LogConsumer
+from anabranch.batches.records import decode_records
 from anabranch.core import vectors
 from anabranch.core.vectors import has_vector, vector_place
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
-from anabranch.processors.memory_table import MemoryStore
+from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.log_consumer import LogConsumer
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import history_topic, stream_topic
-from anabranch.topics.records import decode_records
 from tests.processors.world import World
 
 STREAM = "nyc/wide"

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from anabranch.core.turn import Settings
+from anabranch.memory.log import MemoryLog
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogFenced, LogUnavailable, TopicInfo
 from anabranch.processors import membership
 from anabranch.processors.controller import Controller
 from anabranch.processors.leader import ASIDE_S, Leader
 from anabranch.processors.membership import Membership
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.processors.rocks_table import size_on_disk
-from anabranch.topics.memory import MemoryLog
 from tests.processors.world import KEY, World
 
 DEADLINE_S = 30.0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.core.decide_admin import ACTIVE
+from anabranch.memory.trouble import Kind, Trouble
 from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.processors.histories import Histories
 from anabranch.processors.history_tail import load_tail
 from anabranch.schemas.records import Scale, StreamList
-from anabranch.topics.memory_trouble import Kind, Trouble
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
-from anabranch.topics.records import Record
 from tests.processors.losing import GONE, OTHER, Play
 
 

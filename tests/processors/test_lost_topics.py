@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.core.decide_admin import ACTIVE, LOST, WAITING
 from anabranch.core.keyspace import position_of
 from anabranch.ports import TopicPartition
@@ -21,7 +22,6 @@ from anabranch.schemas.records import (
     Scale,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
-from anabranch.topics.records import Record
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 
 each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])

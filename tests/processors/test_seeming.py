@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from anabranch.core.decide_admin import ACTIVE
+from anabranch.memory.log import MemoryLog
 from anabranch.ports import Fetched, OffsetOutOfRange, TopicPartition
 from anabranch.schemas.records import Commit, Outcome
-from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import history_topic, journal_topic
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, Play
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from anabranch.errors import ClockSkew, InvalidToken, NotReady, TopicMisconfigured
+from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, LogUnavailable
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions
@@ -22,7 +23,6 @@ from anabranch.processors.metrics import Metrics
 from anabranch.processors.system_clock import SystemClock
 from anabranch.schemas.records import TermRow
 from anabranch.topics.declarations import ControlTopics
-from anabranch.topics.kafka_log import KafkaLog
 
 ENDS = """
 import sys

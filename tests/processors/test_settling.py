@@ -8,6 +8,7 @@ import pytest
 
 from anabranch.core.decide_merge import TORN
 from anabranch.core.tokens import Token, sign
+from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogRefused, OffsetOutOfRange, TopicPartition
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
@@ -22,7 +23,6 @@ from anabranch.schemas.records import (
     StreamList,
     Touch,
 )
-from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 from tests.processors.world import KEY

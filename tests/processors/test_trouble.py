@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.core.decide_admin import ACTIVE, WAITING
+from anabranch.memory.log import MemoryLog
+from anabranch.memory.partition import Partition
+from anabranch.memory.producer import MemoryProducer
+from anabranch.memory.trouble import Kind, Trouble
 from anabranch.ports import (
     LogBusy,
     LogRefused,
@@ -28,10 +33,6 @@ from anabranch.schemas.records import (
     RecoverStream,
     Refusal,
 )
-from anabranch.topics.memory import MemoryLog
-from anabranch.topics.memory_partition import Partition
-from anabranch.topics.memory_producer import MemoryProducer
-from anabranch.topics.memory_trouble import Kind, Trouble
 from anabranch.topics.names import (
     commands_topic,
     history_topic,
@@ -39,7 +40,6 @@ from anabranch.topics.names import (
     status_topic,
     stream_topic,
 )
-from anabranch.topics.records import Record
 from tests.processors.losing import GONE, KEYS, OTHER, TOPICS, Play
 
 FORBIDDEN, POLICY, TOO_LARGE, MIN_ISR = 29, 44, 10, 19

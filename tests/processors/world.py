@@ -7,6 +7,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabranch.batches.records import Record, decode_records
 from anabranch.core.ids import (
     CORRELATION_HEADER,
     REPLY_HEADER,
@@ -16,9 +17,10 @@ from anabranch.core.ids import (
 )
 from anabranch.core.keyspace import position_of, record_checksum
 from anabranch.core.turn import Settings
+from anabranch.memory.log import MemoryCluster
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors.controller import Controller
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
     CreateStream,
@@ -29,9 +31,7 @@ from anabranch.schemas.records import (
     SegmentRange,
 )
 from anabranch.topics.declarations import create_control_topics
-from anabranch.topics.memory import MemoryCluster
 from anabranch.topics.names import commands_topic, journal_topic, replies_topic
-from anabranch.topics.records import Record, decode_records
 from tests.core.labels import proved
 
 KEY = b"k" * 32

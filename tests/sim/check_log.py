@@ -7,7 +7,7 @@ from collections import defaultdict
 from anabranch.core import hybrid_time
 from anabranch.core.decide_admin import LOST
 from anabranch.core.ids import NO_TXN
-from anabranch.core.plan import DIRECTLY_BEFORE, NO_PREVIOUS
+from anabranch.core.round import DIRECTLY_BEFORE, NO_PREVIOUS
 from anabranch.core.vectors import has_vector, vector_place
 from anabranch.schemas import records as r
 from tests.sim.ledger import NOISE, Ledger

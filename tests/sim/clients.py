@@ -9,7 +9,6 @@ from functools import partial
 from anabranch.client.client import Client
 from anabranch.client.reservation import Reservation
 from anabranch.client.transaction import Transaction
-from anabranch.client.types import Receipt, Result
 from anabranch.errors import (
     AnabranchError,
     EventTooLarge,
@@ -22,6 +21,7 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.ports import LogError, TopicGone
+from anabranch.types import Receipt, Result
 from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Ledger
 from tests.sim.noise import Noise

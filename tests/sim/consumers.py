@@ -12,34 +12,33 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Place
 
-from anabranch.client import kafka_consumer
+from anabranch.batches.records import Record, decode_records
 from anabranch.errors import NotReady, UnsupportedSetting
+from anabranch.librdkafka import group_member as kafka_consumer
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
-from anabranch.topics.records import Record, decode_records
 from tests.sim.groups import Member
 from tests.sim.ports import SimCluster, SimLog
 from tests.sim.world import Process, SimClock, World
 
 _MODULES = (
-    "feeds",
-    "history",
-    "history_search",
-    "kafka_consumer",
-    "log_consumer",
-    "ordered",
-    "reader",
-    "snapshot",
-    "snapshot_reader",
-    "spans",
-    "starting",
-    "transaction_reader",
+    "librdkafka.group_member",
+    "reading.feed",
+    "reading.history_index",
+    "reading.history_search",
+    "reading.log_consumer",
+    "reading.ordered_reader",
+    "reading.snapshot",
+    "reading.snapshot_reader",
+    "reading.spans",
+    "reading.start_positions",
+    "reading.stream_order",
+    "reading.transaction_reader",
 )
 _EOF: int = KafkaError._PARTITION_EOF
 _GONE: int = KafkaError._AUTO_OFFSET_RESET
@@ -67,9 +66,7 @@ def simulated(cluster: SimCluster) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(kafka_consumer, "make_consumer", make_consumer))
         for name in _MODULES:
-            if find_spec(f"anabranch.client.{name}") is None:
-                continue
-            module = import_module(f"anabranch.client.{name}")
+            module = import_module(f"anabranch.{name}")
             stack.enter_context(patch.object(module, "time", _Time(world)))
             if hasattr(module, "raw_log"):
                 stack.enter_context(patch.object(module, "raw_log", raw_log))
@@ -375,7 +372,7 @@ class SimConsumer:
 
 
 class SimAdmin:
-    """See `anabranch.client.kafka_admin.KafkaAdmin`: what readers ask."""
+    """See `anabranch.librdkafka.admin.KafkaAdmin`: what readers ask."""
 
     def __init__(self, log: SimLog, clock: SimClock) -> None:
         self._log = log

@@ -11,17 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from anabranch.client.snapshot_reader import StreamCut
-from anabranch.client.types import Result
+from anabranch.batches.records import Record, decode_records
 from anabranch.core import rows as k
 from anabranch.core.decide_admin import LOST
 from anabranch.core.tokens import peek
 from anabranch.errors import AnabranchError
 from anabranch.ports import TopicPartition
+from anabranch.reading.snapshot_reader import StreamCut
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import history_topic, status_topic, stream_topic
-from anabranch.topics.records import Record, decode_records
+from anabranch.types import Result
 
 if TYPE_CHECKING:
     from tests.sim.recording import History

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 from zlib import crc32
 
-from anabranch.client.types import Receipt
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core.ids import (
     CORRELATION_HEADER,
     REPLY_HEADER,
@@ -20,7 +20,7 @@ from anabranch.ports import LogError, TopicPartition
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic, journal_topic
-from anabranch.topics.records import Record, encode_batch
+from anabranch.types import Receipt
 from tests.sim.ledger import NOISE, Deal, Ledger
 from tests.sim.ports import FOREIGN_ID, SimCluster
 from tests.sim.recording import event_id, text

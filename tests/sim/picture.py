@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from anabranch.batches.records import Record, decode_records
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_HEADER, unpack_txn_header
 from anabranch.core.state import State
+from anabranch.memory.log import MemoryCluster
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
-from anabranch.topics.memory import MemoryCluster
 from anabranch.topics.names import (
     history_topic,
     journal_topic,
@@ -21,7 +22,6 @@ from anabranch.topics.names import (
     status_topic,
     stream_topic,
 )
-from anabranch.topics.records import Record, decode_records
 from tests.core.tables import txn_rows
 from tests.sim.retention import KeptPartition
 from tests.sim.topics import BY_HAND

@@ -11,17 +11,17 @@ from random import Random
 from unittest.mock import patch
 from zlib import crc32
 
+from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
 from anabranch.core.decide import decide
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, make_txn_id
-from anabranch.core.plan import ReplyTo
+from anabranch.core.round import ReplyTo
 from anabranch.core.turn import Turn
 from anabranch.ports import TopicPartition
 from anabranch.processors import intake
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic
-from anabranch.topics.records import Record, encode_batch
 from tests.sim.ledger import Ledger
 from tests.sim.ports import SimCluster
 from tests.sim.weather import Weather

@@ -10,9 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from contextlib import suppress
 from dataclasses import replace
 
+from anabranch.batches.format import Buffer
+from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.client.memory import MemoryBus, MemoryJournal, MemoryJournals
 from anabranch.client.ports import ClientPorts
 from anabranch.errors import WriteFailed
+from anabranch.memory.broker import Transactions
+from anabranch.memory.log import MemoryCluster, MemoryLog, MemoryProducer
+from anabranch.memory.partition import Partition
+from anabranch.memory.table import MemoryStore, MemoryTable
 from anabranch.ports import (
     Fetched,
     LogError,
@@ -23,13 +29,7 @@ from anabranch.ports import (
     TopicInfo,
     TopicPartition,
 )
-from anabranch.processors.memory_table import MemoryStore, MemoryTable
-from anabranch.topics.batch import Buffer
-from anabranch.topics.memory import MemoryCluster, MemoryLog, MemoryProducer
-from anabranch.topics.memory_broker import Transactions
-from anabranch.topics.memory_partition import Partition
 from anabranch.topics.names import commands_topic
-from anabranch.topics.records import Record, decode_records, encode_batch
 from tests.sim.faults import Faults, LateEnd
 from tests.sim.groups import Groups
 from tests.sim.ledger import Ledger

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from anabranch.batches.records import decode_records
 from anabranch.client.client import Client
-from anabranch.client.options import Options
-from anabranch.client.readers import KafkaReaders
-from anabranch.client.snapshot import Snapshot
-from anabranch.client.types import Event
 from anabranch.core import hybrid_time
 from anabranch.core.ids import NO_TXN, TXN_HEADER, unpack_txn_header
 from anabranch.errors import AnabranchError, SnapshotExpired, UnknownScope, UnknownStream
+from anabranch.librdkafka.options import Options
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
+from anabranch.reading.reader_factory import KafkaReaders
+from anabranch.reading.snapshot import Snapshot
 from anabranch.topics.names import history_topic, stream_topic
-from anabranch.topics.records import decode_records
+from anabranch.types import Event
 from tests.sim.consumers import SimAdmin
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from anabranch.client.types import Result, TransactionInfo
 from anabranch.core.turn import WAITING
 from anabranch.errors import (
     AlreadyCommitted,
@@ -21,6 +20,7 @@ from anabranch.errors import (
     UnknownTransaction,
     WritersUnfinished,
 )
+from anabranch.types import Result, TransactionInfo
 from tests.sim.ledger import Attempt, Deal, Ledger
 
 _TELLS_NOTHING = (OutcomeUnknown, AlreadyCommitted)

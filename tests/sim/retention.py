@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
+from anabranch.batches.records import decode_records
+from anabranch.memory.partition import Entry, Partition
 from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
-from anabranch.topics.memory_partition import Entry, Partition
 from anabranch.topics.names import (
     commands_topic,
     control_topic,
@@ -25,7 +26,6 @@ from anabranch.topics.names import (
     replies_topic,
     stream_topic,
 )
-from anabranch.topics.records import decode_records
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
 from tests.sim.world import World

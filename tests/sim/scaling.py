@@ -6,8 +6,8 @@ from itertools import pairwise
 from random import Random
 
 from anabranch.client.client import Client
-from anabranch.client.types import StreamDescription
 from anabranch.errors import InvalidArgument
+from anabranch.types import StreamDescription
 from tests.sim.world import World
 
 MOST_SEGMENTS = 5

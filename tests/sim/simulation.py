@@ -12,19 +12,19 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.client import feeds
+from anabranch.batches import splice
 from anabranch.core import limits, vectors
 from anabranch.core import rows as k
 from anabranch.core.journal_runs import place_of, txn_of
 from anabranch.errors import AnabranchError, InvariantViolation
+from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors import controller, culprit, durability, intake
 from anabranch.processors.controller import Controller
 from anabranch.processors.culprit import Culprit
 from anabranch.processors.intake import Command
 from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.processors.memory_table import MemoryStore
-from anabranch.topics import splice
+from anabranch.reading import feed as feeds
 from anabranch.topics.names import history_topic, status_topic, stream_topic
 from tests.sim import poison
 from tests.sim.carriers import carriers_beside

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.core import limits
 from anabranch.errors import TransactionAborted
+from anabranch.memory.table import MemoryStore
+from anabranch.memory.trouble import Kind, Trouble
 from anabranch.ports import LogFenced, TopicPartition
-from anabranch.processors.memory_table import MemoryStore
 from anabranch.schemas import records as r
-from anabranch.topics.memory_trouble import Kind, Trouble
 from anabranch.topics.names import control_topic, history_topic, journal_topic, stream_topic
-from anabranch.topics.records import Record
 from tests.client.world import World as ClientWorld
 from tests.core.labels import SECRET
 from tests.processors.losing import GONE, OTHER, Play

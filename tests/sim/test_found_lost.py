@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from anabranch.core.decide_admin import ACTIVE, LOST, WAITING
+from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogUnavailable, TopicInfo, TopicPartition
 from anabranch.schemas.records import Begin, Commit, Event, OneShot, Refusal, Scale, Touch
-from anabranch.topics.memory import MemoryLog
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.core.labels import SECRET
 from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play

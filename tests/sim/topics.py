@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
+from anabranch.batches.records import Record, encode_batch
 from anabranch.ports import TopicGone, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
-from anabranch.topics.records import Record, encode_batch
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
 from tests.sim.world import START_S, Process, World

@@ -13,8 +13,8 @@ from random import Random
 
 from anabranch.client.client import Client
 from anabranch.errors import AnabranchError, ClockSkew, Expired
+from anabranch.memory.trouble import Kind, Trouble
 from anabranch.ports import TopicPartition
-from anabranch.topics.memory_trouble import Kind, Trouble
 from anabranch.topics.names import commands_topic, replies_topic, status_topic
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from anabranch.client.client import Client
+from anabranch.client.joined_writer import Writer
 from anabranch.client.reservation import Reservation
-from anabranch.client.types import Receipt
-from anabranch.client.writer import Writer
 from anabranch.errors import (
     AlreadyCommitted,
     AskOutcomeError,
@@ -23,6 +22,7 @@ from anabranch.errors import (
     StreamLost,
     WritersUnfinished,
 )
+from anabranch.types import Receipt
 from tests.sim.ledger import Deal, Ledger, Told, WriterLog
 from tests.sim.recording import event_id, text
 from tests.sim.world import Process, World

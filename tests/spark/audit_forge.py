@@ -17,6 +17,7 @@ from confluent_kafka import Message, Producer
 from anabranch.core import hybrid_time
 from anabranch.core import rows as k
 from anabranch.core.ids import make_txn_id, pack_txn_header
+from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (
@@ -32,7 +33,6 @@ from anabranch.schemas.records import (
     TxnRow,
     WriterRow,
 )
-from anabranch.topics.kafka_log import KafkaLog
 from tests.crash.oracle import read_stream
 
 WRITER = 0x1122334455667788

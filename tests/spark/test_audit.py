@@ -17,15 +17,15 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import anabranch
+from anabranch.audit.report import AuditReport
+from anabranch.audit.run import audit
 from anabranch.cli.main import app
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, pack_txn_header
+from anabranch.kafka.log import KafkaLog
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CommitRecord, EpochRecord, PlainRow, Receipt
 from anabranch.spark.options import Connection
-from anabranch.spark.pipelines.audit import audit
-from anabranch.spark.pipelines.audit_report import AuditReport
-from anabranch.topics.kafka_log import KafkaLog
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
 from tests.crash.oracle import read_stream

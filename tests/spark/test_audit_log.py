@@ -15,20 +15,19 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from anabranch.audit import kernel, log
+from anabranch.audit.log import Span, cut, share
+from anabranch.audit.report import CHECKS, moment_of
+from anabranch.audit.run import audit
+from anabranch.batches.format import HEADER_SIZE, read_header, with_base_offset
+from anabranch.batches.records import Record, encode_batch
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.main import app
-from anabranch.client.kafka_admin import KafkaAdmin
 from anabranch.core import hybrid_time
 from anabranch.errors import InvalidArgument
+from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.ports import RawBatch
 from anabranch.spark.options import Connection
-from anabranch.spark.pipelines import audit_kernel as kernel
-from anabranch.spark.pipelines import audit_log as log
-from anabranch.spark.pipelines.audit import audit
-from anabranch.spark.pipelines.audit_log import Span, cut, share
-from anabranch.spark.pipelines.audit_report import CHECKS, moment_of
-from anabranch.topics.batch import HEADER_SIZE, read_header, with_base_offset
-from anabranch.topics.records import Record, encode_batch
 
 TXN = b"t" * 28
 HEADERS: dict[str, tuple[tuple[tuple[str, bytes | None], ...], int]] = {

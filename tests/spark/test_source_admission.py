@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from anabranch.client.history_search import Found
 from anabranch.core.ids import NO_TXN, make_txn_id, segment_id
 from anabranch.errors import MalformedRecord
+from anabranch.reading.history_search import Found
 from anabranch.schemas.records import (
     CommitRecord,
     EpochRecord,

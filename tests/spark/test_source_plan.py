@@ -22,8 +22,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from anabranch.client.event_columns import SCHEMA
 from anabranch.errors import InvalidArgument
+from anabranch.reading.event_columns import SCHEMA
 from anabranch.spark.columns import EVENT_SCHEMA, check_schema
 from anabranch.spark.filters import Interval, Selection
 from anabranch.spark.options import Options

@@ -23,7 +23,7 @@ def target_from(parameters: Mapping[str, Any]) -> Target:
 
 def compile_code(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
     """Loads what the controllers compile at its first use ever, so that they need not wait for it."""
-    import_module("anabranch.topics.framing_kernel")
+    import_module("anabranch.batches.kernels.framing")
     say("finished")
 
 

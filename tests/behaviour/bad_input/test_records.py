@@ -11,15 +11,15 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Producer
 
+from anabranch.batches.compression import NONE, ZSTD, compress
+from anabranch.batches.format import Packed
+from anabranch.batches.records import put_varint
 from anabranch.core import limits
+from anabranch.kafka.idempotent_producer import JournalProducer
+from anabranch.kafka.settings import parse_settings
+from anabranch.kafka.wire.cluster import Cluster as Brokers
 from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
-from anabranch.topics.batch import Packed
-from anabranch.topics.compression import NONE, ZSTD, compress
-from anabranch.topics.journal_producer import JournalProducer
-from anabranch.topics.records import put_varint
-from anabranch.topics.settings import parse_settings
-from anabranch.topics.wire.cluster import Cluster as Brokers
 from tests.behaviour.bad_input.place import SEGMENTS, SOON_S, WAIT_MS, Place
 from tests.crash.raw import make_txn_id, partition_of
 

@@ -13,10 +13,10 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 import anabranch
-from anabranch.client import reader as client_reader
+from anabranch.batches import columns_read
 from anabranch.errors import NotReady
+from anabranch.reading import ordered_reader as client_reader
 from anabranch.schemas.records import CommitRecord
-from anabranch.topics import columns_read
 from tests.client.members import LONG_S, Members, by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
 from tests.conftest import Broker

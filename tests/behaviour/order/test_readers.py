@@ -10,15 +10,15 @@ from typing import cast
 import pytest
 
 import anabranch
-from anabranch.client import ordered
-from anabranch.client.history import NO_SEGMENT
-from anabranch.client.ranges import RangeReader
-from anabranch.client.readers import KafkaReaders
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core.hybrid_time import to_datetime
 from anabranch.core.ids import make_txn_id
 from anabranch.ports import TopicPartition as Partition
+from anabranch.reading import stream_order as ordered
+from anabranch.reading.history_index import NO_SEGMENT
+from anabranch.reading.ranges import RangeReader
+from anabranch.reading.reader_factory import KafkaReaders
 from anabranch.schemas.records import CommitRecord
-from anabranch.topics.records import Record, encode_batch
 from tests.client.members import LONG_S, by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
 

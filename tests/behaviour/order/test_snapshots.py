@@ -8,10 +8,11 @@ import time
 import pytest
 
 import anabranch
-from anabranch.client import history, ordered
-from anabranch.client.history import HistoryIndex
 from anabranch.core.ids import NO_TXN
 from anabranch.ports import TopicPartition
+from anabranch.reading import history_index as history
+from anabranch.reading import stream_order as ordered
+from anabranch.reading.history_index import HistoryIndex
 from anabranch.schemas.records import CommitRecord
 from tests.client.members import by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled

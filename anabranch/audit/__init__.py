@@ -1,0 +1,1 @@
+"""The audit: whether all that the logs say fits together."""

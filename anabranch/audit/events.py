@@ -1,0 +1,268 @@
+"""Events against the history: each lies in the range of its own commit, and each range holds what it says.
+
+Checksums, hashes and key positions are computed here by Spark's own functions, from the bytes as they lie in the
+topics: the library's code for them takes no part.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from anabranch.audit.findings import Findings, shown, text
+from anabranch.audit.log import PLAIN, WRITE
+from anabranch.core.ids import NO_TXN
+
+# Events and ranges meet in blocks of so many offsets, which tasks take in parallel.
+_BLOCK_BITS = 16
+_HALF = (1 << 32) - 1
+
+
+def crc_of(key: Column, value: Column) -> Column:
+    """A record's checksum (docs/protocol.md, section 9)."""
+    empty = F.lit(b"")
+    return F.crc32(F.concat(F.coalesce(key, empty), F.coalesce(value, empty)))
+
+
+def position_of(key: Column) -> Column:
+    """The position of a key (docs/protocol.md, section 7); null: no key."""
+    h = F.crc32(key)
+    h = h.bitwiseXOR(F.shiftright(h, 16))
+    h = _times(h, 0x85EBCA6B)
+    h = h.bitwiseXOR(F.shiftright(h, 13))
+    h = _times(h, 0xC2B2AE35)
+    return h.bitwiseXOR(F.shiftright(h, 16))
+
+
+def _times(h: Column, factor: int) -> Column:
+    """The product modulo 2^32 of two unsigned numbers, without leaving the signed 64 bits."""
+    high = F.shiftleft((F.shiftright(h, 16) * F.lit(factor)).bitwiseAND(F.lit(0xFFFF)), 16)
+    return (h.bitwiseAND(F.lit(0xFFFF)) * F.lit(factor) + high).bitwiseAND(F.lit(_HALF))
+
+
+def digest_of() -> Column:
+    """64 bits of all that must arrive as it was: key, value, headers, timestamp."""
+    return F.xxhash64(
+        F.col("key").isNull(), "key", F.col("value").isNull(), "value", "headers", "timestamp"
+    )
+
+
+def slim(records: DataFrame) -> DataFrame:
+    """Events or journal records without their bytes: what is compared later."""
+    txn = F.col("txn")
+    return records.select(
+        "stream",
+        "partition",
+        "offset",
+        "batch",
+        "native",
+        "kind",
+        F.when(F.col("kind") == WRITE, F.substring(txn, 1, 16)).alias("txn_id"),
+        F.when(F.col("kind") == WRITE, F.substring(txn, 17, 8)).alias("writer"),
+        F.when(F.col("kind") == WRITE, F.substring(txn, 25, 4)).alias("placed_by"),
+        crc_of(F.col("key"), F.col("value")).alias("crc"),
+        F.when(F.col("key").isNotNull(), position_of(F.col("key"))).alias("position"),
+        F.when(F.col("key").isNotNull(), F.xxhash64("key")).alias("key_hash"),
+        digest_of().alias("digest"),
+    )
+
+
+def big_endian(number: Column, size: int) -> Column:
+    """A number as the bytes that headers have of it."""
+    digits = F.lpad(F.hex(number), 2 * size, "0")
+    return F.unhex(digits)
+
+
+def place(events: DataFrame, ranges: DataFrame) -> DataFrame:
+    """Each event with the range that holds it, as a struct ``r``; null: none does."""
+    block = F.shiftright(F.col("offset"), _BLOCK_BITS)
+    first = F.shiftright(F.col("first"), _BLOCK_BITS)
+    last = F.shiftright(F.col("end") - 1, _BLOCK_BITS)
+    r = F.struct(
+        F.col("record"),
+        F.col("txn_id"),
+        F.col("timestamp"),
+        F.col("epoch"),
+        F.col("reference"),
+        F.col("id"),
+        F.col("low"),
+        F.col("high"),
+        F.col("first"),
+        F.col("end"),
+    )
+    marks = (
+        ranges.where(F.col("end") > F.col("first"))
+        .withColumn("block", F.explode(F.sequence(first, last)))
+        .select(
+            "stream",
+            "partition",
+            "block",
+            F.greatest("first", F.shiftleft(F.col("block"), _BLOCK_BITS)).alias("offset"),
+            r.alias("r"),
+        )
+    )
+    both = events.withColumn("block", block).unionByName(
+        marks.withColumn("is_mark", F.lit(True)), allowMissingColumns=True
+    )
+    order = Window.partitionBy("stream", "partition", "block").orderBy(
+        "offset", F.desc_nulls_last("is_mark")
+    )
+    nearest = F.last("r", ignorenulls=True).over(order)
+    return (
+        both.withColumn("nearest", nearest)
+        .where(F.col("is_mark").isNull())
+        .withColumn("r", F.when(F.col("offset") < F.col("nearest.end"), F.col("nearest")))
+        .drop("nearest", "block", "is_mark")
+    )
+
+
+def check_events(
+    placed: DataFrame, states: DataFrame, named: DataFrame, findings: Findings
+) -> None:
+    """Every event by itself.
+
+    ``states``: transactions of the status log (txn_id, state, timestamp). ``named``: stream and txn_id of all
+    COMMIT records, and as ``until`` the timestamp of the stream's last record.
+    """
+    kind, r = F.col("kind"), F.col("r")
+    inside = r.isNotNull()
+    mine = (kind == PLAIN) & (r["txn_id"] == F.lit(NO_TXN)) | (kind == WRITE) & (
+        F.col("txn_id") == r["txn_id"]
+    )
+    keyed = inside & F.col("position").isNotNull() & r["low"].isNotNull()
+    written = inside & mine & F.expr("writer != X'0000000000000000'") & r["reference"].isNotNull()
+    due = big_endian(r["reference"], 4)
+    findings.count(
+        placed,
+        {
+            "event-header": (F.lit(True), None),
+            "event-transaction": (inside, None),
+            "event-key": (keyed, inside & F.col("position").isNotNull() & r["low"].isNull()),
+            "event-epoch": (written, None),
+            "event-plain": (kind == PLAIN, None),
+            **{
+                f"event-{name}": (kind == WRITE, None) for name in ("aborted", "unknown", "outside")
+            },
+        },
+    )
+    whose = shown(F.col("txn_id"))
+    findings.judge(
+        placed,
+        [
+            (
+                "event-header",
+                ~kind.isin(WRITE, PLAIN),
+                F.lit("one ab.txn header, or none of ab."),
+                F.lit("another one, or a batch that can't be read"),
+            ),
+            (
+                "event-transaction",
+                inside & kind.isin(WRITE, PLAIN) & ~F.coalesce(mine, F.lit(False)),
+                F.coalesce(F.nullif(shown(r["txn_id"]), F.lit("")), F.lit("a plain write")),
+                F.when(kind == PLAIN, "a plain write").otherwise(whose),
+            ),
+            (
+                "event-key",
+                keyed & ((F.col("position") < r["low"]) | (F.col("position") >= r["high"])),
+                text("a position from ", r["low"], " below ", r["high"]),
+                F.col("position"),
+            ),
+            (
+                "event-epoch",
+                written & (F.col("placed_by") != due),
+                text("placed by epoch ", r["reference"]),
+                text("placed by epoch ", F.conv(F.hex("placed_by"), 16, 10)),
+            ),
+            (
+                "event-plain",
+                ~inside & (kind == PLAIN),
+                F.lit("a plain commit that names it"),
+                F.lit("none"),
+            ),
+        ],
+        txn=F.col("txn_id"),
+        partition=F.col("partition"),
+        offset=F.col("offset"),
+    )
+    _check_unnamed(placed, states, named, findings)
+
+
+def _check_unnamed(
+    placed: DataFrame, states: DataFrame, named: DataFrame, findings: Findings
+) -> None:
+    """What no range holds, by what is known of its transaction."""
+    unnamed = (
+        placed.where(F.col("r").isNull() & (F.col("kind") == WRITE))
+        .join(named.withColumn("is_named", F.lit(True)), ["stream", "txn_id"], "left")
+        .join(states.select("txn_id", "state", "timestamp"), "txn_id", "left")
+        .join(
+            F.broadcast(named.groupBy("stream").agg(F.max("until").alias("last"))), "stream", "left"
+        )
+        .withColumns(
+            {
+                "is_named": F.coalesce("is_named", F.lit(False)),
+                "state": F.coalesce("state", F.lit("not known")),
+            }
+        )
+        # Carried aside just now, or committed after the history was read.
+        .withColumn(
+            "under_way",
+            ~F.col("is_named")
+            & (
+                (F.col("state") == "FINALIZE_IN_PROGRESS")
+                | (F.col("state") == "COMMITTED")
+                & (F.col("timestamp") > F.coalesce("last", F.lit(0)))
+            ),
+        )
+    )
+    findings.count(unnamed, {"event-unknown": (F.lit(False), F.col("under_way"))})
+    aborted = F.col("state").isin("ABORTED", "ABORT_IN_PROGRESS")
+    state = text("its transaction is ", F.col("state"))
+    findings.judge(
+        unnamed,
+        [
+            (
+                "event-outside",
+                F.col("is_named"),
+                F.lit("inside a range of its COMMIT record"),
+                F.lit("outside of all"),
+            ),
+            ("event-aborted", ~F.col("is_named") & aborted, F.lit("nothing of it"), state),
+            (
+                "event-unknown",
+                ~F.col("is_named") & ~aborted & ~F.col("under_way"),
+                F.lit("a COMMIT record"),
+                state,
+            ),
+        ],
+        txn=F.col("txn_id"),
+        partition=F.col("partition"),
+        offset=F.col("offset"),
+    )
+
+
+def check_counts(placed: DataFrame, ranges: DataFrame, findings: Findings) -> None:
+    """Each range holds as many events as its record says. ``ranges`` has ``gone``: retention took some of it."""
+    inside = (
+        placed.where(F.col("r").isNotNull())
+        .groupBy("stream", F.col("r.record").alias("record"), F.col("r.id").alias("id"))
+        .agg(F.count("*").alias("n"))
+    )
+    both = ranges.join(inside, ["stream", "record", "id"], "left").withColumn(
+        "n", F.coalesce("n", F.lit(0))
+    )
+    findings.count(both, {"event-count": (~F.col("gone"), F.col("gone"))})
+    findings.judge(
+        both,
+        [
+            (
+                "event-count",
+                ~F.col("gone") & (F.col("n") != F.col("count")),
+                text(F.col("count"), " events"),
+                F.col("n"),
+            )
+        ],
+        txn=F.col("txn_id"),
+        partition=F.col("partition"),
+        offset=F.col("first"),
+    )

@@ -1,0 +1,151 @@
+"""How checks say what they found: rows of one form, counted and sampled by Spark."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from anabranch.audit.report import (
+    CHECKS,
+    MOST_EXAMPLES,
+    Check,
+    Example,
+    make_checks,
+)
+
+# Check, whether it is broken, what was expected, what was found.
+Rule = tuple[str, Column, Column, Column]
+_COLUMNS = ("check", "stream", "transaction", "partition", "offset", "expected", "found")
+
+
+def text(*parts: Column | str) -> Column:
+    """Texts and values in one; a null shows as such."""
+    return F.concat(
+        *(
+            F.lit(part)
+            if isinstance(part, str)
+            else F.coalesce(part.cast("string"), F.lit("nothing"))
+            for part in parts
+        )
+    )
+
+
+def shown(txn_id: Column) -> Column:
+    """A transaction id as people see it; empty for plain writes."""
+    digits = F.lower(F.hex(txn_id))
+    return F.when(digits.isNull() | (digits == "0" * 32), "").otherwise(digits)
+
+
+class Findings:
+    """Gathers what the checks find."""
+
+    def __init__(self) -> None:
+        self._breaches: list[DataFrame] = []
+        self._counts: list[DataFrame] = []
+        self._more: list[tuple[str, Example]] = []
+        self._examined: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+
+    def keep(self, rows: DataFrame) -> DataFrame:
+        """Compute these rows now, once: several checks look at them.
+
+        They are never computed a second time, when the log may have gone on: where executors that hold them are
+        lost, the audit fails, unless the session has a checkpoint directory. And plans stay small.
+        """
+        if rows.sparkSession.sparkContext.getCheckpointDir() is not None:
+            return rows.checkpoint()
+        return rows.localCheckpoint(storageLevel=StorageLevel.MEMORY_AND_DISK)
+
+    def judge(
+        self,
+        rows: DataFrame,
+        rules: Sequence[Rule],
+        *,
+        stream: Column | str = "stream",
+        txn: Column | None = None,
+        partition: Column | None = None,
+        offset: Column | None = None,
+    ) -> None:
+        """Hold rules against each row, all in one pass."""
+        broken = [
+            F.when(
+                wrong,
+                F.struct(
+                    F.lit(name).alias("check"),
+                    expected.cast("string").alias("expected"),
+                    found.cast("string").alias("found"),
+                ),
+            )
+            for name, wrong, expected, found in rules
+        ]
+        each = F.explode(F.filter(F.array(*broken), lambda one: one.isNotNull()))
+        self._breaches.append(
+            rows.select(
+                (F.col(stream) if isinstance(stream, str) else stream).alias("stream"),
+                shown(txn if txn is not None else F.lit(None).cast("binary")).alias("transaction"),
+                (partition if partition is not None else F.lit(None)).cast("int").alias("partition"),
+                (offset if offset is not None else F.lit(None)).cast("long").alias("offset"),
+                each.alias("broken"),
+            ).select(
+                "broken.check", "stream", "transaction", "partition", "offset",
+                "broken.expected", "broken.found",
+            )
+        )  # fmt: skip
+
+    def found(self, name: str, example: Example) -> None:
+        """A breach that the driver itself found."""
+        self._more.append((name, example))
+
+    def count(self, rows: DataFrame, of: Mapping[str, tuple[Column, Column | None]]) -> None:
+        """Count in one pass how many rows each check examined, and how many it could not check."""
+        never = F.lit(False)
+        counts = rows.agg(
+            F.array(
+                *(
+                    F.struct(
+                        F.lit(name).alias("check"),
+                        F.count_if(examined).alias("examined"),
+                        F.count_if(never if unchecked is None else unchecked).alias("unchecked"),
+                    )
+                    for name, (examined, unchecked) in of.items()
+                )
+            ).alias("counts")
+        )
+        self._counts.append(counts.select(F.inline("counts")))
+
+    def examined(self, name: str) -> int:
+        """How many were looked at, once `checks` was called."""
+        return self._examined[name][0]
+
+    def add(self, name: str, examined: int, unchecked: int = 0) -> None:
+        """So many more were looked at."""
+        self._examined[name][0] += examined
+        self._examined[name][1] += unchecked
+
+    def checks(self) -> tuple[Check, ...]:
+        """All checks; this is when Spark counts, and looks for breaches."""
+        for row in reduce(DataFrame.unionByName, self._counts).collect():
+            self.add(row["check"], row["examined"], row["unchecked"])
+        rows = self.keep(reduce(DataFrame.unionByName, self._breaches))
+        by_check = rows.groupBy("check").agg(F.count("*").alias("n"))
+        counts = {row["check"]: row["n"] for row in by_check.collect()}
+        examples: dict[str, list[Example]] = {}
+        if counts:
+            order = Window.partitionBy("check", "stream").orderBy("partition", "offset")
+            sample = rows.withColumn("n", F.row_number().over(order)).where(
+                F.col("n") <= MOST_EXAMPLES
+            )
+            for row in sample.orderBy("check", "stream", "n").collect():
+                cells = (row[name] for name in _COLUMNS[1:])
+                examples.setdefault(row["check"], []).append(Example(*cells))
+        for name, example in self._more:
+            counts[name] = counts.get(name, 0) + 1
+            known = examples.setdefault(name, [])
+            if sum(one.stream == example.stream for one in known) < MOST_EXAMPLES:
+                known.append(example)
+        of = {name: (self._examined[name][0], self._examined[name][1]) for name in CHECKS}
+        return make_checks(of, counts, examples)

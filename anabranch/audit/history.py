@@ -1,0 +1,403 @@
+"""The history alone: records, chain, timestamps, epochs, ranges, vectors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from anabranch.audit.findings import Findings, text
+from anabranch.audit.report import Example
+from anabranch.audit.tables import COMMIT, EPOCH, FOREIGN
+from anabranch.core.ids import NO_TXN
+from anabranch.core.vectors import OWN
+
+NO_PREVIOUS, DIRECTLY_BEFORE = -1, -2
+POSITIONS = 1 << 32
+_NUMBER = (1 << 32) - 1
+
+
+class Extent(NamedTuple):
+    """How much history a stream has. ``floor``: partition -> up to where it does not tell of the events any more;
+    empty if it does from the very first on. ``vector``: of the last record. ``cut_until``: records up to this
+    timestamp may be gone; -1: none is."""
+
+    vector: Mapping[int, int]
+    floor: Mapping[int, int]
+    cut_until: int
+
+
+def extents(history: DataFrame) -> dict[str, Extent]:
+    """Of each stream that has records."""
+    records = history.where(F.col("kind") != FOREIGN)
+    whole = F.when(F.col("vector_at") == OWN, F.col("offset"))
+    rows = records.groupBy("stream").agg(
+        F.min_by(F.struct("previous", "timestamp"), "offset").alias("first"),
+        F.min_by(F.struct("vector", "segments"), whole).alias("told"),
+    )
+    # An end never falls: the highest that any record tells is that of the last one.
+    ends = (
+        records.select("stream", F.inline("vector").alias("partition", "position"))
+        .groupBy("stream", "partition")
+        .agg(F.max("position").alias("end"))
+        .groupBy("stream")
+        .agg(F.map_from_entries(F.collect_list(F.struct("partition", "end"))).alias("ends"))
+    )
+    found = {}
+    for row in rows.join(ends, "stream").collect():
+        first, told = row["first"], row["told"]
+        floor: dict[int, int] = {}
+        cut = first["previous"] != NO_PREVIOUS
+        if cut and told is None:
+            floor = row["ends"]
+        elif cut:
+            floor = {p["partition"]: p["offset"] for p in told["vector"]}
+            floor |= {s["partition"]: s["end"] for s in told["segments"] or ()}
+        until = first["timestamp"] if cut else -1
+        found[row["stream"]] = Extent(row["ends"], floor, until)
+    return found
+
+
+def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findings) -> DataFrame:
+    """Check the records one after the other. Returns the sound ones, with the epoch active at each.
+
+    ``starts``: where the history topics begin.
+    """
+    findings.count(history, {"history-record": (F.lit(True), None)})
+    findings.judge(
+        history,
+        [
+            (
+                "history-record",
+                F.col("problem").isNotNull(),
+                F.lit("an EPOCH or COMMIT record under its key"),
+                F.col("problem"),
+            )
+        ],
+        txn=F.col("txn_id"),
+        partition=F.lit(0),
+        offset=F.col("offset"),
+    )
+    order = Window.partitionBy("stream").orderBy("offset")
+    is_epoch = F.col("kind") == EPOCH
+    is_whole = F.col("vector_at") == OWN
+    start = F.create_map(*(F.lit(cell) for pair in starts.items() for cell in pair))[
+        F.col("stream")
+    ]
+    sound = findings.keep(
+        history.where(F.col("kind") != FOREIGN)
+        .withColumns(
+            {
+                "before": F.lag("offset").over(order),
+                "time_before": F.lag("timestamp").over(order),
+                "size_before": F.last(F.when(is_whole, F.size("vector")), True).over(
+                    order.rowsBetween(Window.unboundedPreceding, -1)
+                ),
+                "whole_before": F.last(F.when(is_whole, F.col("offset")), True).over(order),
+                "says_whole": F.when(
+                    F.col("vector_at") < 0, F.col("offset") + F.col("vector_at") - OWN
+                ).otherwise(F.col("vector_at")),
+                "active": F.last(F.when(is_epoch, F.col("epoch")), True).over(order),
+                "says": F.when(F.col("previous") == DIRECTLY_BEFORE, F.col("offset") - 1).otherwise(
+                    F.col("previous")
+                ),
+            }
+        )
+        .withColumn(
+            "cut_before",
+            F.col("before").isNull() & (F.col("says") >= 0) & (F.col("says") < start),
+        )
+        .withColumn("cut", F.max("cut_before").over(Window.partitionBy("stream")))
+    )
+    findings.count(
+        sound,
+        {
+            "history-chain": (~F.col("cut_before"), F.col("cut_before")),
+            "history-time": (F.col("before").isNotNull(), F.col("cut_before")),
+        },
+    )
+    findings.judge(
+        sound,
+        [
+            (
+                "history-chain",
+                ~F.col("cut_before")
+                & (F.col("says") != F.coalesce(F.col("before"), F.lit(NO_PREVIOUS))),
+                text("previous ", F.coalesce(F.col("before"), F.lit(NO_PREVIOUS))),
+                F.col("says"),
+            ),
+            (
+                "history-time",
+                F.col("timestamp") <= F.col("time_before"),
+                text("after ", F.col("time_before")),
+                F.col("timestamp"),
+            ),
+            (
+                "vectors",
+                is_whole & (F.size("vector") < F.col("size_before")),
+                text("at least ", F.col("size_before"), " partitions"),
+                F.size("vector"),
+            ),
+            (
+                "vectors",
+                F.col("says_whole") != F.col("whole_before"),
+                text("the last vector is at ", F.col("whole_before")),
+                text("at ", F.col("says_whole")),
+            ),
+        ],
+        txn=F.col("txn_id"),
+        partition=F.lit(0),
+        offset=F.col("offset"),
+    )
+    once = (
+        sound.where((F.col("kind") == COMMIT) & (F.col("txn_id") != F.lit(NO_TXN)))
+        .groupBy("stream", "txn_id")
+        .agg(F.count("*").alias("n"), F.max("offset").alias("offset"))
+    )
+    findings.count(once, {"commit-once": (F.lit(True), None)})
+    findings.judge(
+        once,
+        [("commit-once", F.col("n") > 1, F.lit("1 COMMIT record"), F.col("n"))],
+        txn=F.col("txn_id"),
+        partition=F.lit(0),
+        offset=F.col("offset"),
+    )
+    return sound
+
+
+def layouts_of(sound: DataFrame) -> DataFrame:
+    """The segments of each epoch, once: stream, epoch, reference, id, low, high, partition, start."""
+    said = sound.where(F.col("kind") == EPOCH).select(
+        "stream", "epoch", "reference", F.inline("layout")
+    )
+    return said.dropDuplicates(["stream", "epoch", "id"])
+
+
+def ranges_of(sound: DataFrame, layouts: DataFrame) -> DataFrame:
+    """The COMMIT records' ranges, each with its segment as the record's epoch has it."""
+    ranges = sound.where(F.col("kind") == COMMIT).select(
+        "stream",
+        F.col("offset").alias("record"),
+        "txn_id",
+        "timestamp",
+        "epoch",
+        "active",
+        "cut",
+        F.inline("segments"),
+    )
+    segments = layouts.select(
+        "stream", "epoch", "id", "low", "high", "reference",
+        F.col("partition").alias("its_partition"), "start",
+    )  # fmt: skip
+    return ranges.join(segments, ["stream", "epoch", "id"], "left")
+
+
+def check_ranges(sound: DataFrame, ranges: DataFrame, findings: Findings) -> None:
+    """Where commits say that their events stand, and what the vectors say of it."""
+    order = Window.partitionBy("stream", "partition").orderBy("record", "first")
+    following = ranges.withColumn("before", F.lag("end").over(order))
+    # Before the first EPOCH record of a cut history.
+    untold = F.col("cut") & F.col("active").isNull()
+    findings.count(
+        following, {"commit-place": (~untold, untold), "commit-ranges": (F.lit(True), None)}
+    )
+    place = text(F.col("partition"), "@", F.col("first"), "..", F.col("end"))
+    findings.judge(
+        following,
+        [
+            (
+                "commit-place",
+                ~untold & (F.col("epoch") != F.coalesce(F.col("active"), F.lit(-1))),
+                text("epoch ", F.col("active")),
+                text("epoch ", F.col("epoch")),
+            ),
+            (
+                "commit-place",
+                ~untold
+                & (
+                    F.col("start").isNull()
+                    | (F.col("its_partition") != F.col("partition"))
+                    | (F.col("first") < F.col("start"))
+                ),
+                text(
+                    "segment ", F.col("id"), " from ", F.col("its_partition"), "@", F.col("start")
+                ),
+                place,
+            ),
+            (
+                "commit-ranges",
+                (F.col("first") < F.coalesce(F.col("before"), F.lit(0)))
+                | (F.col("count") < 1)
+                | (F.col("end") - F.col("first") < F.col("count")),
+                text(F.col("count"), " events from ", F.coalesce(F.col("before"), F.lit(0)), " on"),
+                place,
+            ),
+        ],
+        txn=F.col("txn_id"),
+        partition=F.col("partition"),
+        offset=F.col("first"),
+    )
+    _check_vectors(sound, ranges, findings)
+
+
+def _check_vectors(sound: DataFrame, ranges: DataFrame, findings: Findings) -> None:
+    entries = sound.select(
+        "stream",
+        F.col("offset").alias("record"),
+        "txn_id",
+        F.inline("vector").alias("partition", "position"),
+    )
+    ends = ranges.groupBy("stream", "record", "partition").agg(
+        F.max("end").alias("end"), F.first("txn_id").alias("its")
+    )
+    order = Window.partitionBy("stream", "partition").orderBy("record")
+    both = entries.join(ends, ["stream", "record", "partition"], "full").withColumn(
+        "before", F.lag("position").over(order)
+    )
+    findings.count(both, {"vectors": (F.lit(True), None)})
+    due = F.coalesce(F.col("end"), F.col("before"))
+    findings.judge(
+        both,
+        [
+            (
+                "vectors",
+                F.col("position").isNull() | (F.col("position") != due),
+                text(due, " in the record at ", F.col("record")),
+                F.coalesce(F.col("position").cast("string"), F.lit("nothing")),
+            )
+        ],
+        txn=F.coalesce(F.col("txn_id"), F.col("its")),
+        partition=F.col("partition"),
+        offset=F.col("position"),
+    )
+
+
+# -- epochs ----------------------------------------------------------------------------------------------
+
+
+class _Layout(NamedTuple):
+    id: int
+    low: int
+    high: int
+    partition: int
+    start: int
+
+
+def check_epochs(sound: DataFrame, findings: Findings) -> None:
+    """Walk the EPOCH records, one at a time: they are few."""
+    rows = (
+        sound.where(F.col("kind") == EPOCH)
+        .select("stream", "offset", "epoch", "reference", "layout", "sealed", "vector", "previous")
+        .orderBy("stream", "offset")
+        .toLocalIterator()
+    )
+    for stream, records in itertools.groupby(rows, key=lambda row: row["stream"]):
+        walk = _Epochs(stream, findings)
+        for record in records:
+            walk.take(record)
+        findings.add("epochs", walk.seen, walk.unchecked)
+
+
+class _Epochs:
+    """The rules of docs/epochs.md, E1, E3 and E7, and what EPOCH records say of segments' ends."""
+
+    def __init__(self, stream: str, findings: Findings) -> None:
+        self._stream = stream
+        self._findings = findings
+        self._layouts: dict[int, tuple[_Layout, ...]] = {}
+        self._open: dict[int, _Layout] = {}
+        self._numbers: set[int] = set()
+        self._last: int | None = None
+        self._whole = True
+        self.seen = 0
+        self.unchecked = 0
+
+    def take(self, record: Any) -> None:
+        """The next record."""
+        self.seen += 1
+        segments = {s["id"]: _Layout(*s) for s in record["layout"]}
+        epoch, reference = record["epoch"], record["reference"]
+        ends = {p["partition"]: p["offset"] for p in record["vector"]}
+        self._offset = record["offset"]
+        first = self._last is None
+        if epoch == self._last:
+            same = segments == self._open and self._layouts[epoch] == tuple(segments.values())
+            self._expect(same and not record["sealed"], f"epoch {epoch} as it was", "another one")
+            return
+        self._tiles(segments.values())
+        if first:
+            self._whole = record["previous"] == NO_PREVIOUS
+            self.unchecked += not self._whole
+        else:
+            self._expect(
+                epoch == (self._last or 0) + 1, f"epoch {(self._last or 0) + 1}", f"epoch {epoch}"
+            )
+            sealed = {s["id"]: s["end"] for s in record["sealed"]}
+            gone = self._open.keys() - segments.keys()
+            self._expect(
+                sealed.keys() == gone, f"sealed: {sorted(gone)}", f"sealed: {sorted(sealed)}"
+            )
+            for id_ in gone & sealed.keys():
+                was = self._open[id_]
+                end = max(ends.get(was.partition, 0), was.start)
+                self._expect(
+                    sealed[id_] == end, f"segment {id_} ends at {end}", f"at {sealed[id_]}"
+                )
+        self._opened(segments, epoch, reference, ends)
+        self._like_reference(segments.values(), epoch, reference)
+        self._layouts[epoch] = tuple(segments.values())
+        self._open, self._last = segments, epoch
+
+    def _tiles(self, segments: Collection[_Layout]) -> None:
+        ranges = sorted((s.low, s.high) for s in segments)
+        bounds = [0, *(high for _, high in ranges)]
+        self._expect(
+            [low for low, _ in ranges] == bounds[:-1] and bounds[-1] == POSITIONS,
+            f"ranges that tile 0..{POSITIONS}",
+            str(ranges),
+        )
+        places = [s.partition for s in segments]
+        self._expect(
+            len(set(places)) == len(places), "a partition for each segment", str(sorted(places))
+        )
+
+    def _opened(
+        self, segments: Mapping[int, _Layout], epoch: int, reference: int, ends: Mapping[int, int]
+    ) -> None:
+        for id_, segment in segments.items():
+            number = id_ & _NUMBER
+            was = self._open.get(id_)
+            if was is not None:
+                self._expect(segment == was, f"{was}", f"{segment}")
+            elif self._last is not None or self._whole:
+                self._expect(
+                    id_ >> 32 == epoch, f"new segments are of epoch {epoch}", f"segment {id_}"
+                )
+                if reference == epoch:
+                    self._expect(
+                        number not in self._numbers, "new numbers", f"number {number} again"
+                    )
+                at = ends.get(segment.partition, 0)
+                self._expect(segment.start >= at, f"begins at {at} or later", f"at {segment.start}")
+            self._numbers.add(number)
+
+    def _like_reference(self, segments: Iterable[_Layout], epoch: int, reference: int) -> None:
+        if reference == epoch:
+            return
+        if reference not in self._layouts:
+            if self._whole:
+                self._expect(False, "a reference epoch that there is", f"epoch {reference}")
+            else:
+                self.unchecked += 1
+            return
+        want = {(s.id & _NUMBER, s.low, s.high) for s in self._layouts[reference]}
+        have = {(s.id & _NUMBER, s.low, s.high) for s in segments}
+        self._expect(have == want, f"the segments of epoch {reference}", str(sorted(have)))
+
+    def _expect(self, holds: bool, expected: str, found: str) -> None:
+        if not holds:
+            example = Example(self._stream, "", 0, self._offset, expected, found)
+            self._findings.found("epochs", example)

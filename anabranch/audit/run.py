@@ -1,0 +1,375 @@
+"""Audit: a proof from the log that streams hold what was committed, once, in order, complete, and nothing else.
+
+Status, history, journals and streams are read raw, as any consumer could, and held against each other
+(`docs/spark.md`). The driver asks for the ends of topics and walks the EPOCH records; everything else is done by
+tasks, in parallel by offset ranges.
+
+The order in which the ends are taken is what lets a running system be audited: first the status log's hybrid time,
+then the ends of the streams, of their histories, of the journals, and of the status log. So whatever stands in a
+stream has its record in what is read of the history, and whatever was committed up to that hybrid time is in all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from anabranch.audit import events as events_of
+from anabranch.audit import history as history_of
+from anabranch.audit import journal as journal_of
+from anabranch.audit import status as status_of
+from anabranch.audit.findings import Findings
+from anabranch.audit.history import Extent
+from anabranch.audit.log import Span, open_log, read_records
+from anabranch.audit.report import AuditReport, Gone
+from anabranch.audit.tables import (
+    COMMIT,
+    FOREIGN,
+    find_scope,
+    read_history,
+    read_status,
+)
+from anabranch.core.hybrid_time import MAX
+from anabranch.core.ids import split_stream
+from anabranch.core.rows import Entry
+from anabranch.errors import DeadlineExceeded, InvalidArgument, UnknownStream
+from anabranch.kafka.log import KafkaLog
+from anabranch.ports import TopicPartition
+from anabranch.spark.options import Connection
+from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
+
+__all__ = ["audit"]
+
+_POLL_S = 0.05
+EVENTS, COMMITS = "events", "commits"  # counted as if they were checks
+# How far the journals' plain writes were committed at a moment is told nowhere.
+PLAIN_NOTE = "As of a moment that is given, plain writes are not compared with the journals."
+
+
+def audit(
+    spark: SparkSession,
+    connection: Connection,
+    names: Sequence[str],
+    at: int | None = None,
+) -> AuditReport:
+    """Audit streams of one scope; a name without a stream stands for all streams of that scope.
+
+    ``at``: as of this hybrid time; None: up to now, with all that stands in the streams.
+
+    Raises:
+        InvalidArgument: no stream, or of several scopes.
+        UnknownScope, UnknownStream: there is no such.
+        DeadlineExceeded: a partition gives nothing for as long as the connection's timeout.
+    """
+    if not names:
+        raise InvalidArgument("no stream to audit")
+    findings = Findings()
+    log = open_log(connection)
+    try:
+        return _Audit(spark, connection, log, findings).run(names, at)
+    finally:
+        log.close()
+
+
+class _Ends(NamedTuple):
+    """Where reading stops. ``status_before``: the status log's end when the first of the others was taken."""
+
+    streams: Mapping[TopicPartition, int]
+    histories: Mapping[TopicPartition, int]
+    journals: Mapping[TopicPartition, int]
+    status_before: int
+    status: int
+
+
+class _Known(NamedTuple):
+    """What the status log says of journals: low waters, and how far plain writes are committed."""
+
+    expired_ms: int
+    low: Mapping[tuple[str, int], int]
+    plain: Mapping[tuple[str, int], int]
+
+
+class _Audit:
+    """One audit, step by step."""
+
+    def __init__(
+        self, spark: SparkSession, connection: Connection, log: KafkaLog, findings: Findings
+    ) -> None:
+        self._spark = spark
+        self._connection = connection
+        self._log = log
+        self._findings = findings
+
+    def run(self, names: Sequence[str], at: int | None) -> AuditReport:
+        findings = self._findings
+        name = _scope_of(names)
+        scope = find_scope(self._spark, self._connection, self._log, name)
+        streams = _chosen(names, name, scope.streams)
+        ends = self._ends(streams, scope.control_partition)
+        moment = scope.hybrid_time if at is None else min(at, scope.hybrid_time)
+
+        history = self._history(streams, ends, at)
+        extents = history_of.extents(history)
+        begins = self._history_starts(streams)
+        sound = history_of.check_records(history, begins, findings)
+        layouts = history_of.layouts_of(sound)
+        ranges = findings.keep(history_of.ranges_of(sound, layouts))
+        history_of.check_ranges(sound, ranges, findings)
+        history_of.check_epochs(sound, findings)
+
+        status = findings.keep(
+            read_status(
+                self._spark,
+                self._connection,
+                scope.control_partition,
+                ends.status,
+                ends.status_before,
+            )
+        )
+        places, placed = self._events(streams, ends, extents, begins, ranges, at)
+        ranges = _with_fate(ranges, places)
+        matched = findings.keep(
+            status_of.match(
+                status,
+                status_of.commits_of(ranges),
+                name,
+                streams,
+                moment,
+                all_streams=set(streams) == set(scope.streams),
+                cuts=_cuts(extents, begins),
+            )
+        )
+        known = self._known(status, streams)
+        status_of.check_status(matched, known.expired_ms, findings)
+        named = sound.where("txn_id is not null").select(
+            "stream", "txn_id", F.max("timestamp").over(Window.partitionBy("stream")).alias("until")
+        )
+        events_of.check_events(placed, matched, named.distinct(), findings)
+        events_of.check_counts(placed, ranges, findings)
+        self._journals(placed, streams, ends, status, known, matched, layouts, places, at)
+        findings.count(placed, {EVENTS: (F.lit(True), None)})
+        findings.count(sound, {COMMITS: (F.col("kind") == COMMIT, None)})
+        checks = findings.checks()
+        return AuditReport(
+            streams,
+            moment,
+            findings.examined(COMMITS),
+            findings.examined(EVENTS),
+            checks,
+            () if at is None else (PLAIN_NOTE,),
+            _gone(ranges),
+        )
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def _ends(self, streams: Sequence[str], control_partition: int) -> _Ends:
+        status = TopicPartition(status_topic(self._connection.prefix), control_partition)
+
+        def ends(topic: Callable[[str], str], *, committed: bool) -> Mapping[TopicPartition, int]:
+            return self._log.end_offsets(self._places(streams, topic), committed=committed)
+
+        before = self._log.end_offsets([status], committed=True)[status]
+        return _Ends(
+            self._visible(self._places(streams, stream_topic)),
+            # What is decided may not be visible yet: the tasks wait for it.
+            ends(history_topic, committed=False),
+            ends(journal_topic, committed=False),
+            before,
+            self._log.end_offsets([status], committed=False)[status],
+        )
+
+    def _visible(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Up to where events are visible: not before all is that was written so far.
+
+        A native transaction becomes visible partition by partition, and its status rows may be the first.
+        """
+        written = self._log.end_offsets(places, committed=False)
+        until = time.monotonic() + self._connection.timeout
+        while True:
+            visible = self._log.end_offsets(places, committed=True)
+            hidden = [tp for tp in places if visible[tp] < written[tp]]
+            if not hidden:
+                return visible
+            if time.monotonic() > until:
+                raise DeadlineExceeded(
+                    f"{hidden[0].topic}[{hidden[0].partition}] shows nothing from {visible[hidden[0]]} on: a "
+                    "native transaction is open there; does a controller lead? Then run it again"
+                )
+            time.sleep(_POLL_S)
+
+    def _places(self, streams: Sequence[str], topic: Callable[[str], str]) -> list[TopicPartition]:
+        found = self._log.describe_topics([topic(stream) for stream in streams])
+        for stream in streams:
+            if topic(stream) not in found:
+                raise UnknownStream(f"the topic {topic(stream)} of {stream} is gone")
+        return [TopicPartition(name, p) for name, i in found.items() for p in range(i.partitions)]
+
+    def _history(self, streams: Sequence[str], ends: _Ends, at: int | None) -> DataFrame:
+        spans = self._spans(streams, history_topic, ends.histories, committed=True)
+        history = self._findings.keep(read_history(self._spark, self._connection, spans))
+        if at is not None:
+            history = history.where((F.col("timestamp") <= at) | (F.col("kind") == FOREIGN))
+        return history
+
+    def _history_starts(self, streams: Sequence[str]) -> dict[str, int]:
+        wanted = {stream: TopicPartition(history_topic(stream), 0) for stream in streams}
+        starts = self._log.start_offsets(wanted.values())
+        return {stream: starts[tp] for stream, tp in wanted.items()}
+
+    def _spans(
+        self,
+        streams: Sequence[str],
+        topic: Callable[[str], str],
+        ends: Mapping[TopicPartition, int],
+        *,
+        committed: bool,
+    ) -> list[Span]:
+        starts = self._log.start_offsets(ends)
+        of = {topic(stream): stream for stream in streams}
+        return [
+            Span(of[tp.topic], tp.topic, tp.partition, starts[tp], end, committed)
+            for tp, end in ends.items()
+            if starts[tp] < end
+        ]
+
+    def _events(
+        self,
+        streams: Sequence[str],
+        ends: _Ends,
+        extents: Mapping[str, Extent],
+        begins: Mapping[str, int],
+        ranges: DataFrame,
+        at: int | None,
+    ) -> tuple[DataFrame, DataFrame]:
+        """(where each partition's events begin and end, the events with their ranges)."""
+        until = dict(ends.streams)
+        of = {stream_topic(stream): stream for stream in streams}
+        if at is not None:
+            for tp in until:
+                vector = extents[of[tp.topic]].vector if of[tp.topic] in extents else {}
+                until[tp] = min(until[tp], vector.get(tp.partition, 0))
+        spans = self._spans(streams, stream_topic, until, committed=True)
+        events = self._findings.keep(
+            events_of.slim(read_records(self._spark, self._connection, spans))
+        )
+        # After the reading: what retention took meanwhile was perhaps not read.
+        starts = self._log.start_offsets(until)
+        rows = []
+        for tp, end in until.items():
+            stream = of[tp.topic]
+            floor = end if begins[stream] else 0  # all of its history was deleted
+            if stream in extents:
+                floor = extents[stream].floor.get(tp.partition, 0)
+            rows.append((stream, tp.partition, max(starts[tp], floor), end))
+        places = F.broadcast(
+            self._spark.createDataFrame(
+                rows, "stream string, partition int, floor long, until long"
+            )
+        )
+        left = events.join(places, ["stream", "partition"]).where("offset >= floor")
+        placed = events_of.place(left.drop("floor", "until"), ranges)
+        return places, self._findings.keep(placed)
+
+    # -- journals -------------------------------------------------------------------------------------
+
+    def _known(self, status: DataFrame, streams: Sequence[str]) -> _Known:
+        """Rows of no transaction: few."""
+        rows = status.where(
+            (F.col("entry") == Entry.ROUND)
+            | F.col("entry").isin(Entry.LOW_WATER, Entry.PLAIN) & F.col("stream").isin(*streams)
+        ).collect()
+
+        def offsets(entry: Entry) -> dict[tuple[str, int], int]:
+            of = [row for row in rows if row["entry"] == entry]
+            return {(row["stream"], row["partition"]): row["offset"] for row in of}
+
+        expired = [row["expired_ms"] for row in rows if row["entry"] == Entry.ROUND]
+        return _Known(max(expired, default=0), offsets(Entry.LOW_WATER), offsets(Entry.PLAIN))
+
+    def _journals(
+        self,
+        placed: DataFrame,
+        streams: Sequence[str],
+        ends: _Ends,
+        status: DataFrame,
+        known: _Known,
+        matched: DataFrame,
+        layouts: DataFrame,
+        places: DataFrame,
+        at: int | None,
+    ) -> None:
+        spans = self._spans(streams, journal_topic, ends.journals, committed=False)
+        journal = self._findings.keep(
+            events_of.slim(read_records(self._spark, self._connection, spans))
+        )
+        # After the reading, too: controllers go on cutting.
+        of = {journal_topic(stream): stream for stream in streams}
+        starts = self._log.start_offsets(ends.journals)
+        lows = self._spark.createDataFrame(
+            [
+                (
+                    of[tp.topic],
+                    tp.partition,
+                    max(start, known.low.get((of[tp.topic], tp.partition), 0)),
+                )
+                for tp, start in starts.items()
+            ],
+            "stream string, source int, low long",
+        )
+        journal_of.check_writers(placed, journal, status, matched, layouts, lows, self._findings)
+        if at is None:
+            done = self._spark.createDataFrame(
+                [(*place, offset) for place, offset in known.plain.items()],
+                "stream string, source int, done long",
+            )
+            whole = places.groupBy("stream").agg(F.max("floor").alias("floor")).where("floor = 0")
+            journal_of.check_plain(
+                placed, journal, done, lows, whole.select("stream"), self._findings
+            )
+
+
+def _cuts(extents: Mapping[str, Extent], begins: Mapping[str, int]) -> dict[str, int]:
+    """Streams whose histories may have lost records, and up to which commit timestamp."""
+    cuts = {stream: each.cut_until for stream, each in extents.items() if each.cut_until >= 0}
+    return cuts | {stream: MAX for stream, at in begins.items() if at and stream not in extents}
+
+
+def _scope_of(names: Sequence[str]) -> str:
+    scopes = {name.partition("/")[0] for name in names}
+    if len(scopes) > 1:
+        raise InvalidArgument(f"streams of one scope, not of {', '.join(sorted(scopes))}")
+    return scopes.pop()
+
+
+def _chosen(names: Sequence[str], scope: str, known: Sequence[str]) -> tuple[str, ...]:
+    chosen = set(known) if scope in names else set()
+    for name in names:
+        if name != scope:
+            split_stream(name)
+            if name not in known:
+                raise UnknownStream(f"there is no stream {name}: create it first")
+            chosen.add(name)
+    if not chosen:
+        raise UnknownStream(f"the scope {scope} has no stream yet")
+    return tuple(sorted(chosen))
+
+
+def _with_fate(ranges: DataFrame, places: DataFrame) -> DataFrame:
+    """Ranges that were to be read; ``gone``: retention, or a cut of the history, took some of it."""
+    return (
+        ranges.join(places, ["stream", "partition"], "left")
+        .where(F.col("until").isNull() | (F.col("end") <= F.col("until")))
+        .withColumn("gone", F.coalesce(F.col("first") < F.col("floor"), F.lit(False)))
+    )
+
+
+def _gone(ranges: DataFrame) -> tuple[Gone, ...]:
+    """The part of each partition that is out of reach, whoever removed it."""
+    places = ranges.where("gone").groupBy("stream", "partition")
+    found = places.agg(F.max("floor").alias("low"), F.sum("count").alias("events"))
+    rows = found.orderBy("stream", "partition").collect()
+    return tuple(Gone(r["stream"], r["partition"], r["low"], r["events"]) for r in rows)

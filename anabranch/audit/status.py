@@ -1,0 +1,141 @@
+"""The status log against the histories: the same transactions, times and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from anabranch.audit.findings import Findings, text
+from anabranch.core.ids import NO_TXN
+from anabranch.core.rows import Entry
+
+
+def commits_of(ranges: DataFrame) -> DataFrame:
+    """What all histories together say of each transaction."""
+    return (
+        ranges.where(F.col("txn_id") != F.lit(NO_TXN))
+        .groupBy("txn_id")
+        .agg(
+            F.min("timestamp").alias("committed_at"),
+            F.max("timestamp").alias("committed_by"),
+            F.sum("count").alias("told"),
+            F.min("stream").alias("in_stream"),
+            F.collect_set("stream").alias("streams"),
+            F.max("gone").alias("gone"),
+        )
+    )
+
+
+def match(
+    status: DataFrame,
+    commits: DataFrame,
+    scope: str,
+    streams: Sequence[str],
+    moment: int,
+    *,
+    all_streams: bool,
+    cuts: Mapping[str, int],
+) -> DataFrame:
+    """Transactions as both logs know them, one row each.
+
+    ``moment``: everything committed up to there is in both. ``all_streams``: there are no others in the scope.
+    ``cuts``: streams whose histories may lack COMMIT records up to these timestamps.
+    """
+    cut = F.lit(-1)
+    for stream, until in cuts.items():
+        cut = F.when(F.col("stream") == stream, F.lit(until)).otherwise(cut)
+    rows = status.where((F.col("entry") == Entry.TXN) & (F.col("scope") == scope)).select(
+        "txn_id", "state", "timestamp", "committed"
+    )
+    touched = (
+        status.where(F.col("entry") == Entry.PARTICIPANT)
+        .groupBy("txn_id")
+        .agg(
+            F.bool_and(F.col("stream").isin(*streams)).alias("all_here"),
+            F.min("stream").alias("touches"),
+            F.max(cut).alias("cut"),
+        )
+    )
+    return (
+        rows.join(commits, "txn_id", "full")
+        .join(touched, "txn_id", "left")
+        .withColumns(
+            {
+                "has_row": F.col("state").isNotNull(),
+                "has_commit": F.col("told").isNotNull(),
+                "told": F.coalesce("told", F.lit(0)),
+                # Whether all that it committed stands in the streams that are audited.
+                "all_here": F.lit(all_streams) | F.coalesce("all_here", F.lit(False)),
+                # One-shots have no participants: any stream may have been theirs.
+                "may_be_cut": F.col("timestamp")
+                <= F.coalesce(F.col("cut"), F.lit(max(cuts.values(), default=-1))),
+                "settled": F.coalesce(F.col("committed_by"), F.col("timestamp")) <= F.lit(moment),
+            }
+        )
+        .withColumn("fits", F.col("has_row") & (F.col("told") == F.col("committed")))
+    )
+
+
+def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> None:
+    """``expired_ms``: transactions whose ids were made up to then may be forgotten."""
+    made_ms = F.conv(F.hex(F.substring("txn_id", 3, 6)), 16, 10).cast("long")
+    in_both = F.col("has_row") & F.col("has_commit")
+    committed = F.col("state") == "COMMITTED"
+    old = F.col("has_commit") & ~F.col("has_row") & (made_ms <= expired_ms)
+    due = F.col("has_row") & committed & F.col("settled") & (F.col("committed") > 0)
+    lacks = due & ~F.col("has_commit")
+    counted = due & F.col("has_commit")
+    elsewhere = F.col("told") < F.col("committed")
+    all_here = F.col("all_here") & ~F.col("may_be_cut")
+    findings.count(
+        matched,
+        {
+            "status-history": (due & ~(lacks & ~all_here), lacks & ~all_here),
+            "status-missing": (F.col("has_commit") & ~old, old),
+            "status-state": (in_both, old),
+            "status-time": (in_both & committed, old),
+            "status-count": (
+                counted & (all_here | ~elsewhere),
+                old | counted & ~all_here & elsewhere,
+            ),
+        },
+    )
+    findings.judge(
+        matched,
+        [
+            (
+                "status-history",
+                lacks & all_here,
+                text("COMMIT records of ", F.col("committed"), " events"),
+                F.lit("none"),
+            ),
+            (
+                "status-missing",
+                F.col("has_commit") & ~F.col("has_row") & ~old,
+                F.lit("a row in the status log"),
+                F.lit("none, and it is not old enough to be forgotten"),
+            ),
+            ("status-state", in_both & ~committed, F.lit("COMMITTED"), F.col("state")),
+            (
+                "status-time",
+                in_both
+                & committed
+                & (
+                    (F.col("committed_at") != F.col("timestamp"))
+                    | (F.col("committed_by") != F.col("timestamp"))
+                ),
+                F.col("timestamp"),
+                text(F.col("committed_at"), " in the history"),
+            ),
+            (
+                "status-count",
+                counted & (F.col("told") != F.col("committed")) & (all_here | ~elsewhere),
+                text(F.col("committed"), " events"),
+                F.col("told"),
+            ),
+        ],
+        stream=F.coalesce("in_stream", "touches", F.lit("")),
+        txn=F.col("txn_id"),
+    )

@@ -1,0 +1,343 @@
+"""History and status log as tables: one row a history record, one a status row (its newest)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from anabranch.audit.log import (
+    Span,
+    batches_of,
+    cut,
+    in_arrow,
+    in_batches,
+    open_log,
+    read_spans,
+    records_of,
+)
+from anabranch.core.rows import ROUND_KEY, Entry, scope_key, stream_key
+from anabranch.core.vectors import OWN, told
+from anabranch.errors import AnabranchError, NotReady, UnknownScope
+from anabranch.kafka.log import KafkaLog
+from anabranch.ports import RawBatch, TopicPartition
+from anabranch.schemas.codec import decode, decode_as
+from anabranch.schemas.records import (
+    CommitRecord,
+    EpochRecord,
+    LowWaterRow,
+    ParticipantRow,
+    PlainRow,
+    RoundRow,
+    ScopeRow,
+    StreamRow,
+    TxnRow,
+    WriterRow,
+)
+from anabranch.spark.options import Connection
+from anabranch.topics.names import status_topic
+
+EPOCH, COMMIT, FOREIGN = range(3)
+_TAIL_OFFSETS = 64
+ACTIVE = "ACTIVE"  # the state of a stream that there is
+
+_SEGMENT = "struct<id: long, partition: int, first: long, end: long, count: long>"
+_RANGE = "struct<id: long, low: long, high: long, partition: int, start: long>"
+# ``vector``: the ends that the record tells: of all partitions where ``vector_at`` is -1, else those it moved.
+HISTORY = (
+    "stream string, offset long, kind int, txn_id binary, timestamp long, previous long, "
+    "epoch int, reference int, "
+    f"segments array<{_SEGMENT}>, layout array<{_RANGE}>, sealed array<struct<id: long, end: long>>, "
+    "vector array<struct<partition: int, offset: long>>, vector_at long, problem string"
+)
+_LONGS = {
+    "segments": ("id", "partition", "first", "end", "count"),
+    "layout": ("id", "low", "high", "partition", "start"),
+    "sealed": ("id", "end"),
+    "vector": ("partition", "offset"),
+}
+
+
+def _structs(name: str) -> pa.DataType:
+    kinds = {"partition": pa.int32()}
+    return pa.list_(pa.struct([(each, kinds.get(each, pa.int64())) for each in _LONGS[name]]))
+
+
+_HISTORY_ARROW = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("offset", pa.int64()),
+        ("kind", pa.int32()),
+        ("txn_id", pa.binary()),
+        ("timestamp", pa.int64()),
+        ("previous", pa.int64()),
+        ("epoch", pa.int32()),
+        ("reference", pa.int32()),
+        *((name, _structs(name)) for name in _LONGS),
+        ("vector_at", pa.int64()),
+        ("problem", pa.string()),
+    ]
+)
+
+
+def read_history(spark: SparkSession, connection: Connection, spans: list[Span]) -> DataFrame:
+    """The history records of some streams (`HISTORY`)."""
+    cuts = [piece for span in spans for piece in cut(span)]
+    return read_spans(spark, connection, cuts, _history_batches, HISTORY)
+
+
+def _history_batches(span: Span, batches: Iterable[RawBatch]) -> Iterator[pa.RecordBatch]:
+    return in_batches(_history_rows(span, batches), _HISTORY_ARROW)
+
+
+def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str, Any]]:
+    for record in records_of(span, batches):
+        row: dict[str, Any] = {"stream": span.stream, "offset": record.offset, "kind": FOREIGN}
+        try:
+            found = decode(record.value or b"")
+        except AnabranchError as error:
+            yield row | {"problem": str(error)}
+            continue
+        if isinstance(found, EpochRecord):
+            yield row | {
+                "kind": EPOCH,
+                "timestamp": found.timestamp,
+                "previous": found.previous,
+                "epoch": found.stream_epoch,
+                "reference": found.reference_epoch,
+                "layout": [
+                    (s.segment_id, s.low, s.high, s.partition, s.start_offset)
+                    for s in found.segments
+                ],
+                "sealed": [(s.segment_id, s.end_offset) for s in found.sealed],
+                "vector": list(map(tuple, found.vector)),
+                "vector_at": OWN,
+                "problem": "an EPOCH record with a key" if record.key else None,
+            }
+        elif isinstance(found, CommitRecord):
+            yield row | {
+                "kind": COMMIT,
+                "txn_id": found.txn_id,
+                "timestamp": found.timestamp,
+                "previous": found.previous,
+                "epoch": found.stream_epoch,
+                "segments": [
+                    (s.segment_id, s.partition, s.first, s.end, s.count) for s in found.segments
+                ],
+                "vector": list({at.partition: tuple(at) for at in told(found)}.values()),
+                "vector_at": found.vector_at,
+                "problem": None
+                if record.key == found.txn_id
+                else f"a COMMIT record with the key {(record.key or b'').hex() or 'null'}",
+            }
+        else:
+            yield row | {"problem": f"a {type(found).__name__}"}
+
+
+# -- status ----------------------------------------------------------------------------------------------
+
+_RAW = "partition int, offset long, key binary, value binary"
+_RAW_ARROW = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+# A receipt's extents are rows of their own. ``offset``: of low waters and plain writes.
+STATUS = (
+    "entry int, txn_id binary, scope string, state string, timestamp long, committed long, "
+    "expired_ms long, stream string, reference int, writer binary, partition int, "
+    "first long, end long, count long, crc long, offset long"
+)
+_STATUS_ARROW = pa.schema(
+    [
+        ("entry", pa.int32()),
+        ("txn_id", pa.binary()),
+        ("scope", pa.string()),
+        ("state", pa.string()),
+        ("timestamp", pa.int64()),
+        ("committed", pa.int64()),
+        ("expired_ms", pa.int64()),
+        ("stream", pa.string()),
+        ("reference", pa.int32()),
+        ("writer", pa.binary()),
+        ("partition", pa.int32()),
+        ("first", pa.int64()),
+        ("end", pa.int64()),
+        ("count", pa.int64()),
+        ("crc", pa.int64()),
+        ("offset", pa.int64()),
+    ]
+)
+
+
+def _hex(entry: Entry) -> str:
+    return f"{entry:02X}"
+
+
+_OF_INTEREST = tuple(
+    map(
+        _hex,
+        (Entry.ROUND, Entry.LOW_WATER, Entry.PLAIN, Entry.TXN, Entry.PARTICIPANT, Entry.WRITER),
+    )
+)
+
+
+def read_status(
+    spark: SparkSession, connection: Connection, control_partition: int, end: int, before: int
+) -> DataFrame:
+    """The newest status rows of a control partition below ``end`` (`STATUS`).
+
+    How far plain writes are committed is told as of ``before``.
+    """
+    log = open_log(connection)
+    try:
+        tp = TopicPartition(status_topic(connection.prefix), control_partition)
+        first = log.start_offsets([tp])[tp]
+    finally:
+        log.close()
+    newest = F.max_by(F.struct("value"), "offset").alias("newest")
+    entry = F.hex(F.substring("key", 17, 1))
+    rows = (
+        _raw_status(spark, connection, control_partition, first, end)
+        .where(entry.isin(*_OF_INTEREST))
+        .where((entry != _hex(Entry.PLAIN)) | (F.col("offset") < before))
+        .groupBy("key")
+        .agg(newest)
+        .select("key", "newest.value")
+        .where("value is not null")
+    )
+    return in_arrow(rows, _decode_status, STATUS)
+
+
+def _raw_status(
+    spark: SparkSession, connection: Connection, partition: int, first: int, end: int
+) -> DataFrame:
+    span = Span("", status_topic(connection.prefix), partition, first, end, committed=True)
+    return read_spans(spark, connection, list(cut(span)), _raw_batches, _RAW)
+
+
+def _raw_batches(span: Span, batches: Iterable[RawBatch]) -> Iterator[pa.RecordBatch]:
+    return in_batches(_raw_rows(span, batches), _RAW_ARROW)
+
+
+def _raw_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str, Any]]:
+    for record in records_of(span, batches):
+        yield {
+            "partition": span.partition,
+            "offset": record.offset,
+            "key": record.key or b"",
+            "value": record.value,
+        }
+
+
+def _decode_status(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows: list[dict[str, Any]] = []
+        keys, values = batch.column(0).to_pylist(), batch.column(1).to_pylist()
+        for key, value in zip(keys, values, strict=True):
+            rows.extend(_status_rows(key, value))
+        yield pa.RecordBatch.from_pylist(rows, _STATUS_ARROW)
+
+
+def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
+    entry = key[16]
+    try:
+        row = decode(value)
+    except AnabranchError:
+        return  # as if it were not there: what needs it is a breach then
+    common: dict[str, Any] = {"entry": entry, "txn_id": key[:16]}
+    if isinstance(row, TxnRow):
+        yield common | {
+            "scope": row.scope,
+            "state": row.state,
+            "timestamp": row.commit_timestamp,
+            "committed": row.committed,
+        }
+    elif isinstance(row, ParticipantRow):
+        yield common | {"stream": row.stream, "reference": row.reference_epoch}
+    elif isinstance(row, WriterRow):
+        writer = row.receipt.writer.to_bytes(8, "big", signed=True)
+        for e in row.receipt.extents:
+            yield common | {
+                "stream": e.stream, "writer": writer, "partition": e.partition,
+                "first": e.first, "end": e.end, "count": e.count, "crc": e.crc_sum,
+            }  # fmt: skip
+    elif isinstance(row, LowWaterRow | PlainRow):
+        yield common | {"stream": row.stream, "partition": row.partition, "offset": row.offset}
+    elif isinstance(row, RoundRow):
+        yield common | {"timestamp": row.hybrid_time, "expired_ms": row.expired_ms}
+
+
+class Scope(NamedTuple):
+    """A scope: its control partition, its streams, and up to when all its commits are on the log."""
+
+    control_partition: int
+    streams: tuple[str, ...]
+    hybrid_time: int
+
+
+def find_scope(spark: SparkSession, connection: Connection, log: KafkaLog, scope: str) -> Scope:
+    """What the status log knows of a scope.
+
+    Raises:
+        UnknownScope: no such scope.
+        NotReady: there is no status log.
+    """
+    topic = status_topic(connection.prefix)
+    found = log.describe_topics([topic]).get(topic)
+    if found is None:
+        raise NotReady(
+            f"there is no topic {topic}: is the prefix right, and was there a controller?"
+        )
+    # First the times, then the rest: so no stream is missed in which something is committed by then.
+    times = [_hybrid_time(connection, log, p) for p in range(found.partitions)]
+    rows = _scope_rows(spark, connection, log, scope, 0)
+    served = rows.get(scope_key(scope))
+    if served is None:
+        raise UnknownScope(f"there is no scope {scope!r} in {topic}")
+    control_partition = decode_as(ScopeRow, served).control_partition
+    if control_partition:
+        rows = _scope_rows(spark, connection, log, scope, control_partition)
+    streams = [decode(value) for value in rows.values()]
+    names = sorted(s.stream for s in streams if isinstance(s, StreamRow) and s.state == ACTIVE)
+    return Scope(control_partition, tuple(names), times[control_partition])
+
+
+def _scope_rows(
+    spark: SparkSession, connection: Connection, log: KafkaLog, scope: str, partition: int
+) -> dict[bytes, bytes]:
+    """The newest rows of a scope and its streams, by key."""
+    tp = TopicPartition(status_topic(connection.prefix), partition)
+    first, end = log.start_offsets([tp])[tp], log.end_offsets([tp], committed=True)[tp]
+    streams = F.startswith(F.col("key"), F.lit(stream_key(scope + "/")))
+    rows = (
+        _raw_status(spark, connection, partition, first, end)
+        .where((F.col("key") == F.lit(scope_key(scope))) | streams)
+        .orderBy("offset")
+        .collect()
+    )
+    newest = {bytes(row["key"]): row["value"] for row in rows}
+    return {key: bytes(value) for key, value in newest.items() if value is not None}
+
+
+def _hybrid_time(connection: Connection, log: KafkaLog, control_partition: int) -> int:
+    """That of the newest round; 0: there was none."""
+    topic = status_topic(connection.prefix)
+    tp = TopicPartition(topic, control_partition)
+    start, end = log.start_offsets([tp])[tp], log.end_offsets([tp], committed=True)[tp]
+    width = _TAIL_OFFSETS
+    while True:
+        span = Span("", topic, control_partition, max(start, end - width), end, committed=True)
+        found = 0
+        for record in records_of(span, batches_of(log, span, connection.timeout)):
+            if record.key == ROUND_KEY and record.value is not None:
+                found = decode_as(RoundRow, record.value).hybrid_time
+        if found or span.first == start:
+            return found
+        width *= 8

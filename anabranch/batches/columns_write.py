@@ -1,0 +1,285 @@
+"""Columns of events straight into record batches: no Python object for each row.
+
+The rows are walked once, in compiled code that places each by its key, lays out its record in the batch of its
+journal partition, and sums the checksums of receipts: 13 million rows/s of 100 bytes on one core. numba takes
+half a second to load, so that a few rows are better written as events (`worth_it`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.batches.compression import NONE, compress
+from anabranch.batches.format import HEADER_SIZE, Packed
+from anabranch.batches.records import put_varint
+from anabranch.core.ids import TXN_HEADER
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+Numbers: TypeAlias = "npt.NDArray[np.int64]"
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+Headers: TypeAlias = "list[tuple[str, bytes | None]]"
+
+# So many rows are written before numba would be there.
+_FEW = 500
+# All batches of a writer that are being filled take no more than this, unless single rows are that big.
+_ROOM_BYTES = 64 << 20
+_LEAST_SLOT_BYTES = 4 << 10
+_HEADER_FRAMING_BYTES = 6  # what the size limit counts for a header besides its name and value
+
+_NO_NUMBERS: Numbers = np.empty(0, dtype=np.int64)
+_NO_BYTES: Bytes = np.empty(0, dtype=np.uint8)
+
+_kernel: ModuleType | None = None
+
+
+def warm() -> None:
+    """Load and, the first time on a machine, compile what is compiled (0.5 s; 4 s the first time)."""
+    global _kernel
+    if _kernel is None:
+        from anabranch.batches.kernels import columns_write as columns_kernel
+
+        _kernel = columns_kernel
+
+
+def worth_it(rows: int) -> bool:
+    """Whether so many rows go quicker by compiled code, loading it included."""
+    # The kernel reads numbers as they lie in memory.
+    return sys.byteorder == "little" and (_kernel is not None or rows > _FEW)
+
+
+class BytesColumn(NamedTuple):
+    """Bytes of each row: where they start in ``data``, and how many; -1 is null."""
+
+    starts: Numbers = _NO_NUMBERS
+    sizes: Numbers = _NO_NUMBERS
+    data: Bytes = _NO_BYTES
+
+    def at(self, row: int) -> bytes | None:
+        """One row's."""
+        size = int(self.sizes[row])
+        if size < 0:
+            return None
+        start = int(self.starts[row])
+        return self.data[start : start + size].tobytes()
+
+
+_NO_COLUMN = BytesColumn()
+
+
+class HeadersColumn(NamedTuple):
+    """Headers of each row: where they start in ``names`` (UTF-8) and ``values``, and how many."""
+
+    starts: Numbers = _NO_NUMBERS
+    counts: Numbers = _NO_NUMBERS
+    names: BytesColumn = _NO_COLUMN
+    values: BytesColumn = _NO_COLUMN
+
+
+_NO_HEADERS = HeadersColumn()
+
+
+@dataclass(frozen=True, slots=True)
+class EventColumns:
+    """Events by columns, checked: fields lie inside their data, no header is null or has a reserved name.
+
+    ``keys`` without sizes: all null. ``headers`` without counts: none. ``timestamps``: Unix milliseconds above
+    0, 0 is now; empty: all are.
+    """
+
+    values: BytesColumn
+    keys: BytesColumn = _NO_COLUMN
+    headers: HeadersColumn = _NO_HEADERS
+    timestamps: Numbers = field(default_factory=lambda: _NO_NUMBERS)
+
+    @property
+    def rows(self) -> int:
+        """How many events."""
+        return len(self.values.sizes)
+
+    def sizes(self) -> Numbers:
+        """The bytes of each event's key, value and headers, as the size limit counts them."""
+        total = np.maximum(self.values.sizes, 0)
+        if len(self.keys.sizes):
+            total = total + np.maximum(self.keys.sizes, 0)
+        starts, counts, names, values = self.headers
+        if len(counts):
+            one = np.maximum(names.sizes, 0) + np.maximum(values.sizes, 0) + _HEADER_FRAMING_BYTES
+            sums = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(one)))
+            total = total + sums[starts + counts] - sums[starts]
+        return total
+
+    def events(
+        self,
+    ) -> Iterator[tuple[bytes | None, bytes | None, Headers | None, int | None]]:
+        """Each event by itself: value, key, headers, timestamp (None: now). The slow way."""
+        keyed, timed = len(self.keys.sizes) > 0, len(self.timestamps) > 0
+        headed = len(self.headers.counts) > 0
+        for row in range(self.rows):
+            yield (
+                self.values.at(row),
+                self.keys.at(row) if keyed else None,
+                self._headers_at(row) if headed else None,
+                int(self.timestamps[row]) or None if timed else None,
+            )
+
+    def _headers_at(self, row: int) -> Headers:
+        starts, counts, names, values = self.headers
+        first = int(starts[row])
+        return [
+            ((names.at(i) or b"").decode(), values.at(i))
+            for i in range(first, first + int(counts[row]))
+        ]
+
+
+class Placing(NamedTuple):
+    """Where a writer's events go: key ranges, rising from 0, and the journal partition of each.
+
+    ``txn``: the value of the ab.txn header. Rows without a key go to one range for about ``sticky_bytes``, each
+    counted with ``overhead`` bytes, then to the next; ``first_range`` is the first.
+    """
+
+    lows: Sequence[int]
+    partitions: Sequence[int]
+    txn: bytes
+    first_range: int
+    sticky_bytes: int
+    overhead: int
+
+
+class Counted(NamedTuple):
+    """Rows that went to a journal partition, and the sum of their checksums."""
+
+    partition: int
+    rows: int
+    crc_sum: int
+
+
+class ColumnEncoder:
+    """Fills one batch for each journal partition, over any number of calls. One thread at a time."""
+
+    def __init__(self, placing: Placing, *, batch_bytes: int, codec: int) -> None:
+        """``batch_bytes``: the limit of a batch before compression; a single bigger row gets a batch alone."""
+        warm()
+        partitions = sorted(set(placing.partitions))
+        slot_of = {partition: slot for slot, partition in enumerate(partitions)}
+        self._partitions = partitions
+        self._codec = codec
+        self._placing = placing
+        self._lows = np.array(placing.lows, dtype=np.int64)
+        self._slots_of = np.array([slot_of[p] for p in placing.partitions], dtype=np.int64)
+        self._constant = np.frombuffer(_encoded_header(placing.txn), dtype=np.uint8)
+        share = max(_ROOM_BYTES // len(partitions), _LEAST_SLOT_BYTES)
+        self._slot_bytes = min(batch_bytes - HEADER_SIZE, share)
+        self._room = np.empty(self._slot_bytes * len(partitions), dtype=np.uint8)
+        self._slots = np.zeros((len(partitions), _kernel_now().SLOT_SIZE), dtype=np.int64)
+        self._walk = np.array((0, placing.first_range, placing.sticky_bytes, 0), dtype=np.int64)
+        self._lent = -1  # the slot that has the room for big rows
+        for slot in range(len(partitions)):
+            self._empty(slot)
+
+    def encode(self, columns: EventColumns, now_ms: int) -> Iterator[tuple[int, Packed]]:
+        """Lay out all rows; the batches that became full on the way, each with its partition. Take all.
+
+        ``now_ms``: Unix milliseconds, for rows without a timestamp.
+        """
+        kernel, place, walk = _kernel_now(), self._placing, self._walk
+        headers = columns.headers
+        walk[kernel.ROW] = 0
+        while True:
+            full = kernel.lay(
+                *columns.keys,
+                *columns.values,
+                columns.timestamps,
+                now_ms,
+                headers.starts,
+                headers.counts,
+                *headers.names,
+                *headers.values,
+                self._constant,
+                self._lows,
+                self._slots_of,
+                place.sticky_bytes,
+                place.overhead,
+                self._room,
+                self._slots,
+                walk,
+            )
+            if full == kernel.DONE:
+                return
+            if self._slots[full, kernel.COUNT]:
+                yield self._seal(full)
+            else:
+                if self._lent >= 0:
+                    yield self._seal(self._lent)
+                self._lend(full, int(walk[kernel.NEEDED]))
+
+    def rest(self) -> Iterator[tuple[int, Packed]]:
+        """What is not full yet. Take it all."""
+        kernel = _kernel_now()
+        for slot in range(len(self._partitions)):
+            if self._slots[slot, kernel.COUNT]:
+                yield self._seal(slot)
+
+    def counted(self) -> list[Counted]:
+        """What was laid out since the last call."""
+        kernel = _kernel_now()
+        sums = self._slots[:, [kernel.ROWS, kernel.CRC_SUM]].tolist()
+        self._slots[:, [kernel.ROWS, kernel.CRC_SUM]] = 0
+        return [
+            Counted(partition, rows, crc_sum)
+            for partition, (rows, crc_sum) in zip(self._partitions, sums, strict=True)
+            if rows
+        ]
+
+    def _seal(self, slot: int) -> tuple[int, Packed]:
+        base, at, _, rows, base_timestamp, max_timestamp, _, _ = self._slots[slot].tolist()
+        records = self._room[base:at].data
+        codec, packed = self._codec, compress(self._codec, records)
+        if len(packed) > len(records):
+            # A batch must not get bigger than its limit.
+            codec, packed = NONE, bytes(records)
+        self._empty(slot)
+        return self._partitions[slot], Packed(packed, codec, rows, base_timestamp, max_timestamp)
+
+    def _empty(self, slot: int) -> None:
+        start = slot * self._slot_bytes
+        self._give(slot, start, start + self._slot_bytes)
+        if slot == self._lent:
+            self._lent = -1
+
+    def _give(self, slot: int, start: int, stop: int) -> None:
+        kernel = _kernel_now()
+        row = self._slots[slot]
+        row[kernel.BASE] = row[kernel.AT] = start
+        row[kernel.STOP] = stop
+        row[kernel.COUNT] = 0
+
+    def _lend(self, slot: int, size: int) -> None:
+        """Give a slot room for one record that is bigger than its own."""
+        start = self._slot_bytes * len(self._partitions)
+        if len(self._room) < start + size:
+            room = np.empty(start + size, dtype=np.uint8)
+            room[:start] = self._room[:start]
+            self._room = room
+        self._give(slot, start, start + size)
+        self._lent = slot
+
+
+def _kernel_now() -> Any:
+    return _kernel
+
+
+def _encoded_header(txn: bytes) -> bytes:
+    out = bytearray()
+    for part in (TXN_HEADER.encode(), txn):
+        put_varint(out, len(part))
+        out += part
+    return bytes(out)

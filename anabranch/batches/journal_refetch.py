@@ -1,0 +1,161 @@
+"""Reading given batches of a journal again, in rising order, with few fetches; ahead, if asked to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from anabranch.batches.format import crc_of
+from anabranch.ports import (
+    Log,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    OffsetOutOfRange,
+    RawBatch,
+    TopicPartition,
+)
+
+# Enough for a round trip to be cheap; little enough that the broker stores while we fetch the next.
+FETCH_BYTES = 2 << 20
+# So many fetches ahead at most: they go on while a native transaction ends and the next begins.
+MAX_AHEAD = 4
+_FETCH_WAIT_S = 0.5
+_EMPTY_FETCHES = 20
+
+_OFFSET_OUT_OF_RANGE = 1  # of brokers' error codes
+
+_Batches = Sequence[RawBatch]
+
+
+def records_gone(why: OffsetOutOfRange | str) -> LogRefused:
+    """What it is to a merge that somebody else deleted from a journal: for good, and its own trouble alone."""
+    return LogRefused(f"its journal records are gone: {why}", _OFFSET_OUT_OF_RANGE)
+
+
+def are_gone(error: LogError) -> bool:
+    """Whether it is `records_gone`."""
+    return isinstance(error, LogRefused) and error.error == _OFFSET_OUT_OF_RANGE
+
+
+class JournalReaders:
+    """A reader for each journal partition, kept from merge to merge.
+
+    ``ahead``: fetch the batches behind those asked for on a helper thread, while the caller works. Not
+    for the in-memory log, whose calls hand control to a scheduler.
+    """
+
+    def __init__(self, log: Log, *, ahead: bool = False) -> None:
+        self._log = log
+        self._readers: dict[TopicPartition, JournalReader] = {}
+        self._fetcher = ThreadPoolExecutor(1, "anabranch-read-ahead") if ahead else None
+
+    def of(self, partition: TopicPartition) -> JournalReader:
+        """The partition's reader."""
+        found = self._readers.get(partition)
+        if found is None:
+            found = self._readers[partition] = JournalReader(self._log, partition, self._fetcher)
+        return found
+
+    def close(self) -> None:
+        """End the helper thread; a fetch under way is waited for."""
+        if self._fetcher is not None:
+            self._fetcher.shutdown(cancel_futures=True)
+
+
+class JournalReader:
+    """Batches of one journal partition by base offset. Memory: `MAX_AHEAD` + 1 fetches."""
+
+    def __init__(
+        self,
+        log: Log,
+        partition: TopicPartition,
+        fetcher: ThreadPoolExecutor | None = None,
+    ) -> None:
+        self._log = log
+        self._partition = partition
+        self._fetcher = fetcher
+        self._here: deque[RawBatch] = deque()
+        # Fetches ahead, in order; each begins where the one before ends.
+        self._coming: deque[Future[_Batches]] = deque()
+        # How far ahead: more with each fetch that was of use, so that leaps don't cost many in vain.
+        self._depth = 1
+
+    def batch(self, base_offset: int, crc: int = 0) -> RawBatch:
+        """The batch that begins at this offset; quick if asked for in rising order.
+
+        ``crc``: what its head has to say (0: anything). What was indexed may be gone, and others' records stand
+        there: in a journal that somebody deleted and made anew.
+
+        Raises:
+            LogUnavailable: nothing is there, or no leader.
+            LogRefused: no batch begins there, or another one.
+        """
+        while self._here and self._here[0].base_offset < base_offset:
+            self._here.popleft()
+        if not self._here or self._here[0].base_offset > base_offset:
+            self._here = deque(self._take(base_offset))
+            while len(self._here) > 1 and self._here[0].base_offset < base_offset:
+                self._here.popleft()
+        # It stays: several runs may be of one batch.
+        batch = self._here[0]
+        if batch.base_offset != base_offset:
+            raise records_gone(f"no batch of {self._partition} begins at {base_offset}")
+        if crc and crc_of(batch.data) != crc:
+            raise records_gone(f"another batch of {self._partition} stands at {base_offset}")
+        return batch
+
+    def _take(self, position: int) -> _Batches:
+        found = self._take_ahead(position)
+        if found is None:
+            self._depth = 1
+            found = self._fetch(position)
+        if not found:
+            raise LogUnavailable(f"{self._partition} gives no batch at {position}")
+        self._go_ahead(found[-1].next_offset)
+        return found
+
+    def _take_ahead(self, position: int) -> _Batches | None:
+        """The batches from ``position`` on, if they were fetched ahead."""
+        while self._coming:
+            # Also if it is of no use: two fetches of one partition at once would compete.
+            try:
+                ready = self._coming.popleft().result()
+            except LogError:
+                # Nobody asked for it yet; what is asked for now fails by itself, if it does.
+                continue
+            if ready and ready[0].base_offset <= position < ready[-1].next_offset:
+                self._depth = min(self._depth + 1, MAX_AHEAD)
+                return ready
+        return None
+
+    def _go_ahead(self, following: int) -> None:
+        """Have the fetches under way that there should be; the first of them starts at ``following``."""
+        if self._fetcher is None:
+            return
+        while len(self._coming) < self._depth:
+            before = self._coming[-1] if self._coming else None
+            self._coming.append(self._fetcher.submit(self._fetch_behind, before, following))
+
+    def _fetch_behind(self, before: Future[_Batches] | None, following: int) -> _Batches:
+        """Fetch what comes after the fetch before, which this thread has ended already."""
+        if before is not None:
+            found = before.result()
+            if not found:
+                return ()
+            following = found[-1].next_offset
+        return self._fetch_once(following, 0.0)
+
+    def _fetch(self, position: int) -> _Batches:
+        for _ in range(_EMPTY_FETCHES):
+            found = self._fetch_once(position, _FETCH_WAIT_S)
+            if found:
+                return found
+        return ()
+
+    def _fetch_once(self, position: int, max_wait: float) -> _Batches:
+        found = self._log.fetch(
+            {self._partition: position}, max_wait=max_wait, max_bytes=FETCH_BYTES, committed=False
+        ).get(self._partition)
+        return found.batches if found is not None else ()

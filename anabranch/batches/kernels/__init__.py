@@ -1,0 +1,1 @@
+"""Compiled walks over record batches; the only importer of numba."""

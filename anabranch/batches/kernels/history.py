@@ -1,0 +1,192 @@
+"""A compiled walk over history records (`CommitRecord`, `EpochRecord`), for one partition of the stream.
+
+Import it only through `anabranch.reading.commit_index`: numba takes a second to load. Everything is checked
+against the record's bounds; what is not exactly such a record gives a negative result, and the codec says what is
+wrong with it. The oracle is `anabranch.schemas.codec.decode`.
+"""
+# The types of this code are numba's, not Python's.
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN202
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numba import types
+
+from anabranch.batches.kernels.parts import compiled
+
+# Rows of the spans; of a transaction id its two halves, as they lie in memory.
+FIRST, END, TIMESTAMP, SEGMENT, TXN_HEAD, TXN_TAIL = range(6)
+SPAN_ROWS = 6
+# Of the state: how many spans there are, the end of the partition as of the last record that names it, and the
+# timestamp of the last record.
+SPANS, REACHED, LAST_TIMESTAMP = range(3)
+STATE_SIZE = 3
+MALFORMED_RESULT = -1
+MIN_SPAN_BYTES = 5
+
+_EPOCH_RECORD = 0x61
+_COMMIT_RECORD = 0x62
+_TXN_ID_SIZE = 16
+_OWN = -1
+_MAX_I32 = (1 << 31) - 1
+
+_U = np.uint64
+_inline = numba.njit(inline="always", nogil=True)
+
+
+@_inline
+def _long(data, at, end):
+    """(value, next) of an Avro int or long; next is -1 if it is none, and stays -1."""
+    bits = np.uint64(0)
+    shift = 0
+    while at >= 0 and shift < 70:
+        if at >= end:
+            return np.int64(0), np.int64(-1)
+        byte = np.uint64(data[_U(at)])
+        at += 1
+        if shift == 63 and byte > 1:
+            return np.int64(0), np.int64(-1)
+        bits |= (byte & np.uint64(0x7F)) << np.uint64(shift)
+        if byte < 0x80:
+            half = np.int64(bits >> np.uint64(1))
+            if bits & np.uint64(1):
+                return ~half, at
+            return half, at
+        shift += 7
+    return np.int64(0), np.int64(-1)
+
+
+@_inline
+def _int(data, at, end):
+    """`_long` of a number that has to fit 32 bits."""
+    value, at = _long(data, at, end)
+    if value < -_MAX_I32 - 1 or value > _MAX_I32:
+        at = np.int64(-1)
+    return value, at
+
+
+@_inline
+def _block(data, at, end):
+    """(number of items, next) of an array's next block."""
+    number, at = _long(data, at, end)
+    if number < 0:
+        number = -number
+        size, at = _long(data, at, end)
+        if size < 0:
+            at = np.int64(-1)
+    if number < 0 or number > end - at:
+        at = np.int64(-1)
+    return number, at
+
+
+@_inline
+def _skip(data, at, end, numbers, narrow):
+    """Behind an array whose items have so many numbers each; the one at ``narrow`` has to fit 32 bits."""
+    while at >= 0:
+        number, at = _block(data, at, end)
+        if number == 0:
+            break
+        for i in range(number * numbers):
+            if i % numbers == narrow:
+                _, at = _int(data, at, end)
+            else:
+                _, at = _long(data, at, end)
+            if at < 0:
+                break
+    return at
+
+
+@_inline
+def _half(data, at):
+    """8 bytes as a number, the lowest first."""
+    value = np.uint64(0)
+    for i in range(8):
+        value |= np.uint64(data[_U(at + i)]) << np.uint64(8 * i)
+    return np.int64(value)
+
+
+def _commits(data, ends, partition, spans, state):
+    """Append the spans of a partition; ``ends``: where the records end in ``data``, 0 first.
+
+    ``spans`` has room for all that the bytes can hold. Returns 0, or a negative result.
+    """
+    count = state[SPANS]
+    for record in range(ends.shape[0] - 1):
+        at = np.int64(ends[record])
+        end = np.int64(ends[record + 1])
+        if at < 0 or end - at < 2 or end > data.shape[0] or data[_U(at)] != 1:
+            return MALFORMED_RESULT
+        kind = data[_U(at + 1)]
+        at += 2
+        first = count
+        told = moved = state[REACHED]
+        if kind == _COMMIT_RECORD:
+            txn = at
+            at += _TXN_ID_SIZE
+            _, at = _int(data, at, end)
+            timestamp, at = _long(data, at, end)
+            while at >= 0:
+                number, at = _block(data, at, end)
+                if number == 0:
+                    break
+                for _ in range(number):
+                    segment, at = _long(data, at, end)
+                    where, at = _int(data, at, end)
+                    begins, at = _long(data, at, end)
+                    stops, at = _long(data, at, end)
+                    _, at = _long(data, at, end)
+                    if at < 0:
+                        break
+                    if where == partition:
+                        moved = stops
+                        spans[FIRST, _U(count)] = begins
+                        spans[END, _U(count)] = stops
+                        spans[SEGMENT, _U(count)] = segment
+                        spans[TXN_HEAD, _U(count)] = _half(data, txn)
+                        spans[TXN_TAIL, _U(count)] = _half(data, txn + 8)
+                        count += 1
+        elif kind == _EPOCH_RECORD:
+            _, at = _int(data, at, end)
+            _, at = _int(data, at, end)
+            timestamp, at = _long(data, at, end)
+            at = _skip(data, at, end, 5, 3)
+            at = _skip(data, at, end, 2, -1)
+        else:
+            return MALFORMED_RESULT
+        while at >= 0:
+            number, at = _block(data, at, end)
+            if number == 0:
+                break
+            for _ in range(number):
+                where, at = _int(data, at, end)
+                offset, at = _long(data, at, end)
+                if at < 0:
+                    break
+                if where == partition:
+                    told = offset
+        _, at = _long(data, at, end)
+        if kind == _COMMIT_RECORD:
+            vector_at, at = _long(data, at, end)
+            if vector_at != _OWN:
+                told = moved  # it tells its own ends only
+        state[REACHED] = told
+        if at != end:
+            return MALFORMED_RESULT
+        for i in range(first, count):
+            spans[TIMESTAMP, _U(i)] = timestamp
+        state[LAST_TIMESTAMP] = timestamp
+    state[SPANS] = count
+    return 0
+
+
+commits = compiled(
+    types.int64(
+        types.Array(types.uint8, 1, "C", readonly=True),
+        types.Array(types.int32, 1, "C", readonly=True),
+        types.int64,
+        types.int64[:, ::1],
+        types.int64[::1],
+    )
+)(_commits)

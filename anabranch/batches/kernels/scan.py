@@ -1,0 +1,257 @@
+"""Compiled walks over a record batch's body that cut it into runs.
+
+Import it only through `anabranch.batches.framing`: numba takes a second to load. Everything is checked
+against the body's bounds before it is read; what does not fit gives a negative result, never an
+exception. The oracle in plain Python is `anabranch.batches.framing_oracle`: change both.
+"""
+# The types of this code are numba's, not Python's.
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN202
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numba import types
+
+from anabranch.batches.kernels.parts import (
+    _BYTES_IN,
+    _MIN_RECORD,
+    _U,
+    MALFORMED_RESULT,
+    NO_ROOM,
+    _byte,
+    _crc,
+    _inline,
+    _load64,
+    _position,
+    _varint,
+    _varlong,
+    compiled,
+)
+
+# Columns of a run's row. Positions are -1 where no record has a key; TXN_AT is where the 28 bytes of the
+# ab.txn header stand in the body, -1 if there is none.
+FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND = range(10)
+COLUMNS = 10
+# Without sums, CHECKSUM, LOW and HIGH mean nothing, and the walk takes half the time.
+
+# Kinds; the order of the BAD ones is the order in which they are looked for.
+WRITE, PLAIN, OP, MALFORMED, DOUBLE_TXN, TXN_AND_OP, DOUBLE_OP, TXN_LENGTH, RESERVED, NO_TEXT = (
+    range(10)
+)
+
+_TXN_SIZE = 28
+_CHECKSUM_MASK = (1 << 63) - 1
+
+
+@numba.njit(nogil=True)
+def _is_utf8(body, at, last):
+    """Whether bytes are UTF-8, as Python and the standard have it: nothing overlong, no surrogates."""
+    while at < last:
+        byte = _byte(body, at)
+        at += 1
+        if byte < 0x80:
+            continue
+        if byte < 0xC2 or byte > 0xF4:
+            return False
+        more = 1
+        low = 0x80
+        high = 0xBF
+        if byte >= 0xF0:
+            more = 3
+            if byte == 0xF0:
+                low = 0x90
+            elif byte == 0xF4:
+                high = 0x8F
+        elif byte >= 0xE0:
+            more = 2
+            if byte == 0xE0:
+                low = 0xA0
+            elif byte == 0xED:
+                high = 0x9F
+        if last - at < more:
+            return False
+        for _ in range(more):
+            byte = _byte(body, at)
+            if byte < low or byte > high:
+                return False
+            low = 0x80
+            high = 0xBF
+            at += 1
+    return True
+
+
+@_inline
+def _is_text(body, at, last):
+    """`_is_utf8`, quick where all is ASCII."""
+    high = np.int64(0)
+    for i in range(at, last):
+        high |= _byte(body, i)
+    return high < 0x80 or _is_utf8(body, at, last)
+
+
+@_inline
+def _is_name(body, at, last):
+    """What a header of six bytes is: 1 ab.txn; five: 2 ab.op; else starting with ab.: 3; 0 not ours."""
+    size = last - at
+    if size < 3:
+        return 0
+    if _byte(body, at) != 97 or _byte(body, at + 1) != 98 or _byte(body, at + 2) != 46:
+        return 0
+    if (
+        size == 6
+        and _byte(body, at + 3) == 116
+        and _byte(body, at + 4) == 120
+        and _byte(body, at + 5) == 110
+    ):
+        return 1
+    if size == 5 and _byte(body, at + 3) == 111 and _byte(body, at + 4) == 112:
+        return 2
+    return 3
+
+
+def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
+    end = np.int64(body.shape[0])
+    if count < 0 or count > end // _MIN_RECORD:
+        return MALFORMED_RESULT
+    at = np.int64(0)
+    runs = 0
+    last_delta = np.int64(-1)
+    for _ in range(count):
+        start = at
+        size, at = _varint(body, at, end)
+        if at < 0 or size < 0 or size > end - at or size == 0:
+            return MALFORMED_RESULT
+        stop = at + size
+        at += 1
+        timestamp, at = _varlong(body, at, stop)
+        if at < 0:
+            return MALFORMED_RESULT
+        absolute = base_timestamp + timestamp
+        if ((base_timestamp ^ absolute) & (timestamp ^ absolute)) < 0:
+            return MALFORMED_RESULT
+        delta, at = _varint(body, at, stop)
+        if at < 0 or delta <= last_delta or delta > last_offset_delta:
+            return MALFORMED_RESULT
+        last_delta = delta
+
+        length, at = _varint(body, at, stop)
+        if at < 0 or length < -1 or length > stop - at:
+            return MALFORMED_RESULT
+        keyed = length >= 0
+        crc = _U(0xFFFFFFFF)
+        position = np.int64(-1)
+        if keyed and not sums:
+            at += length
+        elif keyed:
+            crc = _crc(body, at, at + length, crc)
+            at += length
+            position = _position(crc)
+        length, at = _varint(body, at, stop)
+        if at < 0 or length < -1 or length > stop - at:
+            return MALFORMED_RESULT
+        if length > 0:
+            if sums:
+                crc = _crc(body, at, at + length, crc)
+            at += length
+        checksum = np.int64(crc ^ _U(0xFFFFFFFF))
+
+        headers, at = _varint(body, at, stop)
+        if at < 0 or headers < 0 or headers > (stop - at) // 2:
+            return MALFORMED_RESULT
+        txns = 0
+        ops = 0
+        others = 0
+        no_text = 0
+        txn_at = np.int64(-1)
+        txn_size = np.int64(-1)
+        for _ in range(headers):
+            length, at = _varint(body, at, stop)
+            if at < 0 or length < 0 or length > stop - at:
+                return MALFORMED_RESULT
+            name = _is_name(body, at, at + length)
+            if name == 0 and not _is_text(body, at, at + length):
+                no_text += 1
+            at += length
+            length, at = _varint(body, at, stop)
+            if at < 0 or length < -1 or length > stop - at:
+                return MALFORMED_RESULT
+            if name == 1:
+                txns += 1
+                txn_at = at
+                txn_size = length
+            elif name == 2:
+                ops += 1
+            elif name == 3:
+                others += 1
+            if length > 0:
+                at += length
+        if at != stop:
+            return MALFORMED_RESULT
+
+        if txns > 1:
+            kind = DOUBLE_TXN
+        elif txns and ops:
+            kind = TXN_AND_OP
+        elif ops > 1:
+            kind = DOUBLE_OP
+        elif txns and txn_size != _TXN_SIZE:
+            kind = TXN_LENGTH
+        elif others:
+            kind = RESERVED
+        elif no_text:
+            kind = NO_TEXT
+        elif txns:
+            kind = WRITE
+        elif ops:
+            kind = OP
+        else:
+            kind = PLAIN
+        if kind != WRITE:
+            txn_at = np.int64(-1)
+
+        same = runs > 0 and rows[runs - 1, KIND] == kind
+        if same and kind == WRITE:
+            before = rows[runs - 1, TXN_AT]
+            same = (
+                _load64(body, _U(before)) == _load64(body, _U(txn_at))
+                and _load64(body, _U(before + 8)) == _load64(body, _U(txn_at + 8))
+                and _load64(body, _U(before + 16)) == _load64(body, _U(txn_at + 16))
+                and _load64(body, _U(before + 20)) == _load64(body, _U(txn_at + 20))
+            )
+        if not same:
+            if runs == rows.shape[0]:
+                return NO_ROOM
+            rows[runs, FIRST] = delta
+            rows[runs, COUNT] = 0
+            rows[runs, CHECKSUM] = 0
+            rows[runs, TXN_AT] = txn_at
+            rows[runs, LOW] = -1
+            rows[runs, HIGH] = -1
+            rows[runs, KEYLESS] = 0
+            rows[runs, BYTES] = 0
+            rows[runs, KIND] = kind
+            runs += 1
+        run = runs - 1
+        rows[run, LAST] = delta
+        rows[run, COUNT] += 1
+        rows[run, CHECKSUM] = (rows[run, CHECKSUM] + checksum) & _CHECKSUM_MASK
+        rows[run, BYTES] += stop - start
+        if keyed:
+            if rows[run, LOW] < 0 or position < rows[run, LOW]:
+                rows[run, LOW] = position
+            if position > rows[run, HIGH]:
+                rows[run, HIGH] = position
+        else:
+            rows[run, KEYLESS] += 1
+    if at != end:
+        return MALFORMED_RESULT
+    return runs
+
+
+scan = compiled(
+    types.int64(
+        _BYTES_IN, types.int64, types.int64, types.int64, types.boolean, types.int64[:, ::1]
+    ),
+)(_scan)

@@ -1,0 +1,234 @@
+"""Splitting record batches by key: each record to the segment that holds its key, in the order of the records.
+
+For plain writes, which any producer puts into any journal partition. A batch whose records all belong to one
+segment goes there as it is, if that is worth it (`anabranch.batches.splice`); others are taken apart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from anabranch.batches.builder import COPY_GROWTH, BatchBuilder
+from anabranch.batches.compression import NAMES, decompress
+from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_header
+from anabranch.batches.framing import kernel_for
+from anabranch.batches.records import Record, decode_body
+from anabranch.batches.splice import BATCH_BYTES, DEFAULT_LIMIT, JournalRun, worth_splicing
+from anabranch.core.layout import Layout
+from anabranch.errors import check
+from anabranch.ports import CorruptBatch, RawBatch
+from anabranch.schemas.records import SegmentRange
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class Split:
+    """Batches of records for each segment of a layout, made from runs of journal batches.
+
+    All stays in memory: the caller bounds what it adds.
+    """
+
+    def __init__(self, segments: Sequence[SegmentRange], limit: int = DEFAULT_LIMIT) -> None:
+        """``limit``: the most bytes of a batch that is put together (the topic's max.message.bytes)."""
+        self._segments = segments
+        self._layout = Layout(segments)
+        self._by_partition = {s.partition: i for i, s in enumerate(segments)}
+        self._outs = [_Out(limit) for _ in segments]
+        self._last: _Compiled | _Plain | None = None
+
+    def keyless(self, partition: int) -> int:
+        """The index of the segment that records without a key in a journal partition go to.
+
+        The one on the partition of that number; if none is there, the first one.
+        """
+        return self._by_partition.get(partition, 0)
+
+    def add(self, batch: RawBatch, run: JournalRun, keyless: int) -> None:
+        """Take a run of a batch; ``keyless`` is the index of the segment for records without a key.
+
+        Raises:
+            CorruptBatch: the batch can't be read.
+            InvariantViolation: it has not the records that the run says.
+        """
+        if self._last is None or self._last.batch.data is not batch.data:
+            self._last = self._placed(batch, keyless)  # runs of one batch come one after the other
+        placed = self._last
+        begin, end = placed.numbers(run.first - batch.base_offset, run.end - batch.base_offset)
+        check(
+            end - begin == run.records,
+            f"a run of {run.records} records at {run.first} has {end - begin}",
+        )
+        indexes = placed.segments(begin, end)
+        if len(indexes) == 1 and run.pure and worth_splicing(batch, run.records):
+            self._outs[indexes[0]].take(batch)
+            return
+        for index in indexes:
+            placed.copy(self._outs[index], index, begin, end)
+
+    def done(self) -> list[list[RawBatch]]:
+        """The batches of each segment, in the order of the layout; none for those that got no records."""
+        for out in self._outs:
+            out.flush()
+        return [out.batches for out in self._outs]
+
+    def _placed(self, batch: RawBatch, keyless: int) -> _Compiled | _Plain:
+        header = read_header(batch.data)
+        body = decompress(header.compression, memoryview(batch.data)[HEADER_SIZE:])
+        kernel = kernel_for(header.record_count)
+        if kernel is not None:
+            return _compiled(kernel, batch, header, body, self._segments, keyless)
+        records = decode_body(body, header)
+        find = self._layout.find
+        places = [keyless if r.key is None else find(r.key) for r in records]
+        deltas = [r.offset - header.base_offset for r in records]
+        return _Plain(batch, header, records, deltas, places)
+
+
+class _Out:
+    """The batches of one segment."""
+
+    def __init__(self, limit: int) -> None:
+        self.batches: list[RawBatch] = []
+        self.builder = BatchBuilder()
+        self.limit = limit
+        self.full = min(BATCH_BYTES, limit)
+
+    def take(self, batch: RawBatch) -> None:
+        """A batch as it is, behind what was built."""
+        self.flush()
+        self.batches.append(batch)
+
+    def flush(self) -> None:
+        """End the batch that is being built."""
+        if self.builder.count:
+            data = self.builder.build()
+            self.batches.append(RawBatch(0, self.builder.count, memoryview(data)))
+            self.builder = BatchBuilder()
+
+
+class _Plain(NamedTuple):
+    """A batch whose records have their places, in plain Python."""
+
+    batch: RawBatch
+    header: BatchHeader
+    records: list[Record]
+    deltas: list[int]
+    places: list[int]
+
+    def numbers(self, first: int, end: int) -> tuple[int, int]:
+        """The numbers of the records with these offset deltas."""
+        return bisect_left(self.deltas, first), bisect_left(self.deltas, end)
+
+    def segments(self, begin: int, end: int) -> list[int]:
+        """The indexes of the segments that records of these numbers go to."""
+        return sorted(set(self.places[begin:end]))
+
+    def copy(self, out: _Out, index: int, begin: int, end: int) -> None:
+        """Add the records of a segment."""
+        for number in range(begin, end):
+            if self.places[number] == index:
+                self._add(out, self.records[number])
+
+    def _add(self, out: _Out, record: Record) -> None:
+        row = record.key, record.value, record.headers, record.timestamp_ms
+        mark = out.builder.mark()
+        out.builder.add(*row)
+        if out.builder.size_estimate <= out.full:
+            return
+        if mark.records:
+            out.builder.rewind(mark)
+            out.flush()
+            self._add(out, record)
+        elif out.builder.size_estimate > out.limit:
+            # It fits only as it came: packed.
+            out.builder = BatchBuilder(NAMES[self.header.compression])
+            out.builder.add(*row)
+            out.flush()
+
+
+class _Compiled(NamedTuple):
+    """A batch whose records have their places, by compiled code; arrays of numpy."""
+
+    batch: RawBatch
+    header: BatchHeader
+    kernel: ModuleType
+    body: Any
+    starts: Any
+    deltas: Any
+    places: Any
+
+    def numbers(self, first: int, end: int) -> tuple[int, int]:
+        """The numbers of the records with these offset deltas."""
+        begin, stop = self.deltas.searchsorted((first, end)).tolist()
+        return begin, stop
+
+    def segments(self, begin: int, end: int) -> list[int]:
+        """The indexes of the segments that records of these numbers go to."""
+        import numpy as np
+
+        found: list[int] = np.unique(self.places[begin:end]).tolist()
+        return found
+
+    def copy(self, out: _Out, index: int, begin: int, end: int) -> None:
+        """Add the records of a segment."""
+        header = self.header
+
+        def some(into: Any, state: Any) -> int:
+            found: int = self.kernel.copy_placed(
+                self.body,
+                self.starts,
+                self.places,
+                index,
+                end,
+                header.base_timestamp,
+                header.max_timestamp,
+                header.is_log_append_time,
+                into,
+                state,
+            )
+            return found
+
+        at = begin
+        while True:
+            left = int(self.starts[end] - self.starts[at]) + (end - at) * COPY_GROWTH
+            room = out.full - out.builder.size_estimate
+            at = out.builder.add_encoded(some, at, max(min(left, room), 0))
+            if at == end:
+                return
+            if out.builder.count:
+                out.flush()
+                continue
+            # A big one: alone, and if it fits only as it came, packed.
+            alone = int(self.starts[at + 1] - self.starts[at]) + COPY_GROWTH
+            if HEADER_SIZE + alone > out.limit:
+                out.builder = BatchBuilder(NAMES[header.compression])
+            at = out.builder.add_encoded(some, at, alone)
+            out.flush()
+
+
+def _compiled(
+    kernel: ModuleType,
+    batch: RawBatch,
+    header: BatchHeader,
+    body: Buffer,
+    segments: Sequence[SegmentRange],
+    keyless: int,
+) -> _Compiled:
+    import numpy as np
+
+    count = header.record_count
+    bytes_in = np.frombuffer(body, dtype=np.uint8)
+    order = sorted(range(len(segments)), key=lambda i: segments[i].low)
+    lows = np.array([segments[i].low for i in order], dtype=np.int64)
+    starts = np.empty(count + 1, dtype=np.int64)
+    deltas = np.empty(count, dtype=np.int64)
+    places = np.empty(count, dtype=np.int64)
+    result = kernel.place(
+        bytes_in, count, lows, np.array(order, dtype=np.int64), keyless, starts, deltas, places
+    )
+    if result != 0:
+        raise CorruptBatch(f"the batch at offset {header.base_offset} can't be taken apart")
+    return _Compiled(batch, header, kernel, bytes_in, starts, deltas, places)

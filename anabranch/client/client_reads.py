@@ -1,0 +1,88 @@
+"""The reading calls of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anabranch.client.handle import Shared
+from anabranch.client.ports import ClientPorts, Readers
+from anabranch.errors import InvalidArgument, UnsupportedSetting
+from anabranch.reading.history_search import Start
+from anabranch.reading.ordered_reader import Reader
+from anabranch.reading.snapshot import At, Snapshot, SnapshotPlan, check_at, streams_of
+from anabranch.reading.transaction_reader import TransactionReader
+
+
+class Reading:
+    """See `Client`, which has these calls."""
+
+    _ports: ClientPorts
+    _shared: Shared
+
+    def read(
+        self,
+        streams: str | Sequence[str],
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+    ) -> Reader:
+        """Committed events of one or more streams; iterate over what is returned, and close it.
+
+        Events of one key come in commit order, however the stream is scaled meanwhile.
+
+        ``group``: members of a group share the events, and go on where it stopped: each event comes at least
+        once. None: all events, nothing is kept. ``timeout``: end after so many seconds without an event; None:
+        never. ``start``, where there is no position yet: 'begin', 'end', or what was committed after a commit
+        timestamp: a hybrid time (of a `Result`) or a datetime with its time zone.
+
+        Raises: UnknownStream, InvalidArgument, NotReady, DeadlineExceeded; while iterating NotReady and
+        DeadlineExceeded (going on is safe), FixCallError.
+        """
+        return self._readers().read(streams, group, timeout, start)
+
+    def read_transactions(
+        self,
+        stream: str,
+        group: str | None = None,
+        timeout: float | None = None,
+        start: Start = "begin",
+    ) -> TransactionReader:
+        """Whole transactions of a stream in commit order; iterate over what is returned, and close it.
+
+        A group has one active member; its position is committed after each transaction. The other arguments
+        and errors are those of `read`.
+        """
+        return self._readers().read_transactions(stream, group, timeout, start)
+
+    def snapshot(
+        self, streams: str | Sequence[str], at: At = None, *, timeout: float | None = None
+    ) -> Snapshot:
+        """Streams of one scope as of a commit timestamp; nothing of them is read yet.
+
+        ``at``: a hybrid time (that of a `Result`: the snapshot has that transaction) or a datetime with its time
+        zone; one that is still to come is waited for, until the timeout. None: now, with all that anybody has
+        committed before this call.
+
+        Raises: UnknownScope, UnknownStream, CrossScope, InvalidArgument; SnapshotExpired (retention has passed
+        it); NotReady (also: the time is not reached), DeadlineExceeded.
+        """
+        readers = self._readers()
+        scope, names = streams_of(streams)
+        deadline = self._shared.deadline(timeout)
+        timestamp = self._shared.session.safe_time(scope, check_at(at), deadline)
+        return self.open_snapshot(readers.plan(names, timestamp, deadline))
+
+    def open_snapshot(self, plan: SnapshotPlan) -> Snapshot:
+        """The snapshot of a plan, which another process may have made. Nothing is sent."""
+        if not isinstance(plan, SnapshotPlan):
+            raise InvalidArgument(
+                f"open_snapshot takes what snapshot.plan() gave, not {plan!r:.100}"
+            )
+        self._readers()
+        return Snapshot(plan, lambda stream, cut: self._readers().read_cut(stream, cut))
+
+    def _readers(self) -> Readers:
+        self._shared.check()
+        if self._ports.readers is None:
+            raise UnsupportedSetting("this client has no readers")
+        return self._ports.readers

@@ -1,0 +1,331 @@
+"""One writer of a transaction: places each event by its key, writes it to the journal, keeps the account.
+
+The account (count and sum of checksums for each journal partition) is the receipt; a key is hashed once, for
+its place and its checksum. `StreamLane.write` is the hot path of bulk writes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+from zlib import crc32
+
+from anabranch.client.ports import JournalRecord, JournalWriter, RecordHeaders
+from anabranch.core.ids import TXN_HEADER, pack_txn_header
+from anabranch.core.journal_index import CRC_MODULUS
+from anabranch.core.keyspace import mix
+from anabranch.errors import EventTooLarge, InvalidArgument
+from anabranch.ports import TopicPartition
+from anabranch.schemas.records import Extent, Receipt, SegmentRange, Touched
+from anabranch.topics.names import journal_topic
+from anabranch.types import Headers
+
+if TYPE_CHECKING:
+    from anabranch.batches.columns_write import EventColumns, Placing
+
+STICKY_BYTES = 32 << 10  # events without a key go to one segment for so long, then to the next
+RECORD_OVERHEAD = 128  # more than framing and the ab.txn header take of a batch's size
+_KNOWN_KEYS = 20_000  # the places of the first so many keys are remembered for each stream
+_RESERVED = "ab."
+
+WriteFunction: TypeAlias = (
+    "Callable[[bytes | None, bytes | None, RecordHeaders | None, int | None], None]"
+)
+# Value, key, headers, timestamp, as of `Handle.write`; the last ones may be left out.
+EventFields: TypeAlias = (
+    "tuple[bytes | None]"
+    " | tuple[bytes | None, bytes | None]"
+    " | tuple[bytes | None, bytes | None, Headers | None]"
+    " | tuple[bytes | None, bytes | None, Headers | None, int | None]"
+)
+
+
+class Account:
+    """What was written to one journal partition."""
+
+    __slots__ = ("count", "crc_sum", "end", "first", "partition")
+
+    def __init__(self, partition: int, first: int) -> None:
+        self.partition = partition
+        self.first = first
+        self.end = first
+        self.count = 0
+        self.crc_sum = 0
+
+
+class StreamLane:
+    """The way of one writer into one stream."""
+
+    def __init__(
+        self,
+        touched: Touched,
+        txn_id: bytes,
+        writer: int,
+        journal: JournalWriter,
+        deadline: float,
+    ) -> None:
+        self.stream = touched.stream
+        self.topic = journal_topic(touched.stream)
+        partitions = sorted({segment.partition for segment in touched.segments})
+        opened = journal.open(self.topic, partitions, deadline)
+        self.accounts = {p: Account(p, opened.first[p]) for p in partitions}
+        self._room = opened.max_event_bytes - RECORD_OVERHEAD
+        self._header = (TXN_HEADER, pack_txn_header(txn_id, writer, touched.stream_epoch))
+        self.write, self._records = self._make_write(touched.segments, journal, writer)
+        self._journal = journal
+        self._segments = touched.segments
+        self._writer = writer
+
+    def write_many(self, events: Iterable[EventFields]) -> None:
+        """Write events. Those before one that is refused are written. `TypeError` as of `check_fields`."""
+        self._journal.write_many(self.topic, self._records(events))
+
+    def check_columns(self, columns: EventColumns) -> None:
+        """`EventTooLarge` if the broker would not take one of the rows."""
+        self._check_bytes(int(columns.sizes().max(initial=0)))
+
+    def write_columns(self, columns: EventColumns) -> None:
+        """Write rows, which were checked before. After an error some of them are written."""
+        counted = self._journal.write_columns(self.topic, self._placing, columns)
+        if counted is None:
+            self.write_many(columns.events())
+            return
+        for partition, rows, crc_sum in counted:
+            self.accounts[partition].count += rows
+            self.accounts[partition].crc_sum += crc_sum
+
+    @cached_property
+    def _placing(self) -> Placing:
+        """What `_make_write` goes by, for columns."""
+        from anabranch.batches.columns_write import Placing
+
+        ordered = sorted(self._segments, key=lambda segment: segment.low)
+        return Placing(
+            [segment.low for segment in ordered],
+            [segment.partition for segment in ordered],
+            self._header[1],
+            self._writer % len(ordered),
+            STICKY_BYTES,
+            RECORD_OVERHEAD,
+        )
+
+    def check_size(
+        self, key: bytes | None, value: bytes | None, headers: RecordHeaders | None
+    ) -> None:
+        """`EventTooLarge` if the broker would not take the event."""
+        self._check_bytes(len(key or b"") + len(value or b"") + headers_size(headers))
+
+    def _check_bytes(self, size: int) -> None:
+        if size > self._room:
+            raise EventTooLarge(
+                f"an event of {size} bytes; {self.topic} takes up to {self._room} of key, value and headers "
+                "(topic setting max.message.bytes)"
+            )
+
+    def _make_write(
+        self, segments: Sequence[SegmentRange], journal: JournalWriter, writer: int
+    ) -> tuple[WriteFunction, Callable[[Iterable[EventFields]], Iterator[JournalRecord]]]:
+        """The function that writes an event: (key, value, headers, timestamp); and the one that makes records of
+        many events, each counted when the next one is asked for.
+        """
+        ordered = sorted(segments, key=lambda segment: segment.low)
+        lows = [segment.low for segment in ordered]
+        by_range = [self.accounts[segment.partition] for segment in ordered]
+        known: dict[bytes, tuple[Account, int, int]] = {}
+        write_record = journal.write
+        topic, header, room = self.topic, self._header, self._room
+        plain_headers: RecordHeaders = [header]
+        several = len(lows) > 1
+        sticky, sticky_left = writer % len(by_range), STICKY_BYTES
+
+        def place(key: bytes) -> tuple[Account, int, int]:
+            crc = crc32(key)
+            account = by_range[bisect_right(lows, mix(crc)) - 1 if several else 0]
+            placed = (account, crc, room - len(key))
+            if len(known) < _KNOWN_KEYS:
+                known[key] = placed
+            return placed
+
+        def spread(value: bytes | None) -> tuple[Account, int, int]:
+            nonlocal sticky, sticky_left
+            sticky_left -= len(value or b"") + RECORD_OVERHEAD
+            if sticky_left < 0:
+                sticky, sticky_left = (sticky + 1) % len(by_range), STICKY_BYTES
+            return by_range[sticky], 0, room
+
+        def write(
+            key: bytes | None,
+            value: bytes | None,
+            headers: RecordHeaders | None,
+            timestamp: int | None,
+        ) -> None:
+            if key is not None:
+                account, crc, left = known.get(key) or place(key)
+            else:
+                account, crc, left = spread(value)
+            if value is not None:
+                crc = crc32(value, crc)
+                left -= len(value)
+            if headers:
+                left -= headers_size(headers)
+            if left < 0:
+                self.check_size(key, value, headers)
+            write_record(
+                topic,
+                account.partition,
+                key,
+                value,
+                [*headers, header] if headers else plain_headers,
+                timestamp or 0,
+            )
+            account.count += 1
+            account.crc_sum += crc
+
+        def records(events: Iterable[EventFields]) -> Iterator[JournalRecord]:
+            # `write` once more, without a call for each event.
+            for event in events:
+                timestamp, record_headers = 0, plain_headers
+                if len(event) == 2:
+                    value, key = event
+                else:
+                    value, key, headers, timestamp = _unpack(event)
+                    if headers:
+                        self.check_size(key, value, headers)
+                        record_headers = [*headers, header]
+                if key is not None:
+                    account, crc, left = known.get(key) or place(key)
+                else:
+                    account, crc, left = spread(value)
+                if value is not None:
+                    crc = crc32(value, crc)
+                    left -= len(value)
+                if left < 0:
+                    self.check_size(key, value, None)
+                yield account.partition, key, value, record_headers, timestamp
+                account.count += 1
+                account.crc_sum += crc
+
+        return write, records
+
+
+class WriterAccount:
+    """All lanes of one writer."""
+
+    def __init__(self, txn_id: bytes, writer: int, journal: JournalWriter) -> None:
+        self.txn_id = txn_id
+        self.writer = writer
+        self.journal = journal
+        self.lanes: dict[str, StreamLane] = {}
+        self._sequence = 0
+
+    def add(self, touched: Touched, deadline: float) -> StreamLane:
+        """Open the way into a stream."""
+        lane = StreamLane(touched, self.txn_id, self.writer, self.journal, deadline)
+        self.lanes[touched.stream] = lane
+        return lane
+
+    def flush(self, deadline: float) -> None:
+        """Wait for the acknowledgement of all writes. `WriteFailed`, `DeadlineExceeded`."""
+        used = {
+            TopicPartition(lane.topic, account.partition): account
+            for lane in self.lanes.values()
+            for account in lane.accounts.values()
+            if account.count
+        }
+        for place, end in self.journal.flush(used, deadline).items():
+            used[place].end = end
+
+    def receipt(self, *, finished: bool) -> Receipt:
+        """The cumulative receipt of everything flushed."""
+        self._sequence += 1
+        extents = [
+            Extent(
+                stream=lane.stream,
+                partition=account.partition,
+                first=account.first,
+                end=account.end,
+                count=account.count,
+                crc_sum=account.crc_sum % CRC_MODULUS,
+            )
+            for lane in self.lanes.values()
+            for account in lane.accounts.values()
+            if account.count
+        ]
+        return Receipt(self.txn_id, self.writer, self._sequence, finished, tuple(extents))
+
+
+def headers_size(headers: RecordHeaders | None) -> int:
+    """About the bytes that headers take in a record."""
+    if not headers:
+        return 0
+    return sum(len(name) + len(value or b"") + 6 for name, value in headers)
+
+
+def check_headers(headers: Headers | None) -> RecordHeaders | None:
+    """Headers as a list of (name, bytes or None). `InvalidArgument`."""
+    if not headers:
+        return None
+    # Callers without a type checker give anything.
+    pairs: Iterable[tuple[Any, Any]] = headers.items() if isinstance(headers, Mapping) else headers
+    found: list[tuple[str, bytes | None]] = []
+    for name, value in pairs:
+        if not isinstance(name, str) or name.startswith(_RESERVED):
+            raise InvalidArgument(
+                f"header name {name!r}: a string that does not begin with {_RESERVED!r}"
+            )
+        if not name.isascii() and not _is_utf8(name):
+            # librdkafka's producer in Python would end the process.
+            raise InvalidArgument(f"header name {name!r}: a lone surrogate, which no UTF-8 has")
+        if value is not None and not isinstance(value, bytes):
+            raise InvalidArgument(f"header {name!r}: bytes or None, not {type(value).__name__}")
+        found.append((name, value))
+    return found
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unpack(
+    event: EventFields,
+) -> tuple[bytes | None, bytes | None, RecordHeaders | None, int]:
+    """Value, key, headers and timestamp (0: none) of an event given in another way than as a pair."""
+    check_fields(event)
+    value, key, headers, timestamp = (*event, None, None, None)[:4]
+    return value, key, check_headers(headers), timestamp or 0
+
+
+def check_fields(event: EventFields) -> None:
+    """`InvalidArgument` unless these are the fields of an event; headers are not looked at."""
+    given: Any = event  # callers without a type checker give anything
+    if not isinstance(given, tuple | list) or not 1 <= len(given) <= 4:
+        raise InvalidArgument(
+            f"an event is (value, key, headers, timestamp), the last may be left out, not {given!r:.80}"
+        )
+    value, key, _, timestamp = (*given, None, None, None)[:4]
+    check_event(key, value, timestamp)
+
+
+def check_event(key: bytes | None, value: bytes | None, timestamp: int | None) -> None:
+    """`InvalidArgument` for types and ranges that no broker takes."""
+    if key is not None and not isinstance(key, bytes):
+        raise InvalidArgument(f"a key is bytes or None, not {type(key).__name__}")
+    if value is not None and not isinstance(value, bytes):
+        raise InvalidArgument(f"a value is bytes or None, not {type(value).__name__}")
+    check_timestamp(timestamp)
+
+
+def check_timestamp(timestamp: object) -> None:
+    """A timestamp is 1 or more, in Unix milliseconds; None: now."""
+    if timestamp is not None and (
+        isinstance(timestamp, bool) or not (isinstance(timestamp, int) and 0 < timestamp < 1 << 63)
+    ):
+        raise InvalidArgument(
+            f"timestamp {timestamp!r}: Unix milliseconds above 0, or None for now"
+        )

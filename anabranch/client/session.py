@@ -1,0 +1,521 @@
+"""The client's side of the protocol, as plain synchronous code over small ports.
+
+Every command is safe to repeat, because its ids are made here, before anything is sent. So each is sent again
+under the same ids until it is answered; and where the outcome of a commit stays in doubt, RESOLVE settles it
+by id. Nothing here sleeps, starts a thread, reads a clock or makes a random number but through the ports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from anabranch.client.ports import ClientPorts
+from anabranch.core.ids import (
+    CORRELATION_ID_SIZE,
+    SECRET_SIZE,
+    check_scope,
+    command_digest,
+    control_partition_of,
+    made_ms_of,
+    make_txn_id,
+    split_stream,
+    txn_text,
+)
+from anabranch.core.states import FINISHED
+from anabranch.core.tokens import peek, prove
+from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
+    DeadlineExceeded,
+    EventTooLarge,
+    InvalidArgument,
+    MalformedRecord,
+    NotAuthorized,
+    NotReady,
+    OutcomeUnknown,
+    TransactionAborted,
+    UnknownScope,
+    error_of,
+)
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import decode_as, encode
+from anabranch.types import committed
+
+DIRECTORY = 0  # the control partition that knows where each scope is served
+FIRST_REPEAT_S = 2.0
+LONGEST_REPEAT_S = 10.0
+RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
+_FIRST_RETRY_S = 0.02
+_LONGEST_RETRY_S = 1.0
+_MAX_WAIT_MS = 600_000
+# A controller's refusal at its deadline arrives at least, and at most, so long before ours.
+_MARGIN_S = (0.3, 2.0)
+# A refusal that holds for all copies of a command; another one only where it was sent once.
+_FINAL = (TransactionAborted, AlreadyCommitted, EventTooLarge)
+
+T = TypeVar("T")
+
+
+class Session:
+    """Commands and their answers. Thread-safe: calls share nothing but caches."""
+
+    def __init__(self, ports: ClientPorts) -> None:
+        self._bus = ports.bus
+        self._clock = ports.clock
+        self._entropy = ports.entropy
+        self._scopes: dict[str, int] = {}
+        self._answered = False
+        self.highest_timestamp = 0
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._clock.monotonic()
+
+    def new_correlation_id(self) -> bytes:
+        """16 random bytes, for one command: nobody else can have an answer sent under it."""
+        return self._entropy(CORRELATION_ID_SIZE)
+
+    def new_secret(self) -> bytes:
+        """The secret that a transaction is begun with, and proved to be one's own by."""
+        return self._entropy(SECRET_SIZE)
+
+    def random64(self) -> int:
+        """64 random bits, as a signed number."""
+        return int.from_bytes(self._entropy(8), "big", signed=True)
+
+    # -- asking ---------------------------------------------------------------------------------------
+
+    def ask(self, partition: int, command: Any, expected: type[T], deadline: float) -> T:
+        """Send a command until it is answered. A refusal is raised as its error.
+
+        `DeadlineExceeded`, or `NotReady` if no controller ever answered this client: no answer came in time.
+        """
+        result = self.try_ask(partition, command, deadline)
+        if result is None:
+            raise self.no_answer(command)
+        if not isinstance(result, expected):
+            raise MalformedRecord(
+                f"the controller answered {type(result).__name__} to {type(command).__name__}"
+            )
+        return result
+
+    def try_ask(self, partition: int, command: Any, deadline: float) -> Any | None:
+        """`ask`, any kind of answer; None if none came in time. `NotReady`: no other answer came."""
+        self._bus.ready(deadline)
+        if partition >= self._bus.control_partitions(partition + 1, deadline):
+            raise InvalidArgument(
+                f"there is no control partition {partition} here: the id or token is of another cluster, or prefix"
+            )
+        try:
+            payload = encode(command)
+        except MalformedRecord as error:  # of a value that no check before knew
+            raise InvalidArgument(str(error)) from error
+        if len(payload) > self._bus.max_command_bytes():
+            raise EventTooLarge(
+                f"{type(command).__name__} has {len(payload)} bytes; the commands topic takes "
+                f"{self._bus.max_command_bytes()}"
+            )
+        pause = _FIRST_RETRY_S
+        refused: r.Refusal | None = None
+        while True:
+            result = self._send_until_answered(partition, command, payload, deadline) or refused
+            if not isinstance(result, r.Refusal):
+                return result
+            # Not kept in a name: the traceback would hold this frame, and so the error itself.
+            if result.code != NotReady.__name__ or self.now() + pause >= deadline:
+                raise error_of(result.code, result.message)
+            refused = result  # the reason, should nobody answer in time what is asked again
+            self._clock.sleep(pause)
+            pause = min(pause * 2, _LONGEST_RETRY_S)
+
+    def _send_until_answered(
+        self, partition: int, command: Any, payload: bytes, deadline: float
+    ) -> Any | None:
+        correlation_id = self.new_correlation_id()
+        digests = (command_digest(payload),)
+        pause = FIRST_REPEAT_S
+        try:
+            while True:
+                self._bus.send(partition, correlation_id, payload)
+                until = min(deadline, self.now() + pause)
+                result = self._hear(correlation_id, digests, until, command)
+                if result is not None:
+                    return result
+                if self.now() >= deadline:
+                    return None
+                pause = min(pause * 2, LONGEST_REPEAT_S)
+        except NotAuthorized as error:
+            if pause == FIRST_REPEAT_S:
+                raise
+            raise NotAuthorized(f"{error}; what was sent before may be carried out") from error
+        finally:
+            self._bus.forget(correlation_id)
+
+    def _hear(
+        self,
+        correlation_id: bytes,
+        digests: Collection[bytes],
+        deadline: float,
+        command: Any | None = None,
+    ) -> Any | None:
+        """The next answer to a command of these digests, and, if it is known, to this one; None at the deadline.
+
+        Others stand on the topic by mistake, or are forged: they are passed over.
+        """
+        while (data := self._bus.wait(correlation_id, deadline)) is not None:
+            reply = decode_as(r.Reply, data)
+            if reply.command in digests and _belongs(reply.result, command):
+                self._answered = True
+                self.highest_timestamp = max(self.highest_timestamp, reply.hybrid_time)
+                return reply.result
+            if self.now() >= deadline:
+                break
+        return None
+
+    def no_answer(self, command: Any) -> AnabranchError:
+        """The error for a command that nothing depends on."""
+        trouble = self._bus.trouble()
+        said = f" (last trouble: {trouble})" if trouble else ""
+        name = type(command).__name__
+        if not self._answered:
+            return NotReady(f"no controller answered {name}: start `anabranch controller`{said}")
+        return DeadlineExceeded(f"{name} was not answered in time; call again{said}")
+
+    # -- scopes and streams ---------------------------------------------------------------------------
+
+    def find_scope(self, scope: str, deadline: float, *, create: bool = False) -> int:
+        """The control partition of a scope; it never changes. `UnknownScope`."""
+        known = self._scopes.get(scope)
+        if known is None:
+            info = self.ask(DIRECTORY, r.FindScope(scope, create), r.ScopeInfo, deadline)
+            known = self._scopes[scope] = info.control_partition
+        return known
+
+    def create_stream(
+        self,
+        stream: str,
+        segments: int,
+        settings: Mapping[str, str],
+        deadline: float,
+        *,
+        adopt: bool = False,
+    ) -> r.StreamInfo:
+        """Create a stream, and its scope if need be. `StreamExists` if it exists with other settings."""
+        scope, _ = split_stream(stream)
+        command = r.CreateStream(stream, segments, dict(settings), adopt)
+        pause = _FIRST_RETRY_S
+        while True:
+            partition = self.find_scope(scope, deadline, create=True)
+            try:
+                return self.ask(partition, command, r.StreamList, deadline).streams[0]
+            except UnknownScope:
+                # The directory's word to that partition is on its way, or retention took it unread: let it tell it
+                # again.
+                if pause > _LONGEST_RETRY_S or self.now() + pause >= deadline:
+                    raise
+                self._scopes.pop(scope, None)
+            self._clock.sleep(pause)
+            pause *= 2
+
+    def _ask_of_stream(self, stream: str, command: Any, deadline: float) -> Sequence[r.StreamInfo]:
+        """Ask the control partition of a stream's scope. `UnknownScope`."""
+        partition = self.find_scope(split_stream(stream)[0], deadline)
+        return self.ask(partition, command, r.StreamList, deadline).streams
+
+    def forget_stream(self, stream: str, deadline: float) -> None:
+        """Take a LOST stream away; the answer comes when its topics are gone, too."""
+        self._ask_of_stream(stream, r.ForgetStream(stream), deadline)
+
+    def recover_stream(self, stream: str, deadline: float) -> r.StreamInfo:
+        """Take a LOST stream back; `IllegalState` unless its topics are those that it had."""
+        return self._ask_of_stream(stream, r.RecoverStream(stream), deadline)[0]
+
+    def scale(
+        self,
+        stream: str,
+        segments: int,
+        seal: Sequence[int],
+        ranges: Sequence[tuple[int, int]],
+        deadline: float,
+    ) -> r.StreamInfo:
+        """Scale a stream; the answer comes when the new epoch is in the history."""
+        opened = tuple(r.KeyRange(low, high) for low, high in ranges)
+        command = r.Scale(stream, segments, tuple(seal), opened)
+        return self._ask_of_stream(stream, command, deadline)[0]
+
+    def describe(self, stream: str, deadline: float) -> r.StreamInfo:
+        """One stream. `UnknownScope`, `UnknownStream`."""
+        return self._ask_of_stream(stream, r.DescribeStreams(None, stream), deadline)[0]
+
+    def streams(self, scope: str | None, deadline: float) -> list[r.StreamInfo]:
+        """All streams of a scope, or of the cluster, by name. `UnknownScope`."""
+        found: list[r.StreamInfo] = []
+        for partition in self._partitions(scope, deadline):
+            after = None
+            while True:
+                command = r.DescribeStreams(scope, None, after)
+                part = self.ask(partition, command, r.StreamList, deadline)
+                found += part.streams
+                after = part.more
+                if after is None:
+                    break
+        return sorted(found, key=lambda info: info.stream)
+
+    def _partitions(self, scope: str | None, deadline: float) -> Sequence[int]:
+        if scope is not None:
+            return [self.find_scope(check_scope(scope), deadline)]
+        self._bus.ready(deadline)
+        return range(self._bus.control_partitions())
+
+    def safe_time(self, scope: str, at: int | None, deadline: float) -> int:
+        """A timestamp (None: now) that all later commits of the scope exceed. `NotReady`: still to come."""
+        partition = self.find_scope(scope, deadline)
+        return self.ask(partition, r.SafeTime(scope, at), r.SafeTimeIs, deadline).timestamp
+
+    def series(self, scope: str, name: str | None, deadline: float) -> list[r.SeriesInfo]:
+        """How far one series of a scope has come, or all have, by name. `UnknownScope`."""
+        partition = self.find_scope(check_scope(scope), deadline)
+        found: list[r.SeriesInfo] = []
+        more = True
+        while more:
+            command = r.ListSeries(scope, name, found[-1].series if found else None)
+            part = self.ask(partition, command, r.SeriesList, deadline)
+            found += part.series
+            more = part.more
+        return found[::-1]
+
+    def set_series(self, command: r.SetSeries, deadline: float) -> None:
+        """Let a series stand elsewhere. `IllegalState`, `InvalidToken`."""
+        partition = self.find_scope(check_scope(command.scope), deadline)
+        self.ask(partition, command, r.SeriesList, deadline)
+
+    # -- transactions ---------------------------------------------------------------------------------
+
+    def new_txn_id(self, scope: str, deadline: float) -> bytes:
+        """A transaction id for a scope."""
+        partition = self.find_scope(scope, deadline)
+        now_ms = int(self._clock.wall() * 1000)
+        return make_txn_id(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
+
+    def begin(self, command: r.Begin, deadline: float) -> r.Begun | r.Outcome:
+        """Begin, and prove the token; an `Outcome`: the name is committed already (or the transaction over)."""
+        result = self.try_ask(control_partition_of(command.txn_id), command, deadline)
+        if result is None:
+            raise self.no_answer(command)
+        if not isinstance(result, r.Begun | r.Outcome):
+            raise MalformedRecord(f"the controller answered {type(result).__name__} to Begin")
+        if isinstance(result, r.Begun):
+            return replace(result, token=prove(result.token, command.secret))
+        return result
+
+    def touch(self, token: bytes, stream: str, writer: int, deadline: float) -> r.Touched:
+        """Register a stream and who is about to write to it; says where."""
+        command = r.Touch(token, stream, writer)
+        with _about(token):
+            return self.ask(_partition(token), command, r.Touched, deadline)
+
+    def register(self, token: bytes, receipt: r.Receipt, deadline: float) -> r.Registered:
+        """Register a writer's receipt."""
+        with _about(token):
+            return self.ask(_partition(token), r.Register(token, receipt), r.Registered, deadline)
+
+    def commit(
+        self,
+        token: bytes,
+        own: Sequence[r.Receipt],
+        receipts: Sequence[r.Receipt] | None,
+        name: str | None,
+        deadline: float,
+        number: int | None = None,
+    ) -> r.Outcome:
+        """Commit, and know it: COMMITTED. `OutcomeUnknown` at the deadline; refusals leave it open.
+
+        ``number``: of the series ``name``; `AlreadyCommitted` where the series is beyond it.
+        """
+        named = None if receipts is None else tuple(receipts)
+        # `_settle` says how long to wait.
+        command = r.Commit(token, tuple(own), named, name, 0, number)
+        with _about(token):
+            return self._settle(peek(token).txn_id, command, token, deadline)
+
+    def one_shot(
+        self,
+        txn_id: bytes,
+        scope: str,
+        name: str | None,
+        events: Sequence[r.Event],
+        deadline: float,
+    ) -> r.Outcome:
+        """A whole transaction in one command, and know it: COMMITTED. `OutcomeUnknown` at the deadline."""
+        command = r.OneShot(txn_id, scope, name, tuple(events))
+        return self._settle(txn_id, command, None, deadline)
+
+    def _settle(
+        self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
+    ) -> r.Outcome:
+        """Send a commit until its outcome is known; RESOLVE it when it stays unanswered."""
+        self._bus.ready(deadline)  # a right that is missing here is a refusal
+        try:
+            return self._settled(txn_id, command, token, deadline)
+        except NotAuthorized as error:  # here it is none: an earlier copy may be carried out
+            raise _unknown(f"is not known: {error}", txn_id, token) from error
+
+    def _settled(
+        self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
+    ) -> r.Outcome:
+        partition = control_partition_of(txn_id)
+        pause = _FIRST_RETRY_S
+        while True:
+            asked_at = self.now()
+            ask_s = (deadline - asked_at) * (1 - RESOLVE_SHARE)
+            if token is not None:
+                margin_s = min(max(ask_s / 4, min(_MARGIN_S[0], ask_s / 2)), _MARGIN_S[1])
+                wait_ms = max(0, min(int((ask_s - margin_s) * 1000), _MAX_WAIT_MS))
+                command = replace(command, wait_ms=wait_ms)
+            try:
+                outcome = self.try_ask(partition, command, asked_at + ask_s)
+            except AnabranchError as error:
+                if isinstance(error, _FINAL) or self.now() - asked_at < min(FIRST_REPEAT_S, ask_s):
+                    raise
+                # A copy of it may stand behind the one that was refused, and be carried out.
+                outcome = self.try_ask(partition, r.Resolve(txn_id), deadline)
+                if outcome is not None and outcome.state == ("OPEN" if token else "ABORTED"):
+                    raise
+            if outcome is None:
+                # A one-shot that never arrived is aborted by this. An open transaction stays so: it is asked again.
+                outcome = self.try_ask(partition, r.Resolve(txn_id), deadline)
+            if command.name is not None and getattr(outcome, "state", "") == "ABORTED":
+                # Perhaps it gave way to an earlier commit: only the command itself is told which.
+                outcome = self.try_ask(partition, command, deadline) or outcome
+            if outcome is not None and not isinstance(outcome, r.Outcome):
+                raise MalformedRecord(
+                    f"the controller answered {type(outcome).__name__} to a commit"
+                )
+            if outcome is not None and outcome.state in FINISHED:
+                return committed(outcome)
+            if outcome is None or self.now() + pause >= deadline:
+                raise _unknown("was not known in time", txn_id, token)
+            self._clock.sleep(pause)
+            pause = min(pause * 2, _LONGEST_RETRY_S)
+
+    def abort(self, token: bytes, reason: str, deadline: float) -> r.Outcome:
+        """Abort. `AlreadyCommitted`; `OutcomeUnknown`: a commit is under way."""
+        with _about(token):
+            return self.ask(_partition(token), r.Abort(token, reason), r.Outcome, deadline)
+
+    def settle(self, token: bytes, reason: str, deadline: float) -> r.Outcome:
+        """Abort a transaction whose merge can't go on, as a stream of it is LOST. `IllegalState` otherwise."""
+        return self.ask(_partition(token), r.Settle(token, reason), r.Outcome, deadline)
+
+    def state(self, txn_id: bytes, deadline: float) -> r.Outcome:
+        """The state of a transaction; changes nothing. `UnknownTransaction`, `Expired`."""
+        return self.ask(control_partition_of(txn_id), r.GetState(txn_id), r.Outcome, deadline)
+
+    def resolve(self, txn_id: bytes, deadline: float) -> r.Outcome:
+        """The state; where nothing is known of the transaction, it is aborted first. `Expired`."""
+        return self.ask(control_partition_of(txn_id), r.Resolve(txn_id), r.Outcome, deadline)
+
+    def transactions(
+        self, scope: str | None, finished: bool, limit: int, deadline: float
+    ) -> list[r.Outcome]:
+        """The open ones, the oldest first, or all, the newest first. `UnknownScope`, `InvalidArgument`."""
+        found: list[r.Outcome] = []
+        for partition in self._partitions(scope, deadline):
+            found += self._transactions_of(partition, scope, finished, limit, deadline)
+        found.sort(key=lambda outcome: made_ms_of(outcome.txn_id), reverse=finished)
+        return found[:limit]
+
+    def _transactions_of(
+        self, partition: int, scope: str | None, finished: bool, limit: int, deadline: float
+    ) -> list[r.Outcome]:
+        """Those of a control partition. A controller looks at some of the finished ones at a time."""
+        found: list[r.Outcome] = []
+        before = None
+        while True:
+            command = r.ListTransactions(scope, finished, limit - len(found), before)
+            part = self.ask(partition, command, r.TransactionList, deadline)
+            found += part.transactions
+            before = part.more
+            if before is None or len(found) >= limit:
+                return found
+
+    def commands(self, deadline: float) -> list[tuple[int, r.CommandList]]:
+        """(control partition, how far it is with its commands, and which it set aside)."""
+        partitions = self._partitions(None, deadline)
+        return [
+            (number, self.ask(number, r.ListCommands(), r.CommandList, deadline))
+            for number in partitions
+        ]
+
+    # -- heartbeats -----------------------------------------------------------------------------------
+
+    def beat(
+        self, correlation_id: bytes, tokens: Sequence[bytes], deadline: float
+    ) -> Collection[bytes]:
+        """Say that these transactions live. Answers, if any, come under the correlation id, to these digests."""
+        self._bus.ready(deadline)
+        digests = []
+        by_partition: dict[int, list[bytes]] = {}
+        for token in tokens:
+            by_partition.setdefault(_partition(token), []).append(token)
+        for partition, some in sorted(by_partition.items()):
+            for i in range(0, len(some), _TOKENS_A_BEAT):
+                payload = encode(r.Heartbeat(tuple(some[i : i + _TOKENS_A_BEAT])))
+                digests.append(command_digest(payload))
+                self._bus.send(partition, correlation_id, payload)
+        return digests
+
+    def hear_beat(
+        self, correlation_id: bytes, digests: Collection[bytes], deadline: float
+    ) -> Sequence[r.Outcome]:
+        """The transactions that a heartbeat's answer says are over; empty at the deadline."""
+        result = self._hear(correlation_id, digests, deadline)
+        return result.not_open if isinstance(result, r.Alive) else ()
+
+    def forget(self, correlation_id: bytes) -> None:
+        """Wait no more for answers under this id; wakes who does."""
+        self._bus.forget(correlation_id)
+
+
+_TOKENS_A_BEAT = 1000
+
+
+def _unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"the outcome of transaction {txn_text(txn_id)} {why}; "
+        "client.state tells it later, client.resolve makes it final",
+        txn_id=txn_id,
+        token=token,
+    )
+
+
+def _belongs(result: Any, command: Any | None) -> bool:
+    """Whether an outcome is of the command's transaction, or of one that it may give way to."""
+    if command is None or not isinstance(result, r.Outcome):
+        return True
+    own = peek(command.token) if hasattr(command, "token") else command
+    if result.txn_id == own.txn_id:
+        return True
+    if isinstance(command, r.Begin):  # perhaps its commit, elsewhere, claimed what it gave way to
+        return result.scope == command.scope
+    if not isinstance(command, r.Commit | r.OneShot) or command.name is None:
+        return False
+    numbered = isinstance(command, r.Commit) and command.number is not None
+    return result.scope == own.scope and (numbered or result.name == command.name)
+
+
+@contextmanager
+def _about(token: bytes) -> Iterator[None]:
+    """A refusal because a commit is under way says of which transaction."""
+    try:
+        yield
+    except OutcomeUnknown as error:
+        error.txn_id, error.token = peek(token).txn_id, token
+        raise
+
+
+def _partition(token: bytes) -> int:
+    return control_partition_of(peek(token).txn_id)

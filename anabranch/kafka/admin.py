@@ -1,0 +1,383 @@
+"""Topics and offsets: the seldom calls of `KafkaLog`. Each may raise `Again`, for `Cluster.repeat`."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+import uuid
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from anabranch.kafka.wire import calls, codes, data
+from anabranch.kafka.wire.calls import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_RECORDS,
+    DELETE_TOPICS,
+    DESCRIBE_CONFIGS,
+    LIST_OFFSETS,
+)
+from anabranch.kafka.wire.cluster import Again, Cluster, raise_or_again
+from anabranch.kafka.wire.codes import NONE
+from anabranch.kafka.wire.connection import ConnectionBroken
+from anabranch.ports import (
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    TopicInfo,
+    TopicPartition,
+    TopicSpec,
+)
+
+_TOPIC_RESOURCE = 2
+_METADATA_PAUSE_S = 0.02
+_EARLIEST = -2
+DELETE_BY_ID_FROM = 6  # version of DeleteTopics
+
+
+def _timeout(cluster: Cluster) -> dt.timedelta:
+    return dt.timedelta(seconds=cluster.settings.request_timeout)
+
+
+def list_offsets(
+    cluster: Cluster,
+    partitions: Sequence[TopicPartition],
+    timestamp: int,
+    *,
+    committed: bool,
+    deadline: float,
+    failed: MutableMapping[TopicPartition, LogError] | None = None,
+) -> dict[TopicPartition, int]:
+    """The offset for a timestamp (-1 latest, -2 earliest) of each partition; -1: there is none.
+
+    ``failed`` takes why a partition can't be asked; without it that is raised.
+    """
+    found: dict[TopicPartition, int] = {}
+    for node, group in cluster.groups(partitions, deadline, failed).items():
+        try:
+            answer = _ask_offsets(cluster, node, group, timestamp, committed, deadline)
+        except ConnectionBroken as error:
+            if failed is None:
+                raise
+            cluster.forget({p.topic for p in group})
+            failed.update({p: LogUnavailable(str(error), (p.topic,)) for p in group})
+            continue
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                code = int(partition.error_code)
+                key = TopicPartition(str(topic.name), int(partition.partition_index))
+                if code == NONE:
+                    found[key] = int(partition.offset)
+                    continue
+                cluster.forget((key.topic,))
+                what = f"offsets of {key.topic}"
+                if failed is None:
+                    raise_or_again(codes.READ_CODES, code, what, topics=(key.topic,))
+                else:
+                    meant = codes.meaning(codes.READ_CODES, code)
+                    failed[key] = codes.error_for(meant, code, what, topics=(key.topic,))
+    return found
+
+
+def _ask_offsets(
+    cluster: Cluster,
+    node: int,
+    group: Sequence[TopicPartition],
+    timestamp: int,
+    committed: bool,
+    deadline: float,
+) -> Any:
+    with cluster.connection(node, cluster.soon(deadline)) as connection:
+        version = connection.version(LIST_OFFSETS)
+        topics = tuple(
+            calls.part(
+                LIST_OFFSETS,
+                version,
+                "ListOffsetsTopic",
+                name=topic,
+                partitions=tuple(
+                    calls.part(
+                        LIST_OFFSETS,
+                        version,
+                        "ListOffsetsPartition",
+                        partition_index=number,
+                        current_leader_epoch=cluster.epoch(TopicPartition(topic, number)),
+                        timestamp=timestamp,
+                    )
+                    for number in numbers
+                ),
+            )
+            for topic, numbers in calls.by_topic(group).items()
+        )
+        return connection.ask(
+            LIST_OFFSETS,
+            version,
+            cluster.soon(deadline),
+            replica_id=-1,
+            isolation_level=data.READ_COMMITTED if committed else data.READ_UNCOMMITTED,
+            topics=topics,
+        )
+
+
+def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadline: float) -> None:
+    """Move the log start offsets up."""
+    for node, group in cluster.groups(before, deadline).items():
+        with cluster.connection(node, deadline) as connection:
+            version = connection.version(DELETE_RECORDS)
+            topics = tuple(
+                calls.part(
+                    DELETE_RECORDS,
+                    version,
+                    "DeleteRecordsTopic",
+                    name=topic,
+                    partitions=tuple(
+                        calls.part(
+                            DELETE_RECORDS,
+                            version,
+                            "DeleteRecordsPartition",
+                            partition_index=number,
+                            offset=before[TopicPartition(topic, number)],
+                        )
+                        for number in numbers
+                    ),
+                )
+                for topic, numbers in calls.by_topic(group).items()
+            )
+            answer = connection.ask(
+                DELETE_RECORDS, version, deadline, topics=topics, timeout=_timeout(cluster)
+            )
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                code = int(partition.error_code)
+                # The start is beyond the offset already, or the offset is beyond the end.
+                if code == codes.OFFSET_OUT_OF_RANGE:
+                    raise LogRefused(f"delete records of {topic.name}: no such offset", code)
+                if code != NONE:
+                    cluster.forget((str(topic.name),))
+                    what = f"delete records of {topic.name}"
+                    raise_or_again(codes.READ_CODES, code, what, topics=(str(topic.name),))
+
+
+def default_replication_factor(cluster: Cluster, topic: str, deadline: float) -> int | None:
+    """The replication factor of this topic if it is created with -1. See `anabranch.ports.Log`."""
+    answer = _create(cluster, [TopicSpec(topic, 1)], deadline, dry=True)[0]
+    if int(answer.error_code) == codes.TOPIC_ALREADY_EXISTS:
+        return 1  # somebody was quicker: none is created
+    # Told from version 5 on, to those who may see the configuration.
+    found = int(getattr(answer, "replication_factor", 1))
+    return found if found > 0 else None
+
+
+def create_topics(cluster: Cluster, specs: Sequence[TopicSpec], deadline: float) -> None:
+    """Create topics; existing ones are left alone."""
+    _create(cluster, specs, deadline, dry=False)
+
+
+def _create(
+    cluster: Cluster, specs: Sequence[TopicSpec], deadline: float, *, dry: bool
+) -> Sequence[Any]:
+    with cluster.connection(None, deadline) as connection:
+        version = connection.version(CREATE_TOPICS)
+        topics = tuple(
+            calls.part(
+                CREATE_TOPICS,
+                version,
+                "CreatableTopic",
+                name=spec.name,
+                num_partitions=spec.partitions,
+                replication_factor=spec.replication_factor,
+                assignments=(),
+                configs=tuple(
+                    calls.part(
+                        CREATE_TOPICS, version, "CreatableTopicConfig", name=name, value=value
+                    )
+                    for name, value in spec.config.items()
+                ),
+            )
+            for spec in specs
+        )
+        answer = connection.ask(
+            CREATE_TOPICS,
+            version,
+            deadline,
+            topics=topics,
+            timeout=_timeout(cluster),
+            validate_only=dry,
+        )
+    for topic in answer.topics:
+        code = int(topic.error_code)
+        if code in (NONE, codes.TOPIC_ALREADY_EXISTS):
+            continue
+        detail = str(topic.error_message) if topic.error_message else None
+        raise_or_again(codes.CREATE_CODES, code, f"create topic {topic.name}", detail)
+    return tuple(answer.topics)
+
+
+def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float) -> None:
+    """Delete topics by their ids, and forget where they were led. That one is not there is as good.
+
+    Brokers that know no ids (before Kafka 2.8) are given the names.
+    """
+    with cluster.connection(None, deadline) as connection:
+        version = connection.version(DELETE_TOPICS)
+        by_id = version >= DELETE_BY_ID_FROM and all(topic.topic_id.strip("0") for topic in topics)
+        version = version if by_id else min(version, DELETE_BY_ID_FROM - 1)
+        answer = connection.ask(
+            DELETE_TOPICS,
+            version,
+            deadline,
+            topics=tuple(
+                calls.part(
+                    DELETE_TOPICS,
+                    version,
+                    "DeleteTopicState",
+                    name=None,
+                    topic_id=uuid.UUID(topic.topic_id),
+                )
+                for topic in topics
+            )
+            if by_id
+            else (),
+            topic_names=tuple(topic.name for topic in topics),
+            timeout=_timeout(cluster),
+        )
+    names = [topic.name for topic in topics]
+    cluster.forget(names)
+    for result in answer.responses:
+        code = int(result.error_code)
+        if code in (NONE, codes.UNKNOWN_TOPIC_OR_PARTITION, codes.UNKNOWN_TOPIC_ID):
+            continue
+        message = getattr(result, "error_message", None)  # told from version 5 on
+        detail = str(message) if message else None
+        raise_or_again(codes.DELETE_CODES, code, f"delete topics {', '.join(names)}", detail)
+
+
+def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
+    """How many partitions a topic has now. `LogRefused` (3) if there is no such topic."""
+    cluster.forget((topic,))
+    # Asks until a new topic is known to the broker asked.
+    cluster.leaders((TopicPartition(topic, 0),), deadline)
+    found = cluster.refresh((topic,), deadline).get(topic)
+    if found is None:
+        raise LogRefused(f"{topic} does not exist", codes.UNKNOWN_TOPIC_OR_PARTITION)
+    return found.partitions
+
+
+def is_gone(cluster: Cluster, topic: str, partitions: int, topic_id: str, deadline: float) -> bool:
+    """See `anabranch.ports.Log.is_gone`. Both dry runs are answered by the quorum's controller."""
+    if topic_id:
+        ids = cluster.ids(topic, deadline)
+        if ids and all(found not in ("", topic_id) for found in ids):
+            return True
+    answers = _create(cluster, [TopicSpec(topic, partitions)], deadline, dry=True)
+    if int(answers[0].error_code) == NONE:
+        return True
+    return add_partitions(cluster, topic, partitions, deadline, dry=True)
+
+
+def add_partitions(
+    cluster: Cluster, topic: str, partitions: int, deadline: float, *, dry: bool = False
+) -> bool:
+    """Ask for so many partitions in all. False: there are as many already, which is as good."""
+    with cluster.connection(None, deadline) as connection:
+        version = connection.version(CREATE_PARTITIONS)
+        wanted = calls.part(
+            CREATE_PARTITIONS,
+            version,
+            "CreatePartitionsTopic",
+            name=topic,
+            count=partitions,
+            assignments=None,
+        )
+        answer = connection.ask(
+            CREATE_PARTITIONS,
+            version,
+            deadline,
+            topics=(wanted,),
+            timeout=_timeout(cluster),
+            validate_only=dry,
+        )
+    grown = False
+    for result in answer.results:
+        code = int(result.error_code)
+        grown |= code == NONE
+        # Somebody else grew it, or an earlier attempt of ours whose answer was lost.
+        if code in (NONE, codes.INVALID_PARTITIONS):
+            continue
+        detail = str(result.error_message) if result.error_message else None
+        raise_or_again(codes.GROW_CODES, code, f"add partitions to {topic}", detail)
+    return grown
+
+
+def wait_for_leaders(
+    cluster: Cluster, names: Iterable[str], deadline: float, *, at_least: int = 1
+) -> None:
+    """Return when all partitions of these topics are led, and their leaders know it.
+
+    A new topic or partition is in the metadata before its leader serves it, and a native transaction can't
+    wait for that: an append that finds no leader is uncertain. ``at_least`` so many partitions there must
+    be: the broker asked may not know of new ones yet.
+    """
+    wanted = set(names)
+    while True:
+        found = cluster.refresh(wanted, deadline)
+        if len(found) == len(wanted) and all(
+            len(topic.leaders) == topic.partitions >= at_least for topic in found.values()
+        ):
+            break
+        if time.monotonic() > deadline:
+            raise LogUnavailable(f"no leaders yet: {', '.join(sorted(wanted))}")
+        time.sleep(_METADATA_PAUSE_S)
+    partitions = [TopicPartition(n, p) for n, topic in found.items() for p in topic.leaders]
+    cluster.repeat(
+        "leaders of new topics",
+        deadline,
+        lambda: list_offsets(cluster, partitions, _EARLIEST, committed=False, deadline=deadline),
+    )
+
+
+def describe_topics(
+    cluster: Cluster, names: Sequence[str], deadline: float
+) -> dict[str, TopicInfo]:
+    """Partitions, replication and effective settings of the topics that exist."""
+    topics = cluster.refresh(names, deadline)
+    if not topics:
+        return {}
+    with cluster.connection(None, deadline) as connection:
+        version = connection.version(DESCRIBE_CONFIGS)
+        resources = tuple(
+            calls.part(
+                DESCRIBE_CONFIGS,
+                version,
+                "DescribeConfigsResource",
+                resource_type=_TOPIC_RESOURCE,
+                resource_name=name,
+                configuration_keys=None,
+            )
+            for name in topics
+        )
+        answer = connection.ask(
+            DESCRIBE_CONFIGS, version, cluster.soon(deadline), resources=resources
+        )
+    found = {}
+    for result in answer.results:
+        code = int(result.error_code)
+        name = str(result.resource_name)
+        if code == codes.UNKNOWN_TOPIC_OR_PARTITION:
+            continue
+        if code != NONE:
+            raise_or_again(codes.READ_CODES, code, f"settings of {name}", topics=(name,))
+        topic = topics.get(name)
+        if topic is None:
+            raise Again(LogUnavailable(f"settings of {name}, not asked for"))
+        config = {str(c.name): str(c.value) for c in result.configs if c.value is not None}
+        found[name] = TopicInfo(
+            name,
+            topic.partitions,
+            topic.replication_factor,
+            config,
+            topic.topic_id.hex(),
+            tuple(p for p in range(topic.partitions) if p not in topic.leaders),
+            topic.in_sync,
+        )
+    return {name: found[name] for name in names if name in found}

@@ -1,0 +1,439 @@
+"""The log on Kafka-compatible brokers, over raw connections. See `anabranch.ports.Log`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from anabranch.batches.format import read_header, split_batches
+from anabranch.batches.records import decode_records
+from anabranch.kafka import admin as kafka_admin
+from anabranch.kafka.settings import parse_settings
+from anabranch.kafka.transactional_producer import KafkaProducer
+from anabranch.kafka.wire import codes, data
+from anabranch.kafka.wire.calls import FETCH
+from anabranch.kafka.wire.cluster import Again, Cluster, raise_or_again
+from anabranch.kafka.wire.codes import NONE, Act, error_for, meaning
+from anabranch.kafka.wire.connection import Connection, ConnectionBroken, readable
+from anabranch.ports import (
+    CorruptBatch,
+    Fetched,
+    LogError,
+    LogUnavailable,
+    OffsetOutOfRange,
+    RawBatch,
+    TopicInfo,
+    TopicPartition,
+    TopicSpec,
+)
+
+_LATEST = -1
+_EARLIEST = -2
+_MAX_I32 = (1 << 31) - 1
+# A broker that is silent for so long once others have answered is passed over, for a pause that grows.
+_SLACK_S = 0.3
+_PASSED_OVER_S = (1.0, 16.0)
+T = TypeVar("T")
+Failed = MutableMapping[TopicPartition, LogError]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A fetch under way to one broker."""
+
+    node: int
+    connection: Connection
+    address: tuple[str, int]
+    version: int
+    correlation: int
+    positions: dict[TopicPartition, int]
+
+
+class KafkaLog:
+    """The `Log` port over Kafka's protocol. Safe for threads: each call uses connections of its own.
+
+    ``options`` as librdkafka names them; what can't be honoured raises `UnsupportedSetting`.
+    """
+
+    def __init__(self, bootstrap: str, options: Mapping[str, object] | None = None) -> None:
+        self._cluster = Cluster(parse_settings(bootstrap, options or {}))
+        self._turn = 0
+        # Brokers that did not answer a fetch: until when they are passed over, and for how long then.
+        self._silent: dict[int, tuple[float, float]] = {}
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_wait: float,
+        max_bytes: int,
+        committed: bool,
+        failed: Failed | None = None,
+    ) -> dict[TopicPartition, Fetched]:
+        """See `anabranch.ports.Log.fetch`.
+
+        One request per broker; each batch's CRC is checked. A broker that does not answer is passed over as
+        long as another one does. While leaders move, it waits for up to the request timeout, then raises
+        `LogUnavailable`; not so with ``failed``.
+        """
+        if not positions:
+            return {}
+        now = time.monotonic()
+        give_up = now + max_wait
+        deadline = give_up + self._cluster.settings.request_timeout
+        return self._cluster.repeat(
+            "fetch",
+            deadline,
+            lambda: self._fetch(positions, give_up, max_bytes, committed, deadline, failed),
+        )
+
+    def _fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        give_up: float,
+        max_bytes: int,
+        committed: bool,
+        deadline: float,
+        failed: Failed | None,
+    ) -> dict[TopicPartition, Fetched]:
+        groups = self._cluster.groups(positions, deadline, failed)
+        if failed is not None:
+            self._leave_out_silent(groups, failed)
+        asked: list[_Asked] = []
+        wait = max(0.0, give_up - time.monotonic())
+        self._turn += 1
+        result: dict[TopicPartition, Fetched] = {}
+        broken: list[ConnectionBroken] = []
+        try:
+            for node, partitions in groups.items():
+                # Each partition comes first in turn: only the first one's batch may exceed max_bytes.
+                turn = self._turn % len(partitions)
+                group = partitions[turn:] + partitions[:turn]
+                try:
+                    asked.append(
+                        self._ask(node, group, positions, wait, max_bytes, committed, deadline)
+                    )
+                except ConnectionBroken as error:
+                    broken.append(error)
+                    self._pass_over(node, group, error, failed)
+            # A frozen broker takes requests and does not answer: others lead soon.
+            limit = self._cluster.soon(deadline) + wait
+            waiting = list(asked)
+            while waiting and not result:
+                if failed is not None and len(waiting) < len(asked):
+                    limit = min(limit, max(give_up, time.monotonic()) + _SLACK_S)
+                for one in _ready(waiting, limit):
+                    waiting.remove(one)
+                    try:
+                        result.update(self._take(one, committed, limit, failed))
+                        self._silent.pop(one.node, None)
+                        self._cluster.trust(one.address)
+                    except ConnectionBroken as error:
+                        broken.append(error)
+                        self._pass_over(one.node, list(one.positions), error, failed)
+            # Whatever else is there already comes along.
+            for one in _ready(waiting, None) if waiting else ():
+                result.update(self._take(one, committed, limit, failed))
+            if failed is None and len(broken) == len(groups):
+                raise broken[0]
+        except (Again, ConnectionBroken):
+            # Partitions that moved are asked for anew next time; what came from others is good.
+            if result:
+                return result
+            raise
+        finally:
+            for one in asked:
+                self._cluster.give(one.connection, one.address)
+        return result
+
+    def _leave_out_silent(self, groups: dict[int, list[TopicPartition]], failed: Failed) -> None:
+        now = time.monotonic()
+        for node in [node for node in groups if self._silent.get(node, (0.0, 0.0))[0] > now]:
+            for partition in groups.pop(node):
+                why = f"broker {node}, which leads {partition.topic}, does not answer"
+                failed[partition] = LogUnavailable(why, (partition.topic,))
+
+    def _pass_over(
+        self,
+        node: int,
+        partitions: Sequence[TopicPartition],
+        error: ConnectionBroken,
+        failed: Failed | None,
+    ) -> None:
+        """A broker can't be reached, or does not answer: go on without it, and ask who leads instead."""
+        self._cluster.distrust(node)
+        if failed is None:
+            return
+        first, longest = _PASSED_OVER_S
+        pause = min(longest, 2 * self._silent.get(node, (0.0, first / 2))[1])
+        self._silent[node] = time.monotonic() + pause, pause
+        for partition in partitions:
+            failed[partition] = LogUnavailable(str(error), (partition.topic,))
+
+    def _ask(
+        self,
+        node: int,
+        partitions: Sequence[TopicPartition],
+        positions: Mapping[TopicPartition, int],
+        wait: float,
+        max_bytes: int,
+        committed: bool,
+        deadline: float,
+    ) -> _Asked:
+        address = self._cluster.address(node)
+        connection = self._cluster.take(address, self._cluster.soon(deadline))
+        version = connection.version(FETCH)
+        asked = {}
+        for partition in partitions:
+            epoch = self._cluster.epoch(partition)
+            asked[partition] = data.FetchPosition(positions[partition], epoch)
+        parts = data.fetch_request(
+            version,
+            asked,
+            self._cluster.topic_ids,
+            max_wait_ms=min(round(wait * 1000), _MAX_I32),
+            max_bytes=min(max_bytes, _MAX_I32),
+            isolation=data.READ_COMMITTED if committed else data.READ_UNCOMMITTED,
+        )
+        correlation = connection.send(
+            FETCH.key,
+            version,
+            parts,
+            flexible=version >= FETCH.flexible_from,
+            deadline=deadline,
+        )
+        wanted = {partition: positions[partition] for partition in partitions}
+        return _Asked(node, connection, address, version, correlation, wanted)
+
+    def _take(
+        self, asked: _Asked, committed: bool, deadline: float, failed: Failed | None
+    ) -> dict[TopicPartition, Fetched]:
+        body = asked.connection.receive(asked.correlation, deadline)
+        try:
+            error, answers = data.fetch_answer(asked.version, body, self._cluster.topic_names)
+        except data.MalformedAnswer as problem:
+            raise Again(problem) from problem
+        if error != NONE:
+            self._cluster.forget({partition.topic for partition in asked.positions})
+            raise_or_again(codes.READ_CODES, error, "fetch")
+        result = {}
+        failure: tuple[str, int] | None = None
+        for partition, answer in answers.items():
+            position = asked.positions.get(partition)
+            if position is None:
+                continue
+            topic = partition.topic
+            if answer.error not in (NONE, codes.OFFSET_OUT_OF_RANGE):
+                failure = topic, answer.error
+                self._cluster.forget((topic,))
+                meant = meaning(codes.READ_CODES, answer.error)
+                why = error_for(meant, answer.error, f"fetch {topic}", topics=(topic,))
+                if failed is not None:
+                    failed[partition] = why
+                elif meant.act is Act.REFUSED:
+                    raise why
+                continue
+            try:
+                if answer.error == codes.OFFSET_OUT_OF_RANGE:
+                    self._cluster.forget((topic,))  # who says so may lead no more
+                    raise OffsetOutOfRange(partition, position)
+                fetched = _fetched(partition, answer, position, committed)
+            except (OffsetOutOfRange, CorruptBatch) as problem:
+                if failed is None:
+                    raise
+                failed[partition] = problem
+                continue
+            if fetched is not None:
+                result[partition] = fetched
+        if failure is not None and failed is None and not result:
+            topic, code = failure
+            raise_or_again(codes.READ_CODES, code, f"fetch {topic}", topics=(topic,))
+        return result
+
+    def end_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        *,
+        committed: bool,
+        failed: Failed | None = None,
+    ) -> dict[TopicPartition, int]:
+        """See `anabranch.ports.Log.end_offsets`."""
+        return self._offsets(partitions, _LATEST, committed=committed, failed=failed)
+
+    def start_offsets(
+        self, partitions: Iterable[TopicPartition], *, failed: Failed | None = None
+    ) -> dict[TopicPartition, int]:
+        """See `anabranch.ports.Log.start_offsets`."""
+        return self._offsets(partitions, _EARLIEST, committed=False, failed=failed)
+
+    def offsets_for_time(
+        self, partitions: Iterable[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int | None]:
+        """See `anabranch.ports.Log.offsets_for_time`. Also looks into native transactions still open."""
+        found = self._offsets(partitions, max(timestamp_ms, 0), committed=False)
+        return {partition: offset if offset >= 0 else None for partition, offset in found.items()}
+
+    def _offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        timestamp: int,
+        *,
+        committed: bool,
+        failed: Failed | None = None,
+    ) -> dict[TopicPartition, int]:
+        wanted = list(partitions)
+        return self._repeat(
+            "list offsets",
+            lambda deadline: kafka_admin.list_offsets(
+                self._cluster,
+                wanted,
+                timestamp,
+                committed=committed,
+                deadline=deadline,
+                failed=failed,
+            ),
+        )
+
+    def _repeat(self, what: str, attempt: Callable[[float], T]) -> T:
+        """`Cluster.repeat` of one of `kafka_admin`'s calls, which is given the deadline."""
+        deadline = self._cluster.deadline()
+        return self._cluster.repeat(what, deadline, lambda: attempt(deadline))
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def producer(self, transactional_id: str, *, timeout: float) -> KafkaProducer:
+        """See `anabranch.ports.Log.producer`."""
+        return KafkaProducer(self._cluster, transactional_id, timeout)
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
+        """Delete all records below the given offsets; reading then starts there."""
+        self._repeat(
+            "delete records",
+            lambda deadline: kafka_admin.delete_records(self._cluster, before, deadline),
+        )
+
+    # -- topics ---------------------------------------------------------------------------------------
+
+    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+        """See `anabranch.ports.Log.create_topics`. Returns when all have leaders."""
+        if specs:
+            deadline = self._cluster.deadline()
+            self._cluster.repeat(
+                "create topics",
+                deadline,
+                lambda: kafka_admin.create_topics(self._cluster, specs, deadline),
+            )
+            kafka_admin.wait_for_leaders(self._cluster, (spec.name for spec in specs), deadline)
+
+    def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
+        """See `anabranch.ports.Log.delete_topics`."""
+        self._repeat(
+            "delete topics",
+            lambda deadline: kafka_admin.delete_topics(self._cluster, topics, deadline),
+        )
+
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        """See `anabranch.ports.Log.add_partitions`."""
+        deadline = self._cluster.deadline()
+        if kafka_admin.count_partitions(self._cluster, topic, deadline) < partitions:
+            self._cluster.repeat(
+                "add partitions",
+                deadline,
+                lambda: kafka_admin.add_partitions(self._cluster, topic, partitions, deadline),
+            )
+        kafka_admin.wait_for_leaders(self._cluster, (topic,), deadline, at_least=partitions)
+
+    def default_replication_factor(self, topic: str) -> int | None:
+        """See `anabranch.ports.Log.default_replication_factor`. Asked for by a dry run."""
+        return self._repeat(
+            "default replication factor",
+            lambda deadline: kafka_admin.default_replication_factor(self._cluster, topic, deadline),
+        )
+
+    def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+        """See `anabranch.ports.Log.describe_topics`."""
+        return self._repeat(
+            "describe topics",
+            lambda deadline: kafka_admin.describe_topics(self._cluster, names, deadline),
+        )
+
+    def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
+        """See `anabranch.ports.Log.is_gone`."""
+        deadline = self._cluster.soon(self._cluster.deadline())
+        return self._cluster.repeat(
+            "ask whether a topic is gone",
+            deadline,
+            lambda: kafka_admin.is_gone(self._cluster, topic, partitions, topic_id, deadline),
+        )
+
+    def close(self) -> None:
+        """See `anabranch.ports.Log.close`. Producers have connections of their own."""
+        self._cluster.close()
+
+
+def _ready(waiting: Sequence[_Asked], deadline: float | None) -> list[_Asked]:
+    """Those whose answer has begun to arrive. Waits for one until ``deadline`` (None: not at all)."""
+    buffered = [one for one in waiting if one.connection.buffered()]
+    if buffered:
+        return buffered
+    if deadline is not None and len(waiting) == 1:
+        # Reading waits by itself.
+        return list(waiting)
+    wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
+    ready = readable([one.connection for one in waiting], wait)
+    if not ready and deadline is not None:
+        return list(waiting)  # too late: reading says so
+    return [one for one in waiting if one.connection.fileno() in ready]
+
+
+def _fetched(
+    partition: TopicPartition, answer: data.PartitionFetch, position: int, committed: bool
+) -> Fetched | None:
+    batches: list[RawBatch] = []
+    after = position
+    try:
+        for batch, hidden in _visible(answer, committed):
+            after = max(after, batch.next_offset)
+            if batch.next_offset > position and not hidden:
+                batches.append(batch)
+    except CorruptBatch as error:
+        what = f"{partition.topic}[{partition.partition}]: {error}"
+        raise CorruptBatch(what, (partition.topic,)) from error
+    if after == position:
+        return None
+    return Fetched(
+        batches, after, answer.high_watermark, answer.last_stable_offset, answer.log_start_offset
+    )
+
+
+def _visible(answer: data.PartitionFetch, committed: bool) -> Iterator[tuple[RawBatch, bool]]:
+    """The batches in order, and whether each is hidden: a marker, or aborted if ``committed``.
+
+    The broker lists the aborted transactions that overlap the answer as (producer id, first offset): a
+    producer's batches are aborted from that offset until its next abort marker.
+    """
+    coming = answer.aborted if committed else []
+    at = 0
+    aborting: set[int] = set()
+    for raw in split_batches(answer.records):
+        while at < len(coming) and coming[at][1] < raw.next_offset:
+            aborting.add(coming[at][0])
+            at += 1
+        header = read_header(raw.data)
+        if header.is_control:
+            # Most markers need no look: there is one for every commit.
+            if header.producer_id in aborting and is_abort_marker(raw):
+                aborting.discard(header.producer_id)
+            yield raw, True
+        else:
+            yield raw, header.is_transactional and header.producer_id in aborting
+
+
+def is_abort_marker(control: RawBatch) -> bool:
+    """Whether a control batch is an abort marker: its key is version i16, type i16 (0 = abort)."""
+    records = decode_records(control.data)
+    return bool(records) and records[0].key is not None and records[0].key[2:4] == b"\x00\x00"

@@ -1,0 +1,94 @@
+"""Small requests through kio's generated messages: where a call's cost doesn't matter.
+
+One function builds a message of any version: fields that a version doesn't have are left out. So the
+versions that older brokers speak need no code of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import io
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+from kio.serial import entity_reader, entity_writer
+
+from anabranch.batches.format import Buffer
+from anabranch.kafka.wire.array_bounds import check_claims
+from anabranch.kafka.wire.errors import MalformedAnswer
+from anabranch.ports import TopicPartition
+
+
+class Api(NamedTuple):
+    """A call of the protocol, and the versions of it that this code can speak."""
+
+    key: int
+    folder: str
+    name: str
+    lowest: int
+    highest: int
+    # From this version on the messages have compact fields and tags (KIP-482).
+    flexible_from: int
+
+
+PRODUCE = Api(0, "produce", "Produce", 7, 13, 9)
+FETCH = Api(1, "fetch", "Fetch", 11, 16, 12)
+LIST_OFFSETS = Api(2, "list_offsets", "ListOffsets", 2, 7, 6)
+METADATA = Api(3, "metadata", "Metadata", 5, 12, 9)
+FIND_COORDINATOR = Api(10, "find_coordinator", "FindCoordinator", 1, 4, 3)
+API_VERSIONS = Api(18, "api_versions", "ApiVersions", 0, 3, 3)
+CREATE_TOPICS = Api(19, "create_topics", "CreateTopics", 2, 7, 5)
+DELETE_TOPICS = Api(20, "delete_topics", "DeleteTopics", 1, 6, 4)
+DELETE_RECORDS = Api(21, "delete_records", "DeleteRecords", 0, 2, 2)
+INIT_PRODUCER_ID = Api(22, "init_producer_id", "InitProducerId", 0, 5, 2)
+ADD_PARTITIONS_TO_TXN = Api(24, "add_partitions_to_txn", "AddPartitionsToTxn", 0, 3, 3)
+END_TXN = Api(26, "end_txn", "EndTxn", 0, 5, 3)
+DESCRIBE_CONFIGS = Api(32, "describe_configs", "DescribeConfigs", 1, 4, 4)
+CREATE_PARTITIONS = Api(37, "create_partitions", "CreatePartitions", 0, 3, 2)
+DESCRIBE_PRODUCERS = Api(61, "describe_producers", "DescribeProducers", 0, 0, 0)
+DESCRIBE_TRANSACTIONS = Api(65, "describe_transactions", "DescribeTransactions", 0, 0, 0)
+
+
+@cache
+def _module(api: Api, version: int, kind: str) -> Any:
+    return importlib.import_module(f"kio.schema.{api.folder}.v{version}.{kind}")
+
+
+@cache
+def _class(api: Api, version: int, name: str) -> tuple[type, frozenset[str]]:
+    kind: type = getattr(_module(api, version, "request"), name)
+    return kind, frozenset(field.name for field in dataclasses.fields(kind))
+
+
+def part(api: Api, version: int, kind_name: str, /, **fields: Any) -> Any:
+    """A nested structure of a request, without the fields that the version doesn't have."""
+    kind, known = _class(api, version, kind_name)
+    return kind(**{key: value for key, value in fields.items() if key in known})
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, tuple[int, ...]]:
+    """Topic -> numbers of its partitions: as requests have them."""
+    topics: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        topics.setdefault(topic, []).append(number)
+    return {topic: tuple(numbers) for topic, numbers in topics.items()}
+
+
+def request(api: Api, version: int, /, **fields: Any) -> bytes:
+    """A request's bytes, without its header."""
+    message = part(api, version, f"{api.name}Request", **fields)
+    out = io.BytesIO()
+    entity_writer(type(message))(out, message)
+    return out.getvalue()
+
+
+def answer(api: Api, version: int, body: Buffer) -> Any:
+    """An answer's message. `MalformedAnswer` if it is none."""
+    kind = getattr(_module(api, version, "response"), f"{api.name}Response")
+    check_claims(kind, body)
+    try:
+        return entity_reader(kind)(bytes(body), 0)[0]
+    except Exception as error:  # kio raises many kinds on bytes that are no message
+        raise MalformedAnswer(f"no answer to {api.name} {version}: {error!r}") from error

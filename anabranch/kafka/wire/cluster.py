@@ -1,0 +1,470 @@
+"""What is known of a cluster: brokers, leaders, topic ids; and the connections to its brokers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+from anabranch.kafka.settings import Settings
+from anabranch.kafka.wire import calls
+from anabranch.kafka.wire.calls import FIND_COORDINATOR, METADATA
+from anabranch.kafka.wire.codes import (
+    NONE,
+    READ_CODES,
+    Act,
+    error_for,
+    meaning,
+)
+from anabranch.kafka.wire.connection import Connection, ConnectionBroken
+from anabranch.kafka.wire.errors import MalformedAnswer
+from anabranch.ports import LogError, LogRefused, LogUnavailable, TopicGone, TopicPartition
+
+T = TypeVar("T")
+
+# A new topic may not be known to every broker at once; after that, it does not exist.
+UNKNOWN_TOPIC_S = 2.0
+# Who asks for what can be asked for again waits so long for one broker, which may be frozen: others know too.
+_PATIENCE_S = 5.0
+_TRANSACTION_KEY_TYPE = 1
+_NO_TOPIC_ID = bytes(16)
+
+
+class Leader(NamedTuple):
+    """Who leads a partition, and the leader epoch that says so (-1: not told)."""
+
+    node: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the cluster's metadata show it. ``topic_id`` is all zeros with older brokers."""
+
+    name: str
+    topic_id: bytes
+    leaders: dict[int, Leader]
+    partitions: int
+    replication_factor: int
+    in_sync: int  # of the partition that has the fewest
+
+
+class Cluster:
+    """Metadata and connections, shared by a log and its producers; safe for threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._brokers: dict[int, tuple[str, int]] = {}
+        self._topics: dict[str, Topic] = {}
+        # Topic id -> the newest leaders that were told, also of what is forgotten.
+        self._newest: dict[bytes, dict[int, Leader]] = {}
+        # Two views that the hot calls read, replaced as a whole.
+        self.topic_ids: dict[str, bytes] = {}
+        self.topic_names: dict[bytes, str] = {}
+        self._idle: dict[tuple[str, int], list[Connection]] = {}
+        self._parked: dict[tuple[str, int], list[Connection]] = {}
+        # When a broker last failed to answer a question that any of them can answer.
+        self._failed: dict[tuple[str, int], float] = {}
+        self._asked = 0
+        self._closed = False
+        # (producer id, partition) -> whether its last native transaction there was committed.
+        self.ended: dict[tuple[int, TopicPartition], bool] = {}
+
+    # -- connections ----------------------------------------------------------------------------
+
+    def open(self, address: tuple[str, int], deadline: float) -> Connection:
+        """A new connection that has learnt the broker's versions."""
+        settings = self.settings
+        limit = min(deadline, time.monotonic() + settings.connect_timeout)
+        connection = Connection(
+            *address, client_id=settings.client_id, deadline=limit, tls=settings.tls
+        )
+        try:
+            connection.greet(limit)
+        except ConnectionBroken as error:
+            connection.close()
+            raise ConnectionBroken(str(error), sent=False) from error
+        return connection
+
+    def take(self, address: tuple[str, int], deadline: float) -> Connection:
+        """An idle connection, or a new one. Give it back with `give`."""
+        with self._lock:
+            if self._closed:
+                raise LogUnavailable("the log is closed")
+            idle = self._idle.setdefault(address, [])
+            waiting = self._parked.pop(address, [])
+        parked = []
+        for connection in waiting:
+            if connection.drain():
+                idle.append(connection)
+            elif not connection.broken:
+                parked.append(connection)
+        if parked:
+            with self._lock:
+                self._parked.setdefault(address, []).extend(parked)
+        while True:
+            try:
+                connection = idle.pop()
+            except IndexError:
+                return self.open(address, deadline)
+            if connection.usable():
+                return connection
+
+    def give(self, connection: Connection, address: tuple[str, int]) -> None:
+        """Give a connection back; one with answers under way waits until they came."""
+        if connection.broken:
+            return
+        with self._lock:
+            if self._closed:
+                connection.close()
+            elif connection.idle:
+                self._idle.setdefault(address, []).append(connection)
+            else:
+                self._parked.setdefault(address, []).append(connection)
+
+    @contextmanager
+    def connection(self, node: int | None, deadline: float) -> Iterator[Connection]:
+        """A connection to a broker (None: any) for the length of a ``with``."""
+        if node is None:
+            connection, address = self._any(deadline)
+        else:
+            address = self.address(node)
+            connection = self.take(address, deadline)
+        try:
+            yield connection
+            self.trust(address)
+        except ConnectionBroken:
+            self._failed[address] = time.monotonic()
+            raise
+        finally:
+            self.give(connection, address)
+
+    def address(self, node: int) -> tuple[str, int]:
+        """A broker's address. `ConnectionBroken` (nothing sent) if it is not known."""
+        try:
+            return self._brokers[node]
+        except KeyError:
+            raise ConnectionBroken(f"broker {node} is not known", sent=False) from None
+
+    def _any(self, deadline: float) -> tuple[Connection, tuple[str, int]]:
+        problems = []
+        known = list(dict.fromkeys((*self._brokers.values(), *self.settings.bootstrap)))
+        # Each in turn: one may be cut off from the others, and tell what was so long ago.
+        self._asked += 1
+        turn = self._asked % len(known)
+        # Those that never failed first, then those whose failure is the longest ago.
+        for address in sorted(
+            known[turn:] + known[:turn], key=lambda one: self._failed.get(one, 0.0)
+        ):
+            try:
+                return self.take(address, self.soon(deadline)), address
+            except ConnectionBroken as error:
+                self._failed[address] = time.monotonic()
+                problems.append(str(error))
+        raise ConnectionBroken("; ".join(problems), sent=False)
+
+    def close(self) -> None:
+        """Close all idle connections; those in use are closed when they come back."""
+        with self._lock:
+            self._closed = True
+            for pool in (self._idle, self._parked):
+                for connections in pool.values():
+                    for connection in connections:
+                        connection.close()
+                pool.clear()
+
+    def after_fork(self) -> None:
+        """In a forked child: close its copies of the idle connections; the parent's stay as they are."""
+        self._lock = threading.Lock()
+        self.close()
+
+    # -- calls that may be repeated --------------------------------------------------------------
+
+    def deadline(self, seconds: float | None = None) -> float:
+        """The monotonic time at which a call gives up."""
+        return time.monotonic() + (self.settings.request_timeout if seconds is None else seconds)
+
+    def soon(self, deadline: float) -> float:
+        """The deadline for one broker's answer to what may be asked again, perhaps of another."""
+        return min(deadline, time.monotonic() + _PATIENCE_S)
+
+    def repeat(self, what: str, deadline: float, attempt: Callable[[], T]) -> T:
+        """Repeat ``attempt`` until it returns, as long as it raises `Again` or the connection breaks.
+
+        Only for calls that change nothing, or are safe to repeat.
+
+        Raises:
+            LogUnavailable: the deadline passed.
+        """
+        while True:
+            try:
+                return attempt()
+            except ConnectionBroken as error:
+                # The broker may be gone, and others lead by now.
+                self.forget_all()
+                problem: Exception = error
+                pause = self.settings.retry_backoff
+            except Again as error:
+                problem = error.problem
+                pause = error.pause or self.settings.retry_backoff
+            if time.monotonic() + pause >= deadline:
+                topics = problem.topics if isinstance(problem, LogError) else ()
+                raise LogUnavailable(f"{what}: {problem}", topics) from problem
+            time.sleep(pause)
+
+    # -- metadata ---------------------------------------------------------------------------------
+
+    def refresh(self, names: Iterable[str], deadline: float) -> dict[str, Topic]:
+        """Ask for topics anew; those that don't exist are left out and forgotten."""
+        wanted = sorted(set(names))
+        return self.repeat("metadata", deadline, lambda: self._refresh(wanted, deadline))
+
+    def ids(self, name: str, deadline: float) -> list[str]:
+        """The topic's id as each broker tells it; empty where that one does not know the topic, or no ids.
+
+        `ConnectionBroken` if one can't be asked.
+        """
+        found = []
+        for node in list(self._brokers):
+            topic = self._metadata([name], node, deadline).topics[0]
+            topic_id = getattr(topic, "topic_id", None) if int(topic.error_code) == NONE else None
+            found.append(str(topic_id.hex) if topic_id is not None else "")
+        return found
+
+    def _metadata(self, names: list[str], node: int | None, deadline: float) -> Any:
+        with self.connection(node, deadline) as connection:
+            version = connection.version(METADATA)
+            topics = tuple(
+                calls.part(METADATA, version, "MetadataRequestTopic", topic_id=None, name=name)
+                for name in names
+            )
+            return connection.ask(
+                METADATA,
+                version,
+                self.soon(deadline),
+                topics=topics,
+                allow_auto_topic_creation=False,
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=False,
+            )
+
+    def _refresh(self, names: list[str], deadline: float) -> dict[str, Topic]:
+        found = self._metadata(names, None, deadline)
+        topics_found = {}
+        refused: dict[str, int] = {}
+        for topic in found.topics:
+            code = int(topic.error_code)
+            if code == NONE:
+                topics_found[str(topic.name)] = self._newer(_topic(topic))
+            elif meaning(READ_CODES, code).act is Act.REFUSED:
+                refused[str(topic.name)] = code
+        with self._lock:
+            self._brokers = {
+                int(broker.node_id): (str(broker.host), int(broker.port))
+                for broker in found.brokers
+            }
+            for name in names:
+                self._topics.pop(name, None)
+            self._topics.update(topics_found)
+            # Nothing leaves them: a request of another thread may be about a topic forgotten just now.
+            self.topic_ids = {
+                **self.topic_ids,
+                **{t.name: t.topic_id for t in topics_found.values()},
+            }
+            self.topic_names = {
+                **self.topic_names,
+                **{t.topic_id: t.name for t in topics_found.values()},
+            }
+        for name, code in refused.items():
+            raise error_for(meaning(READ_CODES, code), code, f"topic {name}", topics=refused.keys())
+        return topics_found
+
+    def _newer(self, found: Topic) -> Topic:
+        """The topic as found, but for leaders that are older than known ones: who answered may be behind."""
+        if found.topic_id == _NO_TOPIC_ID:
+            return found  # a topic that was made anew begins at epoch 0
+        newest = self._newest.setdefault(found.topic_id, {})
+        for number, leader in found.leaders.items():
+            newest[number] = max(leader, newest.get(number, leader), key=lambda one: one.epoch)
+        return replace(found, leaders={number: newest[number] for number in found.leaders})
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Ask anew for these topics when they are needed next."""
+        with self._lock:
+            for name in names:
+                self._topics.pop(name, None)
+
+    def distrust(self, node: int) -> None:
+        """A broker does not answer: ask others first, and who leads what it led."""
+        with self._lock:
+            if node in self._brokers:
+                self._failed[self._brokers[node]] = time.monotonic()
+            for name, topic in list(self._topics.items()):
+                if any(leader.node == node for leader in topic.leaders.values()):
+                    del self._topics[name]
+
+    def trust(self, address: tuple[str, int]) -> None:
+        """A broker answered: it is asked in turn again."""
+        self._failed.pop(address, None)
+
+    def forget_all(self) -> None:
+        """Ask anew for every topic when it is needed next."""
+        with self._lock:
+            self._topics.clear()
+
+    def leader(self, partition: TopicPartition) -> Leader | None:
+        """The leader as far as known now."""
+        topic = self._topics.get(partition.topic)
+        return topic.leaders.get(partition.partition) if topic else None
+
+    def epoch(self, partition: TopicPartition) -> int:
+        """The leader's epoch as far as known now, else -1: who leads by another one refuses the question."""
+        leader = self.leader(partition)
+        return leader.epoch if leader else -1
+
+    def leaders(
+        self, partitions: Iterable[TopicPartition], deadline: float
+    ) -> dict[TopicPartition, Leader]:
+        """The leaders of all these partitions, asked for where they are not known.
+
+        Raises:
+            TopicGone: a topic or partition does not exist.
+            LogUnavailable: there was no leader until the deadline.
+        """
+        wanted = list(partitions)
+        started = time.monotonic()
+        while True:
+            known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
+            missing = [p for p in wanted if p not in known]
+            if not missing:
+                return known
+            found = self.refresh({p.topic for p in missing}, deadline)
+            now = time.monotonic()
+            for p in missing:
+                topic = found.get(p.topic)
+                absent = topic is None or not 0 <= p.partition < topic.partitions
+                late = now + self.settings.retry_backoff > deadline
+                if absent and (late or now - started > UNKNOWN_TOPIC_S):
+                    raise TopicGone(f"{p.topic}[{p.partition}] does not exist", p.topic)
+            if any(self.leader(p) is None for p in missing):
+                if now + self.settings.retry_backoff > deadline:
+                    raise LogUnavailable(
+                        f"{missing[0].topic} has partitions without a leader",
+                        {p.topic for p in missing},
+                    )
+                time.sleep(self.settings.retry_backoff)
+
+    def groups(
+        self,
+        partitions: Iterable[TopicPartition],
+        deadline: float,
+        failed: MutableMapping[TopicPartition, LogError] | None = None,
+    ) -> dict[int, list[TopicPartition]]:
+        """The partitions grouped by the broker that leads them.
+
+        ``failed`` takes why some can't be asked, and no leader is waited for; without it, all are (`leaders`).
+        """
+        if failed is None:
+            known = self.leaders(partitions, deadline)
+        else:
+            known, problems = self._leaders_now(list(partitions), deadline)
+            failed.update(problems)
+        groups: dict[int, list[TopicPartition]] = {}
+        for partition, leader in known.items():
+            groups.setdefault(leader.node, []).append(partition)
+        return groups
+
+    def _leaders_now(
+        self, wanted: Sequence[TopicPartition], deadline: float
+    ) -> tuple[dict[TopicPartition, Leader], dict[TopicPartition, LogError]]:
+        failed: dict[TopicPartition, LogError] = {}
+        known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
+        if len(known) == len(wanted):
+            return known, failed
+        try:
+            self.refresh({p.topic for p in wanted if p not in known}, deadline)
+        except LogRefused as error:
+            failed = {p: error for p in wanted if p.topic in error.topics}
+        known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
+        for p in wanted:
+            if p not in known and p not in failed:
+                why = "has no leader" if p.topic in self._topics else "is not found"
+                failed[p] = LogUnavailable(f"{p.topic}[{p.partition}] {why}", (p.topic,))
+        return known, failed
+
+    def coordinator(self, transactional_id: str, deadline: float) -> tuple[str, int]:
+        """The address of a transactional id's coordinator."""
+        return self.repeat(
+            f"coordinator of {transactional_id}",
+            deadline,
+            lambda: self._coordinator(transactional_id, deadline),
+        )
+
+    def _coordinator(self, transactional_id: str, deadline: float) -> tuple[str, int]:
+        with self.connection(None, deadline) as connection:
+            version = connection.version(FIND_COORDINATOR)
+            found = connection.ask(
+                FIND_COORDINATOR,
+                version,
+                self.soon(deadline),
+                key=transactional_id,
+                key_type=_TRANSACTION_KEY_TYPE,
+                coordinator_keys=(transactional_id,),
+            )
+        if version >= 4 and not found.coordinators:
+            raise MalformedAnswer(f"FindCoordinator names no coordinator for {transactional_id}")
+        one = found.coordinators[0] if version >= 4 else found
+        code = int(one.error_code)
+        if code != NONE:
+            raise_or_again(READ_CODES, code, f"coordinator of {transactional_id}")
+        return str(one.host), int(one.port)
+
+
+class Again(Exception):
+    """Nothing happened: repeat the call after ``pause`` seconds (None: the usual back-off)."""
+
+    def __init__(self, problem: Exception, pause: float | None = None) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+        self.pause = pause
+
+
+def raise_or_again(
+    table: dict[int, Any],
+    code: int,
+    what: str,
+    detail: str | None = None,
+    topics: Iterable[str] = (),
+) -> None:
+    """Raise what a code means: `Again` if the call may be repeated."""
+    meant = meaning(table, code)
+    error = error_for(meant, code, what, detail, topics)
+    if meant.act in (Act.RETRY, Act.REFRESH):
+        raise Again(error)
+    raise error
+
+
+def _topic(found: Any) -> Topic:
+    leaders = {}
+    replicas = 0
+    in_sync = []
+    for partition in found.partitions:
+        replicas = max(replicas, len(partition.replica_nodes))
+        in_sync.append(len(partition.isr_nodes))
+        node = int(partition.leader_id)
+        if node >= 0:
+            epoch = int(getattr(partition, "leader_epoch", -1))
+            leaders[int(partition.partition_index)] = Leader(node, epoch)
+    topic_id = getattr(found, "topic_id", None)
+    return Topic(
+        name=str(found.name),
+        topic_id=topic_id.bytes if topic_id is not None else _NO_TOPIC_ID,
+        leaders=leaders,
+        partitions=len(found.partitions),
+        replication_factor=replicas,
+        in_sync=min(in_sync, default=-1),
+    )

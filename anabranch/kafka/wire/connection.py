@@ -1,0 +1,274 @@
+"""One connection to a broker: requests go out pipelined, answers are read by correlation id."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from anabranch.batches.format import Buffer
+from anabranch.kafka.wire import calls
+from anabranch.kafka.wire.calls import API_VERSIONS, Api
+from anabranch.kafka.wire.codes import UNSUPPORTED_VERSION
+from anabranch.kafka.wire.errors import ConnectionBroken as ConnectionBroken
+from anabranch.ports import LogRefused
+
+_SIZE = struct.Struct(">i")
+_REQUEST_HEADER = struct.Struct(">ihhih")
+# The system's limit of buffers in one call (IOV_MAX) is 1024 nearly everywhere.
+_MAX_BUFFERS = 512
+# Below this, joining buffers is cheaper than handing them over one by one.
+_JOIN_BYTES = 16_384
+_MAX_ANSWER_BYTES = 1 << 30
+_DRAIN_S = 5.0
+
+
+def readable(connections: Sequence[socket.socket | Connection], wait_s: float = 0.0) -> set[int]:
+    """The descriptors of those on which something, or an end, has come; waits for one."""
+    poll = select.poll()  # select knows no descriptor beyond 1,023
+    for connection in connections:
+        poll.register(connection, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(wait_s * 1000)}
+
+
+class Connection:
+    """A blocking socket to one broker, used by one thread at a time. Deadlines: `time.monotonic`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        client_id: str,
+        deadline: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.address = f"{host}:{port}"
+        self._client_id = client_id.encode()
+        self._correlation = 0
+        # Answers come in the order of the requests (the broker takes one at a time of a connection).
+        self._awaited: deque[tuple[int, bool]] = deque()
+        self._read: dict[int, memoryview] = {}
+        self.broken = False
+        # Filled by `greet`: api key -> (lowest, highest version), feature -> its final level.
+        self.versions: dict[int, tuple[int, int]] = {}
+        self.features: dict[str, int] = {}
+        try:
+            self._socket = socket.create_connection((host, port), timeout=_remaining(deadline))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is not None:
+                self._socket = tls.wrap_socket(self._socket, server_hostname=host)
+        except OSError as error:
+            raise ConnectionBroken(
+                f"no connection to {self.address}: {error}", sent=False
+            ) from error
+        self._gather = tls is None
+
+    def fileno(self) -> int:
+        """For `readable`."""
+        return self._socket.fileno()
+
+    def buffered(self) -> bool:
+        """Whether TLS holds bytes that `readable` can't see."""
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+
+    @property
+    def idle(self) -> bool:
+        """No answer is awaited, so another caller may use it."""
+        return not self.broken and not self._awaited and not self._read
+
+    def send(
+        self,
+        api_key: int,
+        version: int,
+        parts: Sequence[Buffer],
+        *,
+        flexible: bool,
+        deadline: float,
+        answer_flexible: bool | None = None,
+    ) -> int:
+        """Send a request made of ``parts``; the correlation id of its answer.
+
+        ``answer_flexible`` if the answer's header has no tags though the request's has (ApiVersions).
+        """
+        self._correlation = (self._correlation + 1) & 0x7FFFFFFF
+        tags = b"\x00" if flexible else b""
+        size = 10 + len(self._client_id) + len(tags) + sum(map(len, parts))
+        header = _REQUEST_HEADER.pack(
+            size, api_key, version, self._correlation, len(self._client_id)
+        )
+        buffers: list[Buffer] = [header + self._client_id + tags, *parts]
+        self._write(buffers, size, deadline)
+        self._awaited.append(
+            (self._correlation, flexible if answer_flexible is None else answer_flexible)
+        )
+        return self._correlation
+
+    def receive(self, correlation: int, deadline: float) -> memoryview:
+        """The answer's body. Earlier answers that are read on the way wait to be asked for."""
+        while correlation not in self._read:
+            if not self._awaited:
+                raise ConnectionBroken(f"{self.address}: answer {correlation} was never asked for")
+            expected, flexible = self._awaited[0]
+            body = self._read_frame(deadline)
+            if _SIZE.unpack_from(body)[0] != expected:
+                self.close()
+                raise ConnectionBroken(f"{self.address} answered out of order")
+            self._awaited.popleft()
+            # A flexible header ends in tagged fields; no broker sends any there.
+            self._read[expected] = body[5 if flexible else 4 :]
+        return self._read.pop(correlation)
+
+    def call(self, api: Api, version: int, body: Buffer, deadline: float) -> memoryview:
+        """Send a request and wait for its answer."""
+        flexible = version >= api.flexible_from
+        return self.receive(
+            self.send(api.key, version, (body,), flexible=flexible, deadline=deadline), deadline
+        )
+
+    def ask(self, api: Api, version: int, deadline: float, /, **fields: Any) -> Any:
+        """`call` with kio's messages. `MalformedAnswer` if the answer is none."""
+        body = calls.request(api, version, **fields)
+        return calls.answer(api, version, self.call(api, version, body, deadline))
+
+    def version(self, api: Api, highest: int | None = None) -> int:
+        """The version to speak with this broker. `LogRefused` (35): there is none."""
+        low, high = self.versions.get(api.key, (0, -1))
+        version = min(high, api.highest if highest is None else highest)
+        if version < max(low, api.lowest):
+            raise LogRefused(
+                f"{self.address} speaks {api.name} {low} to {high}; "
+                f"{api.lowest} to {api.highest} are supported here",
+                UNSUPPORTED_VERSION,
+            )
+        return version
+
+    def greet(self, deadline: float) -> None:
+        """Learn the broker's versions and features (ApiVersions, KIP-584)."""
+        for version in (API_VERSIONS.highest, 0):
+            body = calls.request(
+                API_VERSIONS,
+                version,
+                client_software_name="anabranch",
+                client_software_version="0.1",
+            )
+            # The header of this one answer never has tags: the client can't know yet (KIP-511).
+            correlation = self.send(
+                API_VERSIONS.key,
+                version,
+                (body,),
+                flexible=version >= API_VERSIONS.flexible_from,
+                deadline=deadline,
+                answer_flexible=False,
+            )
+            found = self.receive(correlation, deadline)
+            # A broker that doesn't know the version says so in the format of version 0.
+            if int.from_bytes(found[:2], "big", signed=True) == UNSUPPORTED_VERSION:
+                continue
+            answer = calls.answer(API_VERSIONS, version, found)
+            self.versions = {
+                int(api.api_key): (int(api.min_version), int(api.max_version))
+                for api in answer.api_keys
+            }
+            self.features = {
+                feature.name: int(feature.max_version_level)
+                for feature in getattr(answer, "finalized_features", ())
+            }
+            return
+        raise ConnectionBroken(f"{self.address} does not tell its versions", sent=False)
+
+    def usable(self) -> bool:
+        """Whether it looks alive. Nothing may be in flight: bytes or an end there mean it is dead."""
+        if self.broken:
+            return False
+        if readable([self._socket]):
+            self.close()
+        return not self.broken
+
+    def drain(self) -> bool:
+        """Read and forget the answers that are there; True if none is awaited any more."""
+        self._read.clear()
+        while self._awaited and not self.broken:
+            if not readable([self._socket]) and not self.buffered():
+                break
+            try:
+                self.receive(self._awaited[0][0], time.monotonic() + _DRAIN_S)
+            except ConnectionBroken:
+                break
+        return self.idle
+
+    def close(self) -> None:
+        """Close the socket; whatever was in flight stays unknown."""
+        self.broken = True
+        self._socket.close()
+
+    def interrupt(self) -> None:
+        """Break it from another thread: whoever waits for the broker stops waiting."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _write(self, buffers: list[Buffer], size: int, deadline: float) -> None:
+        sent = False
+        try:
+            self._socket.settimeout(_remaining(deadline))
+            if size < _JOIN_BYTES or not self._gather:
+                sent = True
+                self._socket.sendall(b"".join(buffers))
+                return
+            at = 0
+            while at < len(buffers):
+                self._socket.settimeout(_remaining(deadline))
+                sent = True
+                done = self._socket.sendmsg(buffers[at : at + _MAX_BUFFERS])
+                while at < len(buffers) and done >= len(buffers[at]):
+                    done -= len(buffers[at])
+                    at += 1
+                if done:
+                    buffers[at] = memoryview(buffers[at])[done:]
+        except OSError as error:
+            self.close()
+            raise ConnectionBroken(f"{self.address}: {error}", sent=sent) from error
+        except BaseException:
+            # Interrupted, perhaps in mid-frame.
+            self.close()
+            raise
+
+    def _read_frame(self, deadline: float) -> memoryview:
+        size = _SIZE.unpack(self._read_exactly(4, deadline))[0]
+        if not 4 <= size <= _MAX_ANSWER_BYTES:
+            self.close()
+            raise ConnectionBroken(f"{self.address} sent a frame of {size} bytes")
+        return memoryview(self._read_exactly(size, deadline))
+
+    def _read_exactly(self, size: int, deadline: float) -> bytearray:
+        room = bytearray(size)
+        view = memoryview(room)
+        try:
+            done = 0
+            while done < size:
+                self._socket.settimeout(_remaining(deadline))
+                got = self._socket.recv_into(view[done:])
+                if not got:
+                    raise ConnectionResetError("the broker closed the connection")
+                done += got
+        except OSError as error:
+            self.close()
+            raise ConnectionBroken(f"{self.address}: {error}") from error
+        except BaseException:
+            # Interrupted, perhaps in mid-frame.
+            self.close()
+            raise
+        return room
+
+
+def _remaining(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left

@@ -1,0 +1,225 @@
+"""A transactional id's coordinator: initialise, add partitions, end (KIP-98, KIP-890)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable, Sequence
+
+from anabranch.kafka.wire import calls, codes
+from anabranch.kafka.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE
+from anabranch.kafka.wire.cluster import UNKNOWN_TOPIC_S, Again, Cluster, raise_or_again
+from anabranch.kafka.wire.codes import NONE, Act, meaning
+from anabranch.kafka.wire.connection import Connection, ConnectionBroken
+from anabranch.kafka.wire.data import MalformedAnswer
+from anabranch.kafka.wire.end_txn import BUMPS_FROM, end_answer, end_request
+from anabranch.kafka.wire.lost_markers import LastOutcome
+from anabranch.ports import (
+    LogBusy,
+    LogRefused,
+    LogUnavailable,
+    LogUncertain,
+    TopicPartition,
+)
+
+_FEATURE = "transaction.version"
+_V2 = 2
+# From this version on, Produce adds partitions to the transaction (KIP-890).
+PRODUCE_ADDS_FROM = 12
+_HIGHEST_END_TXN_V1 = 3
+# A transaction that just ended is in the way for a millisecond or two, seldom for 25.
+FIRST_PAUSE_S = 0.001
+LAST_PAUSE_S = 0.02
+PAUSE_GROWTH = 1.5
+# … and one whose markers can't be written, as a partition of it has no leader, for as long as that lasts.
+BUSY_S = 1.5
+ANSWER_S = 12.0  # longer than a broker that is silent goes on leading
+
+
+def busy(transactional_id: str) -> LogBusy:
+    """The error for an id that is CONCURRENT_TRANSACTIONS for longer than markers take."""
+    return LogBusy(
+        f"{transactional_id}: the markers of its last native transaction are not written, for {BUSY_S:.0f} s "
+        "now: a partition that it wrote to has no leader, or too few replicas in sync"
+    )
+
+
+class Coordinator:
+    """The producer's side of the transaction coordinator, over a connection of its own.
+
+    `producer_id` and `producer_epoch` are those to write with; ``is_v2``: the cluster's transactions are
+    those of KIP-890, where each end gives a new epoch and Produce adds partitions by itself. ``last``: how the
+    native transaction before ended.
+    """
+
+    def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
+        """Initialise the transactional id; ``timeout`` in seconds is of one native transaction.
+
+        Raises:
+            LogBusy: the markers of its last native transaction can't be written.
+            LogUnavailable: no coordinator until the deadline.
+            LogRefused: the broker does not allow the id or the timeout.
+        """
+        self._cluster = cluster
+        self._id = transactional_id
+        self._busy_since: float | None = None
+        self._timeout = dt.timedelta(milliseconds=round(timeout * 1000))
+        self._connection: Connection | None = None
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.is_v2 = False
+        self.last = LastOutcome()
+        deadline = cluster.deadline()
+        try:
+            cluster.repeat(f"initialise {transactional_id}", deadline, lambda: self._init(deadline))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _init(self, deadline: float) -> None:
+        connection = self._connect(deadline)
+        self.last.ask(connection, self._id, self._cluster.soon(deadline))
+        version = connection.version(INIT_PRODUCER_ID)
+        found = connection.ask(
+            INIT_PRODUCER_ID,
+            version,
+            self._cluster.soon(deadline),
+            transactional_id=self._id,
+            transaction_timeout=self._timeout,
+        )
+        code = int(found.error_code)
+        if code == codes.CONCURRENT_TRANSACTIONS:
+            self._busy_since = self._busy_since or time.monotonic()
+            if time.monotonic() - self._busy_since > BUSY_S:
+                raise busy(self._id)
+        if code != NONE:
+            self._fail(codes.INIT_CODES, code, f"initialise {self._id}")
+        self.producer_id = int(found.producer_id)
+        self.producer_epoch = int(found.producer_epoch)
+        end_txn = connection.versions.get(END_TXN.key, (0, 0))[1]
+        self.is_v2 = (
+            connection.features.get(_FEATURE, 0) >= _V2
+            and end_txn >= BUMPS_FROM
+            and connection.versions.get(PRODUCE.key, (0, 0))[1] >= PRODUCE_ADDS_FROM
+        )
+
+    def _connect(self, deadline: float) -> Connection:
+        connection = self._connection
+        if connection is None or not connection.usable():
+            address = self._cluster.coordinator(self._id, deadline)
+            connection = self._connection = self._cluster.open(address, deadline)
+        return connection
+
+    def _fail(
+        self,
+        table: dict[int, codes.Meaning],
+        code: int,
+        what: str,
+        topics: Sequence[str] = (),
+    ) -> None:
+        """Raise what a coordinator's code means; `Again` where it did nothing."""
+        if meaning(table, code).act is Act.REFRESH and self._connection is not None:
+            self._connection.close()
+        raise_or_again(table, code, what, topics=topics)
+
+    def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+        """AddPartitionsToTxn, for clusters below ``transaction.version`` 2.
+
+        Raises:
+            LogFenced, LogUncertain: the producer is over.
+            LogBusy: nothing was added, as the transaction before has not ended everywhere.
+            LogRefused: the broker does not take one of them.
+        """
+        deadline = self._cluster.deadline()
+        known_by = min(deadline, time.monotonic() + UNKNOWN_TOPIC_S)
+        busy_by = time.monotonic() + BUSY_S
+        try:
+            self._repeat_quickly(
+                deadline, lambda: self._add_once(partitions, deadline, known_by, busy_by)
+            )
+        except LogBusy:
+            raise
+        except (ConnectionBroken, LogUnavailable) as error:
+            raise LogUncertain(f"{self._id}: add partitions: {error}") from error
+
+    def _add_once(
+        self,
+        partitions: Sequence[TopicPartition],
+        deadline: float,
+        known_by: float,
+        busy_by: float,
+    ) -> None:
+        connection = self._connect(deadline)
+        version = connection.version(ADD_PARTITIONS_TO_TXN)
+        kind = "AddPartitionsToTxnTopic"
+        topics = tuple(
+            calls.part(ADD_PARTITIONS_TO_TXN, version, kind, name=topic, partitions=numbers)
+            for topic, numbers in calls.by_topic(partitions).items()
+        )
+        found = connection.ask(
+            ADD_PARTITIONS_TO_TXN,
+            version,
+            deadline,
+            v3_and_below_transactional_id=self._id,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.producer_epoch,
+            v3_and_below_topics=topics,
+        )
+        failed = {
+            int(result.partition_error_code): str(topic.name)
+            for topic in found.results_by_topic_v3_and_below
+            for result in topic.results_by_partition
+        }
+        gone = failed.get(codes.UNKNOWN_TOPIC_OR_PARTITION)
+        if gone is not None and time.monotonic() > known_by:
+            raise LogUncertain(f"{self._id}: add partitions: there is no topic {gone}", (gone,))
+        failures = failed.keys() - {NONE}
+        if failures == {codes.CONCURRENT_TRANSACTIONS} and time.monotonic() > busy_by:
+            raise busy(self._id)
+        # One that says why comes before "not attempted because of another".
+        for code in sorted(failures, key=lambda code: code == 55):
+            what = f"{self._id}: add partitions"
+            self._fail(codes.ADD_PARTITIONS_CODES, code, what, (failed[code],))
+
+    def end(self, *, commit: bool) -> None:
+        """EndTxn.
+
+        Raises:
+            LogFenced, LogUncertain: the producer is over.
+        """
+        what = f"{self._id}: {'commit' if commit else 'abort'}"
+        deadline = self._cluster.deadline()
+        try:
+            self._repeat_quickly(deadline, lambda: self._end_once(commit, deadline, what))
+        except (ConnectionBroken, LogUnavailable, LogRefused, MalformedAnswer) as error:
+            raise LogUncertain(f"{what}: {error}") from error
+
+    def _end_once(self, commit: bool, deadline: float, what: str) -> None:
+        connection = self._connect(deadline)
+        version = connection.version(
+            END_TXN, END_TXN.highest if self.is_v2 else _HIGHEST_END_TXN_V1
+        )
+        body = end_request(version, self._id, self.producer_id, self.producer_epoch, commit=commit)
+        limit = min(deadline, time.monotonic() + ANSWER_S)
+        ended = end_answer(version, connection.call(END_TXN, version, body, limit))
+        if ended.error != NONE:
+            self._fail(codes.END_TXN_CODES, ended.error, what)
+        if self.is_v2:
+            self.producer_id, self.producer_epoch = ended.producer_id, ended.producer_epoch
+
+    def _repeat_quickly(self, deadline: float, attempt: Callable[[], None]) -> None:
+        """Repeat while the coordinator says that it did nothing; a broken connection ends it."""
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                return attempt()
+            except Again as again:
+                if time.monotonic() + pause > deadline:
+                    raise LogUnavailable(str(again)) from again
+            time.sleep(pause)
+            pause = min(pause * PAUSE_GROWTH, LAST_PAUSE_S)

@@ -1,0 +1,295 @@
+"""Produce and Fetch by hand: the two calls whose cost counts.
+
+Versions: Produce 7 and 8 (older brokers), 9 to 12 (flexible, topics by name), 13 (by id, KIP-516);
+Fetch 11, 12 and 13 to 16 likewise. The names and the order of fields are those of Kafka's
+``ProduceRequest.json``, ``ProduceResponse.json``, ``FetchRequest.json`` and ``FetchResponse.json``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from anabranch.batches.format import Buffer
+from anabranch.kafka.wire.calls import FETCH, PRODUCE
+from anabranch.kafka.wire.errors import MalformedAnswer as MalformedAnswer
+from anabranch.ports import TopicPartition
+
+PRODUCE_BY_ID_FROM = 13
+FETCH_BY_ID_FROM = 13
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+_ACKS_ALL = -1
+
+_I32 = struct.Struct(">i")
+_ACKS_TIMEOUT = struct.Struct(">hi")
+_PRODUCED = struct.Struct(">ihqqq")
+_FETCHED = struct.Struct(">ihqqq")
+_PAIR = struct.Struct(">qq")
+
+
+def uvarint(value: int) -> bytes:
+    """An unsigned varint."""
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+class _Form:
+    """How strings, arrays and bytes are written: compact in flexible versions, else as of old."""
+
+    def __init__(self, flexible: bool) -> None:
+        self.flexible = flexible
+        self.tags = b"\x00" if flexible else b""
+
+    def string(self, text: str) -> bytes:
+        data = text.encode()
+        if self.flexible:
+            return uvarint(len(data) + 1) + data
+        return len(data).to_bytes(2, "big") + data
+
+    def array(self, size: int) -> bytes:
+        return uvarint(size + 1) if self.flexible else size.to_bytes(4, "big")
+
+    # The length in front of bytes is written as an array's.
+    length = array
+
+
+def produce_request(
+    version: int,
+    transactional_id: str | None,
+    timeout_ms: int,
+    batches: Mapping[TopicPartition, Sequence[Buffer]],
+    topic_ids: Mapping[str, bytes],
+) -> list[Buffer]:
+    """The parts of a Produce request: one batch per partition, each given as buffers in a row."""
+    form = _Form(version >= PRODUCE.flexible_from)
+    by_topic: dict[str, list[tuple[int, Sequence[Buffer]]]] = {}
+    for (topic, partition), parts in batches.items():
+        by_topic.setdefault(topic, []).append((partition, parts))
+    if transactional_id is None:
+        name = b"\x00" if form.flexible else b"\xff\xff"
+    else:
+        name = form.string(transactional_id)
+    out: list[Buffer] = []
+    pending = name + _ACKS_TIMEOUT.pack(_ACKS_ALL, timeout_ms) + form.array(len(by_topic))
+    for topic, partitions in by_topic.items():
+        pending += topic_ids[topic] if version >= PRODUCE_BY_ID_FROM else form.string(topic)
+        pending += form.array(len(partitions))
+        for partition, parts in partitions:
+            size = sum(map(len, parts))
+            out.append(pending + _I32.pack(partition) + form.length(size))
+            out.extend(parts)
+            pending = form.tags
+        pending += form.tags
+    out.append(pending + form.tags)
+    return out
+
+
+class Produced(NamedTuple):
+    """A partition's part of a Produce answer."""
+
+    error: int
+    base_offset: int
+    message: str | None
+
+
+def produce_answer(
+    version: int, body: Buffer, names: Mapping[bytes, str]
+) -> dict[TopicPartition, Produced]:
+    """What became of each partition's batch. ``names``: topic id -> name."""
+    reader = _Reader(body, version >= PRODUCE.flexible_from)
+    answers = {}
+    for _ in range(reader.array()):
+        topic = _topic(reader, version >= PRODUCE_BY_ID_FROM, names)
+        for _ in range(reader.array()):
+            partition, error, base_offset, _, _ = reader.take(_PRODUCED)
+            message = None
+            if version >= 8:
+                for _ in range(reader.array()):
+                    reader.take(_I32)
+                    message = reader.string() or message
+                    reader.tags()
+                message = reader.string() or message
+            reader.tags()
+            answers[TopicPartition(topic, partition)] = Produced(error, base_offset, message)
+        reader.tags()
+    return answers
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPosition:
+    """Where to fetch a partition from. ``leader_epoch`` -1: not known, so not checked."""
+
+    offset: int
+    leader_epoch: int = -1
+
+
+_FETCH_HEAD = struct.Struct(">iiibii")
+_OLD_FETCH_HEAD = struct.Struct(">iiiibii")
+_FETCH_PARTITION = struct.Struct(">iiqiqi")
+_OLD_FETCH_PARTITION = struct.Struct(">iiqqi")
+
+
+def fetch_request(
+    version: int,
+    positions: Mapping[TopicPartition, FetchPosition],
+    topic_ids: Mapping[str, bytes],
+    *,
+    max_wait_ms: int,
+    max_bytes: int,
+    isolation: int,
+) -> list[Buffer]:
+    """The parts of a Fetch request, outside of any fetch session (KIP-227)."""
+    form = _Form(version >= FETCH.flexible_from)
+    by_topic: dict[str, list[tuple[int, FetchPosition]]] = {}
+    for (topic, partition), position in positions.items():
+        by_topic.setdefault(topic, []).append((partition, position))
+    # min_bytes is 1; session id 0 with epoch -1 asks for no session.
+    if version >= 15:
+        out = bytearray(_FETCH_HEAD.pack(max_wait_ms, 1, max_bytes, isolation, 0, -1))
+    else:
+        out = bytearray(_OLD_FETCH_HEAD.pack(-1, max_wait_ms, 1, max_bytes, isolation, 0, -1))
+    out += form.array(len(by_topic))
+    for topic, partitions in by_topic.items():
+        out += topic_ids[topic] if version >= FETCH_BY_ID_FROM else form.string(topic)
+        out += form.array(len(partitions))
+        for partition, (position) in partitions:
+            if version >= 12:
+                out += _FETCH_PARTITION.pack(
+                    partition, position.leader_epoch, position.offset, -1, -1, max_bytes
+                )
+            else:
+                out += _OLD_FETCH_PARTITION.pack(
+                    partition, position.leader_epoch, position.offset, -1, max_bytes
+                )
+            out += form.tags
+        out += form.tags
+    out += form.array(0)  # nothing to forget
+    out += form.string("")  # no rack
+    out += form.tags
+    return [bytes(out)]
+
+
+class PartitionFetch(NamedTuple):
+    """A partition's part of a Fetch answer; ``aborted``: (producer id, first offset) in offset order."""
+
+    error: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: list[tuple[int, int]]
+    records: memoryview
+
+
+def fetch_answer(
+    version: int, body: Buffer, names: Mapping[bytes, str]
+) -> tuple[int, dict[TopicPartition, PartitionFetch]]:
+    """(error of the whole, each partition's part)."""
+    reader = _Reader(body, version >= FETCH.flexible_from)
+    reader.skip(4)  # throttle time
+    error = reader.i16()
+    reader.skip(4)  # session id
+    answers = {}
+    for _ in range(reader.array()):
+        topic = _topic(reader, version >= FETCH_BY_ID_FROM, names)
+        for _ in range(reader.array()):
+            partition, code, high, stable, start = reader.take(_FETCHED)
+            aborted = []
+            for _ in range(reader.array()):
+                producer_id, first_offset = reader.take(_PAIR)
+                aborted.append((producer_id, first_offset))
+                reader.tags()
+            reader.skip(4)  # preferred read replica
+            records = reader.nullable_bytes()
+            reader.tags()
+            answers[TopicPartition(topic, partition)] = PartitionFetch(
+                code, high, stable, start, sorted(aborted, key=lambda pair: pair[1]), records
+            )
+        reader.tags()
+    return error, answers
+
+
+def _topic(reader: _Reader, by_id: bool, names: Mapping[bytes, str]) -> str:
+    if not by_id:
+        return reader.string() or ""
+    topic_id = reader.raw(16)
+    try:
+        return names[topic_id]
+    except KeyError:
+        raise MalformedAnswer(f"an answer about topic {topic_id.hex()}, not asked for") from None
+
+
+class _Reader:
+    """Reads an answer's fields; whatever does not fit is a `MalformedAnswer`."""
+
+    def __init__(self, body: Buffer, flexible: bool) -> None:
+        self.body = memoryview(body)
+        self.at = 0
+        self.flexible = flexible
+
+    def take(self, form: struct.Struct) -> tuple[int, ...]:
+        try:
+            values = form.unpack_from(self.body, self.at)
+        except struct.error:
+            raise MalformedAnswer("an answer ends in the middle of a field") from None
+        self.at += form.size
+        return values
+
+    def i16(self) -> int:
+        return int.from_bytes(self.raw(2), "big", signed=True)
+
+    def i32(self) -> int:
+        return int.from_bytes(self.raw(4), "big", signed=True)
+
+    def skip(self, count: int) -> None:
+        if self.at + count > len(self.body):
+            raise MalformedAnswer("an answer ends in the middle of a field")
+        self.at += count
+
+    def raw(self, count: int) -> bytes:
+        return bytes(self.view(count))
+
+    def view(self, count: int) -> memoryview:
+        start = self.at
+        self.skip(count)
+        return self.body[start : self.at]
+
+    def uvarint(self) -> int:
+        value = shift = 0
+        while shift < 35:
+            self.skip(1)
+            byte = self.body[self.at - 1]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+        raise MalformedAnswer("a number of too many bytes")
+
+    def array(self) -> int:
+        """An array's size; null counts as empty."""
+        size = self.uvarint() - 1 if self.flexible else self.i32()
+        if size > len(self.body):
+            raise MalformedAnswer(f"an array of {size}")
+        return max(size, 0)
+
+    def string(self) -> str | None:
+        size = self.uvarint() - 1 if self.flexible else self.i16()
+        return None if size < 0 else self.raw(size).decode("utf-8", "replace")
+
+    def nullable_bytes(self) -> memoryview:
+        size = self.uvarint() - 1 if self.flexible else self.i32()
+        return self.view(max(size, 0))
+
+    def tags(self) -> None:
+        if self.flexible:
+            for _ in range(self.uvarint()):
+                self.uvarint()
+                self.skip(self.uvarint())

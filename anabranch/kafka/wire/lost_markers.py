@@ -1,0 +1,95 @@
+"""Native transactions that lack a marker, as the brokers have dropped it (KAFKA-20734).
+
+A coordinator of Kafka 4.1 to 4.3 takes a partition without a leader for a deleted one: it writes no marker there,
+and calls the transaction complete. What stands in the partition stays open: its readers wait there, and the next
+transaction of the same producer would end it together with its own events, as its own outcome is. So a producer
+asks, before it appends to a partition that it has not seen under this leader, whether something of its own is open
+there, and ends that as it was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from anabranch.kafka.wire import calls
+from anabranch.kafka.wire.calls import DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS
+from anabranch.kafka.wire.codes import NONE
+from anabranch.kafka.wire.connection import Connection
+from anabranch.kafka.wire.errors import MalformedAnswer
+from anabranch.ports import TopicPartition
+
+_OUTCOMES = {
+    "PrepareCommit": True,
+    "CompleteCommit": True,
+    "PrepareAbort": False,
+    "CompleteAbort": False,
+}
+
+
+class Open(NamedTuple):
+    """A native transaction that is open on a partition: its producer's epoch, and where it begins."""
+
+    epoch: int
+    first: int
+
+
+def open_on(
+    connection: Connection,
+    producer_id: int,
+    partitions: Iterable[TopicPartition],
+    deadline: float,
+) -> dict[TopicPartition, Open]:
+    """A producer's open native transactions on partitions that this broker leads; old brokers tell none."""
+    if DESCRIBE_PRODUCERS.key not in connection.versions:
+        return {}
+    topics = tuple(
+        calls.part(DESCRIBE_PRODUCERS, 0, "TopicRequest", name=name, partition_indexes=numbers)
+        for name, numbers in calls.by_topic(partitions).items()
+    )
+    found = connection.ask(DESCRIBE_PRODUCERS, 0, deadline, topics=topics)
+    return {
+        TopicPartition(str(topic.name), int(part.partition_index)): Open(
+            int(state.producer_epoch), int(state.current_txn_start_offset)
+        )
+        for topic in found.topics
+        for part in topic.partitions
+        if int(part.error_code) == NONE
+        for state in part.active_producers
+        if int(state.producer_id) == producer_id and int(state.current_txn_start_offset) >= 0
+    }
+
+
+class LastOutcome:
+    """How a transactional id's last native transaction ended, by its coordinator's word.
+
+    Asked whenever initialising the id is tried: the first try ends what is ongoing, and the last one, which
+    succeeds, takes place after the end.
+    """
+
+    def __init__(self) -> None:
+        self._commits: bool | None = None
+        self._epoch = -1
+
+    def ask(self, connection: Connection, transactional_id: str, deadline: float) -> None:
+        """Ask, before the id is initialised (again)."""
+        if DESCRIBE_TRANSACTIONS.key not in connection.versions:
+            return
+        self._commits = None
+        asked = (transactional_id,)
+        try:
+            found = connection.ask(DESCRIBE_TRANSACTIONS, 0, deadline, transactional_ids=asked)
+        except MalformedAnswer:
+            return  # kio can't read when nothing has begun: an id without a native transaction
+        for state in found.transaction_states:
+            if int(state.error_code) == NONE:
+                self._commits = _OUTCOMES.get(str(state.transaction_state))
+                self._epoch = int(state.producer_epoch) - 1  # the end has given the next one
+
+    def known(self) -> bool:
+        """Whether there was one, and nobody has initialised the id since."""
+        return self._commits is not None
+
+    def of(self, epoch: int) -> bool | None:
+        """Whether the native transaction (of KIP-890) with that epoch is committed; None: it is not known."""
+        return self._commits if epoch == self._epoch else None

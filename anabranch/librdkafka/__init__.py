@@ -1,0 +1,1 @@
+"""What goes through librdkafka: commands, single events, group membership."""

@@ -1,0 +1,229 @@
+"""Questions about topics, for clients: partitions, size limits, end offsets."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AclOperation, AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin._resource import ResourceType
+
+from anabranch.errors import DeadlineExceeded, NotAuthorized, NotReady, UnsupportedSetting
+from anabranch.kafka.settings import addresses
+from anabranch.librdkafka.options import Options
+from anabranch.ports import Clock
+
+log = logging.getLogger("anabranch.client")
+
+DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # Kafka's own default, where the setting may not be read
+_LIMIT = "max.message.bytes"
+_MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)  # noqa: SLF001
+_FORBIDDEN = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
+_TRY_S = 5.0
+_LEAST_S = 0.05
+_GRACE_S = 1.0
+_LOOK_S = 1.0
+_FIRST_PAUSE_S = 0.02
+_LAST_PAUSE_S = 0.5
+
+T = TypeVar("T")
+
+
+class KafkaAdmin:
+    """Thread-safe; connects when first asked."""
+
+    def __init__(self, options: Options, clock: Clock) -> None:
+        self._options = options
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._client: AdminClient | None = None
+        self._limits: dict[str, int] = {}
+        self._heard = False  # whether a broker answered when it was asked last
+
+    def partition_counts(
+        self, topics: Sequence[str], deadline: float, rights: Mapping[str, AclOperation] = {}
+    ) -> dict[str, int]:
+        """How many partitions each of these topics has; those that don't exist are left out.
+
+        ``rights``: topic -> what this client must be allowed to do there. `NotAuthorized` if the brokers say it is
+        not: at once, where the first command would be refused, and only its deadline would tell.
+        """
+        return self._ask(deadline, self._counts(topics, rights))
+
+    def _counts(
+        self, topics: Iterable[str], rights: Mapping[str, AclOperation] = {}
+    ) -> Callable[[AdminClient, float], dict[str, int]]:
+        def ask(client: AdminClient, seconds: float) -> dict[str, int]:
+            names = TopicCollection(list(topics))
+            futures = client.describe_topics(
+                names, request_timeout=seconds, include_authorized_operations=bool(rights)
+            )
+            found: dict[str, int] = {}
+            for topic, future in futures.items():
+                try:
+                    described = future.result(seconds + _GRACE_S)
+                except KafkaException as error:
+                    if error.args[0].code() in _FORBIDDEN:
+                        raise NotAuthorized(
+                            f"the right Describe on the topic {topic} is missing"
+                        ) from error
+                    if error.args[0].code() not in _MISSING:
+                        raise
+                    continue
+                found[topic] = len(described.partitions)
+                may, needed = described.authorized_operations, rights.get(topic)
+                if may and needed is not None and needed not in may:
+                    raise NotAuthorized(
+                        f"the right {needed.name.capitalize()} on the topic {topic} is missing"
+                    )
+            return found
+
+        return ask
+
+    def max_message_bytes(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
+        """The largest batch that each topic takes, remembered; Kafka's default where it may not be read."""
+        unknown = [topic for topic in topics if topic not in self._limits]
+
+        def ask(client: AdminClient, seconds: float) -> dict[str, int]:
+            resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in unknown]
+            futures = client.describe_configs(resources, request_timeout=seconds)
+            found: dict[str, int] = {}
+            for resource, future in futures.items():
+                try:
+                    entry = future.result(seconds + _GRACE_S).get(_LIMIT)
+                except KafkaException as error:
+                    if error.args[0].code() not in _FORBIDDEN:
+                        raise
+                    entry = None
+                found[resource.name] = int(entry.value) if entry else DEFAULT_MAX_MESSAGE_BYTES
+            return found
+
+        if unknown:
+            self._limits |= self._ask(deadline, ask)
+        return {topic: self._limits[topic] for topic in topics}
+
+    def end_offsets(
+        self, partitions: Iterable[tuple[str, int]], deadline: float, *, committed: bool = False
+    ) -> dict[tuple[str, int], int]:
+        """The high watermarks; ``committed``: the last stable offsets, up to which all is decided."""
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        return self._offsets(partitions, OffsetSpec.latest(), deadline, level)  # type: ignore[no-untyped-call]
+
+    def start_offsets(
+        self, partitions: Iterable[tuple[str, int]], deadline: float
+    ) -> dict[tuple[str, int], int]:
+        """The first offsets that are still there."""
+        return self._offsets(partitions, OffsetSpec.earliest(), deadline)  # type: ignore[no-untyped-call]
+
+    def _offsets(
+        self,
+        partitions: Iterable[tuple[str, int]],
+        spec: OffsetSpec,
+        deadline: float,
+        level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    ) -> dict[tuple[str, int], int]:
+        request = {TopicPartition(t, p): spec for t, p in partitions}
+
+        def ask(client: AdminClient, seconds: float) -> dict[tuple[str, int], int]:
+            futures = client.list_offsets(request, isolation_level=level, request_timeout=seconds)
+            try:
+                found = {
+                    (place.topic, place.partition): future.result(seconds + _GRACE_S).offset
+                    for place, future in futures.items()
+                }
+            except KafkaException:
+                # librdkafka says "no leaders" of a topic that it may not see.
+                self._counts({place.topic for place in request})(client, seconds)
+                raise
+            if any(offset < 0 for offset in found.values()):
+                # While leaders move, and when first asked, librdkafka may give -1001 and no error.
+                raise TimeoutError
+            return found
+
+        return self._ask(deadline, ask) if request else {}
+
+    def _ask(self, deadline: float, ask: Callable[[AdminClient, float], T]) -> T:
+        """Ask until there is an answer: leaders may be moving, and new topics are known late."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            client = self._connected()
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                raise DeadlineExceeded("no time was left to ask the brokers; call again with more")
+            try:
+                found = ask(client, max(min(left, _TRY_S), _LEAST_S))
+                self._heard = True
+                return found
+            except TimeoutError:
+                trouble = "no answer"
+            except KafkaException as error:
+                if error.args[0].code() in _FORBIDDEN:
+                    raise NotAuthorized(f"the brokers refuse: {error.args[0].str()}") from error
+                trouble = error.args[0].str()
+            if self._clock.monotonic() + pause >= deadline:
+                if not self._heard:
+                    trouble = _no_broker(self._options.bootstrap)
+                raise NotReady(f"the brokers can't be asked: {trouble}")
+            self._clock.sleep(pause)
+            pause = min(2 * pause, _LAST_PAUSE_S)
+            self._refresh(client)
+
+    def _refresh(self, client: AdminClient) -> None:
+        """Learn the leaders anew: questions about offsets go by the leaders known, for ever.
+
+        A client that is not answered is let go: it may have lost all brokers for good (decision 0010).
+        """
+        try:
+            client.list_topics(timeout=_TRY_S)
+            self._heard = True
+        except KafkaException as error:
+            log.debug("metadata: %s", error)
+            self._heard = False
+            with self._lock:
+                if self._client is client:
+                    self._client = None
+
+    def _connected(self) -> AdminClient:
+        with self._lock:
+            if self._client is None:
+                try:
+                    self._client = AdminClient(self._options.admin())
+                except (KafkaException, TypeError, ValueError) as error:
+                    raise UnsupportedSetting(f"librdkafka refuses the options: {error}") from error
+            return self._client
+
+    @property
+    def native(self) -> object:
+        """The connection itself, if there is one."""
+        return self._client
+
+
+def _no_broker(bootstrap: str) -> str:
+    """The obstacle to each address."""
+    found = []
+    for host, port in addresses(bootstrap):
+        try:
+            socket.create_connection((host, port), timeout=_LOOK_S).close()
+        except socket.gaierror:
+            why = "the host is not known"
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            why = "what listens there does not answer; see security.protocol"
+        found.append(f"no broker answers at {host}:{port}: {why}")
+    return "; ".join(found)

@@ -1,0 +1,381 @@
+"""The command bus on confluent-kafka: one producer of commands, one consumer of one replies partition."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeAlias
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AclOperation
+
+from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.errors import (
+    AnabranchError,
+    ClockSkew,
+    EventTooLarge,
+    NotAuthorized,
+    NotReady,
+    UnsupportedSetting,
+)
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.broker_contact import Contact, with_error_callback
+from anabranch.librdkafka.options import Options
+from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
+from anabranch.ports import Clock, Entropy
+from anabranch.topics.names import commands_topic, replies_topic
+
+log = logging.getLogger("anabranch.client")
+
+_POLL_S = 0.1
+_DENIED_S = 1.0  # an answer that can't be read is waited for no longer: the right may be back
+_REPLIES_AT_ONCE = 1000
+_TOPICS_S = 10.0  # how long the cluster's topics may be missing
+_JOIN_S = 10.0
+_LAST_WORDS_S = 1.0
+_YOUNG_S = 1.0
+_last_made = [-_YOUNG_S]  # when a handle of librdkafka was made last, monotonic seconds
+_FRAMING = 512  # more than a command's record takes besides its payload
+
+# The broker's word on a command, and on each copy of it.
+_REFUSALS: dict[int, type[AnabranchError]] = {
+    KafkaError.MSG_SIZE_TOO_LARGE: EventTooLarge,
+    KafkaError.INVALID_TIMESTAMP: ClockSkew,
+}
+_DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+_Answer: TypeAlias = "bytes | AnabranchError | None"
+
+
+class KafkaBus:
+    """See `CommandBus`."""
+
+    def __init__(
+        self, options: Options, admin: KafkaAdmin, prefix: str, clock: Clock, entropy: Entropy
+    ) -> None:
+        self._options = options
+        self._admin = admin
+        self._commands = commands_topic(prefix)
+        self._replies = replies_topic(prefix)
+        self._clock = clock
+        self._entropy = entropy
+        self._lock = threading.Lock()
+        self._slots: dict[bytes, SimpleQueue[_Answer]] = {}
+        self._ready = False
+        self._closed = False
+        self._partitions = 0
+        self._max_bytes = 0
+        self._reply_header = (REPLY_HEADER, b"")
+        self._trouble = ""
+        self._deaf: NotAuthorized | None = None  # while replies can't be read
+        self._producer: Producer | None = None
+        self._contact: Contact | None = None  # the producer's
+        self._consumer: LastingConsumer | None = None
+        self._thread: threading.Thread | None = None
+
+    # -- starting -------------------------------------------------------------------------------------
+
+    def ready(self, deadline: float) -> None:
+        """Find the topics, and stand at the end of a replies partition before anything is sent."""
+        if self._ready:
+            return
+        with self._lock:
+            self._start_once(deadline)
+
+    def _start_once(self, deadline: float) -> None:
+        if self._ready or self._closed:
+            return
+        self._start(deadline)
+        self._ready = True
+
+    def _start(self, deadline: float) -> None:
+        counts = self._find_topics(deadline)
+        self._partitions = counts[self._commands]
+        limits = self._admin.max_message_bytes([self._commands], deadline)
+        self._max_bytes = min(limits[self._commands], self._options.message_max_bytes)
+        partition = int.from_bytes(self._entropy(4), "big") % counts[self._replies]
+        consumer = make_consumer(self._options, self._options.replies(), self._on_error)
+        producer, contact = self._new_producer()
+        end = self._admin.end_offsets([(self._replies, partition)], deadline)
+        consumer.assign([TopicPartition(self._replies, partition, end[self._replies, partition])])
+        self._reply_header = (REPLY_HEADER, partition.to_bytes(4, "big"))
+        self._consumer, self._producer, self._contact = consumer, producer, contact
+        self._thread = threading.Thread(target=self._receive, name="anabranch-replies", daemon=True)
+        self._thread.start()
+
+    def _find_topics(self, deadline: float) -> dict[str, int]:
+        give_up = min(deadline, self._clock.monotonic() + _TOPICS_S)
+        rights = {self._commands: AclOperation.WRITE, self._replies: AclOperation.READ}
+        names = list(rights)
+        pause = 0.1
+        while True:
+            counts = self._admin.partition_counts(names, deadline, rights)
+            if all(name in counts for name in names):
+                return counts
+            if self._clock.monotonic() + pause > give_up:
+                missing = ", ".join(name for name in names if name not in counts)
+                raise NotReady(f"there is no topic {missing}: start `anabranch controller`")
+            self._clock.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    def _new_producer(self) -> tuple[Producer, Contact]:
+        config = self._options.commands(self._max_bytes)
+        producer: Producer = make(Producer, config, self._producer_error)
+        return producer, Contact(producer, self._options.admin(), self._commands)
+
+    def _renew_producer(self, producer: Producer) -> bool:
+        """A new producer id: commands are told apart by their own ids, and sent again, so nothing is lost by it.
+
+        Returns whether this one was replaced: somebody may have been quicker, or the bus is closed.
+        """
+        with self._lock:
+            if self._producer is not producer or self._closed:
+                return False
+            self._producer, self._contact = self._new_producer()
+            return True
+
+    def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
+        """Partitions of the commands topic: some may have been added."""
+        if self._partitions < least:
+            self._partitions = self._find_topics(deadline)[self._commands]
+        return self._partitions
+
+    def max_command_bytes(self) -> int:
+        """By the commands topic's limit."""
+        return self._max_bytes - _FRAMING
+
+    # -- commands and replies -------------------------------------------------------------------------
+
+    def send(self, control_partition: int, correlation_id: bytes, payload: bytes) -> None:
+        """Queue a command."""
+        producer = self._producer
+        if producer is None or self._closed:
+            return
+        self._slots.setdefault(correlation_id, SimpleQueue())
+        headers = [(CORRELATION_HEADER, correlation_id), self._reply_header]
+        try:
+            producer.produce(
+                self._commands,
+                payload,
+                None,
+                control_partition,
+                headers=headers,  # type: ignore[arg-type]
+                on_delivery=partial(self._delivered, correlation_id),
+            )
+        except BufferError:
+            self._trouble = "the queue of commands is full"
+        except RuntimeError:  # closed meanwhile, since it was lost: the command is sent again
+            self._trouble = "the producer of commands is being replaced"
+        except KafkaException as error:
+            self._refused(error.args[0], correlation_id, producer)
+
+    def _refused(self, error: KafkaError, correlation_id: bytes, producer: Producer) -> None:
+        self._trouble = str(error)
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._answer(correlation_id, EventTooLarge(f"a command is too large: {error}"))
+        elif error.code() == _DENIED:
+            self._answer(correlation_id, self._may_not_send())
+        elif error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
+            self._renew_producer(producer)
+
+    def _may_not_send(self) -> NotAuthorized:
+        return NotAuthorized(f"the right Write on the topic {self._commands} is missing")
+
+    def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
+        """The next reply. `NotAuthorized` says only what came last: an earlier copy may be carried out."""
+        slot = self._slots.setdefault(correlation_id, SimpleQueue())
+        left = deadline - self._clock.monotonic()
+        deaf = self._deaf if left > _DENIED_S else None
+        left = left if deaf is None else _DENIED_S
+        try:
+            answer = (
+                slot.get(timeout=min(left, threading.TIMEOUT_MAX))
+                if left > 0
+                else slot.get_nowait()
+            )
+        except Empty:
+            if deaf is not None and self._deaf is deaf:
+                raise NotAuthorized(str(deaf)) from None
+            return None
+        if isinstance(answer, AnabranchError):
+            raise answer
+        return answer
+
+    def forget(self, correlation_id: bytes) -> None:
+        """Drop the slot and wake its waiter."""
+        slot = self._slots.pop(correlation_id, None)
+        if slot is not None:
+            slot.put(None)
+
+    def trouble(self) -> str:
+        """The last error."""
+        return self._trouble
+
+    def _answer(self, correlation_id: bytes, answer: _Answer) -> None:
+        slot = self._slots.get(correlation_id)
+        if slot is not None:
+            slot.put(answer)
+
+    def _receive(self) -> None:
+        """The replies thread."""
+        consumer = self._consumer
+        if consumer is None:
+            return
+        try:
+            while not self._closed:
+                message = consumer.poll(_POLL_S)
+                self._serve_producer()
+                if message is None:
+                    continue
+                self._take_reply(message)
+                # A round's replies come together: the rest of them in one call.
+                for message in consumer.consume(_REPLIES_AT_ONCE, 0):
+                    self._take_reply(message)
+        finally:
+            consumer.close()
+
+    def _serve_producer(self) -> None:
+        """Its delivery reports; and a new one, if commands wait in vain for brokers that others find."""
+        producer, contact = self._producer, self._contact
+        if producer is None or contact is None:
+            return
+        producer.poll(0)
+        if not len(producer):
+            contact.heard()
+        elif contact.lost() and self._renew_producer(producer):
+            drop(producer)
+
+    def _take_reply(self, message: Message) -> None:
+        error = message.error()
+        if error is not None:
+            self._on_error(error)
+            if error.code() == _DENIED:  # said once; then there is no word until a reply comes
+                text = (
+                    f"the right Read on the topic {self._replies} is missing: no answer can be read, and what was "
+                    "sent may be carried out"
+                )
+                self._deaf = NotAuthorized(text)
+                for correlation_id in list(self._slots):
+                    self._answer(correlation_id, NotAuthorized(text))
+            return
+        self._deaf = None
+        key = message.key()
+        value = message.value()
+        if isinstance(key, bytes) and isinstance(value, bytes):
+            self._answer(key, value)
+
+    def _delivered(self, correlation_id: bytes, error: KafkaError | None, _: Message) -> None:
+        """A report. What failed has no headers any more to tell its id by."""
+        if error is None:
+            return
+        self._trouble = str(error)
+        refusal = _REFUSALS.get(error.code())
+        if refusal is not None:
+            self._answer(correlation_id, refusal(f"the broker refused a command: {error}"))
+        elif error.code() == _DENIED:
+            self._answer(correlation_id, self._may_not_send())
+
+    def _producer_error(self, error: KafkaError) -> None:
+        if self._contact is not None:
+            self._contact.complaint(error)
+        self._on_error(error)
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._trouble = str(error)
+        log.debug("commands and replies: %s", error)
+
+    # -- its end --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop the thread; who waits gets None."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for correlation_id in list(self._slots):
+            self.forget(correlation_id)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+        if self._producer is not None:
+            self._producer.flush(_LAST_WORDS_S)
+            drop(self._producer)
+            self._producer = None
+
+    def after_fork(self) -> None:
+        """See `CommandBus`."""
+        leak(self._producer)
+        if self._consumer is not None:
+            leak(self._consumer.native)
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
+def make(
+    kind: Callable[[dict[str, Any]], Any], config: dict[str, Any], on_error: Callable[[Any], None]
+) -> Any:
+    """A producer or consumer; an option that librdkafka does not take is `UnsupportedSetting`."""
+    return _make(kind, with_error_callback(config, on_error))
+
+
+def make_consumer(
+    options: Options, config: dict[str, Any], on_error: Callable[[Any], None]
+) -> LastingConsumer:
+    """A consumer that outlives brokers; an option that librdkafka does not take is `UnsupportedSetting`."""
+    return LastingConsumer(
+        config, options.admin(), make=lambda config: _make(Consumer, config), on_error=on_error
+    )
+
+
+def _make(kind: Callable[[dict[str, Any]], Any], config: dict[str, Any]) -> Any:
+    _last_made[0] = time.monotonic()
+    try:
+        return kind(config)
+    except (KafkaException, TypeError, ValueError) as error:
+        raise UnsupportedSetting(f"librdkafka refuses the options: {error}") from error
+
+
+def _settle_before_fork() -> None:
+    """Let the threads of a handle that was just made come to rest.
+
+    They look up names and open connections first, under locks of the C library. A child forked in that moment
+    would have these locks, held by nobody, and its own client would wait for ever (measured: 1 fork in 5).
+    """
+    time.sleep(max(0.0, _last_made[0] + _YOUNG_S - time.monotonic()))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_settle_before_fork)
+
+
+def drop(producer: Producer) -> None:
+    """Free a producer at once; what it has not delivered is lost."""
+    producer.purge(in_queue=True, in_flight=True, blocking=False)
+    producer.flush(_LAST_WORDS_S)
+    if not len(producer):
+        producer.close()
+
+
+def leak(thing: object) -> None:
+    """Never free this object. In a forked child, freeing would wait for threads that aren't there."""
+    if thing is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -1,0 +1,267 @@
+"""A confluent-kafka consumer that is made anew when it has lost all brokers (`contact`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import ClusterMetadata
+
+from anabranch.librdkafka.broker_contact import Contact, with_error_callback
+
+T = TypeVar("T")
+Rebalanced: TypeAlias = "Callable[[LastingConsumer, list[TopicPartition]], None]"
+
+
+class LastingConsumer:
+    """`confluent_kafka.Consumer`, as far as it is used here, with the same methods. One thread at a time.
+
+    A new handle goes on where the old one stood: what was assigned by hand is read on behind the last message that
+    was given, and what was paused stays so. A member of a group loses its partitions and joins anew.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        common: Mapping[str, Any],
+        *,
+        make: Callable[[dict[str, Any]], Consumer] = Consumer,
+        on_error: Callable[[KafkaError], None] | None = None,
+    ) -> None:
+        """``common``: the options of any client of these brokers. ``make``: makes a consumer by its config."""
+        self._config = config
+        self._common = common
+        self._make_consumer = make
+        self._on_error = on_error
+        self._offsets: dict[tuple[str, int], int] = {}  # assigned by hand, or sought
+        self._paused: set[tuple[str, int]] = set()
+        self._subscription: tuple[list[str], Rebalanced, Rebalanced, Rebalanced] | None = None
+        self._held: set[tuple[str, int]] = set()  # given by the group
+        self.native, self._contact = self._made("")
+
+    def _made(self, topic: str) -> tuple[Consumer, Contact]:
+        """A new handle, watched."""
+        native = self._make_consumer(with_error_callback(self._config, self._complaint))
+        return native, Contact(native, self._common, topic)
+
+    def _complaint(self, error: KafkaError) -> None:
+        self._contact.complaint(error)
+        if self._on_error is not None:
+            self._on_error(error)
+
+    # -- messages -------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float) -> Message | None:
+        """The next message, None if there is none in time (seconds; some more where no broker answers)."""
+        message = self.native.poll(timeout)
+        if message is None:
+            if self._contact.lost():
+                self._renew()
+        elif message.error() is None:
+            self._contact.heard()
+        return message
+
+    def consume(self, number: int, timeout: float) -> list[Message]:
+        """Up to so many messages. Call `poll` before: only that sees whether there are brokers."""
+        return self.native.consume(number, timeout)
+
+    # -- partitions by hand ---------------------------------------------------------------------------
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read exactly these, from their offsets on."""
+        self.native.assign(list(partitions))
+        self._offsets = {(p.topic, p.partition): p.offset for p in partitions}
+        self._learn(partitions)
+
+    def incremental_assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read these, too."""
+        self.native.incremental_assign(list(partitions))
+        self._offsets |= {(p.topic, p.partition): p.offset for p in partitions}
+        self._learn(partitions)
+
+    def incremental_unassign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read these no more."""
+        self.native.incremental_unassign(list(partitions))
+        self._forget(partitions)
+
+    def unassign(self) -> None:
+        """Read nothing."""
+        self.native.unassign()
+        self._offsets.clear()
+        self._paused.clear()
+
+    def _learn(self, partitions: Sequence[TopicPartition]) -> None:
+        for place in partitions[:1]:
+            self._contact.topic = place.topic
+        self._paused &= self._offsets.keys()
+
+    def _forget(self, partitions: Sequence[TopicPartition]) -> None:
+        for place in partitions:
+            self._offsets.pop((place.topic, place.partition), None)
+        self._paused &= self._offsets.keys()
+
+    def seek(self, place: TopicPartition) -> None:
+        """Read on at another offset, also a partition that `auto.offset.reset=error` has stopped."""
+        at = place.topic, place.partition
+        try:
+            self.native.seek(place)
+            self._offsets[at] = place.offset
+        except (
+            KafkaException
+        ):  # librdkafka never seeks one that is stopped; it takes a new assignment
+            there = self._where_it_stands()
+            if at not in _places(there):
+                raise
+            self.assign([place if (p.topic, p.partition) == at else p for p in there])
+
+    def stands_at(self, topic: str, partition: int) -> int | None:
+        """The offset that is to be read on from; None: the partition is not assigned."""
+        there = self._where_it_stands()
+        return next((p.offset for p in there if (p.topic, p.partition) == (topic, partition)), None)
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        """Give nothing of these."""
+        self.native.pause(list(partitions))
+        self._paused |= {(p.topic, p.partition) for p in partitions}
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        """Give something of these again."""
+        self.native.resume(list(partitions))
+        self._paused -= {(p.topic, p.partition) for p in partitions}
+
+    def assignment(self) -> list[TopicPartition]:
+        """What is read."""
+        return self.native.assignment()
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """The offset after the last message that was given; below 0 if there was none."""
+        return self.native.position(partitions)
+
+    # -- the group ------------------------------------------------------------------------------------
+
+    def subscribe(
+        self, topics: list[str], on_assign: Rebalanced, on_revoke: Rebalanced, on_lost: Rebalanced
+    ) -> None:
+        """Join the group. The callbacks get this consumer."""
+        self._subscription = topics, on_assign, on_revoke, on_lost
+        for topic in topics[:1]:
+            self._contact.topic = topic
+        self._subscribe()
+
+    def _subscribe(self) -> None:
+        if self._subscription is None:
+            return
+        topics, on_assign, on_revoke, on_lost = self._subscription
+        native = self.native
+
+        def gained(_: Consumer, partitions: list[TopicPartition]) -> None:
+            self._held |= _places(partitions)
+            on_assign(self, partitions)
+
+        def revoked(_: Consumer, partitions: list[TopicPartition]) -> None:
+            self._goes(native, partitions, on_revoke)
+
+        def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
+            self._goes(native, partitions, on_lost)
+
+        native.subscribe(topics, on_assign=gained, on_revoke=revoked, on_lost=lost)
+
+    def _goes(
+        self, native: Consumer, partitions: list[TopicPartition], callback: Rebalanced
+    ) -> None:
+        if native is self.native:  # else it is a lost one, which closes
+            self._held -= _places(partitions)
+            callback(self, partitions)
+
+    def unsubscribe(self) -> None:
+        """Leave the group; `subscribe` joins it again."""
+        self._subscription = None
+        self.native.unsubscribe()
+
+    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        """The group's offsets."""
+        return self._ask(lambda native: native.committed(partitions, timeout=timeout))
+
+    def commit(
+        self, offsets: list[TopicPartition], *, asynchronous: bool
+    ) -> list[TopicPartition] | None:
+        """Commit offsets in the group."""
+        if asynchronous:
+            self.native.commit(offsets=offsets, asynchronous=True)
+            return None
+        return self.native.commit(offsets=offsets, asynchronous=False)
+
+    # -- questions ------------------------------------------------------------------------------------
+
+    def list_topics(self, topic: str | None = None, *, timeout: float) -> ClusterMetadata:
+        """What the brokers say about a topic, or all of them."""
+        if topic is None:
+            return self._ask(
+                lambda native: cast("ClusterMetadata", native.list_topics(timeout=timeout))
+            )
+        return self._ask(
+            lambda native: cast("ClusterMetadata", native.list_topics(topic, timeout=timeout))
+        )
+
+    def offsets_for_times(
+        self, places: list[TopicPartition], timeout: float
+    ) -> list[TopicPartition]:
+        """The first offsets at or after timestamps."""
+        return self._ask(lambda native: native.offsets_for_times(places, timeout=timeout))
+
+    def bounds(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
+        """The offsets at which a partition begins and ends (the high watermark)."""
+        return self._ask(lambda native: native.get_watermark_offsets(place, timeout=timeout))
+
+    def _ask(self, question: Callable[[Consumer], T]) -> T:
+        """An answer is a sign of brokers; who asks in vain again and again, and never polls, gets a new handle."""
+        try:
+            answer = question(self.native)
+        except KafkaException:
+            if self._contact.lost():
+                self._renew()
+            raise
+        self._contact.heard()
+        return answer
+
+    # -- the handle -----------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        """Go on with a new handle. The old one closes aside: it may wait for brokers that it does not find."""
+        old, places = self.native, self._where_it_stands()
+        paused = [TopicPartition(*place) for place in self._paused]
+        self.native, self._contact = self._made(self._contact.topic)
+        threading.Thread(target=old.close, name="anabranch-lost-handle", daemon=True).start()
+        if self._subscription is None:
+            self.native.assign(places)
+            self._offsets = {(p.topic, p.partition): p.offset for p in places}
+            if paused:
+                self.native.pause(paused)
+            return
+        self._offsets.clear()
+        self._paused.clear()
+        held, self._held = [TopicPartition(*place) for place in self._held], set()
+        *_, on_lost = self._subscription
+        if held:
+            on_lost(self, held)
+        self._subscribe()
+
+    def _where_it_stands(self) -> list[TopicPartition]:
+        """The assigned partitions, each with the offset to read on from."""
+        places = []
+        for place in self.native.position(self.native.assignment()):
+            offset = place.offset
+            if offset < 0:
+                offset = self._offsets.get((place.topic, place.partition), offset)
+            places.append(TopicPartition(place.topic, place.partition, offset))
+        return places
+
+    def close(self) -> None:
+        """Leave the group and free everything."""
+        self.native.close()
+
+
+def _places(partitions: list[TopicPartition]) -> set[tuple[str, int]]:
+    return {(p.topic, p.partition) for p in partitions}

@@ -1,0 +1,171 @@
+"""The producer of the in-memory log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from anabranch.batches.format import Buffer, next_sequence, read_header
+from anabranch.memory.trouble import Kind, error_of
+from anabranch.ports import (
+    LogBusy,
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUncertain,
+    TopicPartition,
+)
+
+if TYPE_CHECKING:
+    from anabranch.memory.log import MemoryLog
+
+
+class MemoryProducer:
+    """See `anabranch.ports.Producer`."""
+
+    def __init__(self, log: MemoryLog, transactional_id: str, producer_id: int, epoch: int) -> None:
+        self._log = log
+        self._cluster = log.cluster
+        self._id = transactional_id
+        self.producer_id = producer_id
+        self.producer_epoch = epoch
+        self._sequences: dict[TopicPartition, int] = {}
+        self._begun = False
+        self._ended: LogError | None = None
+        self._refusal: LogRefused | None = None
+
+    def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
+        """See `anabranch.ports.Producer.append`."""
+        self._check_usable()
+        if not batches:
+            return []
+        self._called("append")
+        self._wait_for_markers()
+        self._wait_for_leaders([partition for partition, _ in batches])
+        self.check(partition for partition, _ in batches)
+        try:
+            with self._cluster.lock:
+                offsets = self._append(batches)
+        except LogRefused as error:
+            self._refusal = error
+            raise
+        except LogError as error:
+            raise self._over(error) from None
+        self._called("append.after")
+        return offsets
+
+    def append_stream(self, batches: Iterable[tuple[TopicPartition, Buffer]]) -> list[int]:
+        """See `anabranch.ports.Producer.append_stream`."""
+        try:
+            listed = list(batches)
+        except BaseException as error:
+            # As on a broker, where some of it may have been stored already.
+            self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
+            raise
+        return self.append(listed)
+
+    def commit(self) -> None:
+        """See `anabranch.ports.Producer.commit`."""
+        self._check_usable()
+        if self._begun:
+            self._end("commit")
+
+    def abort(self) -> None:
+        """See `anabranch.ports.Producer.abort`."""
+        if self._ended is not None:
+            raise type(self._ended)(str(self._ended))
+        self._refusal = None
+        if self._begun:
+            self._end("abort")
+
+    def check(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `anabranch.ports.Producer.check`."""
+        with self._cluster.lock:
+            for partition in partitions:
+                self._cluster.land_lost(partition, self.producer_id)
+
+    def close(self) -> None:
+        """See `anabranch.ports.Producer.close`."""
+        self._ended = self._ended or LogFenced(f"{self._id}: the producer is closed")
+
+    def _check_usable(self) -> None:
+        if self._ended is not None:
+            raise type(self._ended)(str(self._ended))
+        if self._refusal is not None:
+            refusal = self._refusal
+            raise LogRefused(f"abort first: {refusal}", refusal.error, refusal.topics)
+
+    def _over(self, error: LogError) -> LogError:
+        self._ended = error
+        return error
+
+    def _called(self, name: str) -> None:
+        try:
+            self._log.called(name)
+        except (LogFenced, LogUncertain) as error:
+            raise self._over(error) from None
+
+    def _wait_for_markers(self) -> None:
+        """CONCURRENT_TRANSACTIONS: until the markers of the id's last transaction have landed.
+
+        `LogBusy` if they don't; nothing was appended then.
+        """
+
+        def ended() -> bool:
+            with self._cluster.lock:
+                return not self._cluster.is_ending(self._id)
+
+        if not self._cluster.wait_for(ended):
+            raise LogBusy(f"{self._id}: markers can't be written")
+
+    def _wait_for_leaders(self, places: Sequence[TopicPartition]) -> None:
+        """Nothing is sent before all have a leader; too few replicas are tried again as long."""
+        troubles, process = self._cluster.troubles, self._log.process
+        passing = Kind.LEADERLESS, Kind.FEW_REPLICAS
+        self._cluster.wait_for(lambda: not troubles.of(places, process, *passing))
+        lacking = troubles.of(places, process, Kind.LEADERLESS)
+        for place, trouble in lacking.items():
+            error = error_of(place, trouble)
+            error.topics = frozenset(other.topic for other in lacking)
+            raise self._over(error) if self._begun else error
+
+    def _append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
+        """Partitions in trouble are in the native transaction, too: its end has to be marked there."""
+        state = self._cluster.current(self._id, self.producer_id, self.producer_epoch)
+        targets = [self._cluster.partition(partition) for partition, _ in batches]
+        self._cluster.begin(state, dict.fromkeys(partition for partition, _ in batches))
+        self._begun = True
+        offsets = []
+        trouble, unwritten = self._cluster.troubles.unwritten(
+            [partition for partition, _ in batches], self._log.process
+        )
+        for target, (partition, given) in zip(targets, batches, strict=True):
+            if partition in unwritten:
+                continue
+            data = bytes(given)
+            target.check(data, self._cluster.now_ms())
+            sequence = self._sequences.get(partition, 0)
+            offsets.append(
+                target.append(
+                    data, self.producer_id, self.producer_epoch, sequence, transactional=True
+                )
+            )
+            self._sequences[partition] = next_sequence(sequence, read_header(data).record_count)
+        if trouble is not None:
+            raise trouble
+        return offsets
+
+    def _end(self, name: str) -> None:
+        self._called(name)
+        try:
+            with self._cluster.lock:
+                state = self._cluster.current(self._id, self.producer_id, self.producer_epoch)
+                self.producer_id, self.producer_epoch = self._cluster.end(
+                    state, commit=name == "commit"
+                )
+        except LogFenced as error:
+            raise self._over(error) from None
+        if self._cluster.transaction_version >= 2:
+            self._sequences.clear()
+        self._begun = False
+        self._called(f"{name}.after")

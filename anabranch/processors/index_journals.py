@@ -1,0 +1,116 @@
+"""Reading journals into the index: raw batches -> runs, and counts of what is rejected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from anabranch.batches.format import crc_of, read_header
+from anabranch.batches.framing import Kind, scan_batch
+from anabranch.batches.framing import Run as FramingRun
+from anabranch.core.ids import NO_TXN, unpack_txn_header
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.journal_runs import Run
+from anabranch.core.overlay import Overlay
+from anabranch.core.state import State
+from anabranch.ports import CorruptBatch, Fetched, RawBatch
+
+_PLAIN_HEADER = (NO_TXN, 0, -1)  # what stands for ab.txn where there is none
+
+
+@dataclass(slots=True)
+class Scanned:
+    """What a batch holds: runs of WRITEs, runs of plain records, and records to reject by reason."""
+
+    runs: list[Run] = field(default_factory=list)
+    plain: list[Run] = field(default_factory=list)
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+def index_fetched(
+    changes: Overlay,
+    index: JournalIndex,
+    state: State,
+    stream: str,
+    partition: int,
+    fetched: Fetched,
+    *,
+    counting: bool,
+) -> None:
+    """Index what one fetch brought of a journal partition; rows and position are put on ``changes``."""
+    runs: list[Run] = []
+    plain: list[Run] = []
+    size = 0
+    for batch in fetched.batches:
+        size += len(batch.data)
+        copy = (stream, partition, batch.base_offset)
+        if copy in index.copies:
+            index.copies.discard(copy)
+            continue  # the index knows it already
+        scanned = scan(batch)
+        runs += scanned.runs
+        plain += scanned.plain
+        if counting:
+            for reason, count in scanned.rejected.items():
+                index.reject(stream, reason, count)
+    added = index.add(
+        state, stream, partition, runs, fetched.next_offset, plain=plain, counting=counting,
+        size=size,
+    )  # fmt: skip
+    for key, value in added.items():
+        changes.set(key, value)
+
+
+def scan(batch: RawBatch) -> Scanned:
+    """Cut a batch into runs.
+
+    Batches of native transactions hold the controller's participant ops, which decide nothing, or a raw
+    client's records, which are rejected: they may be aborted after they were read.
+    """
+    out = Scanned()
+    native = dense = False
+    try:
+        header = read_header(batch.data)
+        native, dense = header.is_transactional, header.is_dense
+    except CorruptBatch:
+        pass  # its one run says so
+    found = scan_batch(batch)
+    for run in found:
+        if run.kind is Kind.OP:
+            if not native:
+                out.rejected["bad_header"] += run.records
+        elif native:
+            out.rejected["native_transaction"] += run.records
+        elif run.kind is Kind.WRITE:
+            out.runs.append(_run(batch, run, unpack_txn_header(run.txn), pure=run.pure))
+        elif run.kind is Kind.PLAIN:
+            whole = dense and len(found) == 1
+            out.plain.append(_run(batch, run, _PLAIN_HEADER, pure=whole))
+        else:
+            out.rejected[_REASONS.get(run.kind, "bad_header")] += run.records
+    return out
+
+
+def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pure: bool) -> Run:
+    """A run as the index takes it; offsets are the journal's."""
+    txn_id, writer, stream_epoch = header
+    base = batch.base_offset
+    return Run(
+        txn_id,
+        writer,
+        stream_epoch,
+        first=base + run.first_delta,
+        end=base + run.last_delta + 1,
+        records=run.records,
+        crc_sum=run.checksum,
+        low=run.low,
+        high=run.high,
+        batch_base=base,
+        # Plain records are mostly taken apart: what they take is their size unpacked.
+        batch_size=len(batch.data) if run.pure else run.size,
+        pure=pure,
+        batch_crc=crc_of(batch.data),
+    )
+
+
+_REASONS = {Kind.MALFORMED: "malformed_batch"}

@@ -1,0 +1,1 @@
+"""Readers: ordered, of whole transactions, of snapshots and ranges."""

@@ -1,0 +1,261 @@
+"""Which commit put an offset there: read from a stream's history as far as it is needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from types import ModuleType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anabranch.batches.columns_read import Columns, ColumnsBuilder
+from anabranch.batches.history import HistoryRecord
+from anabranch.batches.records import decode_records
+from anabranch.core.vectors import told
+from anabranch.errors import InvalidArgument, MalformedRecord, NotReady
+from anabranch.librdkafka.group_member import CommittedConsumer
+from anabranch.ports import Log, RawBatch, TopicPartition
+from anabranch.reading.history_search import HistorySearch, history_record
+from anabranch.reading.log_consumer import LogMessage, fetch_committed, named_errors
+from anabranch.reading.spans import NO_SPANS, Joined, Spans, spans_of
+from anabranch.topics.names import history_topic
+
+_FETCH_BYTES = 1 << 20
+_NO_END = (1 << 63) - 1
+
+_kernel: ModuleType | None = None
+
+
+def warm() -> None:
+    """Load what is compiled."""
+    _load()
+
+
+def _load() -> ModuleType:
+    global _kernel
+    if _kernel is None:
+        from anabranch.batches.kernels import history as history_kernel
+
+        _kernel = history_kernel
+    return _kernel
+
+
+class Part(NamedTuple):
+    """What some history records in a row say of a partition.
+
+    ``next_offset``: where to read on. ``reached``: the partition's end as of the last of them that names it, -1 if
+    none does. ``timestamp``: of the last of them, -1 if there is none.
+    """
+
+    spans: Spans
+    next_offset: int
+    reached: int
+    timestamp: int
+
+
+class HistoryParts(Protocol):
+    """Reads one history in order."""
+
+    def seek(self, topic: str, offset: int) -> None:
+        """Read on from here."""
+
+    def next(self, partition: int, end: int, deadline: float) -> Part | None:
+        """What the next records below ``end`` say; None: nothing new came (deadline: monotonic seconds)."""
+
+
+class LogParts:
+    """Over the raw log, by compiled code."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._place = TopicPartition("", 0)
+        self._offset = 0
+
+    def seek(self, topic: str, offset: int) -> None:
+        """See `HistoryParts.seek`."""
+        self._place, self._offset = TopicPartition(topic, 0), offset
+
+    def next(self, partition: int, end: int, deadline: float) -> Part | None:
+        """See `HistoryParts.next`."""
+        wait = deadline - time.monotonic()
+        found = fetch_committed(
+            self._log, self._place, self._offset, wait=wait, max_bytes=_FETCH_BYTES
+        )
+        if found is None:
+            return None
+        wanted = np.array([[self._offset], [end]], dtype=np.int64)
+        builder = ColumnsBuilder(size=_FETCH_BYTES)
+        with named_errors():
+            chunks = [builder.add(batch, wanted) for batch in found.batches]
+        chunks.append(builder.finish())
+        parts = [_walk(chunk, partition) for chunk in chunks if chunk is not None]
+        if None in parts:
+            # The codec says what is wrong; or it knows a form that the compiled code does not.
+            part = _part(self._records(found.batches, end), partition, found.next_offset)
+        else:
+            part = _joined([p for p in parts if p is not None], found.next_offset)
+        self._offset = found.next_offset
+        return part
+
+    def _records(self, batches: Iterable[RawBatch], end: int) -> list[HistoryRecord]:
+        return [
+            history_record(LogMessage(self._place, record))
+            for batch in batches
+            for record in decode_records(batch.data)
+            if self._offset <= record.offset < end
+        ]
+
+
+class KafkaParts:
+    """Over librdkafka."""
+
+    def __init__(self, consumer: CommittedConsumer) -> None:
+        self._consumer = consumer
+
+    def seek(self, topic: str, offset: int) -> None:
+        """See `HistoryParts.seek`."""
+        self._consumer.assign({(topic, 0): offset})
+
+    def next(self, partition: int, end: int, deadline: float) -> Part | None:
+        """See `HistoryParts.next`."""
+        batch = self._consumer.next_batch(deadline)
+        if not batch:
+            return None
+        records = [history_record(message) for message in batch if message.offset() < end]
+        return _part(records, partition, batch[-1].offset() + 1)
+
+
+def _walk(columns: Columns, partition: int) -> Part | None:
+    """A part of history records in columns; None if some are none, or of a rare form."""
+    kernel = _load()
+    values = columns.values
+    most = len(values.data) // kernel.MIN_SPAN_BYTES + 1
+    spans = np.empty((kernel.SPAN_ROWS, most), dtype=np.int64)
+    state = np.full(kernel.STATE_SIZE, -1, dtype=np.int64)
+    state[kernel.SPANS] = 0
+    if kernel.commits(values.data, values.ends, partition, spans, state) != 0:
+        return None
+    count, reached, timestamp = (int(number) for number in state)
+    rows = (row[:count].copy() for row in spans)  # the rest is most of it
+    return Part(Spans(*rows), 0, reached, timestamp)
+
+
+def _part(records: list[HistoryRecord], partition: int, next_offset: int) -> Part:
+    """The same of records in hand."""
+    reached = -1
+    for record in records:
+        for position in told(record):
+            if position.partition == partition:
+                reached = position.offset
+    timestamp = records[-1].timestamp if records else -1
+    return Part(spans_of(records, partition), next_offset, reached, timestamp)
+
+
+def _joined(parts: list[Part], next_offset: int) -> Part:
+    reached = timestamp = -1
+    for part in parts:
+        reached = max(reached, part.reached)
+        timestamp = max(timestamp, part.timestamp)
+    return Part(NO_SPANS.plus([part.spans for part in parts]), next_offset, reached, timestamp)
+
+
+class CommitHistory:
+    """The commits of one partition from an offset on, read as they are needed. One thread at a time."""
+
+    def __init__(
+        self,
+        parts: HistoryParts,
+        search: HistorySearch,
+        stream: str,
+        partition: int,
+        timeout: float,
+    ) -> None:
+        """``timeout``: seconds that the history may take to show something new."""
+        self._parts = parts
+        self._search = search
+        self._topic = history_topic(stream)
+        self._partition = partition
+        self._timeout = timeout
+        self._end = _NO_END
+        self._read_to = 0
+        self._floor: int | None = None
+        self.known_to = 0  # the commits of all offsets below are known
+        self.last_timestamp = -1  # of the history as far as it was read
+        self.spans = NO_SPANS
+
+    def begin(self, first: int, history: tuple[int, int | None] | None) -> None:
+        """Be able to tell the commits of the offsets from ``first`` on.
+
+        ``history``: where they stand in the history (first offset, end or None), if that is known; else it is
+        searched. `NotReady`.
+        """
+        begin, end = history or (self._search.passing(self._partition, first), None)
+        self._read_to, self._end = begin, _NO_END if end is None else end
+        self.spans = NO_SPANS
+        self.known_to = first
+        self.last_timestamp = -1
+        self._parts.seek(self._topic, begin)
+
+    def cover(self, offset: int) -> None:
+        """Know the commits of all offsets below this one.
+
+        Raises: NotReady (the history does not show them yet), InvalidArgument (not in the part that was given),
+        MalformedRecord (no controller wrote what the history says).
+        """
+        deadline = time.monotonic() + self._timeout
+        found: list[Spans] = []
+        while self.known_to < offset:
+            if self._read_to >= self._end:
+                raise InvalidArgument(
+                    f"the history up to {self._end} does not reach offset {offset} of partition {self._partition}"
+                )
+            part = self._parts.next(self._partition, self._end, deadline)
+            if part is not None:
+                deadline = time.monotonic() + self._timeout
+                self._read_to = part.next_offset
+                self.known_to = max(self.known_to, part.reached)
+                self.last_timestamp = max(self.last_timestamp, part.timestamp)
+                found.append(part.spans)
+            elif time.monotonic() >= deadline:
+                raise NotReady(
+                    f"{self._topic} does not show the commits up to offset {offset} of partition "
+                    f"{self._partition}; call again, or see that a controller leads"
+                )
+        if found:
+            self.spans = self.spans.plus(found)
+            self._check_once()
+
+    def _check_once(self) -> None:
+        """`MalformedRecord` if the history names an offset twice."""
+        again = np.flatnonzero(self.spans.firsts[1:] < self.spans.ends[:-1])
+        if len(again):
+            raise MalformedRecord(
+                f"{self._topic} names offset {self.spans.firsts[again[0] + 1]} of partition {self._partition} "
+                "twice: a COMMIT record was put there again. Only controllers may write to that topic; "
+                "`anabranch spark audit` finds the record"
+            )
+
+    def foreign(self, columns: Columns, commits: Joined) -> NDArray[np.bool_] | None:
+        """Which records no controller put there; None: none, as far as the history reaches back.
+
+        ``commits``: what `spans` tells of their offsets.
+        """
+        found = ~commits.of_txns(columns.txns.data)
+        if commits.known is not None:
+            found &= commits.known
+            found |= ~commits.known & (columns.offsets >= self._told_from())
+        return found if found.any() else None
+
+    def _told_from(self) -> int:
+        """Below the end that the first record tells, events were there before the stream, or the history is cut."""
+        if self._floor is None:
+            oldest = self._search.not_beyond({})
+            self._floor = oldest.vector().get(self._partition, 0) if oldest is not None else 0
+            self._parts.seek(self._topic, self._read_to)  # the search may use the same consumer
+        return self._floor
+
+    def drop(self, offset: int) -> None:
+        """Nothing below this offset will be asked for."""
+        self.spans = self.spans.overlapping(offset, _NO_END)

@@ -1,0 +1,237 @@
+"""Some records of a partition, decoded, and how they become events: without Python code for each.
+
+A block has the offsets of its records, and gives the fields of any of them in a row. What it was decoded from
+(columns, or records one by one) makes no difference to who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, pairwise, repeat, starmap
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from anabranch.batches.columns_read import Binary, Columns
+from anabranch.batches.records import Record, header_name
+from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE
+from anabranch.types import Event
+
+_OURS = "ab."
+_Headers = list[tuple[str, bytes | None]]
+
+
+class Rows(NamedTuple):
+    """The fields of records in a row; headers without anabranch's own, timestamps in Unix milliseconds."""
+
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+    headers: Iterable[_Headers]  # at least as many
+    timestamps: Sequence[int]
+
+
+class Block(Protocol):
+    """Records of one partition, by their place in the block."""
+
+    @property
+    def offsets(self) -> list[int]:
+        """Their offsets, rising."""
+
+    def rows(self, low: int, high: int) -> Rows:
+        """The records from place ``low`` up to ``high`` (not included)."""
+
+    def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
+        """Their transactions' ids; ``default`` where a record does not tell."""
+
+    def of_txn(self, low: int, high: int, txn_id: bytes | None) -> int:
+        """Up to which place all records say that they are of this transaction; None: of none."""
+
+
+class Stretch(NamedTuple):
+    """So many records in a row that one commit put there."""
+
+    length: int
+    txn_id: bytes | None
+    commit_timestamp: int
+    segment_id: int
+
+
+def events_of(
+    stream: str,
+    partition: int,
+    block: Block,
+    low: int,
+    stretches: Sequence[Stretch],
+    offsets: Iterator[int],
+) -> Iterator[Event]:
+    """The events from place ``low`` on, as many as the stretches have together.
+
+    Each is made when it is asked for, and its offset taken from ``offsets`` then: many at once would keep the
+    garbage collector busy, which costs more than all else.
+    """
+    high = low + sum(stretch.length for stretch in stretches)
+    keys, values, headers, timestamps = block.rows(low, high)
+    commit_timestamps: Iterable[int]
+    segment_ids: Iterable[int]
+    if len(stretches) == 1:
+        _, txn_id, commit_timestamp, segment_id = stretches[0]
+        txn_ids = block.txn_ids(low, high, txn_id)
+        commit_timestamps, segment_ids = repeat(commit_timestamp), repeat(segment_id)
+    else:
+        found = []
+        at = low
+        for stretch in stretches:
+            found.append(block.txn_ids(at, at + stretch.length, stretch.txn_id))
+            at += stretch.length
+        txn_ids = chain.from_iterable(found)
+        commit_timestamps = chain.from_iterable(
+            repeat(s.commit_timestamp, s.length) for s in stretches
+        )
+        segment_ids = chain.from_iterable(repeat(s.segment_id, s.length) for s in stretches)
+    # Without any Python code for each: a named tuple's own `_make` costs as much as all of this.
+    fields = zip(
+        repeat(stream),
+        keys,
+        values,
+        headers,
+        timestamps,
+        txn_ids,
+        commit_timestamps,
+        segment_ids,
+        repeat(partition),
+        offsets,
+        strict=False,  # what is the same for all has no end
+    )
+    return map(tuple.__new__, repeat(Event), fields)
+
+
+class RecordsBlock:
+    """Records in hand, at least one."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.offsets = [record.offset for record in records]
+        self._records = records
+        split = [split_headers(record.headers) for record in records]
+        self._headers = [headers for headers, _ in split]
+        self._txn_ids = [txn_id for _, txn_id in split]
+
+    def rows(self, low: int, high: int) -> Rows:
+        """See `Block.rows`."""
+        some = self._records[low:high]
+        return Rows(
+            [record.key for record in some],
+            [record.value for record in some],
+            self._headers[low:high],
+            [record.timestamp_ms for record in some],
+        )
+
+    def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
+        """See `Block.txn_ids`."""
+        return [txn_id or default for txn_id in self._txn_ids[low:high]]
+
+    def of_txn(self, low: int, high: int, txn_id: bytes | None) -> int:
+        """See `Block.of_txn`."""
+        return _same(self._txn_ids[low:high], low, txn_id)
+
+
+class ColumnsBlock:
+    """Records in columns, at least one."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.offsets: list[int] = columns.offsets.tolist()
+        self._columns = columns
+
+    def rows(self, low: int, high: int) -> Rows:
+        """See `Block.rows`."""
+        columns = self._columns
+        return Rows(
+            _cut(columns.keys, low, high),
+            _cut(columns.values, low, high),
+            self._headers(low, high),
+            columns.timestamps[low:high].tolist(),
+        )
+
+    def _headers(self, low: int, high: int) -> Iterable[_Headers]:
+        columns = self._columns
+        ends = columns.header_ends[low : high + 1]
+        first, last = int(ends[0]), int(ends[-1])
+        if first == last:
+            return starmap(list, repeat(()))  # a new one each time
+        # Each list is made with its event, too, from the pairs that are next.
+        names = map(header_name, _cut(columns.names, first, last))
+        pairs = zip(names, _cut(columns.header_values, first, last), strict=True)
+        counts = np.diff(ends)
+        number = int(counts[0])
+        if bool((counts == number).all()):
+            return map(list, zip(*repeat(pairs, number), strict=True))
+        return map(list, map(islice, repeat(pairs), counts.tolist()))
+
+    def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
+        """See `Block.txn_ids`."""
+        txns = self._columns.txns
+        data = txns.data[low * TXN_ID_SIZE : high * TXN_ID_SIZE]
+        # Mostly all are of the commit that names them.
+        if default is not None and data.tobytes() == default * (high - low):
+            return repeat(default, high - low)
+        found: list[bytes] = data.view(f"V{TXN_ID_SIZE}").tolist()
+        if txns.valid is None:
+            return found
+        told = txns.valid[low:high].tolist()
+        return [txn_id if is_told else default for txn_id, is_told in zip(found, told, strict=True)]
+
+    def of_txn(self, low: int, high: int, txn_id: bytes | None) -> int:
+        """See `Block.of_txn`."""
+        valid = self._columns.txns.valid
+        if txn_id is None and valid is not None and not valid[low:high].any():
+            return high
+        if txn_id is not None and isinstance(self.txn_ids(low, high, txn_id), repeat):
+            return high
+        return _same(list(self.txn_ids(low, high, None)), low, txn_id)
+
+
+def _same(txn_ids: Sequence[bytes | None], low: int, wanted: bytes | None) -> int:
+    count = next((i for i, txn_id in enumerate(txn_ids) if txn_id != wanted), len(txn_ids))
+    return low + count
+
+
+def _cut(column: Binary, low: int, high: int) -> list[bytes | None]:
+    """Values of a column of bytes as objects; ``low`` < ``high``."""
+    ends = column.ends[low : high + 1]
+    first, last = int(ends[0]), int(ends[-1])
+    count = high - low
+    size, rest = divmod(last - first, count)
+    data = column.data[first:last]
+    found: list[bytes | None]
+    if size and not rest and bool((np.diff(ends) == size).all()):
+        # All of one size: a fifth of the time.
+        found = data.view(f"V{size}").tolist()
+    else:
+        whole = data.tobytes()
+        cuts = (ends - first).tolist()
+        found = [whole[a:b] for a, b in pairwise(cuts)]
+    if column.valid is not None:
+        valid = column.valid[low:high]
+        if not valid.all():
+            there = valid.tolist()
+            return [
+                value if is_there else None for value, is_there in zip(found, there, strict=True)
+            ]
+    return found
+
+
+def split_headers(
+    headers: Sequence[tuple[str, bytes | None]] | None,
+) -> tuple[_Headers, bytes | None]:
+    """The caller's headers, and the transaction id of the ab.txn header; names that begin with ab. are ours."""
+    if not headers:
+        return [], None
+    if len(headers) > 1:
+        rest = [pair for pair in headers if not pair[0].startswith(_OURS)]
+        ours = [
+            v for n, v in headers if n == TXN_HEADER and v is not None and len(v) >= TXN_ID_SIZE
+        ]
+        return rest, ours[-1][:TXN_ID_SIZE] if ours else None
+    name, value = headers[0]
+    if name == TXN_HEADER and value is not None and len(value) >= TXN_ID_SIZE:
+        return [], value[:TXN_ID_SIZE]
+    return [] if name.startswith(_OURS) else list(headers), None

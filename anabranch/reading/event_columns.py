@@ -1,0 +1,122 @@
+"""Events as Arrow record batches: the one home of their schema. Needs pyarrow (`pip install anabranch[spark]`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from anabranch.batches.columns_read import MAX_BYTES, MAX_ROWS, Binary, Columns, Longs
+from anabranch.reading.spans import Joined
+
+_HEADER = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+
+# As Spark writes the columns of docs/spark.md in Arrow: it refuses any other.
+SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.field("element", _HEADER))),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("stream", pa.string()),
+        ("segment", pa.int64()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("txn_id", pa.binary()),
+        ("commit_timestamp", pa.int64()),
+    ]
+)
+
+_US_PER_MS = 1000
+_MOST_MS = ((1 << 63) - 1) // _US_PER_MS
+
+
+class EventBatches:
+    """Makes record batches of one partition of a stream."""
+
+    def __init__(self, stream: str, partition: int) -> None:
+        self.stream = stream
+        self.partition = partition
+        self._streams = pa.array([], pa.string())
+        self._partitions = pa.array([], pa.int32())
+
+    def of(
+        self, columns: Columns, commits: Joined, left_out: NDArray[np.bool_] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches of at most `MAX_ROWS` rows, and of some megabytes unless single events are so big.
+
+        What no commit names (the history is cut there) has neither segment nor commit timestamp.
+        """
+        whole = self._whole(columns, commits)
+        if left_out is not None:
+            whole = whole.filter(pa.array(~left_out))
+        rows = whole.num_rows
+        size = sum(len(c.data) for c in (columns.keys, columns.values, columns.header_values))
+        # A chunk ends with a whole batch, so it is a little more than full.
+        parts = max(-(-rows * 2 // (3 * MAX_ROWS)), size // (2 * MAX_BYTES), 1)
+        step = -(-rows // parts)
+        for at in range(0, rows, step):
+            yield whole.slice(at, step)
+
+    def _whole(self, columns: Columns, commits: Joined) -> pa.RecordBatch:
+        rows = len(columns)
+        if len(self._streams) < rows:
+            # Constant columns are slices of one.
+            most = max(rows, MAX_ROWS)
+            self._streams = pa.repeat(pa.scalar(self.stream, pa.string()), most)
+            self._partitions = pa.repeat(pa.scalar(self.partition, pa.int32()), most)
+        times = np.clip(columns.timestamps, -_MOST_MS, _MOST_MS) * _US_PER_MS
+        return pa.RecordBatch.from_arrays(
+            [
+                _binary(columns.keys),
+                _binary(columns.values),
+                _headers(columns),
+                _longs(times, SCHEMA.field("timestamp").type),
+                self._streams.slice(0, rows),
+                _longs(commits.segments, pa.int64(), commits.known),
+                self._partitions.slice(0, rows),
+                _longs(columns.offsets, pa.int64()),
+                _binary(columns.txns),
+                _longs(commits.timestamps, pa.int64(), commits.known),
+            ],
+            schema=SCHEMA,
+        )
+
+
+def _longs(values: Longs, kind: pa.DataType, known: NDArray[np.bool_] | None = None) -> pa.Array:
+    nulls = 0 if known is None else len(known) - int(known.sum())
+    return pa.Array.from_buffers(kind, len(values), [_bits(known), pa.py_buffer(values)], nulls)
+
+
+def _binary(column: Binary) -> pa.Array:
+    return _bytes(column, pa.binary())
+
+
+def _bytes(column: Binary, kind: pa.DataType) -> pa.Array:
+    buffers = [_bits(column.valid), pa.py_buffer(column.ends), pa.py_buffer(column.data)]
+    return pa.Array.from_buffers(kind, len(column.ends) - 1, buffers, column.nulls)
+
+
+def _headers(columns: Columns) -> pa.Array:
+    names = _bytes(columns.names, pa.string()) if columns.ascii_names else _text(columns.names)
+    pairs = pa.Array.from_buffers(
+        _HEADER, len(names), [None], 0, children=[names, _binary(columns.header_values)]
+    )
+    lists = [None, pa.py_buffer(columns.header_ends)]
+    kind = SCHEMA.field("headers").type
+    return pa.Array.from_buffers(kind, len(columns), lists, 0, children=[pairs])
+
+
+def _text(column: Binary) -> pa.Array:
+    """Names that may be no UTF-8: what is none becomes U+FFFD."""
+    names = _binary(column)
+    try:
+        return names.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([name.decode(errors="replace") for name in names.to_pylist()], pa.string())
+
+
+def _bits(valid: NDArray[np.uint8] | NDArray[np.bool_] | None) -> pa.Buffer | None:
+    return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))

@@ -1,0 +1,168 @@
+"""What one fetch brought of a partition, decoded a block at a time when it is about to be given out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from anabranch.batches import columns_read
+from anabranch.batches.columns_read import ColumnsBuilder
+from anabranch.batches.records import Record, decode_records
+from anabranch.errors import MalformedRecord
+from anabranch.ports import CorruptBatch, RawBatch, TopicPartition
+from anabranch.reading.decoded import Block, ColumnsBlock, RecordsBlock
+
+log = logging.getLogger("anabranch.client")
+
+_BLOCK_ROWS = 4096  # so much of it stays in a processor's own cache
+_BLOCK_BYTES = 1 << 20
+_BLOCK_RECORDS = 256
+# So few records of a fetch are decoded one by one, and so few of a process before it loads the compiled code.
+_FEW = 32
+_FEW_AT_ALL = 5000
+_NO_END = (1 << 63) - 1
+
+
+class Portion:
+    """Committed records of one partition, taken from in the order of their offsets. One thread at a time."""
+
+    def __init__(self, place: TopicPartition, blocks: Iterator[Block], size: int) -> None:
+        """``blocks``: none is empty. ``size``: bytes that it takes, about."""
+        self.place = place
+        self.size = size
+        self.end = _NO_END  # what stands there, or behind, is left out
+        self._blocks = blocks
+        self._block: Block | None = None
+        self._at = 0
+
+    def first(self) -> int | None:
+        """The offset of the next record; None: there is none.
+
+        Raises: MalformedRecord, each time it is asked.
+        """
+        if self._block is None:
+            self._block, self._at = next(self._blocks, None), 0
+            if self._block is None:
+                return None
+        offset = self._block.offsets[self._at]
+        return offset if offset < self.end else None
+
+    def next_of_block(self) -> tuple[Block, int]:
+        """The block of the next record, and its place there. Only after `first` told of one."""
+        if self._block is None:
+            raise ValueError("ask for the first offset first")
+        return self._block, self._at
+
+    def go_on(self, at: int) -> None:
+        """The next record is the one at this place of its block, or the first of the block after."""
+        self._at = at
+        if self._block is not None and at == len(self._block.offsets):
+            self._block = None
+
+
+def portion_of_records(place: TopicPartition, records: Sequence[Record], size: int) -> Portion:
+    """One of records in hand; ``size``: their bytes, about."""
+    blocks: list[Block] = [RecordsBlock(records)] if records else []
+    return Portion(place, iter(blocks), size)
+
+
+def portion_of_batches(place: TopicPartition, batches: Sequence[RawBatch], first: int) -> Portion:
+    """One of the batches' records from offset ``first`` on."""
+    size = sum(len(batch.data) for batch in batches)
+    return Portion(place, _BatchBlocks(place, batches, first), size)
+
+
+class _Loading:
+    """When the compiled code is worth its loading, which goes on beside the readers: none waits for it.
+
+    It may compile for many seconds. The end of the process waits for that: it would tear the compiler's own state,
+    and what is kept is there for the next process.
+    """
+
+    def __init__(self) -> None:
+        self.records = 0  # decoded without it
+        self._lock = threading.Lock()
+        self._begun = False
+        # A child that is forked in mid-import could never import it.
+        os.register_at_fork(
+            before=self._lock.acquire,
+            after_in_parent=self._lock.release,
+            after_in_child=self._lock.release,
+        )
+
+    def worth_it(self, records: int) -> bool:
+        """Whether so many records are to be decoded by it."""
+        if columns_read.is_warm():
+            return records > _FEW
+        self.records += records
+        if self.records > _FEW_AT_ALL and not self._begun:
+            self._begun = True
+            threading.Thread(target=self._load, name="compile").start()
+        return False
+
+    def _load(self) -> None:
+        with self._lock:
+            try:
+                columns_read.warm()
+            except Exception as error:  # noqa: BLE001 - all can be read without it
+                log.warning("reading without compiled code, slower: %r", error)
+
+
+_loading = _Loading()
+
+
+class _BatchBlocks(Iterator[Block]):
+    """Blocks of batches. What fails once fails again: nothing is passed over."""
+
+    def __init__(self, place: TopicPartition, batches: Sequence[RawBatch], first: int) -> None:
+        self._place = place
+        self._batches = deque(batches)
+        self._first = first
+        self._wanted = np.array([[first], [_NO_END]], dtype=np.int64)
+        self._builder: ColumnsBuilder | None = None
+        if _loading.worth_it(sum(b.next_offset - b.base_offset for b in self._batches)):
+            self._builder = ColumnsBuilder(_BLOCK_ROWS, _BLOCK_BYTES)
+
+    def __next__(self) -> Block:
+        try:
+            builder = self._builder
+            block = self._next_records() if builder is None else self._next_columns(builder)
+        except CorruptBatch as error:
+            what = f"{self._place.topic}[{self._place.partition}]: {error}"
+            raise MalformedRecord(what) from error
+        if block is None:
+            raise StopIteration
+        return block
+
+    def _next_records(self) -> Block | None:
+        records: list[Record] = []
+        while self._batches and len(records) < _BLOCK_RECORDS:
+            try:
+                decoded = decode_records(self._batches[0].data)
+            except CorruptBatch:
+                if records:
+                    break  # what came before is good
+                raise
+            self._batches.popleft()
+            records += [record for record in decoded if record.offset >= self._first]
+        return RecordsBlock(records) if records else None
+
+    def _next_columns(self, builder: ColumnsBuilder) -> Block | None:
+        columns = None
+        while columns is None and self._batches:
+            try:
+                columns = builder.add(self._batches[0], self._wanted)
+            except CorruptBatch:
+                columns = builder.finish()  # what came before is good
+                if columns is None:
+                    raise
+            else:
+                self._batches.popleft()
+        if columns is None:
+            columns = builder.finish()
+        return None if columns is None else ColumnsBlock(columns)

@@ -1,0 +1,148 @@
+"""Tells of an event's offset which commit put it there, by the stream's history, and whether it is its turn.
+
+COMMIT records come in commit order, and so do the offsets on every partition: history and events are read side
+by side. A COMMIT record is in the same native transaction as its data, so it is there, or arrives at once; only
+of a big merge the data is there long before (carried aside), and waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Container, Mapping
+from typing import NamedTuple
+
+from anabranch.core.ids import NO_TXN
+from anabranch.core.order import StreamOrder
+from anabranch.core.round import DIRECTLY_BEFORE
+from anabranch.core.vectors import told
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.group_member import CommittedConsumer
+from anabranch.librdkafka.options import Options
+from anabranch.reading.history_search import HistorySearch, history_record
+from anabranch.schemas.records import CommitRecord, EpochRecord
+from anabranch.topics.names import history_topic
+
+MOST_SPANS = 100_000  # commits known ahead of what is read; the history is not read beyond
+NO_SEGMENT = -1  # of events that stand before all that the history tells: adopted, or it is cut
+FOREIGN = -2  # of records that no controller put there
+
+
+class Span(NamedTuple):
+    """Offsets [first, end) of a partition that one commit put there."""
+
+    first: int
+    end: int
+    txn_id: bytes | None
+    commit_timestamp: int
+    segment_id: int
+
+
+class HistoryIndex:
+    """The commits and epochs of one stream, from given positions on. Used by one thread."""
+
+    def __init__(self, options: Options, admin: KafkaAdmin, stream: str, timeout: float) -> None:
+        """``timeout``: seconds until a search in the history gives up (`NotReady`)."""
+        self._topic = history_topic(stream)
+        self._consumer = CommittedConsumer(options, group=None, eof=True)
+        self.search = HistorySearch(self._consumer, admin, stream, timeout)
+        self._learnt = False
+        self._own: Container[int] = ()
+        self._spans: dict[int, deque[Span]] = {}
+        self._ahead = 0
+        self._vector: dict[int, int] = {}
+        self._last_timestamp = 0
+        self._last: int | None = None  # offset of the record that was read last
+        self._floor: dict[int, int] = {}  # partition -> below it not all commits are told
+        self.order = StreamOrder(())
+        self.new_partitions: set[int] = set()  # named by epochs read since the caller emptied it
+
+    def cover(self, positions: Mapping[int, int], own: Container[int]) -> None:
+        """Be able to find every offset from these positions (of all partitions) on, on the own partitions.
+
+        What stands before them counts as read.
+        """
+        if not self._learnt:
+            self._learnt = True
+            self._consumer.learn(self._topic)  # else the first fetch may take a second
+        order = StreamOrder(own)
+        order.moved(positions)
+        begin = self.search.not_beyond(positions)
+        if begin is not None and isinstance(begin.record, CommitRecord):
+            epoch = self.search.epoch(begin)
+            if epoch is not None:
+                order.add(epoch)
+        self._spans = {}
+        self._own = own
+        self._ahead = 0
+        self._vector = {}
+        self._last = None
+        self._floor = {}
+        self.order = order
+        self.new_partitions.clear()
+        self._consumer.assign({(self._topic, 0): begin.offset if begin else 0})
+
+    def find(self, partition: int, offset: int, wait: float) -> Span | None:
+        """The commit of an offset, asked for in rising order on each partition.
+
+        None: the history does not show it yet; then it may be asked for again. ``wait``: seconds that it may
+        take until it does.
+        """
+        spans = self._spans.setdefault(partition, deque())
+        deadline = time.monotonic() + wait
+        while True:
+            self.drop(partition, offset)
+            if spans and spans[0].first <= offset:
+                return spans[0]
+            end = spans[0].first if spans else self._vector.get(partition, 0)
+            if end > offset:
+                # The history has passed it without naming it.
+                floor = self._floor.get(partition, 0)
+                segment, end = (NO_SEGMENT, min(end, floor)) if offset < floor else (FOREIGN, end)
+                return Span(offset, end, None, self._last_timestamp, segment)
+            if not self.read_on(deadline):
+                return None
+
+    def drop(self, partition: int, offset: int) -> None:
+        """Nothing below this offset will be asked for."""
+        spans = self._spans.setdefault(partition, deque())
+        while spans and spans[0].end <= offset:
+            spans.popleft()
+            self._ahead -= 1
+
+    def read_on(self, deadline: float = 0.0) -> bool:
+        """Read on in the history, as far as is sensible. False: nothing came until the deadline (monotonic)."""
+        if self._ahead > MOST_SPANS:
+            return False
+        batch = self._consumer.next_batch(deadline)
+        for message in batch:
+            record = history_record(message)
+            offset, previous = message.offset(), record.previous
+            if (offset - 1 if previous == DIRECTLY_BEFORE else previous) != self._last:
+                # The first one, or it was cut meanwhile: it says where what it does not tell ends.
+                self._floor |= {position.partition: position.offset for position in record.vector}
+            self._last = offset
+            if isinstance(record, EpochRecord):
+                self.order.add(record)
+                self.new_partitions.update(s.partition for s in record.segments)
+            else:
+                self._note(record)
+            self._last_timestamp = record.timestamp
+            self._vector.update(told(record))
+        return bool(batch)
+
+    def _note(self, record: CommitRecord) -> None:
+        txn_id = None if record.txn_id == NO_TXN else record.txn_id
+        for part in record.segments:
+            if part.partition in self._own:
+                spans = self._spans.setdefault(part.partition, deque())
+                spans.append(Span(part.first, part.end, txn_id, record.timestamp, part.segment_id))
+                self._ahead += 1
+
+    def close(self) -> None:
+        """Free everything."""
+        self._consumer.close()
+
+    def leak(self) -> None:
+        """In a forked child: free nothing, ever."""
+        self._consumer.leak()

@@ -1,0 +1,276 @@
+"""Finds records in a stream's history without reading all of it: by halving, by time, and from its end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import takewhile
+from typing import NamedTuple, Protocol
+
+from anabranch.batches.history import HistoryRecord, decode_history
+from anabranch.core.hybrid_time import MAX, from_datetime, to_ms
+from anabranch.core.round import DIRECTLY_BEFORE, NO_PREVIOUS
+from anabranch.core.vectors import completed, has_vector, vector_place
+from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired
+from anabranch.schemas.records import EpochRecord
+from anabranch.topics.names import history_topic
+
+_NEAR = 16  # offsets; so few are read over rather than halved, and the first step back from the end
+_FARTHER = 8  # each step back is so many times the one before
+
+Start = str | int | datetime
+Predicate = Callable[[HistoryRecord], bool]
+
+
+class Found(NamedTuple):
+    """A record of the history, and where it stands."""
+
+    offset: int
+    record: HistoryRecord
+
+    def vector(self) -> dict[int, int]:
+        """End offset of every partition of the stream as of this record, if it has its vector."""
+        return {position.partition: position.offset for position in self.record.vector}
+
+
+def check_start(start: Start) -> str | int:
+    """'begin', 'end', or a hybrid time, also that of a moment. `InvalidArgument` for anything else."""
+    if isinstance(start, datetime):
+        return from_datetime(start)
+    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= MAX:
+        return start
+    if isinstance(start, str) and start in ("begin", "end"):
+        return start
+    raise InvalidArgument(
+        f"start {start!r}: 'begin', 'end', a commit timestamp or a datetime with its time zone"
+    )
+
+
+class HistoryMessage(Protocol):
+    """A record of a history topic, committed, as it was read."""
+
+    def topic(self) -> str: ...
+    def offset(self) -> int: ...
+    def value(self) -> bytes | None: ...
+
+
+class HistoryConsumer(Protocol):
+    """What reads a history for a search: a `CommittedConsumer`, or a `LogConsumer` over the raw log."""
+
+    ended_at: int
+
+    def assign(self, places: Mapping[tuple[str, int], int]) -> None: ...
+    def next_batch(self, deadline: float, limit: int = 2000) -> Sequence[HistoryMessage]: ...
+    def offset_for_time(self, topic: str, unix_ms: int, timeout: float) -> int | None: ...
+
+
+class HistoryEnds(Protocol):
+    """What tells where a history begins and ends: a `KafkaAdmin`, or a `LogConsumer`."""
+
+    def start_offsets(
+        self, partitions: Iterable[tuple[str, int]], deadline: float
+    ) -> dict[tuple[str, int], int]: ...
+    def end_offsets(
+        self, partitions: Iterable[tuple[str, int]], deadline: float
+    ) -> dict[tuple[str, int], int]: ...
+
+
+def history_record(message: HistoryMessage) -> HistoryRecord:
+    """The record of a message of a history topic. `MalformedRecord`, `UnsupportedVersion` if it is none."""
+    return decode_history(
+        message.topic(),
+        message.offset(),
+        message.value(),
+        "Only controllers may write to that topic",
+    )
+
+
+class HistorySearch:
+    """Searches of one history, by a consumer whose assignment they change. `NotReady` when time runs out."""
+
+    def __init__(
+        self, consumer: HistoryConsumer, admin: HistoryEnds, stream: str, timeout: float
+    ) -> None:
+        """``consumer``: one that keeps its `ended_at`. ``timeout``: seconds, of each search."""
+        self._consumer = consumer
+        self._admin = admin
+        self._topic = history_topic(stream)
+        self._timeout = timeout
+        self._deadline = 0.0
+        self._low = self._high = 0
+
+    def as_of(self, start: str | int) -> Found | None:
+        """The record at which a reader starts; None: the stream's beginning.
+
+        The last record of the history ('end'), or the last one at or below a hybrid time, with its vector.
+        Whatever was committed before this call counts. `SnapshotExpired`: its vector can't be told any more.
+        """
+        if start == "begin":
+            return None
+        return self._whole(self._as_of(start))
+
+    def _as_of(self, start: str | int) -> Found | None:
+        self._look()
+        if isinstance(start, str):
+            return self._last()
+        found = None
+        for at in self._records(self._by_time(start)):
+            if at.record.timestamp > start:
+                return found or self._back_to(at, start)
+            found = at
+        return found or self._back_to(self._last(), start)
+
+    def is_cut(self) -> bool:
+        """Whether the beginning of the history is deleted, as it was seen by the last search."""
+        oldest = self._first(self._low)
+        return self._low > 0 if oldest is None else oldest.record.previous != NO_PREVIOUS
+
+    def not_beyond(self, positions: Mapping[int, int]) -> Found | None:
+        """A record before which all is at or below the positions, so that a reader may begin with it.
+
+        ``positions``: partition -> offset, 0 if not given. It is the first record that goes beyond one of
+        them, or one a little before it. None: the history is empty, so far.
+        """
+        self._look()
+
+        def goes_beyond(record: HistoryRecord) -> bool:
+            return any(p.offset > positions.get(p.partition, 0) for p in record.vector)
+
+        if not any(positions.values()):
+            return self._first(self._low)
+        return self._first(self._before(self._high, goes_beyond, has_vector))
+
+    def oldest_whole(self) -> Found | None:
+        """The first record with a vector: as a rule the very first, from where all the rest is told."""
+        self._look()
+        return self._first(self._low, has_vector)
+
+    def passing(self, partition: int, offset: int) -> int:
+        """Where to begin so that the commit of this offset, and of all after it on the partition, is met.
+
+        At or a little before the first record that goes beyond it; the history's end if none does, so far.
+        """
+        self._look()
+        return self._before(
+            self._high,
+            lambda record: any(
+                p.partition == partition and p.offset > offset for p in record.vector
+            ),
+            has_vector,
+        )
+
+    def epoch(self, commit: Found) -> EpochRecord | None:
+        """The EPOCH record of a commit's stream epoch; None if the history is cut after it."""
+        return self.epoch_record(commit.record.stream_epoch, commit.offset)
+
+    def epoch_record(self, wanted: int, near: int | None = None) -> EpochRecord | None:
+        """The EPOCH record of a stream epoch; None: there is none, so far or any more.
+
+        It is the first record of that epoch, and epochs never fall along the history. ``near``: an offset of
+        the history at or after it, if one is known.
+        """
+        self._look()
+        low = self._low
+        if wanted > 0:
+            high = self._high if near is None else near
+            low = self._before(high, lambda record: record.stream_epoch >= wanted)
+        for _, record in self._records(low):
+            if record.stream_epoch >= wanted:
+                if isinstance(record, EpochRecord) and record.stream_epoch == wanted:
+                    return record
+                return None
+        return None
+
+    # -- how ------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """See how long the history is now: what was committed before ends there, visible yet or not."""
+        self._deadline = time.monotonic() + self._timeout
+        place = (self._topic, 0)
+        self._low = self._admin.start_offsets([place], self._deadline)[place]
+        self._high = self._admin.end_offsets([place], self._deadline)[place]
+
+    def _records(self, offset: int, limit: int = 2000) -> Iterator[Found]:
+        """The records from an offset on, up to the end that was seen."""
+        if offset >= self._high:
+            return
+        self._consumer.assign({(self._topic, 0): max(offset, self._low)})
+        while True:
+            for message in self._consumer.next_batch(self._deadline, limit):
+                if message.offset() < self._high:
+                    yield Found(message.offset(), history_record(message))
+                if message.offset() + 1 >= self._high:
+                    return
+            if self._consumer.ended_at >= self._high:
+                return
+            if time.monotonic() >= self._deadline:
+                raise NotReady(f"{self._topic} can't be read to its end, {self._high}")
+
+    def _first(self, offset: int, fits: Predicate | None = None) -> Found | None:
+        """The first record from an offset on, or the first one that fits."""
+        found = self._records(offset, 1)
+        return next((at for at in found if fits is None or fits(at.record)), None)
+
+    def _whole(self, found: Found | None) -> Found | None:
+        """The same record with its vector."""
+        if found is None or has_vector(found.record):
+            return found
+        begin = vector_place(found.offset, found.record)
+        since = list(takewhile(lambda at: at.offset <= found.offset, self._records(begin)))
+        if not since or since[0].offset != begin:
+            raise SnapshotExpired(
+                f"{self._topic} was cut behind offset {begin}, and does not tell where the partitions ended as of "
+                f"its record at {found.offset}: start at a later one, or at 'begin'"
+            )
+        return Found(found.offset, completed(found.record, (at.record for at in since)))
+
+    def _before(self, high: int, holds: Predicate, fits: Predicate | None = None) -> int:
+        """An offset at or a little before the first record that ``holds`` is true of, and of all after it.
+
+        Searched from the end, where readers mostly are. All records before the offset don't hold. ``fits``: of
+        which records it can be said; not many come between them.
+        """
+        low = self._low
+        step = _NEAR
+        while high - step > low:
+            found = self._first(high - step, fits)
+            if found is None or holds(found.record):
+                high, step = high - step, step * _FARTHER
+            else:
+                low = found.offset
+        while high - low > _NEAR:
+            middle = (low + high) // 2
+            found = self._first(middle, fits)
+            if found is None or holds(found.record):
+                high = middle
+            else:
+                low = found.offset
+        return low
+
+    def _last(self) -> Found | None:
+        window = _NEAR
+        while True:
+            offset = max(self._low, self._high - window)
+            newest = deque(self._records(offset), maxlen=1)
+            last = newest[0] if newest else None
+            if last is not None or offset == self._low:
+                return last
+            window *= _FARTHER
+
+    def _by_time(self, timestamp: int) -> int:
+        """Where the first record of a later millisecond stands, or something aborted of that time; else the end."""
+        found = self._consumer.offset_for_time(self._topic, to_ms(timestamp) + 1, self._timeout)
+        return self._high if found is None else found
+
+    def _back_to(self, found: Found | None, timestamp: int) -> Found | None:
+        """The last record at or below a hybrid time, from a later one back."""
+        while found is not None and found.record.timestamp > timestamp:
+            previous = found.record.previous
+            if previous == DIRECTLY_BEFORE:
+                previous = found.offset - 1
+            earlier = self._first(previous) if previous >= self._low else None
+            # Where retention came in between, the next record is shown instead.
+            found = earlier if earlier is not None and earlier.offset == previous else None
+        return found

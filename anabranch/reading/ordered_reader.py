@@ -1,0 +1,352 @@
+"""Reading committed events in stream order: `Client.read`."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Generator, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import TopicPartition
+
+from anabranch.errors import NotReady, RetryError
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.group_member import check_group, check_timeout, partitions_of
+from anabranch.librdkafka.options import Options
+from anabranch.reading.feed import make_feed
+from anabranch.reading.history_search import Start, check_start
+from anabranch.reading.start_positions import Starting
+from anabranch.reading.stream_order import OrderedStream, Step
+from anabranch.topics.names import stream_topic
+from anabranch.types import Event
+
+COMMIT_EVERY_S = 1.0
+_IDLE_S = 0.25  # then the history is read on, which may name new partitions
+_HELD_S = (0.02, 0.1)  # and so soon, at first and later, if something is waited for
+_SETTLE_S = 0.25
+_ASK_EVERY_S = 0.1
+_TICK_S = 0.5  # so often the group is heard while events are processed
+# A step should be worked off within these seconds: then the next one may be bigger, or else is smaller.
+_QUICK_S, _SLOW_S = 0.05, 0.25
+_FIRST_STEP = 64
+_BIGGEST_STEP = 1024
+
+
+_NOTHING = Step(("", 0), [], lambda _: iter(()))
+
+
+class Reader(Iterator[Event]):
+    """Committed events, one after the other. An iterator; close it, or use it as a context manager.
+
+    Events of one key come in commit order, however the stream is scaled meanwhile. With a group, its members
+    share the partitions, and each goes on where the group has come to. An event counts as processed when the
+    next one is asked for; positions are committed every second or so, when a sealed segment is read to its
+    end, when partitions move to another member, and at `close`. So each event comes at least once. One thread
+    at a time.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        admin: KafkaAdmin,
+        streams: Sequence[str],
+        group: str | None,
+        timeout: float | None,
+        start: Start,
+        ask_timeout: float,
+    ) -> None:
+        self._closed = True  # until all is made
+        self._names = {stream_topic(stream): stream for stream in streams}
+        self._group = check_group(group)
+        self._timeout = check_timeout(timeout)
+        checked = check_start(start)
+        partitions_of(admin, list(streams), time.monotonic() + ask_timeout)
+        self._ask_timeout = ask_timeout
+        self._processed: dict[tuple[str, int], int] = {}
+        self._next_commit = time.monotonic() + COMMIT_EVERY_S
+        self._assigned_by = time.monotonic() + ask_timeout
+        self._assigned = False
+        # Partitions given to us and not begun with yet.
+        self._gains: dict[str, set[int]] | None = None
+        self._begin_by = self._ask_at = 0.0
+        self._term = 0  # raised when partitions come or go
+        self._step = _NOTHING
+        self._step_size = _FIRST_STEP
+        self._step_began = self._next_tick = self._next_settle = 0.0
+        self._events: Generator[Event, None, None] | None = None
+        self._feed, self._consumer = make_feed(options, group, ask_timeout)
+        self._member = member = None if group is None else self._consumer
+        self._streams = {
+            topic: OrderedStream(options, admin, self._feed, member, stream, ask_timeout)
+            for topic, stream in self._names.items()
+        }
+        self._starting = {
+            topic: Starting(admin, stream.index.search, stream.stream, checked, ask_timeout)
+            for topic, stream in self._streams.items()
+        }
+        self._closed = False
+        if member is None:
+            self._begin({topic: starting.alone() for topic, starting in self._starting.items()})
+        else:
+            member.subscribe(list(self._names), self._gained, self._lost)
+
+    # A loop holds only the generator, and that the reader: leaving the loop frees both, at once.
+
+    def __iter__(self) -> Generator[Event, None, None]:
+        return self._run()
+
+    def __next__(self) -> Event:
+        if self._events is None:
+            self._events = self._run()
+        try:
+            return next(self._events)
+        except RetryError:
+            self._events = None  # the next call goes on
+            raise
+
+    def __del__(self) -> None:
+        # Of a process that ends its client takes care, as long as modules are there to do it with.
+        if not getattr(self, "_closed", True) and not sys.is_finalizing():
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def commit(self) -> None:
+        """Commit in the group what is processed so far, and wait for it. Without a group: nothing."""
+        self._commit(wait=True)
+
+    def close(self) -> None:
+        """Commit what is processed and free everything. Harmless if closed already."""
+        if not self._closed:
+            self._closed = True
+            self._next_tick = 0.0  # whoever iterates sees it with the next event
+            self._commit(wait=True)
+            if self._consumer is not None:
+                self._consumer.close()
+            self._feed.close()
+            for stream in self._streams.values():
+                stream.close()
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def after_fork(self) -> None:
+        """In a forked child: free nothing, ever."""
+        self._closed = True
+        if self._consumer is not None:
+            self._consumer.leak()
+        for stream in self._streams.values():
+            stream.leak()
+
+    # -- events ---------------------------------------------------------------------------------------
+
+    def _run(self) -> Generator[Event, None, None]:
+        now = time.monotonic
+        self._step.asked_for_more()
+        while not self._closed:
+            step = self._step
+            if self._member is None:
+                yield from step.rest
+            else:
+                for event in step.rest:
+                    yield event
+                    if now() >= self._next_tick and not self._tick(step):
+                        break
+            if self._step is not step:
+                continue  # it was taken from us, or somebody iterates beside us and has gone on
+            try:
+                following = self._next_step()
+            except RuntimeError:  # closed by another thread, with its consumers
+                if not self._is_closed():
+                    raise
+                break
+            if following is None:
+                break
+            self._step = following
+
+    def _tick(self, step: Step) -> bool:
+        """Every now and then within a step. Whether it goes on: it is still ours, and the reader open."""
+        step.asked_for_more()
+        now = time.monotonic()
+        self._next_tick = now + _TICK_S
+        try:
+            if not self._closed and now >= self._next_commit:
+                self._commit(wait=False)
+            if not self._closed:
+                self._feed.serve()
+        except RuntimeError:  # as above
+            if not self._is_closed():
+                raise
+        return not self._closed and self._step is step
+
+    def _next_step(self) -> Step | None:
+        """The next events; None when nothing came for the reader's timeout, or once it is closed."""
+        self._end_step()
+        if self._member is not None:
+            self._feed.serve()
+        step = self._ready_step() if time.monotonic() < self._next_settle else None
+        give_up = None
+        idle = False
+        patience = _HELD_S[0]
+        while step is None and not self._closed:
+            now = time.monotonic()
+            self._begin_with_gains(now)
+            waiting = self._settle(idle)
+            step = self._ready_step()
+            if step is not None:
+                break
+            spent = time.monotonic() - now  # finding the way is no waiting
+            now += spent
+            if give_up is not None:
+                give_up += spent
+            elif self._assigned or now >= self._assigned_by:
+                give_up = math.inf if self._timeout is None else now + self._timeout
+            pause = patience if waiting or self._gains is not None else _IDLE_S
+            patience = min(1.5 * patience, _HELD_S[1])
+            if self._fetch(min(give_up or math.inf, now + pause)):
+                idle, give_up, patience = False, None, _HELD_S[0]
+                continue
+            idle = True
+            if give_up is not None and time.monotonic() >= give_up:
+                self._commit(wait=True)
+                break
+        if step is not None:
+            self._step_began = time.monotonic()
+            self._next_tick = self._step_began + _TICK_S
+        return None if self._closed else step
+
+    def _ready_step(self) -> Step | None:
+        for stream in self._streams.values():
+            step = stream.step(self._step_size)
+            if step is not None:
+                return step
+        return None
+
+    def _fetch(self, deadline: float) -> bool:
+        """Get more. Whether something came until the deadline (monotonic seconds)."""
+        waiting: dict[tuple[str, int], int] = {}
+        for stream in self._streams.values():
+            waiting |= stream.waiting()
+        term = self._term
+        portions = self._feed.next(deadline, waiting)
+        if term != self._term:
+            return False
+        for portion in portions:
+            self._streams[portion.place.topic].put(portion)
+        return bool(portions)
+
+    def _end_step(self) -> None:
+        """The step is given out and processed."""
+        step, self._step = self._step, _NOTHING
+        if not step.offsets or self._closed:
+            return
+        if self._member is not None:
+            self._processed[step.place] = step.offsets[-1] + 1
+        # What is taken into hand should be worked off in a moment, at the caller's pace.
+        spent = time.monotonic() - self._step_began
+        if spent > _SLOW_S:
+            self._step_size = max(1, self._step_size // 2)
+        elif spent < _QUICK_S:
+            self._step_size = min(_BIGGEST_STEP, self._step_size * 2)
+
+    # -- positions ------------------------------------------------------------------------------------
+
+    def _settle(self, idle: bool) -> bool:
+        """Between steps. Whether something is held that waits for its turn."""
+        self._next_settle = time.monotonic() + _SETTLE_S
+        finished = False
+        for topic, stream in self._streams.items():
+            for partition, position in stream.settle(idle).items():
+                place = (topic, partition)
+                self._processed[place] = max(position, self._processed.get(place, 0))
+            finished |= stream.index.order.take_finished()
+        if finished or time.monotonic() >= self._next_commit:
+            self._commit(wait=False)
+        for stream in self._streams.values():
+            stream.release()
+        return any(stream.holds for stream in self._streams.values())
+
+    def _gained(self, partitions: list[TopicPartition]) -> None:
+        """New partitions, all that are ours now. They are begun with outside of this callback."""
+        self._term += 1
+        self._feed.stop()
+        if self._member is not None:
+            self._member.assign({})
+        self._gains = {topic: set() for topic in self._names}
+        for place in partitions:
+            self._gains[place.topic].add(place.partition)
+        self._ask_at = time.monotonic()
+        self._begin_by = self._ask_at + self._ask_timeout
+
+    def _begin_with_gains(self, now: float) -> None:
+        """Stand where the group has come to, once that is known. `NotReady` when it takes too long."""
+        if self._gains is None or now < self._ask_at:
+            return
+        self._ask_at = now + _ASK_EVERY_S
+        positions = {}
+        for topic, own in self._gains.items():
+            if own and self._member is not None:
+                found = self._starting[topic].in_group(self._member, own)
+                if found is None:
+                    if now >= self._begin_by:
+                        self._begin_by = now + self._ask_timeout
+                        raise NotReady(
+                            f"the group {self._group} has no position in {topic} yet: the member with "
+                            "partition 0 makes it; go on, or look at that one"
+                        )
+                    return
+                positions[topic] = found
+        self._begin(positions)
+
+    def _begin(self, positions: dict[str, dict[int, int]]) -> None:
+        """Read on from these positions (topic -> partition -> offset): our partitions; without a group all."""
+        gains, self._gains = self._gains, None
+        places: dict[tuple[str, int], int] = {}
+        for topic, offsets in positions.items():
+            own = None if gains is None else gains[topic]
+            self._streams[topic].begin(offsets, own)
+            places |= {(topic, p): offsets[p] for p in (offsets if own is None else own)}
+            if own is None and self._consumer is not None:
+                # A member knows it; else the first fetch may take a second.
+                self._consumer.learn(topic)
+        self._feed.assign(places)
+        self._assigned = True
+
+    def _lost(self, partitions: list[TopicPartition], may_commit: bool) -> None:
+        """All partitions go; what is processed is committed if they are still ours."""
+        self._term += 1
+        if may_commit:
+            self._commit(wait=True)
+        self._gains = None
+        self._processed.clear()
+        self._step = _NOTHING
+        self._feed.stop()
+        for stream in self._streams.values():
+            stream.stop()
+        if self._member is not None:
+            self._member.unassign()
+
+    def _commit(self, *, wait: bool) -> None:
+        self._next_commit = time.monotonic() + COMMIT_EVERY_S
+        if self._member is not None:
+            done = dict(self._processed)
+            step = self._step
+            offset = step.processed_to
+            if offset is not None:
+                done[step.place] = offset
+            self._member.commit(done, wait=wait)
+            if wait:
+                for place, offset in done.items():
+                    if self._processed.get(place) == offset:
+                        del self._processed[place]

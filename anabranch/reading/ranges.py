@@ -1,0 +1,216 @@
+"""Offset ranges of a stream's partitions as Arrow record batches, the commit of each event beside it.
+
+Batches are fetched raw and walked by compiled code; where an option can't be honoured there, a confluent-kafka
+consumer gives the same, slower. Needs pyarrow: `pip install anabranch[spark]`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from anabranch.batches import columns_read
+from anabranch.batches.columns_read import MAX_BYTES, MAX_ROWS, Columns, ColumnsBuilder, Longs
+from anabranch.errors import DeadlineExceeded, InvalidArgument, MalformedRecord, UnsupportedSetting
+from anabranch.librdkafka.options import Options, named_options
+from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
+from anabranch.reading import commit_index as commits_module
+from anabranch.reading.commit_index import CommitHistory
+from anabranch.reading.event_columns import EventBatches
+from anabranch.reading.range_sources import KafkaSource, RawSource, Source
+from anabranch.reading.spans import CommitFilter, Foreign
+from anabranch.topics.names import stream_topic
+
+log = logging.getLogger("anabranch.client")
+
+DEFAULT_TIMEOUT_S = 30.0
+FETCH_BYTES = 4 << 20
+_LEAST_BYTES = 64 << 10
+_LEAST_ROOM = 256 << 10
+_EVENT_BYTES = 1 << 10
+
+
+def warm() -> None:
+    """Load what is compiled (1 s; 15 s the first time on a machine): the first range would wait for it."""
+    columns_read.warm()
+    commits_module.warm()
+
+
+class RangeReader:
+    """Reads ranges one after the other over the same connections; close it, or use it as a context manager.
+
+    One thread at a time. Not to be pickled, nor used in a forked child: make it where it is used.
+    """
+
+    def __init__(self, options: Options, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """``timeout``: seconds that may pass without anything new.
+
+        Raises: UnsupportedSetting (an option that librdkafka does not take).
+        """
+        self._timeout = timeout
+        self._foreign: dict[str, Foreign] = {}
+        self._source: Source
+        try:
+            self._source = RawSource(options, timeout)
+        except UnsupportedSetting as error:
+            log.info("reading through librdkafka: %s", error)
+            self._source = KafkaSource(options, timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free all connections."""
+        self._source.close()
+
+    def read(
+        self,
+        stream: str,
+        partition: int,
+        first: int,
+        end: int,
+        *,
+        history: tuple[int, int | None] | None = None,
+        low: int | None = None,
+        high: int | None = None,
+        segments: Collection[int] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """What is committed at the offsets from ``first`` up to ``end`` (not included), in order.
+
+        Batches have `anabranch.reading.event_columns.SCHEMA`, some 10,000 rows or some megabytes; none is empty.
+
+        ``history``: (offset, end or None) of a part of the stream's history that has all commits of the range;
+        None: it is searched. ``low``, ``high``: commit timestamps (hybrid time), both included; ``segments``:
+        ids. What these leave out is not read where it can be skipped. An event whose commit the history does not
+        tell any more is not in any of them. Records that no controller put there are left out.
+
+        Raises: InvalidArgument, UnknownStream, SnapshotExpired (retention has removed some of it), NotReady and
+        DeadlineExceeded (nothing new came for the reader's timeout; again is safe), FixCallError.
+        """
+        if not 0 <= first <= end:
+            raise InvalidArgument(f"offsets {first} to {end}: a range, from 0 on")
+        choice = CommitFilter(low, high, None if segments is None else frozenset(segments))
+        return self._read(stream, partition, first, end, history, choice)
+
+    def _read(
+        self,
+        stream: str,
+        partition: int,
+        first: int,
+        end: int,
+        history: tuple[int, int | None] | None,
+        choice: CommitFilter,
+    ) -> Iterator[pa.RecordBatch]:
+        if first == end:
+            return
+        place = TopicPartition(stream_topic(stream), partition)
+        commits = self._source.commits(stream, partition)
+        commits.begin(first, history)
+        batches = EventBatches(stream, partition)
+        # A short range needs little room: what is made anew for each has to be cleared, too.
+        size = min(MAX_BYTES, max(_LEAST_ROOM, (end - first) * _EVENT_BYTES))
+        builder = ColumnsBuilder(min(MAX_ROWS, end - first), size)
+        everything = np.array([[first], [end]], dtype=np.int64)
+        position = first
+        while position < end:
+            part = self._fetch(place, position, end)
+            position = part.next_offset
+            if part.batches:
+                commits.cover(min(end, part.batches[-1].next_offset))
+            wanted = everything if choice.is_open else commits.spans.wanted(choice, first, end)
+            for batch in part.batches:
+                if batch.base_offset < end and _meet(wanted, batch):
+                    try:
+                        columns = builder.add(batch, wanted)
+                    except CorruptBatch as error:
+                        what = f"{place.topic}[{partition}]: {error}"
+                        raise MalformedRecord(what) from error
+                    if columns is not None:
+                        yield from self._committed(columns, commits, batches)
+                        commits.drop(int(columns.offsets[-1]) + 1)
+            if not choice.is_open:
+                position = self._skip(position, wanted, commits, choice, end)
+                if builder.is_empty:
+                    commits.drop(position)
+        columns = builder.finish()
+        if columns is not None:
+            yield from self._committed(columns, commits, batches)
+
+    def _committed(
+        self, columns: Columns, commits: CommitHistory, batches: EventBatches
+    ) -> Iterator[pa.RecordBatch]:
+        """Record batches of these columns, without records of others."""
+        joined = commits.spans.join(columns.offsets)
+        foreign = commits.foreign(columns, joined)
+        if foreign is not None:
+            topic = stream_topic(batches.stream)
+            told = self._foreign.setdefault(topic, Foreign(topic))
+            first = int(columns.offsets[foreign.argmax()])
+            told.passed_over(batches.partition, first, int(foreign.sum()))
+        return batches.of(columns, joined, foreign)
+
+    def _skip(
+        self,
+        position: int,
+        wanted: Longs,
+        commits: CommitHistory,
+        choice: CommitFilter,
+        end: int,
+    ) -> int:
+        """Where the next wanted commit stands, as far as the history was read."""
+        at = int(np.searchsorted(wanted[1], position, side="right"))
+        if at < wanted.shape[1]:
+            return max(position, int(wanted[0, at]))
+        if choice.high is not None and commits.last_timestamp > choice.high:
+            return end
+        return max(position, min(commits.known_to, end))
+
+    def _fetch(self, place: TopicPartition, position: int, end: int) -> Fetched:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            # What lies behind a short range is not fetched along.
+            most = min(FETCH_BYTES, max(_LEAST_BYTES, (end - position) * _EVENT_BYTES))
+            part = self._source.fetch(place, position, deadline - time.monotonic(), most)
+            if part is not None:
+                return part
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(
+                    f"{place.topic}[{place.partition}] shows nothing from offset {position} on, up to {end}: a "
+                    "native transaction is open there, or the range ends too high; call again with more time"
+                )
+
+
+def _meet(wanted: Longs, batch: RawBatch) -> bool:
+    """Whether a batch has offsets that are wanted."""
+    at = int(np.searchsorted(wanted[1], batch.base_offset, side="right"))
+    return at < wanted.shape[1] and int(wanted[0, at]) < batch.next_offset
+
+
+def read_range(
+    bootstrap: str,
+    config: Mapping[str, Any] | None,
+    stream: str,
+    partition: int,
+    first: int,
+    end: int,
+    *,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    **choice: Any,
+) -> Iterator[pa.RecordBatch]:
+    """`RangeReader.read` of one range, with connections of its own. ``config``: librdkafka options by name."""
+    with RangeReader(Options(bootstrap, named_options(config, {})), timeout) as reader:
+        yield from reader.read(stream, partition, first, end, **choice)

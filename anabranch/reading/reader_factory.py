@@ -1,0 +1,68 @@
+"""Makes readers on a real cluster, and ends them with their client."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from anabranch.errors import InvalidArgument
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.command_bus import leak
+from anabranch.librdkafka.options import Options
+from anabranch.reading.history_search import Start
+from anabranch.reading.ordered_reader import Reader
+from anabranch.reading.snapshot import SnapshotPlan, take
+from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
+from anabranch.reading.transaction_reader import TransactionReader
+
+
+class KafkaReaders:
+    """See `Client.read`, `Client.read_transactions` and `Client.snapshot`."""
+
+    def __init__(self, options: Options, admin: KafkaAdmin, timeout: float) -> None:
+        self._options = options
+        self._admin = admin
+        self._timeout = timeout
+        self._made: weakref.WeakSet[Reader | TransactionReader | SnapshotReader] = weakref.WeakSet()
+
+    def read(
+        self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: Start
+    ) -> Reader:
+        """A reader of events."""
+        names = [streams] if isinstance(streams, str) else list(dict.fromkeys(streams))
+        if not names:
+            raise InvalidArgument("read at least one stream")
+        reader = Reader(self._options, self._admin, names, group, timeout, start, self._timeout)
+        self._made.add(reader)
+        return reader
+
+    def read_transactions(
+        self, stream: str, group: str | None, timeout: float | None, start: Start
+    ) -> TransactionReader:
+        """A reader of whole transactions."""
+        reader = TransactionReader(
+            self._options, self._admin, stream, group, timeout, start, self._timeout
+        )
+        self._made.add(reader)
+        return reader
+
+    def plan(self, streams: Sequence[str], timestamp: int, deadline: float) -> SnapshotPlan:
+        """The offsets of streams as of a safe timestamp."""
+        return take(self._options, self._admin, streams, timestamp, deadline)
+
+    def read_cut(self, stream: str, cut: StreamCut) -> SnapshotReader:
+        """A reader of a stream as of a snapshot."""
+        reader = SnapshotReader(self._options, self._admin, stream, cut, self._timeout)
+        self._made.add(reader)
+        return reader
+
+    def close(self) -> None:
+        """Close all."""
+        for reader in list(self._made):
+            reader.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: free nothing, ever."""
+        for reader in list(self._made):
+            reader.after_fork()
+        leak(self._admin.native)

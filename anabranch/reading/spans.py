@@ -1,0 +1,171 @@
+"""Which commit put an offset there: spans of one partition, as arrays."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from struct import Struct
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anabranch.batches.columns_read import Bytes, Longs
+from anabranch.batches.history import HistoryRecord
+from anabranch.schemas.records import CommitRecord
+
+log = logging.getLogger("anabranch.client")
+
+_TELL_EVERY_S = 60.0
+_HALVES = Struct("<qq")
+_EMPTY: Longs = np.zeros(0, dtype=np.int64)
+
+
+class Foreign:
+    """Counts records in a stream's topic that no controller put there; readers leave them out."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._next = 0.0
+        self.records = 0
+
+    def passed_over(self, partition: int, offset: int, records: int) -> None:
+        """So many, from this offset on. The log tells of it once a minute."""
+        self.records += records
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _TELL_EVERY_S
+            log.warning(
+                "%s[%d] has records of others at offset %d, %d so far: they are left out; let only controllers "
+                "write there",
+                self._topic,
+                partition,
+                offset,
+                self.records,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFilter:
+    """Which commits are wanted: timestamps from ``low`` to ``high``, both included; segments by id. None: all."""
+
+    low: int | None = None
+    high: int | None = None
+    segments: frozenset[int] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everything is wanted."""
+        return self.low is None and self.high is None and self.segments is None
+
+
+class Joined(NamedTuple):
+    """The commit of each offset that is asked for; ``known`` is None if all are."""
+
+    spans: Spans
+    at: Longs  # which of the spans
+    known: NDArray[np.bool_] | None
+
+    @property
+    def segments(self) -> Longs:
+        """Segment ids."""
+        return self.spans.segments[self.at]
+
+    @property
+    def timestamps(self) -> Longs:
+        """Commit timestamps."""
+        return self.spans.timestamps[self.at]
+
+    def of_txns(self, ids: Bytes) -> NDArray[np.bool_]:
+        """Whether each commit is of the transaction whose id is given; ``ids``: in a row, zeros for none."""
+        given = ids.view(np.int64)
+        spans = self.spans
+        heads, tails = spans.txn_heads[self.at], spans.txn_tails[self.at]
+        return np.asarray((given[::2] == heads) & (given[1::2] == tails))
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Commits in order: each put what lies at offsets [first, end) of the partition there, markers apart.
+
+    A transaction id is two numbers, its halves as they lie in memory.
+    """
+
+    firsts: Longs
+    ends: Longs
+    timestamps: Longs
+    segments: Longs
+    txn_heads: Longs
+    txn_tails: Longs
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    def join(self, offsets: Longs) -> Joined:
+        """The commits of rising offsets."""
+        if not len(offsets):
+            return Joined(NO_SPANS, _EMPTY, None)
+        near = self.overlapping(int(offsets[0]), int(offsets[-1]) + 1)
+        counts = np.searchsorted(offsets, near.ends) - np.searchsorted(offsets, near.firsts)
+        if int(counts.sum()) == len(offsets):
+            return Joined(near, np.repeat(np.arange(len(near)), counts), None)
+        if not len(near):
+            nothing = np.zeros(len(offsets), dtype=np.int64)
+            return Joined(_NO_COMMIT, nothing, np.zeros(len(offsets), dtype=np.bool_))
+        at = np.searchsorted(near.firsts, offsets, side="right") - 1
+        known = (at >= 0) & (offsets < near.ends[at])
+        return Joined(near, at, known)
+
+    def overlapping(self, first: int, end: int) -> Spans:
+        """Those that reach into [first, end)."""
+        low = int(np.searchsorted(self.ends, first, side="right"))
+        return self._cut(low, int(np.searchsorted(self.firsts, end)))
+
+    def _cut(self, low: int, high: int) -> Spans:
+        cut = slice(low, max(low, high))
+        return Spans(*(column[cut] for column in self.columns))
+
+    def plus(self, others: list[Spans]) -> Spans:
+        """These, and then the others."""
+        columns = zip(self.columns, *(o.columns for o in others), strict=True)
+        return Spans(*map(np.concatenate, columns))
+
+    @property
+    def columns(self) -> tuple[Longs, ...]:
+        """All that is known of them."""
+        heads, tails = self.txn_heads, self.txn_tails
+        return self.firsts, self.ends, self.timestamps, self.segments, heads, tails
+
+    def wanted(self, choice: CommitFilter, first: int, end: int) -> Longs:
+        """The offsets within [first, end) of the commits that a filter takes: ranges, firsts above ends."""
+        near = self.overlapping(first, end)
+        taken = np.ones(len(near), dtype=np.bool_)
+        if choice.low is not None:
+            taken &= near.timestamps >= choice.low
+        if choice.high is not None:
+            taken &= near.timestamps <= choice.high
+        if choice.segments is not None:
+            taken &= np.isin(near.segments, list(choice.segments))
+        # A range begins where the commit before is not taken; what lies between two commits is markers.
+        before = np.concatenate(([False], taken[:-1]))
+        after = np.concatenate((taken[1:], [False]))
+        firsts, ends = near.firsts[taken & ~before], near.ends[taken & ~after]
+        return np.stack((np.maximum(firsts, first), np.minimum(ends, end)))
+
+
+NO_SPANS = Spans(*[_EMPTY] * 6)
+_NO_COMMIT = Spans(*[np.zeros(1, dtype=np.int64)] * 6)
+
+
+def spans_of(records: Iterable[HistoryRecord], partition: int) -> Spans:
+    """The spans on a partition that history records name."""
+    found = [
+        (part.first, part.end, record.timestamp, part.segment_id, *_HALVES.unpack(record.txn_id))
+        for record in records
+        if isinstance(record, CommitRecord)
+        for part in record.segments
+        if part.partition == partition
+    ]
+    return Spans(*np.array(found, dtype=np.int64).reshape(-1, 6).T)

@@ -1,0 +1,326 @@
+"""One stream of a reader: gives its events out in stream order, and holds back those that must wait."""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from operator import length_hint
+
+from confluent_kafka import KafkaException
+
+from anabranch.errors import AnabranchError, RetryError
+from anabranch.librdkafka.admin import KafkaAdmin
+from anabranch.librdkafka.group_member import CommittedConsumer
+from anabranch.librdkafka.options import Options
+from anabranch.reading.decoded import Block, Stretch, events_of
+from anabranch.reading.feed import Feed
+from anabranch.reading.fetched import Portion
+from anabranch.reading.history_index import FOREIGN, NO_SEGMENT, HistoryIndex, Span
+from anabranch.reading.spans import Foreign
+from anabranch.topics.names import stream_topic
+from anabranch.types import Event
+
+log = logging.getLogger("anabranch.client")
+
+EVERYTHING = range(1 << 31)  # all partitions, those that are not there yet too
+_AT_ONCE_S = 0.2  # history comes with the data; more is waited for without standing still
+_FIRST_PAUSE_S = 0.05
+_LAST_PAUSE_S = 0.5
+_STARTS_EVERY_S = 5.0
+
+
+class Step:
+    """Events of one partition that may be given out, in order."""
+
+    __slots__ = ("_floor", "_left", "offsets", "place", "rest")
+
+    def __init__(
+        self,
+        place: tuple[str, int],
+        offsets: list[int],
+        make: Callable[[Iterator[int]], Iterator[Event]],
+    ) -> None:
+        """``place``: (topic, partition). ``make``: makes the events, each when it takes its offset."""
+        self.place = place
+        self.offsets = offsets
+        self._left = iter(offsets)
+        self.rest = make(self._left)  # what is not given out yet
+        self._floor = 0
+
+    def asked_for_more(self) -> None:
+        """What was given out until now is processed."""
+        self._floor = self._given
+
+    @property
+    def _given(self) -> int:
+        return len(self.offsets) - length_hint(self._left)
+
+    @property
+    def processed_to(self) -> int | None:
+        """The offset after the last event that is processed: all that were given out, but for the last one."""
+        count = max(self._floor, self._given - 1)
+        return self.offsets[count - 1] + 1 if count > 0 else None
+
+
+class OrderedStream:
+    """The records of one stream that a reader's feed brings, and when their events may be given out.
+
+    What has to wait is kept here, and of its partition no more is fetched meanwhile.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        admin: KafkaAdmin,
+        feed: Feed,
+        member: CommittedConsumer | None,
+        stream: str,
+        timeout: float,
+    ) -> None:
+        """``feed``: the reader's; ``member``: its consumer in the group. ``timeout``: seconds, of each question."""
+        self.stream = stream
+        self.topic = stream_topic(stream)
+        self.index = HistoryIndex(options, admin, stream, timeout)
+        self._foreign = Foreign(self.topic)
+        self._admin = admin
+        self._feed = feed
+        self._member = member
+        self._timeout = timeout
+        self._alone = False
+        self._own: set[int] = set()
+        self._known: set[int] = set()
+        self._begun: Mapping[int, int] | None = None
+        self._from: dict[int, int] = {}
+        self._backlog: dict[int, deque[Portion]] = {}
+        self._held: dict[int, int] = {}  # partition -> the offset that has to wait
+        self._pause = _FIRST_PAUSE_S
+        self._next_question = 0.0
+        self._next_starts = 0.0
+
+    def begin(self, positions: Mapping[int, int], own: Collection[int] | None) -> None:
+        """Read the own partitions (None: all there are, and will be) from these positions on.
+
+        ``positions``: partition -> offset, of all partitions.
+        """
+        self._forget()
+        self._alone = own is None
+        self._own = set(positions if own is None else own)
+        self._known = set(positions)
+        self._begun = self._from = dict(positions)
+        self._next_starts = time.monotonic() + _STARTS_EVERY_S
+
+    def stop(self) -> None:
+        """The partitions are gone."""
+        self._forget()
+        self._own = set()
+        self._begun = None
+
+    def _forget(self) -> None:
+        # Anew, not cleared: another thread that closes the reader takes nothing out of this one's hands.
+        self._backlog = {}
+        self._held = {}
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is got and has to wait."""
+        return bool(self._held)
+
+    def waiting(self) -> dict[tuple[str, int], int]:
+        """(topic, partition) -> bytes of what is got and not given out."""
+        return {
+            (self.topic, partition): sum(portion.size for portion in portions)
+            for partition, portions in self._backlog.items()
+        }
+
+    # -- events ---------------------------------------------------------------------------------------
+
+    def put(self, portion: Portion) -> None:
+        """Records that follow what was put before of their partition."""
+        self._backlog.setdefault(portion.place.partition, deque()).append(portion)
+
+    def step(self, limit: int) -> Step | None:
+        """The next events that may be given out, at most ``limit``; None: there are none, or they have to wait.
+
+        All steps before are given out, or will be before this one.
+        """
+        backlog = self._backlog
+        for partition in [p for p in backlog if p not in self._held]:
+            portions = backlog[partition]
+            while portions:
+                found = self._step(partition, portions[0], limit)
+                if self._backlog is not backlog:
+                    # Another thread closed the reader meanwhile: the next member gets it.
+                    return None
+                if found is not None:
+                    # Its turn is after the others'.
+                    backlog[partition] = backlog.pop(partition)
+                    return found
+                if partition in self._held:
+                    break
+                portions.popleft()
+            else:
+                del backlog[partition]
+        return None
+
+    def release(self) -> None:
+        """See which of what had to wait may be given out now."""
+        for partition, offset in list(self._held.items()):
+            if self._turn(partition, offset, 0) is not None:
+                self._held.pop(partition, None)
+
+    def _step(self, partition: int, portion: Portion, limit: int) -> Step | None:
+        """Events of a portion. None: none is left, or the next one has to wait, which is noted."""
+        while (offset := portion.first()) is not None:
+            span = self._turn(partition, offset, _AT_ONCE_S)
+            if span is None:
+                self._held[partition] = offset
+                return None
+            block, low = portion.next_of_block()
+            offsets = block.offsets
+            at, most = low, min(low + limit, len(offsets))
+            stretches = []
+            foreign = 0
+            while span is not None and not foreign:
+                end = bisect_left(offsets, min(span.end, portion.end), at, most)
+                ours = _ours(span, block, at, end)
+                if ours > at:
+                    stretches.append(
+                        Stretch(ours - at, span.txn_id, span.commit_timestamp, span.segment_id)
+                    )
+                at, foreign = ours, end - ours
+                if foreign or at == most or offsets[at] >= portion.end:
+                    break
+                try:
+                    # Later ones may need more of the history than is here: that is not waited for now.
+                    span = self._turn(partition, offsets[at], 0)
+                except (AnabranchError, KafkaException, RuntimeError):
+                    break  # it comes again when this is given out; the index has gone on
+            if stretches:
+                make = partial(events_of, self.stream, partition, block, low, stretches)
+                step = Step((self.topic, partition), offsets[low:at], make)
+                portion.go_on(at)
+                return step
+            if span is not None and span.segment_id != FOREIGN:
+                foreign = 1  # within a commit's range; the next one may be of that
+            self._foreign.passed_over(partition, offset, foreign)
+            portion.go_on(at + foreign)
+        return None
+
+    def _turn(self, partition: int, offset: int, wait: float) -> Span | None:
+        self._cover()
+        span = self.index.find(partition, offset, wait)
+        order = self.index.order
+        order.moved({partition: offset})  # all before it is given out, or gone
+        if span is None or not order.readable(span.segment_id):
+            return None
+        return span
+
+    def _cover(self) -> None:
+        if self._begun is not None:
+            self.index.cover(self._begun, EVERYTHING if self._alone else self._own)
+            self._begun = None
+
+    # -- progress -------------------------------------------------------------------------------------
+
+    def settle(self, idle: bool) -> dict[int, int]:
+        """Between steps: learn what there is to learn. Call it when all that was given out is processed.
+
+        Returns positions that no event has told, to be committed: all below what waits is done, and what
+        retention deleted is too. ``idle``: nothing else is to be done, so the history is read on.
+        """
+        if idle:
+            self._cover()
+            self.index.read_on()
+        order = self.index.order
+        told = dict(self._held)
+        watched = order.watched & self._own
+        if watched or self._held:
+            order.moved(self._positions())
+            self._ask_others()
+            if time.monotonic() >= self._next_starts:
+                told |= self._deleted((order.watched & self._own) - self._backlog.keys())
+        self._take_new()
+        return told
+
+    def _positions(self) -> dict[int, int]:
+        """Up to where everything is given out."""
+        ahead = {}
+        for partition, portions in self._backlog.items():
+            firsts = (portion.first() for portion in portions)
+            offset = next((first for first in firsts if first is not None), None)
+            if offset is not None:
+                ahead[partition] = offset
+        return self._feed.positions(self.topic, self._own - ahead.keys()) | ahead
+
+    def _ask_others(self) -> None:
+        """Look where others have come to on the partitions that are waited for, at a modest pace."""
+        now = time.monotonic()
+        if self._member is None or self._alone or now < self._next_question:
+            return
+        awaited = self._awaited() - self._own
+        if not awaited:
+            return
+        places = [(self.topic, partition) for partition in awaited]
+        found = self._member.committed(places)
+        before = len(awaited)
+        self.index.order.moved({partition: offset for (_, partition), offset in found.items()})
+        moved = len(self._awaited() - self._own) < before
+        self._pause = _FIRST_PAUSE_S if moved else min(2 * self._pause, _LAST_PAUSE_S)
+        self._next_question = now + self._pause
+
+    def _awaited(self) -> set[int]:
+        """Partitions on which something is to be read before what is held."""
+        awaited = set()
+        for partition, offset in self._held.items():
+            span = self.index.find(partition, offset, 0)
+            if span is not None and not self.index.order.readable(span.segment_id):
+                awaited |= self.index.order.awaited(span.segment_id)
+        return awaited
+
+    def _deleted(self, watched: set[int]) -> dict[int, int]:
+        """Where partitions begin now that nobody can read to a segment's end: retention deleted it."""
+        self._next_starts = time.monotonic() + _STARTS_EVERY_S
+        asked = self._own | self._awaited()
+        try:
+            found = self._admin.start_offsets(
+                [(self.topic, p) for p in asked], time.monotonic() + self._timeout
+            )
+        except RetryError as error:
+            log.info("%s: %s", self.topic, error)
+            return {}
+        starts = {partition: offset for (_, partition), offset in found.items()}
+        self.index.order.moved(starts)
+        for partition in self._own:
+            self.index.drop(partition, starts[partition])
+        known = self._from | self._feed.positions(self.topic, watched)
+        return {p: starts[p] for p in watched if starts[p] > known.get(p, 0)}
+
+    def _take_new(self) -> None:
+        """Partitions that the history names anew: a group is given them soon, others take them."""
+        new = self.index.new_partitions - self._known
+        self.index.new_partitions.clear()
+        self._known |= new
+        if new and self._alone:
+            self._own |= new
+            self._feed.add(self.topic, dict.fromkeys(new, 0))
+        elif new and self._member is not None:
+            self._member.learn()
+
+    def close(self) -> None:
+        """Free everything."""
+        self.index.close()
+
+    def leak(self) -> None:
+        """In a forked child: free nothing, ever."""
+        self.index.leak()
+
+
+def _ours(span: Span, block: Block, low: int, high: int) -> int:
+    """Up to which place of a block the records are of the commit whose range they stand in."""
+    if span.segment_id == FOREIGN:
+        return low
+    return high if span.segment_id == NO_SEGMENT else block.of_txn(low, high, span.txn_id)

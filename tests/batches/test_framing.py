@@ -1,0 +1,324 @@
+"""Cutting batches into runs: the compiled walk, and the oracle that it must agree with."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.batches import framing, framing_oracle
+from anabranch.batches.format import HEADER_SIZE, with_base_offset
+from anabranch.batches.framing import Kind, Run, scan_batch
+from anabranch.batches.kernels import framing as framing_kernel
+from anabranch.batches.kernels import scan as scan_kernel
+from anabranch.batches.records import Record, decode_records, encode_batch, encode_sparse
+from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
+from anabranch.core.keyspace import position_of, record_checksum
+from anabranch.ports import RawBatch
+from tests.batches.strategies import CODECS, raw, records
+from tests.batches.test_format import edited
+from tests.batches.test_records import GOOD, MALFORMED, body_batch
+
+A, B = (pack_txn_header(bytes([i]) * 16, i, 0) for i in (1, 2))
+IN_A, IN_B = ((TXN_HEADER, A),), ((TXN_HEADER, B),)
+
+
+def kernel_rows(
+    body: bytes, count: int, last_delta: int, base_timestamp: int
+) -> list[list[int]] | None:
+    """The compiled answer, with room for all runs."""
+    rows = np.empty((max(count, 1), framing_kernel.COLUMNS), dtype=np.int64)
+    found = framing_kernel.scan(
+        np.frombuffer(body, dtype=np.uint8), count, last_delta, base_timestamp, True, rows
+    )
+    if found < 0:
+        assert found == framing_kernel.MALFORMED_RESULT
+        return None
+    listed: list[list[int]] = rows[:found].tolist()
+    return listed
+
+
+def agree(body: bytes, count: int, last_delta: int, base_timestamp: int) -> list[list[int]] | None:
+    """Both walks' answer."""
+    compiled = kernel_rows(body, count, last_delta, base_timestamp)
+    assert compiled == framing_oracle.scan(body, count, last_delta, base_timestamp)
+    return compiled
+
+
+def scan_both(data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """`scan_batch` with compiled code and without."""
+    framing.warm()
+    compiled = scan_batch(raw(data))
+    monkeypatch.setattr(framing, "_kernel", None)
+    monkeypatch.setattr(framing, "_load", lambda: None)
+    assert scan_batch(raw(data)) == compiled
+    return compiled
+
+
+@given(records())
+def test_both_walks_agree_on_records(made: list[Record]) -> None:
+    body = encode_batch(made)[HEADER_SIZE:]
+    rows = agree(body, len(made), len(made) - 1, made[0].timestamp_ms)
+    assert rows is not None
+    assert sum(row[2] for row in rows) == len(made)
+    assert sum(row[8] for row in rows) == len(body)
+    assert sum(row[3] for row in rows) == sum(record_checksum(r.key, r.value) for r in made)
+
+
+@given(
+    st.binary(max_size=80),
+    st.integers(-2, 12),
+    st.integers(-2, 12),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+)
+def test_both_walks_agree_on_any_bytes(body: bytes, count: int, last: int, base: int) -> None:
+    agree(body, count, last, base)
+
+
+@settings(max_examples=400)
+@given(records(max_size=5), st.data())
+def test_both_walks_agree_on_mutated_records(made: list[Record], data: st.DataObject) -> None:
+    body = bytearray(encode_batch(made)[HEADER_SIZE:])
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(body) - 1))
+        match data.draw(st.integers(0, 2)):
+            case 0:
+                body[at] = data.draw(st.integers(0, 255))
+            case 1:
+                del body[at:]
+                body += b"\x00"
+            case _:
+                body[at:at] = data.draw(st.binary(min_size=1, max_size=3))
+    agree(bytes(body), len(made), len(made) - 1, made[0].timestamp_ms)
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_what_the_decoder_refuses_is_one_bad_run(case: str) -> None:
+    data = MALFORMED[case]
+    (run,) = scan_batch(raw(data))
+    assert run.kind is Kind.MALFORMED
+    assert run.kind >= Kind.MALFORMED
+    assert not run.pure
+    assert run.first_delta == 0
+    assert run.records >= 0
+
+
+def test_a_header_that_is_none_is_one_bad_run() -> None:
+    assert scan_batch(RawBatch(5, 9, memoryview(b"junk"))) == [
+        Run(Kind.MALFORMED, 0, 3, 4, 0, b"", -1, -1, 0, 0, False)
+    ]
+    (run,) = scan_batch(RawBatch(5, 5, memoryview(b"")))
+    assert run.records == 0
+
+
+def test_runs_are_cut_where_the_writer_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [
+        Record(0, 5, b"a", b"1", IN_A),
+        Record(1, 5, b"b", b"22", IN_A),
+        Record(2, 5, b"c", None, IN_B),
+        Record(3, 5, None, b"3", IN_A),
+        Record(4, 5, b"d", b"4", (("x", b"y"), *IN_A)),
+        Record(5, 5, b"e", b"5"),
+        Record(6, 5, None, None, (("x", None),)),
+        Record(7, 5, b"f", b"6", ((OP_HEADER, b""),)),
+    ]
+    found = scan_both(encode_batch(made, "lz4"), monkeypatch)
+    assert [(r.kind, r.first_delta, r.last_delta, r.records, r.txn) for r in found] == [
+        (Kind.WRITE, 0, 1, 2, A),
+        (Kind.WRITE, 2, 2, 1, B),
+        (Kind.WRITE, 3, 4, 2, A),
+        (Kind.PLAIN, 5, 6, 2, b""),
+        (Kind.OP, 7, 7, 1, b""),
+    ]
+    first, second, third, plain, _ = found
+    assert first.checksum == record_checksum(b"a", b"1") + record_checksum(b"b", b"22")
+    assert (first.low, first.high) == tuple(sorted((position_of(b"a"), position_of(b"b"))))
+    assert second.low == second.high == position_of(b"c")
+    assert (third.low, third.high, third.keyless) == (position_of(b"d"), position_of(b"d"), 1)
+    assert plain.keyless == 1
+    assert first.size + second.size == len(encode_batch(made[:3])) - HEADER_SIZE
+    assert not any(run.pure for run in found)
+
+
+BAD_HEADERS = {
+    "two ab.txn": (IN_A + IN_A, Kind.DOUBLE_TXN),
+    "two ab.txn and ab.op": (IN_A + IN_B + ((OP_HEADER, b""),), Kind.DOUBLE_TXN),
+    "ab.txn and ab.op": (((OP_HEADER, b""), *IN_A), Kind.TXN_AND_OP),
+    "two ab.op": (((OP_HEADER, b""),) * 2, Kind.DOUBLE_OP),
+    "27 bytes": (((TXN_HEADER, A[1:]),), Kind.TXN_LENGTH),
+    "29 bytes": (((TXN_HEADER, A + b"x"),), Kind.TXN_LENGTH),
+    "null": (((TXN_HEADER, None),), Kind.TXN_LENGTH),
+    "empty": (((TXN_HEADER, b""),), Kind.TXN_LENGTH),
+    "another name": ((("ab.new", A),), Kind.RESERVED),
+    "ab. alone": ((("ab.", None),), Kind.RESERVED),
+    "ab.txn beside another": ((*IN_A, ("ab.new", b"")), Kind.RESERVED),
+    "ab.op beside another": (((OP_HEADER, b""), ("ab.new", b"")), Kind.RESERVED),
+    "no text": ((("\udcff", b""),), Kind.NO_TEXT),
+    "ab.txn beside no text": ((*IN_A, ("x\udcc3", b"")), Kind.NO_TEXT),
+    "ab. and no text": ((("ab.\udcff", b""),), Kind.RESERVED),
+}
+
+
+@pytest.mark.parametrize("case", BAD_HEADERS)
+def test_bad_headers_are_told_apart(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers, kind = BAD_HEADERS[case]
+    made = [
+        Record(0, 0, b"k", b"v", IN_A),
+        Record(1, 0, b"k", b"v", headers),
+        Record(2, 0, b"k", b"v", IN_A),
+    ]
+    found = scan_both(encode_batch(made), monkeypatch)
+    assert [run.kind for run in found] == [Kind.WRITE, kind, Kind.WRITE]
+    assert kind >= Kind.MALFORMED
+    assert found[1].txn == b""
+
+
+@pytest.mark.parametrize("name", ["a", "ab", "AB.txn", "xab.txn", "ab_txn", "", "naïve ✈ 🛩"])
+def test_other_names_are_not_ours(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [Record(0, 0, b"k", b"v", ((name, A),))]
+    (run,) = scan_both(encode_batch(made), monkeypatch)
+    assert run.kind is Kind.PLAIN
+
+
+def _is_utf8(name: bytes) -> bool:
+    """The kernel's own answer."""
+    return bool(scan_kernel._is_utf8(np.frombuffer(name, dtype=np.uint8), 0, len(name)))
+
+
+def test_utf8_is_what_python_says_it_is() -> None:
+    """At every boundary that the encoding has: of lead bytes, of second bytes, of the name's end."""
+    leads = [0x41, 0x7F, 0x80, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF]
+    leads += [0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]
+    tails = [0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0]
+    names = {bytes(n) for size in range(4) for n in itertools.product(leads, *[tails] * size)}
+    names |= {name + end for name in names for end in (b"\x80", b"a", b"\xc3")}
+    said = {}
+    for name in names:
+        with contextlib.suppress(UnicodeDecodeError):
+            said[name] = name.decode()
+    assert 100 < len(said) < len(names) - 100
+    assert {name for name in names if _is_utf8(name)} == set(said)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_batch_of_one_writer_is_pure(codec: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [Record(i, 0, b"k%d" % i, b"v", IN_A) for i in range(1000)]
+    (run,) = scan_both(with_base_offset(encode_batch(made, codec), 77), monkeypatch)
+    assert run.pure
+    assert (run.first_delta, run.last_delta, run.records) == (0, 999, 1000)
+
+
+def test_gaps_and_strangers_make_it_impure(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [Record(i, 0, b"k", b"v", IN_A) for i in range(10)]
+    sparse = encode_sparse(made[:5] + made[6:], base_offset=0, next_offset=10)
+    (run,) = scan_both(sparse, monkeypatch)
+    assert run.records == 9
+    assert not run.pure
+    (short,) = scan_batch(raw(encode_sparse(made, base_offset=0, next_offset=11)))
+    assert not short.pure
+    (plain,) = scan_batch(raw(encode_batch([r._replace(headers=()) for r in made])))
+    assert not plain.pure
+
+
+def test_a_batch_that_compaction_emptied_has_no_runs() -> None:
+    assert scan_batch(raw(encode_sparse([], base_offset=3, next_offset=9))) == []
+
+
+def test_many_runs_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [Record(i, 0, b"k", b"v", IN_A if i % 2 else IN_B) for i in range(5000)]
+    found = scan_both(encode_batch(made), monkeypatch)
+    assert len(found) == 5000
+    assert [run.txn for run in found] == [A if i % 2 else B for i in range(5000)]
+
+
+def test_a_bomb_is_one_bad_run() -> None:
+    data = encode_batch([Record(0, 0, None, b"\x00" * 2_000_000)], "lz4")
+    assert scan_batch(raw(data), limit=1_000_000)[0].kind is Kind.MALFORMED
+    assert scan_batch(raw(data), limit=3_000_000)[0].kind is Kind.PLAIN
+
+
+def test_checksums_of_all_sizes() -> None:
+    rng = random.Random(3)
+    made = [
+        Record(i, 0, rng.randbytes(i % 37) if i % 3 else None, rng.randbytes(i), IN_A)
+        for i in range(400)
+    ]
+    found = agree(encode_batch(made)[HEADER_SIZE:], 400, 399, 0)
+    assert found is not None
+    assert found[0][3] == sum(record_checksum(r.key, r.value) for r in made)
+
+
+def test_kinds_have_the_kernels_numbers() -> None:
+    for kind in Kind:
+        assert getattr(framing_kernel, kind.name) == getattr(framing_oracle, kind.name) == kind
+
+
+def test_small_batches_do_not_load_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(framing, "_kernel", None)
+    monkeypatch.setattr(framing, "_load", lambda: asked.append(True))
+    scan_batch(raw(encode_batch([Record(i, 0, b"k", b"v") for i in range(256)])))
+    assert asked == []
+    scan_batch(raw(encode_batch([Record(i, 0, b"k", b"v") for i in range(257)])))
+    assert asked == [True]
+
+
+def test_decoding_and_walking_agree_on_what_is_well_formed() -> None:
+    data = body_batch(GOOD, 1)
+    assert len(decode_records(data)) == scan_batch(raw(data))[0].records == 1
+    assert scan_batch(raw(edited(data, record_count=2)))[0].kind is Kind.MALFORMED
+
+
+def check_pure(data: bytes) -> bytes | None:
+    """The ab.txn value that all records have, if the batch may be spliced whole; the same without compiled code."""
+    framing.warm()
+    found = pure_txn(scan_batch(raw(data)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(framing, "_kernel", None)
+        patched.setattr(framing, "_load", lambda: None)
+        assert pure_txn(scan_batch(raw(data))) == found
+    return found
+
+
+def pure_txn(runs: list[Run]) -> bytes | None:
+    return runs[0].txn if len(runs) == 1 and runs[0].pure else None
+
+
+@given(records(), st.sampled_from(CODECS))
+def test_both_walks_call_the_same_batches_pure(made: list[Record], codec: str | None) -> None:
+    check_pure(encode_batch(made, codec))
+
+
+def test_what_is_pure_and_what_is_not() -> None:
+    mine = [Record(i, 0, b"k%d" % i, b"v", IN_A) for i in range(10)]
+    assert check_pure(encode_batch(mine, "lz4")) == A
+    assert check_pure(encode_batch([*mine, Record(10, 0, b"k", b"v", IN_B)])) is None
+    assert check_pure(encode_batch([r._replace(headers=()) for r in mine])) is None
+    assert check_pure(encode_batch([r._replace(headers=((OP_HEADER, b""),)) for r in mine])) is None
+    assert check_pure(encode_sparse(mine[1:], base_offset=0, next_offset=10)) is None
+    assert check_pure(encode_sparse(mine, base_offset=0, next_offset=11)) is None
+    assert check_pure(encode_sparse([], base_offset=0, next_offset=10)) is None
+    assert pure_txn(scan_batch(RawBatch(0, 1, memoryview(b"junk")))) is None
+    bomb = encode_batch([Record(0, 0, None, b"\x00" * 2_000_000, IN_A)], "lz4")
+    assert pure_txn(scan_batch(raw(bomb), limit=1_000_000)) is None
+    assert pure_txn(scan_batch(raw(bomb))) == A
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_batches_are_never_pure(case: str) -> None:
+    assert check_pure(MALFORMED[case]) is None
+
+
+@pytest.mark.parametrize("at", range(28))
+def test_every_byte_of_the_header_tells_writers_apart(at: int) -> None:
+    other = A[:at] + bytes((A[at] ^ 1,)) + A[at + 1 :]
+    made = [Record(0, 0, b"k", b"v", IN_A), Record(1, 0, b"k", b"v", ((TXN_HEADER, other),))]
+    assert check_pure(encode_batch(made)) is None
+    rows = agree(encode_batch(made)[HEADER_SIZE:], 2, 1, 0)
+    assert rows is not None
+    assert len(rows) == 2

@@ -1,0 +1,319 @@
+"""Merging pieces into a partition, over the in-memory log."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+from anabranch.batches.format import crc_of, read_header
+from anabranch.batches.framing import Kind, scan_batch
+from anabranch.batches.journal_refetch import JournalReader, JournalReaders
+from anabranch.batches.records import Record, decode_records, encode_batch
+from anabranch.batches.splice import Piece, Splice
+from anabranch.core.ids import TXN_HEADER, pack_txn_header
+from anabranch.core.round import Landed
+from anabranch.errors import InvariantViolation
+from anabranch.memory.log import MemoryCluster
+from anabranch.ports import (
+    LogRefused,
+    LogUnavailable,
+    Producer,
+    RawBatch,
+    TopicPartition,
+    TopicSpec,
+)
+from tests.contract.conftest import SteppedClock
+
+JOURNAL = TopicPartition("s.journal", 0)
+TARGET = TopicPartition("s", 0)
+T = 1_690_000_000_000
+
+
+@dataclass(frozen=True)
+class Run:
+    batch_base: int
+    first: int
+    end: int
+    records: int
+    pure: bool
+    batch_crc: int = 0
+
+    @property
+    def at(self) -> int:
+        return self.first
+
+
+def splice_stream(
+    readers: JournalReaders, producer: Producer, pieces: Sequence[Piece]
+) -> list[Landed]:
+    """Append the pieces to the target; where each landed."""
+    splice = Splice(readers, TARGET, pieces)
+    splice.note(producer.append_stream(splice.batches()))
+    return splice.landed()
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    made = MemoryCluster(SteppedClock())
+    made.create([TopicSpec(JOURNAL.topic, 1), TopicSpec(TARGET.topic, 1)])
+    return made
+
+
+def header(txn: int) -> tuple[tuple[str, bytes], ...]:
+    return ((TXN_HEADER, pack_txn_header(bytes([txn]) * 16, 1, 0)),)
+
+
+def write(cluster: MemoryCluster, *txns: int, codec: str | None = "lz4") -> None:
+    """A journal batch with a record for each of the transactions named."""
+    start = cluster.partitions[JOURNAL].end_offset
+    records = [
+        Record(0, T + i, b"k", b"t%d-%d" % (txn, start + i), header(txn))
+        for i, txn in enumerate(txns)
+    ]
+    cluster.produce_batch(JOURNAL, encode_batch(records, codec))
+
+
+def runs_of(cluster: MemoryCluster, txn: int) -> list[Run]:
+    """What an index of the journal holds of a transaction."""
+    found = []
+    for entry in cluster.partitions[JOURNAL].entries:
+        raw = RawBatch(entry.base_offset, entry.next_offset, memoryview(entry.data))
+        for run in scan_batch(raw):
+            if run.kind is Kind.WRITE and run.txn[0] == txn:
+                base = raw.base_offset
+                found.append(
+                    Run(
+                        base,
+                        base + run.first_delta,
+                        base + run.last_delta + 1,
+                        run.records,
+                        run.pure,
+                    )
+                )
+    return found
+
+
+def merged(cluster: MemoryCluster) -> list[Record]:
+    return [
+        record
+        for entry in cluster.partitions[TARGET].entries
+        if not entry.is_control
+        for record in decode_records(entry.data)
+    ]
+
+
+def expected(cluster: MemoryCluster, txn: int) -> list[bytes | None]:
+    prefix = b"t%d-" % txn
+    return [
+        record.value
+        for entry in cluster.partitions[JOURNAL].entries
+        for record in decode_records(entry.data)
+        if (record.value or b"").startswith(prefix)
+    ]
+
+
+def test_pieces_land_in_their_order(cluster: MemoryCluster) -> None:
+    rng = random.Random(7)
+    for _ in range(40):
+        if rng.random() < 0.5:
+            write(cluster, *[rng.choice((1, 2, 3))] * rng.choice((5, 99, 100, 150)))
+        else:
+            write(cluster, *rng.choices((1, 2, 3), k=rng.randrange(1, 60)), codec="zstd")
+    events = [(b"e", b"event %d" % i, header(4), T + i) for i in range(50)]
+    log = cluster.log("controller")
+    producer = log.producer("a", timeout=60)
+    pieces = [
+        Piece(JOURNAL, runs_of(cluster, 2)),
+        Piece(events=events),
+        Piece(),
+        Piece(JOURNAL, runs_of(cluster, 1), events[:3]),
+        Piece(JOURNAL, runs_of(cluster, 3)),
+    ]
+    landed = splice_stream(JournalReaders(log), producer, pieces)
+    producer.commit()
+    records = merged(cluster)
+    wanted: list[list[bytes | None]] = [
+        expected(cluster, 2),
+        [e[1] for e in events],
+        [],
+        [*expected(cluster, 1), *(e[1] for e in events[:3])],
+        expected(cluster, 3),
+    ]
+    assert [r.value for r in records] == [value for piece in wanted for value in piece]
+    assert landed[2] == Landed(0, 0, 0)
+    by_offset = {r.offset: r.value for r in records}
+    for piece, place in zip(wanted, landed, strict=True):
+        inside = [by_offset[o] for o in sorted(by_offset) if place.first <= o < place.end]
+        assert inside == piece
+        assert place.records == len(piece)
+    originals = {
+        r.value: (r.timestamp_ms, r.key, r.headers)
+        for entry in cluster.partitions[JOURNAL].entries
+        for r in decode_records(entry.data)
+    }
+    for record in records:
+        if (record.value or b"").startswith(b"t"):
+            assert originals[record.value] == (record.timestamp_ms, record.key, record.headers)
+
+
+def test_big_pure_batches_are_copied_as_they_are(cluster: MemoryCluster) -> None:
+    write(cluster, *[1] * 100)
+    write(cluster, *[1] * 99)
+    log = cluster.log("controller")
+    producer = log.producer("a", timeout=60)
+    splice_stream(JournalReaders(log), producer, [Piece(JOURNAL, runs_of(cluster, 1))])
+    sources = cluster.partitions[JOURNAL].entries
+    first, second = cluster.partitions[TARGET].entries
+    assert first.data[61:] == sources[0].data[61:]
+    assert second.data[61:] != sources[1].data[61:]
+
+
+def test_a_run_that_the_journal_does_not_have_stops_the_merge(cluster: MemoryCluster) -> None:
+    write(cluster, 1, 1, 1)
+    log = cluster.log("controller")
+    producer = log.producer("a", timeout=60)
+    readers = JournalReaders(log)
+    with pytest.raises(InvariantViolation, match="has 3"):
+        splice_stream(readers, producer, [Piece(JOURNAL, [Run(0, 0, 3, 4, False)])])
+    with pytest.raises(LogRefused, match=r"records are gone: no batch .* begins at 1"):
+        list(Splice(readers, TARGET, [Piece(JOURNAL, [Run(1, 1, 3, 2, False)])]).batches())
+    with pytest.raises(LogUnavailable):
+        list(Splice(readers, TARGET, [Piece(JOURNAL, [Run(3, 3, 4, 1, False)])]).batches())
+    with pytest.raises(InvariantViolation, match="without the journal"):
+        list(Splice(readers, TARGET, [Piece(None, [Run(0, 0, 3, 3, True)])]).batches())
+
+
+@pytest.mark.parametrize("pure", [True, False])
+def test_a_batch_that_is_not_the_one_that_was_indexed_is_not_merged(
+    cluster: MemoryCluster, pure: bool
+) -> None:
+    write(cluster, *[1] * 200)
+    readers = JournalReaders(cluster.log("controller"))
+    crc = crc_of(readers.of(JOURNAL).batch(0).data)
+    assert crc == read_header(cluster.partitions[JOURNAL].entries[0].data).crc
+    known = Run(0, 0, 200, 200, pure, crc)
+    assert len(list(Splice(readers, TARGET, [Piece(JOURNAL, [known])]).batches())) == 1
+    other = Run(0, 0, 200, 200, pure, crc ^ 1)
+    with pytest.raises(LogRefused, match=r"records are gone: another batch .* stands at 0"):
+        list(Splice(readers, TARGET, [Piece(JOURNAL, [other])]).batches())
+
+
+def test_offsets_must_be_noted_before_they_are_asked_for(cluster: MemoryCluster) -> None:
+    splice = Splice(JournalReaders(cluster.log("c")), TARGET, [Piece(events=[(b"k", b"v", (), T)])])
+    list(splice.batches())
+    with pytest.raises(InvariantViolation, match="not known yet"):
+        splice.landed()
+    splice.note([17])
+    assert splice.landed() == [Landed(17, 18, 1)]
+
+
+def test_reading_ahead_gives_the_same_batches(cluster: MemoryCluster) -> None:
+    for number in range(200):
+        write(cluster, *[number % 5] * (number % 7 + 1))
+    entries = cluster.partitions[JOURNAL].entries
+    log = cluster.log("reader")
+    for ahead in (False, True):
+        readers = JournalReaders(log, ahead=ahead)
+        reader = readers.of(JOURNAL)
+        assert readers.of(JOURNAL) is reader
+        for step in (1, 3, 50):
+            for entry in entries[::step]:
+                for _ in range(2):
+                    assert bytes(reader.batch(entry.base_offset).data) == entry.data
+        # Back to the start: nothing is lost, it is only slower.
+        assert reader.batch(0).base_offset == 0
+        readers.close()
+
+
+def test_what_was_read_ahead_in_vain_does_no_harm(cluster: MemoryCluster) -> None:
+    write(cluster, 1)
+    write(cluster, 2)
+    log = cluster.log("reader")
+    readers = JournalReaders(log, ahead=True)
+    reader = readers.of(JOURNAL)
+    assert reader.batch(0).next_offset == 1
+    assert reader.batch(1).next_offset == 2
+    write(cluster, 3)
+    # Read ahead when it was not there yet.
+    assert reader.batch(2).next_offset == 3
+    readers.close()
+    assert isinstance(reader, JournalReader)
+
+
+def test_a_long_run_of_a_mixed_batch_is_taken_apart(cluster: MemoryCluster) -> None:
+    write(cluster, *[1] * 150, 2, *[1] * 200)
+    log = cluster.log("controller")
+    producer = log.producer("a", timeout=60)
+    runs = runs_of(cluster, 1)
+    assert [(run.records, run.pure) for run in runs] == [(150, False), (200, False)]
+    (landed,) = splice_stream(JournalReaders(log), producer, [Piece(JOURNAL, runs)])
+    producer.commit()
+    assert [r.value for r in merged(cluster)] == expected(cluster, 1)
+    assert landed.records == 350
+
+
+@pytest.mark.parametrize("step", [1, 2, 9, 40])
+def test_reading_ahead_of_where_nobody_goes(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Fetches of a few batches each, and leaps that pass what was read ahead."""
+    monkeypatch.setattr("anabranch.batches.journal_refetch.FETCH_BYTES", 400)
+    for number in range(120):
+        write(cluster, *[number % 5] * (number % 7 + 1))
+    readers = JournalReaders(cluster.log("reader"), ahead=True)
+    reader = readers.of(JOURNAL)
+    for entry in cluster.partitions[JOURNAL].entries[::step]:
+        assert bytes(reader.batch(entry.base_offset).data) == entry.data
+    readers.close()
+
+
+def test_an_error_while_reading_ahead_is_nobodys(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.batches.journal_refetch.FETCH_BYTES", 1)
+    for number in range(6):
+        write(cluster, number)
+    calls = [0]
+
+    def on_call(_: str, name: str) -> None:
+        if name == "fetch":
+            calls[0] += 1
+            if calls[0] % 2 == 0:
+                raise LogUnavailable("no leader, just now")
+
+    cluster.on_call = on_call
+    readers = JournalReaders(cluster.log("reader"), ahead=True)
+    for number in range(6):
+        assert readers.of(JOURNAL).batch(number).base_offset == number
+    readers.close()
+    assert calls[0] >= 11
+
+
+def test_more_is_read_ahead_while_it_is_of_use(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One fetch ahead at first, `MAX_AHEAD` in a long merge, one again after a leap."""
+    monkeypatch.setattr("anabranch.batches.journal_refetch.FETCH_BYTES", 1)
+    for number in range(40):
+        write(cluster, number % 5)
+    fetches = [0]
+
+    def on_call(_: str, name: str) -> None:
+        fetches[0] += name == "fetch"
+
+    cluster.on_call = on_call
+    reader = JournalReader(cluster.log("reader"), JOURNAL, pool := ThreadPoolExecutor(1))
+
+    def fetched_for(base: int) -> int:
+        """How many fetches were begun until this batch was had, and what it started ended."""
+        reader.batch(base)
+        pool.submit(int).result()
+        return fetches[0]
+
+    assert [fetched_for(base) - base - 1 for base in range(7)] == [1, 2, 3, 4, 4, 4, 4]
+    assert fetched_for(30) == 11 + 2
+    pool.shutdown()

@@ -1,0 +1,73 @@
+"""Which brokers are asked what any of them may know, and what is believed of the answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from anabranch.kafka import admin as kafka_admin
+from anabranch.kafka.settings import parse_settings
+from anabranch.kafka.wire.cluster import Cluster
+from anabranch.kafka.wire.connection import ConnectionBroken
+
+BROKERS = {n: (f"broker-{n}", 9092) for n in (1, 2, 3)}
+OURS, OTHER = UUID(int=1), UUID(int=2)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Three brokers, each of which can be connected to."""
+    made = Cluster(parse_settings("broker-1:9092", {}))
+    made._brokers = dict(BROKERS)
+    monkeypatch.setattr(made, "take", lambda address, _: address)
+    monkeypatch.setattr(made, "give", lambda *_: None)
+    return made
+
+
+def _asked(cluster: Cluster, times: int) -> Counter[Any]:
+    found: Counter[Any] = Counter()
+    for _ in range(times):
+        with cluster.connection(None, 0.0) as connection:
+            found[connection] += 1
+    return found
+
+
+def test_brokers_that_were_away_once_are_asked_in_turn_again(cluster: Cluster) -> None:
+    assert _asked(cluster, 6) == dict.fromkeys(BROKERS.values(), 2)
+    for node in BROKERS:
+        with pytest.raises(ConnectionBroken), cluster.connection(node, 0.0):
+            raise ConnectionBroken("it restarts", sent=True)
+    for node in (2, 3):
+        with cluster.connection(node, 0.0):
+            pass
+    assert set(_asked(cluster, 6)) == {BROKERS[2], BROKERS[3]}
+    cluster.trust(BROKERS[1])
+    assert _asked(cluster, 6) == dict.fromkeys(BROKERS.values(), 2)
+
+
+@pytest.mark.parametrize(
+    ("told", "gone"),
+    [
+        ({1: OTHER, 2: OTHER, 3: OTHER}, True),
+        ({1: OTHER, 2: OURS, 3: OTHER}, False),
+        ({1: OTHER, 2: None, 3: OTHER}, False),
+        ({}, False),
+    ],
+)
+def test_another_id_is_every_brokers_word(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, told: dict[int, UUID | None], gone: bool
+) -> None:
+    def metadata(names: list[str], node: int, _: float) -> Any:
+        code = 3 if told[node] is None else 0
+        return SimpleNamespace(topics=[SimpleNamespace(topic_id=told[node], error_code=code)])
+
+    cluster._brokers = {node: BROKERS[node] for node in told}
+    monkeypatch.setattr(cluster, "_metadata", metadata)
+    exists = [SimpleNamespace(error_code=36)]
+    monkeypatch.setattr(kafka_admin, "_create", lambda *_, **__: exists)
+    monkeypatch.setattr(kafka_admin, "add_partitions", lambda *_, **__: False)
+    assert kafka_admin.is_gone(cluster, "t", 1, OURS.hex, 0.0) is gone

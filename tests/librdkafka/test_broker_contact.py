@@ -1,0 +1,111 @@
+"""When a handle counts as lost: a transcript of what is heard, asked and answered."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from anabranch.librdkafka import broker_contact as contact
+from anabranch.librdkafka.broker_contact import Contact
+
+ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
+OTHER = KafkaError(KafkaError._TRANSPORT)
+
+
+class Brokers:
+    """What a handle is told: by brokers, by one that knows nobody, or nothing."""
+
+    def __init__(self) -> None:
+        self.answer: str = "brokers"
+        self.asked = 0
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        """See `Handle`."""
+        assert topic == "t"
+        self.asked += 1
+        if self.answer == "nothing":
+            raise KafkaException(OTHER)
+        return SimpleNamespace(brokers={1: "a"} if self.answer == "brokers" else {})
+
+
+class World:
+    """A contact, its handle, what others are told, and the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.handle, self.other = Brokers(), Brokers()
+        monkeypatch.setattr(contact, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(contact, "AdminClient", lambda config: self.other)
+        self.contact = Contact(self.handle, {}, "t")
+
+    def after(self, seconds: float) -> tuple[bool, int, int]:
+        """(lost, how often the handle was asked so far, and another one) when so much time has passed."""
+        self.now += seconds
+        return self.contact.lost(), self.handle.asked, self.other.asked
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_silence_alone_is_no_loss(world: World) -> None:
+    assert world.after(29) == (False, 0, 0)
+    assert world.after(2) == (False, 1, 0)
+    assert world.after(29) == (False, 1, 0)
+    world.contact.heard()
+    assert world.after(29) == (False, 1, 0)
+    assert world.after(2) == (False, 2, 0)
+
+
+@pytest.mark.parametrize("answer", ["nothing", "nobody"])
+def test_not_answered_twice_while_another_is(world: World, answer: str) -> None:
+    world.handle.answer = answer
+    assert world.after(31) == (False, 1, 0)
+    assert world.after(4) == (False, 1, 0)
+    assert world.after(2) == (True, 2, 1)
+
+
+def test_answered_the_second_time(world: World) -> None:
+    world.handle.answer = "nothing"
+    assert world.after(31) == (False, 1, 0)
+    world.handle.answer = "brokers"
+    assert world.after(6) == (False, 2, 0)
+    world.handle.answer = "nothing"
+    assert world.after(6) == (False, 2, 0)
+    assert world.after(25) == (False, 3, 0)
+
+
+@pytest.mark.parametrize("answer", ["nothing", "nobody"])
+def test_brokers_that_are_away_for_all(world: World, answer: str) -> None:
+    world.handle.answer = world.other.answer = answer
+    assert world.after(31) == (False, 1, 0)
+    assert [world.after(6)[0] for _ in range(10)] == [False] * 10
+    assert world.other.asked == 10
+    world.other.answer = "brokers"
+    assert world.after(6) == (True, 12, 11)
+
+
+def test_a_complaint_is_looked_into_soon(world: World) -> None:
+    world.handle.answer = "nothing"
+    world.contact.complaint(OTHER)
+    assert world.after(6) == (False, 0, 0)
+    world.contact.complaint(ALL_DOWN)
+    assert world.contact.complained
+    assert world.after(0) == (False, 1, 0)
+    assert world.after(6) == (True, 2, 1)
+
+
+def test_a_complaint_that_is_over(world: World) -> None:
+    world.contact.complaint(ALL_DOWN)
+    assert world.after(6) == (False, 1, 0)
+    assert not world.contact.complained
+    assert world.after(6) == (False, 1, 0)
+
+
+def test_without_a_topic_nothing_is_asked(world: World) -> None:
+    world.contact.topic = ""
+    assert world.after(100) == (False, 0, 0)

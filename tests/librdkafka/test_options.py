@@ -1,0 +1,149 @@
+"""Options of connect: passed on, refused by name, never ignored."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch import errors
+from anabranch.librdkafka.options import Options, named_options
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("enable_idempotence", False), ("enable.idempotence", "false"), ("acks", 1), ("acks", "0"),
+        ("request.required.acks", 1), ("transactional_id", "x"), ("isolation_level", "read_uncommitted"),
+        ("delivery_report_only_error", False), ("partitioner", "murmur2"), ("group_id", "g"),
+        ("auto_offset_reset", "latest"), ("enable_auto_commit", True), ("bootstrap_servers", "elsewhere:1"),
+        ("on_delivery", print), ("allow_auto_create_topics", True), ("transaction_timeout_ms", 5),
+        ("partition_assignment_strategy", "cooperative-sticky"), ("group_protocol", "consumer"),
+        ("default.topic.config", {}), ("enable_partition_eof", True),
+    ],
+)  # fmt: skip
+def test_what_would_break_a_promise_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(errors.UnsupportedSetting, match=re.escape(name).replace("_", "[_.]")):
+        Options("b:1", named_options({name: value} if "." in name else None,
+                                     {} if "." in name else {name: value}))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("acks", "all"), ("acks", -1), ("enable_idempotence", True), ("isolation_level", "read_committed"),
+        ("enable_auto_commit", False), ("group_protocol", "classic"),
+    ],
+)  # fmt: skip
+def test_what_is_so_anyway_may_be_said(name: str, value: Any) -> None:
+    options = Options("b:1", named_options(None, {name: value}))
+    assert options.journal(1 << 20)["enable.idempotence"] is True
+    assert options.journal(1 << 20)["acks"] == "all"
+    assert options.reader("g", "earliest")["isolation.level"] == "read_committed"
+
+
+def test_options_go_to_whom_they_are_for() -> None:
+    given = {
+        "security_protocol": "SSL",
+        "compression_type": "zstd",
+        "fetch_wait_max_ms": 7,
+        "error_cb": print,
+        "partition_assignment_strategy": "roundrobin",
+    }
+    options = Options("b:1", named_options({"client.id": "me"}, given))
+    everyone = (
+        options.admin(),
+        options.commands(1000),
+        options.replies(),
+        options.journal(1000),
+        options.reader("g", "latest"),
+    )
+    for config in everyone:
+        assert (config["security.protocol"], config["client.id"]) == ("SSL", "me")
+        assert config["error_cb"] is print
+    assert options.journal(1000)["compression.type"] == "zstd"
+    assert "compression.type" not in options.commands(1000)
+    reader = options.reader("g", "latest")
+    assert reader["fetch.wait.max.ms"] == 7
+    assert reader["partition.assignment.strategy"] == "roundrobin"
+    assert "compression.type" not in reader
+    assert options.replies()["fetch.wait.max.ms"] != 7
+
+
+def test_a_synonym_replaces_our_default() -> None:
+    options = Options("b:1", {"compression.codec": "gzip", "queue.buffering.max.ms": 3})
+    journal = options.journal(1 << 20)
+    assert journal["compression.codec"] == "gzip"
+    assert "compression.type" not in journal
+    assert "linger.ms" not in journal
+
+
+def test_a_batch_is_never_larger_than_its_topic_takes() -> None:
+    assert Options("b:1", {}).journal(50_000)["batch.size"] == 50_000
+    assert Options("b:1", {}).journal(50_000)["message.max.bytes"] == 50_000
+    assert Options("b:1", {}).journal(1 << 30)["batch.size"] == 250_000
+    small = Options("b:1", {"message.max.bytes": 2000})
+    assert small.journal(50_000)["message.max.bytes"] == 2000
+    sizes = [Options("b:1", {}).column_batch_bytes(limit) for limit in (50_000, 1 << 30)]
+    assert sizes == [50_000, 1_000_000]
+    assert small.column_batch_bytes(50_000) == 2000
+    assert Options("b:1", {"batch.size": 9000}).column_batch_bytes(1 << 30) == 9000
+
+
+def test_raw_connections_get_what_was_given() -> None:
+    given = {
+        "client.id": "me",
+        "request.timeout.ms": 7000,
+        "fetch.min.bytes": 5,
+        "sasl.username": "u",
+    }
+    assert Options("b:1", given).raw() == {
+        "client.id": "me",
+        "request.timeout.ms": 7000,
+        "sasl.username": "u",
+    }
+
+
+def test_the_same_option_twice_is_refused() -> None:
+    with pytest.raises(errors.UnsupportedSetting, match="twice"):
+        named_options({"client.id": "a"}, {"client_id": "b"})
+
+
+def test_an_option_that_librdkafka_does_not_know_is_refused() -> None:
+    with (
+        anabranch.connect("127.0.0.1:1", timeout=1, no_such_option=3) as client,
+        pytest.raises(errors.UnsupportedSetting, match=r"no\.such\.option"),
+    ):
+        client.streams()
+
+
+def test_no_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANABRANCH_BOOTSTRAP", raising=False)
+    with pytest.raises(errors.InvalidArgument, match="ANABRANCH_BOOTSTRAP"):
+        anabranch.connect()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"timeout": 0}, {"timeout": -1}, {"one_shot_bytes": -1}, {"prefix": "a.b"}]
+)
+def test_arguments_out_of_range(arguments: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        anabranch.connect("127.0.0.1:1", **arguments)
+
+
+def test_nobody_there_is_not_ready() -> None:
+    with (
+        anabranch.connect("127.0.0.1:1", timeout=0.5, log_level=0) as client,
+        pytest.raises((errors.NotReady, errors.DeadlineExceeded)),
+    ):
+        client.streams()
+
+
+def test_everything_public_is_there() -> None:
+    for name in anabranch.__all__:
+        assert getattr(anabranch, name) is not None
+    assert set(anabranch.__all__) <= set(dir(anabranch))
+    with pytest.raises(AttributeError):
+        anabranch.no_such_name  # noqa: B018

@@ -1,0 +1,214 @@
+"""Events of decoded blocks: the same from columns as from records one by one; and portions of batches."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.batches import columns_read
+from anabranch.batches.columns_read import ColumnsBuilder
+from anabranch.batches.format import with_base_offset
+from anabranch.batches.records import Record, encode_batch
+from anabranch.core.ids import TXN_HEADER
+from anabranch.errors import MalformedRecord
+from anabranch.ports import RawBatch, TopicPartition
+from anabranch.reading import fetched as portions
+from anabranch.reading.decoded import ColumnsBlock, RecordsBlock, Stretch, events_of
+from anabranch.reading.fetched import Portion, portion_of_batches, portion_of_records
+from anabranch.reading.stream_order import Step
+from anabranch.types import Event
+from tests.batches import strategies
+
+ALL = np.array([[0], [1 << 62]], dtype=np.int64)
+PLACE = TopicPartition("s.t", 3)
+IDS = (None, b"0" * 16, bytes([1]) * 16)
+
+
+def columns(records: Sequence[Record]) -> ColumnsBlock:
+    builder = ColumnsBuilder()
+    found = builder.add(strategies.raw(encode_batch(records)), ALL) or builder.finish()
+    assert found is not None
+    return ColumnsBlock(found)
+
+
+def events(
+    block: ColumnsBlock | RecordsBlock, low: int, stretches: Sequence[Stretch]
+) -> list[Event]:
+    return list(events_of("s/t", 3, block, low, stretches, iter(block.offsets[low:])))
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_columns_and_records_make_the_same_events(data: st.DataObject) -> None:
+    records = data.draw(strategies.records())
+    low = data.draw(st.integers(0, len(records) - 1))
+    lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
+    stretches = []
+    left = len(records) - low
+    for number, length in enumerate(lengths):
+        if left:
+            txn_id = data.draw(st.sampled_from(IDS))
+            stretches.append(Stretch(min(length, left), txn_id, 100 + number, 200 + number))
+            left -= stretches[-1].length
+    made = events(RecordsBlock(records), low, stretches)
+    assert events(columns(records), low, stretches) == made
+    assert all(type(event) is Event and type(event.headers) is list for event in made)
+    of = [s for s in stretches for _ in range(s.length)]
+    assert len(made) == len(of)
+    for event, record, stretch in zip(made, records[low:], of, strict=False):
+        assert event[:3] == ("s/t", record.key, record.value)
+        assert event.headers == [h for h in record.headers if not h[0].startswith("ab.")]
+        ids = [v[:16] for n, v in record.headers if n == TXN_HEADER and v and len(v) >= 16]
+        assert event.txn_id == (ids[-1] if ids else stretch.txn_id)
+        assert event[6:8] == (stretch.commit_timestamp, stretch.segment_id)
+        assert event[8:] == (3, record.offset)
+        assert event.timestamp == record.timestamp_ms
+
+
+@pytest.mark.parametrize("sizes", [(5, 5, 5), (0, 0, 0), (1, 2, 3), (0, 7, 0)])
+def test_values_of_one_size_and_of_several(sizes: tuple[int, ...]) -> None:
+    records = [Record(i, 0, b"k", bytes([i]) * size) for i, size in enumerate(sizes)]
+    made = events(columns(records), 1, [Stretch(2, None, 1, 1)])
+    assert [event.value for event in made] == [record.value for record in records[1:]]
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 2, 2), (0, 3, 1), (0, 0, 0)])
+def test_headers_of_one_number_and_of_several(counts: tuple[int, ...]) -> None:
+    numbers = itertools.count()
+    records = [
+        Record(i, 0, None, None, tuple((f"h{j}", b"%d" % next(numbers)) for j in range(count)))
+        for i, count in enumerate(counts)
+    ]
+    made = events(columns(records), 1, [Stretch(2, None, 1, 1)])
+    assert [event.headers for event in made] == [list(record.headers) for record in records[1:]]
+
+
+def test_events_share_no_headers() -> None:
+    made = events(
+        columns([Record(i, 0, None, None) for i in range(2)]), 0, [Stretch(2, None, 1, 1)]
+    )
+    made[0].headers.append(("mine", b""))
+    assert made[1].headers == []
+
+
+# -- portions -------------------------------------------------------------------------------------------
+
+
+def batches(count: int, rows: int) -> list[RawBatch]:
+    """Batches of so many rows, from offset 100 on, each followed by an offset without a record."""
+    data = encode_batch([Record(i, 0, b"k", b"%d" % i) for i in range(rows)], "lz4")
+    return [strategies.raw(with_base_offset(data, 100 + i * (rows + 1))) for i in range(count)]
+
+
+def offsets(portion: Portion) -> list[int]:
+    found = []
+    while (offset := portion.first()) is not None:
+        found.append(offset)
+        _, at = portion.next_of_block()
+        portion.go_on(at + 1)
+    return found
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_portion_gives_its_records_from_an_offset_on(
+    loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns_read, "is_warm", lambda: loaded)
+    monkeypatch.setattr(portions, "_BLOCK_ROWS", 16)
+    monkeypatch.setattr(portions, "_loading", portions._Loading())
+    portion = portion_of_batches(PLACE, batches(7, 10), 104)
+    assert portion.first() == 104
+    block, _ = portion.next_of_block()
+    assert type(block) is (ColumnsBlock if loaded else RecordsBlock)
+    expected = [100 + i * 11 + j for i in range(7) for j in range(10)]
+    assert offsets(portion) == expected[4:]
+    assert portion.first() is None
+    portion = portion_of_batches(PLACE, batches(7, 10), 104)
+    portion.end = 150
+    assert offsets(portion) == [offset for offset in expected[4:] if offset < 150]
+
+
+def test_nothing_waits_while_the_compiled_code_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, loaded = threading.Event(), threading.Event()
+
+    def warm() -> None:
+        begun.set()
+        assert loaded.wait(60)
+
+    monkeypatch.setattr(columns_read, "warm", warm)
+    monkeypatch.setattr(columns_read, "is_warm", loaded.is_set)
+    monkeypatch.setattr(portions, "_loading", portions._Loading())
+    try:
+        for _ in range(3):
+            portion = portion_of_batches(PLACE, batches(2, 3000), 0)
+            assert len(offsets(portion)) == 6000
+            assert begun.wait(60), "it is loaded beside what is read"
+    finally:
+        loaded.set()
+    portion = portion_of_batches(PLACE, batches(2, 3000), 0)
+    portion.first()
+    assert type(portion.next_of_block()[0]) is ColumnsBlock
+
+
+def test_few_records_do_without_compiled_code() -> None:
+    columns_read.warm()
+    for rows, kind in ((3, RecordsBlock), (3000, ColumnsBlock)):
+        portion = portion_of_batches(PLACE, batches(1, rows), 0)
+        portion.first()
+        assert type(portion.next_of_block()[0]) is kind
+
+
+@pytest.mark.parametrize("rows", [5, 500])
+def test_what_is_broken_is_told_each_time_and_what_comes_before_is_given(rows: int) -> None:
+    columns_read.warm()
+    good, bad, after = batches(3, rows)
+    broken = bytearray(bad.data)
+    broken[-1] ^= 0xFF
+    portion = portion_of_batches(
+        PLACE, [good, bad._replace(data=memoryview(broken)), after], good.base_offset
+    )
+    for offset in range(good.base_offset, good.next_offset):
+        assert portion.first() == offset
+        portion.go_on(portion.next_of_block()[1] + 1)
+    for _ in range(2):
+        with pytest.raises(MalformedRecord, match=r"s\.t\[3\]"):
+            portion.first()
+
+
+def test_records_in_hand() -> None:
+    records = [Record(i, 0, None, b"v") for i in (3, 5, 8)]
+    assert offsets(portion_of_records(PLACE, records, 3)) == [3, 5, 8]
+    assert portion_of_records(PLACE, [], 0).first() is None
+
+
+# -- steps ----------------------------------------------------------------------------------------------
+
+
+def done(step: Step) -> int | None:
+    return step.processed_to
+
+
+def test_an_event_is_processed_when_more_is_asked_for() -> None:
+    block = RecordsBlock([Record(10 + i, 0, None, b"v") for i in range(5)])
+    stretches = [Stretch(5, None, 1, 1)]
+    step = Step(("s.t", 3), block.offsets, lambda o: events_of("s/t", 3, block, 0, stretches, o))
+    assert done(step) is None
+    next(step.rest)
+    assert done(step) is None
+    step.asked_for_more()
+    assert done(step) == 11
+    assert [event.offset for event in itertools.islice(step.rest, 2)] == [11, 12]
+    assert done(step) == 12
+    step.asked_for_more()
+    assert done(step) == 13
+    assert [event.offset for event in step.rest] == [13, 14]
+    assert done(step) == 14
+    assert next(step.rest, None) is None
+    step.asked_for_more()
+    assert done(step) == 15

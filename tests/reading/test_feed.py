@@ -1,0 +1,220 @@
+"""A feed over the in-memory log: what it fetches, what it leaves, and what it does when offsets are gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from anabranch.batches.records import Record, encode_batch
+from anabranch.errors import FixCallError, SnapshotExpired
+from anabranch.kafka.wire.codes import UNKNOWN_TOPIC_OR_PARTITION
+from anabranch.librdkafka.command_bus import SystemClock
+from anabranch.memory.log import MemoryCluster, MemoryLog
+from anabranch.ports import LogError, LogRefused, LogUnavailable, TopicPartition, TopicSpec
+from anabranch.reading.feed import FETCH_BYTES, RawFeed
+from anabranch.reading.fetched import Portion
+
+TOPIC = "s.t"
+SOON_S = 5.0
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    made = MemoryCluster(SystemClock()).log("p")
+    made.create_topics([TopicSpec(TOPIC, 3)])
+    return made
+
+
+def commit(log: MemoryLog, *partitions: int, count: int = 2, abort: bool = False) -> None:
+    """One native transaction with so many events on each."""
+    producer = log.producer("c", timeout=60)
+    batch = encode_batch([Record(i, 0, None, b"v") for i in range(count)])
+    producer.append([(TopicPartition(TOPIC, p), batch) for p in partitions])
+    if abort:
+        producer.abort()
+    else:
+        producer.commit()
+
+
+def fetch(
+    feed: RawFeed, waiting: Mapping[tuple[str, int], int] = {}, at: float | None = None
+) -> dict[int, list[int]]:
+    """Partition -> offsets, of what one call brings. ``at``: the deadline."""
+    portions = feed.next(time.monotonic() + 0.05 if at is None else at, waiting)
+    return {portion.place.partition: offsets(portion) for portion in portions}
+
+
+def offsets(portion: Portion) -> list[int]:
+    found = []
+    while (offset := portion.first()) is not None:
+        found.append(offset)
+        portion.go_on(portion.next_of_block()[1] + 1)
+    return found
+
+
+def test_each_record_comes_once_without_what_aborted(log: MemoryLog) -> None:
+    commit(log, 0, 1)
+    commit(log, 0, abort=True)
+    commit(log, 0)
+    feed = RawFeed(log)
+    feed.assign({(TOPIC, 0): 1, (TOPIC, 1): 0})
+    found: dict[int, list[int]] = {}
+    while some := fetch(feed):
+        for partition, places in some.items():
+            found.setdefault(partition, []).extend(places)
+    assert found == {0: [1, 6, 7], 1: [0, 1]}
+    assert feed.positions(TOPIC, [0, 1, 2]) == {0: 9, 1: 3}
+    feed.add(TOPIC, {2: 0})
+    commit(log, 2, 0)
+    assert fetch(feed) == {0: [9, 10], 2: [0, 1]}
+    feed.stop()
+    commit(log, 0)
+    assert fetch(feed) == {}
+
+
+def test_nothing_more_is_fetched_of_what_waits(log: MemoryLog) -> None:
+    commit(log, 0, 1)
+    feed = RawFeed(log)
+    feed.assign({(TOPIC, 0): 0, (TOPIC, 1): 0})
+    assert fetch(feed, {(TOPIC, 0): 1}) == {1: [0, 1]}
+    assert feed.positions(TOPIC, [0]) == {0: 0}
+    assert fetch(feed, {(TOPIC, 0): 1, (TOPIC, 1): 1}) == {}
+    assert fetch(feed) == {0: [0, 1]}
+
+
+def test_reading_goes_on_where_the_log_begins(log: MemoryLog) -> None:
+    for _ in range(3):
+        commit(log, 0)
+    log.delete_records({TopicPartition(TOPIC, 0): 6})
+    feed = RawFeed(log)
+    feed.assign({(TOPIC, 0): 0})
+    assert fetch(feed) == {}
+    assert fetch(feed) == {0: [6, 7]}
+
+    def expired(place: TopicPartition, offset: int) -> None:
+        raise SnapshotExpired(f"{place} {offset}")
+
+    strict = RawFeed(log, gone=expired)
+    strict.assign({(TOPIC, 0): 0})
+    with pytest.raises(SnapshotExpired, match=r"0\D* 0"):
+        fetch(strict)
+
+
+def test_a_broker_that_is_behind_is_asked_again(log: MemoryLog) -> None:
+    """What it has not (yet, or any more) is waited for: there is no way back, nor over what may still come."""
+
+    def expired(place: TopicPartition, offset: int) -> None:
+        raise SnapshotExpired(f"{place} {offset}")
+
+    commit(log, 0, 1)
+    found: dict[int, list[int]] = {}
+    for gone in (None, expired):
+        feed = RawFeed(log, gone=gone)
+        feed.assign({(TOPIC, 0): 6, (TOPIC, 1): 0})
+        found = {}
+        while 1 not in found:  # the other one goes on
+            found |= fetch(feed)
+        assert (found, feed.positions(TOPIC, [0])) == ({1: [0, 1]}, {0: 6})
+        feed.assign({(TOPIC, 0): 6})
+        if gone is not None:
+            for _ in range(3):
+                commit(log, 0)
+        deadline = time.monotonic() + SOON_S
+        while gone is not None and 0 not in found and time.monotonic() < deadline:
+            found |= fetch(feed)
+    assert found[0] == [6, 7, 9, 10]
+
+
+class Failing:
+    """A log that answers with errors: of each partition, or of all at once."""
+
+    def __init__(self, error: LogError, whole: bool) -> None:
+        self.error = error
+        self.whole = whole
+        self.asked: list[int] = []
+
+    def fetch(
+        self,
+        positions: Iterable[TopicPartition],
+        *,
+        max_bytes: int,
+        failed: dict[Any, Any],
+        **_: Any,
+    ) -> dict[Any, Any]:
+        self.asked.append(max_bytes)
+        if self.whole:
+            raise self.error
+        failed |= dict.fromkeys(positions, self.error)
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "whole"),
+    [
+        (LogUnavailable("no broker"), True),
+        (LogUnavailable("no leader"), False),
+        (LogRefused("not there", UNKNOWN_TOPIC_OR_PARTITION), False),
+    ],
+)
+def test_what_may_mend_itself_is_waited_for(error: LogError, whole: bool) -> None:
+    log: Any = Failing(error, whole)
+    feed = RawFeed(log)
+    feed.assign({(TOPIC, 0): 0})
+    assert fetch(feed) == {}
+    assert log.asked == [FETCH_BYTES]
+    assert feed.positions(TOPIC, [0]) == {0: 0}
+
+
+def test_a_partition_without_a_leader_holds_up_no_other(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    whole, bad = log.fetch, {TopicPartition(TOPIC, 1)}
+    asked: list[list[int]] = []
+
+    def failing(positions: Mapping[TopicPartition, int], **how: Any) -> Any:
+        asked.append([place.partition for place in positions])
+        how["failed"] |= {place: LogUnavailable("no leader") for place in bad & positions.keys()}
+        good = {place: at for place, at in positions.items() if place not in bad}
+        return whole(good, **how | {"max_wait": 0.0})
+
+    monkeypatch.setattr(log, "fetch", failing)
+    commit(log, 0, 1, 2)
+    feed = RawFeed(log)
+    feed.assign({(TOPIC, p): 0 for p in range(3)})
+    assert fetch(feed, at=now) == {0: [0, 1], 2: [0, 1]}
+    commit(log, 0)
+    assert fetch(feed, at=now).keys() == {0}
+    now = 1.0  # it is asked for again
+    commit(log, 2)
+    assert fetch(feed, at=now).keys() == {2}
+    bad.clear()
+    now = 2.0
+    commit(log, 0)
+    assert fetch(feed, at=now).keys() == {0, 1}
+    assert asked == [[0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_can_not_is_said(whole: bool) -> None:
+    log: Any = Failing(LogRefused("not allowed", 29), whole)
+    feed = RawFeed(log)
+    feed.assign({(TOPIC, 0): 0})
+    with pytest.raises(FixCallError, match="not allowed"):
+        fetch(feed)
+
+
+def test_a_closed_feed_does_not_rest(log: MemoryLog) -> None:
+    feed = RawFeed(log)
+    threading.Timer(0.05, feed.close).start()
+    started = time.monotonic()
+    assert feed.next(started + 60, {}) == []
+    assert time.monotonic() - started < 30

@@ -1,0 +1,290 @@
+"""Stream order over the in-memory log: one reader, or members that share the partitions, in random steps.
+
+The same code as on a broker, from the feed to the events. What is random is drawn from the seed in the test's name.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from anabranch.errors import NotReady
+from anabranch.librdkafka.command_bus import SystemClock
+from anabranch.librdkafka.options import Options
+from anabranch.memory.log import MemoryCluster, MemoryLog
+from anabranch.ports import TopicPartition
+from anabranch.reading import fetched as portions
+from anabranch.reading import history_index as history
+from anabranch.reading import stream_order as ordered
+from anabranch.reading.feed import RawFeed
+from anabranch.reading.log_consumer import LogConsumer, LogMessage
+from anabranch.reading.stream_order import OrderedStream, Step
+from anabranch.schemas.records import CommitRecord
+from anabranch.types import Event
+from tests.client.members import by_key
+from tests.client.written import ONE, Keys, WrittenStream, scaled
+
+SOON_S = 20.0
+
+
+class History(LogConsumer):
+    """A `CommittedConsumer` of the history over the in-memory log, that may hold it back or fail."""
+
+    made: list[History] = []  # noqa: RUF012
+    log: MemoryLog
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__(self.log)
+        self.late: random.Random | None = None
+        self.fails = False
+        self.made.append(self)
+
+    def next_batch(self, deadline: float, limit: int = 2000) -> Sequence[LogMessage]:
+        if self.fails and deadline <= time.monotonic():
+            raise NotReady("not now")
+        if self.late is not None and deadline <= time.monotonic() and self.late.random() < 0.5:
+            return []
+        return super().next_batch(deadline, limit if self.late is None else 1)
+
+    def learn(self, topic: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Group:
+    """The committed offsets of a group."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[tuple[str, int], int] = {}
+
+    def committed(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        return {place: self.offsets[place] for place in places if place in self.offsets}
+
+    def learn(self) -> None:
+        pass
+
+
+class Member:
+    """An `OrderedStream` with a feed, read by hand. Alone, or with its own partitions in a group."""
+
+    def __init__(self, written: WrittenStream, group: Group | None, own: Collection[int]) -> None:
+        log: Any = written.log
+        self.feed = RawFeed(log)
+        member: Any = group
+        admin: Any = LogConsumer(log)
+        self.stream = OrderedStream(
+            Options("nowhere:1", {}), admin, self.feed, member, written.stream, SOON_S
+        )
+        self.group = group
+        count = log.describe_topics([written.topic])[written.topic].partitions
+        at = dict.fromkeys(range(count), 0)
+        if group is not None:
+            at |= {p: o for (_, p), o in group.offsets.items()}
+        self.stream.begin(at, None if group is None else own)
+        wanted = at if group is None else own
+        self.feed.assign({(written.topic, p): at[p] for p in wanted})
+
+    def step(self, limit: int) -> Step | None:
+        """What may be given out now, if anything."""
+        told = self.stream.settle(True)
+        if self.group is not None:
+            for partition, offset in told.items():
+                place = self.stream.topic, partition
+                self.group.offsets[place] = max(offset, self.group.offsets.get(place, 0))
+        self.stream.release()
+        for portion in self.feed.next(0.0, self.stream.waiting()):
+            self.stream.put(portion)
+        return self.stream.step(limit)
+
+    def take(self, step: Step) -> list[Event]:
+        """All of a step, processed."""
+        events = list(step.rest)
+        if self.group is not None:
+            self.group.offsets[step.place] = step.offsets[-1] + 1
+        return events
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> WrittenStream:
+    log = MemoryCluster(SystemClock()).log("p")
+    monkeypatch.setattr(History, "log", log, raising=False)
+    monkeypatch.setattr(History, "made", [])
+    monkeypatch.setattr(history, "CommittedConsumer", History)
+    for name in ("_AT_ONCE_S", "_FIRST_PAUSE_S", "_LAST_PAUSE_S"):
+        monkeypatch.setattr(ordered, name, 0.0)
+    monkeypatch.setattr(portions, "_FEW", 4)
+    return WrittenStream(log, "s/t", 3)
+
+
+def read(members: Sequence[Member], dice: random.Random, count: int) -> list[Event]:
+    """So many events, as they are given out, in steps of random sizes by random members."""
+    found: list[Event] = []
+    deadline = time.monotonic() + SOON_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, by_key(found)
+        member = dice.choice(members)
+        step = member.step(dice.choice((1, 3, 1000)))
+        if step is not None:
+            found += member.take(step)
+    return found
+
+
+def shuffled(written: WrittenStream, keys: Keys, dice: random.Random) -> None:
+    """Random commits, scalings and rolling commits, on partitions that are used again and again."""
+    references = [written.scale(ONE)]
+    for number in range(1, 30):
+        match dice.randrange(4):
+            case 0:
+                written.roll(dice.choice(references), keys.events(), keys.events())
+            case 1:
+                cuts = sorted({0, 8, *dice.sample(range(1, 8), dice.randrange(3))})
+                partitions = dice.sample(range(3), len(cuts) - 1)
+                pieces = zip(cuts, cuts[1:], partitions, strict=False)
+                layout = [(10 * number + i, *piece) for i, piece in enumerate(pieces)]
+                references.append(written.scale(*layout))
+            case _:
+                written.commit(keys.events(dice.randrange(1, 4)), plain=dice.random() < 0.2)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_key_comes_in_order(written: WrittenStream, seed: int) -> None:
+    dice = random.Random(seed)
+    keys = Keys(9)
+    shuffled(written, keys, dice)
+    alone = Member(written, None, ())
+    if seed % 2:
+        History.made[-1].late = dice
+    events = read([alone], dice, sum(map(len, keys.expected.values())))
+    assert by_key(events) == keys.expected
+    assert {event.value: event.segment_id for event in events} == written.where
+    commits = {r.txn_id: r for _, r in written.records if isinstance(r, CommitRecord)}
+    for event in events:
+        if event.txn_id is not None:
+            assert event.commit_timestamp == commits[event.txn_id].timestamp
+    for _ in range(3):
+        assert alone.step(1000) is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_members_keep_the_order_too(written: WrittenStream, seed: int) -> None:
+    dice = random.Random(seed)
+    keys = Keys(9)
+    shuffled(written, keys, dice)
+    group = Group()
+    total = sum(map(len, keys.expected.values()))
+    events: list[Event] = []
+    while len(events) < total:
+        # They come and go: what is fetched and not given out is dropped with them.
+        own = {p: dice.randrange(2) for p in range(3)}
+        members = [Member(written, group, [p for p in own if own[p] == who]) for who in (0, 1)]
+        events += read(members, dice, min(dice.choice((30, 300)), total - len(events)))
+    first = {event.value: event for event in reversed(events)}
+    assert len(first) == len(events) == total
+    assert by_key(events) == keys.expected
+
+
+def test_new_partitions_and_what_is_carried_aside(written: WrittenStream) -> None:
+    dice = random.Random(1)
+    keys = Keys()
+    alone = Member(written, None, ())
+    scaled(written, keys)
+    reference = written.scale((9, 0, 8, 1))
+    carried = written.carry(2, [(b"c", b"c:0")], [(b"c", b"c:1")])
+    assert by_key(read([alone], dice, sum(map(len, keys.expected.values())))) == keys.expected
+    assert alone.step(1000) is None
+    assert alone.stream.holds
+    written.roll(reference, carried)
+    written.commit([(b"c", b"c:2")])
+    assert by_key(read([alone], dice, 3)) == {b"c": [0, 1, 2]}
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_stray_chunks_of_a_merge_that_was_settled_are_never_given_out(
+    written: WrittenStream, grouped: bool
+) -> None:
+    """Their partition is retired: no segment, no commit and no vector ever comes to where they stand."""
+    dice = random.Random(2)
+    keys = Keys()
+    written.scale((0, 0, 4, 0), (1, 4, 8, 2))
+    written.commit(keys.events(2))
+    written.scale((2, 0, 8, 1))
+    written.commit(keys.events(2))
+    written.carry(2, [(b"c", b"stray")], [(b"c", b"stray too")])
+    for layout in ([(3, 0, 4, 0), (4, 4, 8, 1)], [(5, 0, 8, 0)]):
+        written.commit(keys.events(2))
+        written.scale(*layout)
+    written.commit(keys.events(2))
+    group = Group() if grouped else None
+    members = [Member(written, group, [0, 1]), Member(written, group, [2])][: 1 + grouped]
+    found = read(members, dice, sum(map(len, keys.expected.values())))
+    assert by_key(found) == keys.expected
+    for member in members * 3:
+        assert member.step(1000) is None
+    assert members[-1].stream.holds
+
+
+def test_nothing_is_lost_when_the_history_fails_in_the_middle_of_a_step(
+    written: WrittenStream,
+) -> None:
+    written.scale(ONE)
+    keys = Keys(2)
+    for _ in range(3):
+        written.commit(keys.events())
+    alone = Member(written, None, ())
+    index = History.made[-1]
+    step = alone.step(3)
+    assert step is not None
+    found = alone.take(step)
+    index.late = random.Random(0)  # so that it comes record by record
+    for _ in range(4):
+        written.commit(keys.events())
+    raised = 0
+    while len(found) < 14:
+        index.fails = not index.fails
+        try:
+            step = alone.stream.step(1000) if index.fails else alone.step(1000)
+        except NotReady:
+            raised += 1
+        else:
+            found += alone.take(step) if step is not None else []
+    assert by_key(found) == keys.expected
+    assert {e.value: e.segment_id for e in found} == written.where
+
+
+def test_what_is_taken_away_is_dropped(written: WrittenStream) -> None:
+    written.scale(ONE)
+    written.commit(Keys(2).events(3))
+    alone = Member(written, None, ())
+    assert alone.step(2) is not None
+    assert alone.stream.waiting()
+    alone.stream.stop()
+    alone.feed.stop()
+    assert alone.stream.waiting() == {}
+    assert alone.step(2) is None
+
+
+def test_a_position_is_never_told_below_where_reading_began(
+    written: WrittenStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention is asked about for sealed segments that nobody reads; what is read is no news."""
+    monkeypatch.setattr(ordered, "_STARTS_EVERY_S", 0.0)
+    written.scale((0, 0, 4, 0), (1, 4, 8, 1))
+    written.commit(Keys(8).events(4))
+    written.scale((2, 0, 8, 2))
+    group = Group()
+    group.offsets = {(written.topic, 0): 3, (written.topic, 1): 0}
+    member = Member(written, group, [0, 1, 2])
+    member.stream.index.cover({0: 3, 1: 0, 2: 0}, range(3))
+    member.stream._begun = None
+    while member.stream.index.read_on():
+        pass
+    assert member.stream.index.order.watched == {0, 1}
+    assert member.stream.settle(False) == {}
+    written.log.delete_records({TopicPartition(written.topic, 0): 5})
+    assert member.stream.settle(False) == {0: 5}
