@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import runpy
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -185,6 +186,11 @@ def test_the_layers_page_names_each_package() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     packages = {name.split("/")[1].removesuffix(".py") for name in product()} - {"__init__"}
     assert sorted(p for p in packages if f"`{PRODUCT}.{p}`" not in page) == []
+
+
+def test_the_map_is_fresh() -> None:
+    script = runpy.run_path(str(ROOT / "scripts/draw-house"))
+    assert script["PAGE"].read_text() == script["page"](), "run scripts/draw-house"
 
 
 def test_docstrings_have_subjects() -> None:
