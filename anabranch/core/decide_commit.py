@@ -376,7 +376,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
     """Events by stream and active segment, in order."""
     by_stream: dict[str, list[Event]] = {}
     events: list[Event] = []
-    former, most = None, 0
+    former, most, may_be_big = None, 0, True
     for event in command.events:
         stream, _, key, value, headers, timestamp = event
         if stream != former:
@@ -386,13 +386,14 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                 by_stream[stream] = []
             former, events = stream, by_stream[stream]
             most = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
+            may_be_big = _FRAMING + turn.command_bytes > most
         if timestamp != -1 and not 0 <= timestamp <= limits.EVENT_TIME.value:
             raise InvalidArgument(
                 f"an event's timestamp is {timestamp} ms: -1 (now) to {limits.EVENT_TIME.value}"
             )
-        size = _FRAMING + len(key or b"") + len(value or b"")
-        if size > most or headers:
+        if headers or may_be_big:
             limits.HEADERS.check(len(headers), "an event")
+            size = _FRAMING + len(key or b"") + len(value or b"")
             size += sum(len(name) + len(content or b"") for name, content in headers)
             if size > most:
                 raise EventTooLarge(

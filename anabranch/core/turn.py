@@ -141,6 +141,7 @@ class Turn:
     round: Round = field(default_factory=Round)
     hybrid_time: int = 0
     at: int | None = None  # the offset of the command that is decided
+    command_bytes: int = 1 << 62  # of that command, as far as is known: nothing in it is bigger
     puts: int = 0
     size: int = 0  # bytes of rows and answers, about
     merge_limit: int | None = None  # at most so many merges in this round
@@ -261,7 +262,8 @@ class Turn:
         """A transaction as its askers see it: one whose commit waits is not called OPEN."""
         writers = self.state.writers(row.txn_id) if full else {}
         waits = row.state == "OPEN" and row.txn_id in self.state.committing
-        trouble = self.trouble(row.txn_id) if row.state not in FINISHED else ""
+        ended = row.state in FINISHED
+        trouble = "" if ended else self.trouble(row.txn_id)
         return Outcome(
             txn_id=row.txn_id,
             state="COMMIT_IN_PROGRESS" if waits else row.state,
@@ -269,7 +271,7 @@ class Turn:
             name=row.name,
             commit_timestamp=row.commit_timestamp,
             committed=row.committed,
-            rejected=row.rejected,
+            rejected=row.rejected if ended else 0,  # some may stand above the low waters
             left_out=row.left_out,
             reason=row.reason or trouble or (WAITING if waits else ""),
             begun_ms=row.begun_ms,

@@ -76,7 +76,7 @@ class Command:
 
 def decide_command(turn: Turn, command: Command) -> None:
     """Decide it. What is no command is answered, too."""
-    turn.at = command.key
+    turn.at, turn.command_bytes = command.key, len(command.payload)
     if command.unheard and turn.now_ms >= turn.hearing.may_warn_ms:
         turn.hearing.may_warn_ms = turn.now_ms + _WARN_MS
         log.warning(
