@@ -10,13 +10,12 @@ from anabranch.core import (
     decide_aside,
     decide_cleanup,
     decide_commit,
-    decide_list,
     decide_plain,
     decide_scale,
     decide_streams,
-    decide_time,
     decide_txn,
     decide_writers,
+    questions,
 )
 from anabranch.core import names_and_series as claims
 from anabranch.core import rows as k
@@ -43,11 +42,11 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.Settle: decide_streams.settle,
     r.GetState: decide_txn.get_state,
     r.Resolve: decide_txn.resolve,
-    r.ListTransactions: decide_list.list_transactions,
+    r.ListTransactions: questions.list_transactions,
     r.ListCommands: decide_aside.list_commands,
     r.Commit: decide_commit.commit,
     r.OneShot: decide_commit.one_shot,
-    r.SafeTime: decide_time.safe_time,
+    r.SafeTime: questions.safe_time,
     r.ListSeries: claims.list_series,
     r.SetSeries: claims.set_series,
 }
