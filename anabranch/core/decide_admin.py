@@ -10,14 +10,13 @@ from anabranch.core import rows as k
 from anabranch.core.decide_plain import REFUSED
 from anabranch.core.ids import check_scope
 from anabranch.core.round import ReplyTo
+from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of
 from anabranch.core.turn import Turn
 from anabranch.errors import (
     InvalidArgument,
     NotReady,
-    StreamLost,
     TooManyStreams,
     UnknownScope,
-    UnknownStream,
 )
 from anabranch.schemas.records import (
     AdoptScope,
@@ -31,12 +30,6 @@ from anabranch.schemas.records import (
 )
 
 DIRECTORY = 0  # the control partition that knows where each scope is served
-CREATING = "CREATING"
-ACTIVE = "ACTIVE"
-LOST = "LOST"  # a topic of it was deleted, or made anew: there is no way back
-FORGETTING = "FORGETTING"  # … and what is left of it is being deleted
-RECOVERING = "RECOVERING"  # … and it is looked whether its topics are the old ones
-WAITING = "WAITING"  # it can't be read or written now: shown, never logged
 
 
 def _own_scope(turn: Turn, scope: str) -> str:
@@ -88,22 +81,11 @@ def active_stream(turn: Turn, stream: str) -> StreamRow:
 
     `NotReady` while it is in trouble, `StreamLost` once it is given up.
     """
-    row = turn.state.streams.get(stream)
-    if row is not None and row.state in (LOST, FORGETTING, RECOVERING):
-        raise lost_error(stream)
-    if stream in turn.hearing.waiting:
+    state = state_of(turn.state.streams.get(stream))
+    if stream in turn.hearing.waiting and state not in GIVEN_UP:
         raise NotReady(f"{stream} waits: {turn.hearing.waiting[stream]}; ask again")
-    if row is None or row.state != ACTIVE:
-        raise UnknownStream(f"there is no stream {stream!r}: create it first")
-    return row
-
-
-def lost_error(stream: str) -> StreamLost:
-    """What everyone is told who wants to commit something in a lost stream."""
-    return StreamLost(
-        f"{stream} is lost: a topic of it was deleted, or made anew. Nothing can be committed there any more; "
-        "write to another stream, or let an operator forget this one and create it anew"
-    )
+    STREAMS.judge(state, "use", stream)
+    return turn.state.streams[stream]
 
 
 def check_room(turn: Turn, streams: int, partitions: int) -> None:

@@ -14,19 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from anabranch.core import rows as k
-from anabranch.core.decide_admin import (
-    ACTIVE,
-    CREATING,
-    FORGETTING,
-    LOST,
-    RECOVERING,
-    check_room,
-    check_served,
-    lost_error,
-    stream_info,
-)
+from anabranch.core.decide_admin import check_room, check_served, stream_info
 from anabranch.core.decide_merge import TORN
 from anabranch.core.decide_scale import asker
 from anabranch.core.decide_txn import abort_txn
@@ -35,8 +26,18 @@ from anabranch.core.keyspace import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
 from anabranch.core.state import State
-from anabranch.core.states import TRANSITIONS, Verdict, judge
+from anabranch.core.states import TRANSACTIONS
 from anabranch.core.stream_settings import check_settings
+from anabranch.core.stream_states import (
+    FORGETTING,
+    FORGOTTEN,
+    GIVEN_UP,
+    LOST,
+    STREAMS,
+    StreamOp,
+    lost_error,
+    state_of,
+)
 from anabranch.core.turn import Turn, refuse
 from anabranch.errors import (
     AnabranchError,
@@ -57,6 +58,38 @@ from anabranch.schemas.records import (
     StreamRow,
 )
 
+
+def _move(
+    turn: Turn, row: StreamRow, op: StreamOp, to: ReplyTo | None = None, **changes: Any
+) -> StreamRow | None:
+    """Put the stream's row after a legal op; None if that is applied already. Raises for an illegal one.
+
+    ``to`` waits for what is to be done to the topics now.
+    """
+    state = STREAMS.judge(row.state, op, row.stream)
+    if state is None:
+        return None
+    moved = replace(
+        row,
+        state=state,
+        correlation_id=to.correlation_id if to is not None else b"",
+        reply_partition=to.partition if to is not None else -1,
+        command=to.command if to is not None else b"",
+        **changes,
+    )
+    turn.put(k.stream_key(row.stream), moved if state != FORGOTTEN else None)
+    return moved
+
+
+def _end(turn: Turn, stream: str, op: StreamOp, error: AnabranchError | None = None) -> None:
+    """What was to be done to the topics is done, or refused: tell whoever waits."""
+    row = turn.state.streams[stream]
+    moved = _move(turn, row, op)
+    if moved is not None:
+        answer = StreamList((stream_info(turn, moved),)) if error is None else refuse(error)
+        turn.reply(asker(row), answer)
+
+
 # -- created --------------------------------------------------------------------------------------------
 
 
@@ -67,42 +100,39 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     even_ranges(command.segments)  # refuses impossible counts
     check_settings(command.settings)
     row = turn.state.streams.get(command.stream)
-    if row is not None:
-        if row.state in (LOST, RECOVERING):
-            raise lost_error(command.stream)
-        if row.state == FORGETTING:
-            raise NotReady(f"{command.stream} is being forgotten: ask again")
-        if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
-            raise StreamExists(
-                f"{command.stream} exists with {row.segment_count} segments and settings "
-                f"{dict(row.settings)}"
-            )
-        if row.state == ACTIVE:
-            turn.reply(to, StreamList((stream_info(turn, row),)))
-            return
-    else:
+    if row is None:
         check_room(turn, 1, command.segments)
-    turn.put(
-        k.stream_key(command.stream),
-        StreamRow(
-            stream=command.stream,
-            state=CREATING,
-            segment_count=command.segments,
-            settings=dict(command.settings),
-            stream_epoch=0,
-            reference_epoch=0,
-            segments=(),
-            next_number=0,
-            partitions=0,
-            wanted_partitions=0,
-            scaling=None,
-            scaled_by=b"",
-            correlation_id=to.correlation_id if to else b"",
-            reply_partition=to.partition if to else -1,
-            command=to.command if to else b"",
-            topic_ids=(),
-            adopt=command.adopt,
-        ),
+        row = _without_topics(command)
+    moves = STREAMS.judge(row.state, "begin_create", command.stream) is not None
+    if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
+        raise StreamExists(
+            f"{command.stream} exists with {row.segment_count} segments and settings "
+            f"{dict(row.settings)}"
+        )
+    if moves:
+        _move(turn, row, "begin_create", to, adopt=command.adopt)
+    else:
+        turn.reply(to, StreamList((stream_info(turn, row),)))
+
+
+def _without_topics(command: CreateStream) -> StreamRow:
+    return StreamRow(
+        stream=command.stream,
+        state=FORGOTTEN,
+        segment_count=command.segments,
+        settings=dict(command.settings),
+        stream_epoch=0,
+        reference_epoch=0,
+        segments=(),
+        next_number=0,
+        partitions=0,
+        wanted_partitions=0,
+        scaling=None,
+        scaled_by=b"",
+        correlation_id=b"",
+        reply_partition=-1,
+        command=b"",
+        topic_ids=(),
     )
 
 
@@ -111,22 +141,19 @@ def stream_created(
 ) -> None:
     """The topics exist: open the first epoch. ``starts``: end offset of each partition now."""
     row = turn.state.streams[stream]
-    if row.state == ACTIVE:
-        return
     segments = create(row.segment_count)
-    active = replace(
+    active = _move(
+        turn,
         row,
-        state=ACTIVE,
+        "finalize_create",
         segments=segments,
         next_number=len(segments),
         partitions=len(starts),
         wanted_partitions=len(starts),
-        correlation_id=b"",
-        reply_partition=-1,
-        command=b"",
         topic_ids=topic_ids,
     )
-    turn.put(k.stream_key(stream), active)
+    if active is None:
+        return
     turn.put(k.epoch_key(stream, 0), EpochRow(stream, 0, segments))
     turn.round.history.append(
         NewEpoch(stream, 0, 0, turn.next_timestamp(), segments, starts=starts)
@@ -136,9 +163,7 @@ def stream_created(
 
 def stream_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
     """The topics can't be made as asked: the intent is taken back."""
-    row = turn.state.streams[stream]
-    turn.put(k.stream_key(stream), None)
-    turn.reply(asker(row), refuse(error))
+    _end(turn, stream, "refuse_create", error)
 
 
 # -- lost, and taken back -------------------------------------------------------------------------------
@@ -150,17 +175,15 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     Repeating it changes nothing.
     """
     row = turn.state.streams.get(stream)
-    if row is None or row.state != ACTIVE:
+    if row is None or not STREAMS.moves(row.state, "give_up"):
         return []
-    lost = replace(row, state=LOST, scaling=None, wanted_partitions=row.partitions)
-    turn.put(k.stream_key(stream), lost)
+    _move(turn, row, "give_up", scaling=None, wanted_partitions=row.partitions)
     if row.scaling is not None:
         turn.reply(asker(row.scaling), refuse(lost_error(stream)))
     aborted = []
     for txn_id in sorted(turn.state.open):
         txn = turn.state.open[txn_id]
-        verdict = TRANSITIONS[txn.row.state, "begin_abort"]
-        if stream in txn.participants and not isinstance(verdict, Verdict):
+        if stream in txn.participants and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
             abort_txn(turn, txn_id, f"{stream} is lost: {why}")
             aborted.append(txn_id)
     return aborted
@@ -168,47 +191,27 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
 
 def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> None:
     """Log that a LOST stream is to be taken back; the shell looks whether its topics are the old ones."""
-    check_served(turn, split_stream(command.stream)[0])
-    row = turn.state.streams.get(command.stream)
-    if row is None:
-        raise UnknownStream(f"there is no stream {command.stream!r}")
-    if row.state == ACTIVE:
+    stream = command.stream
+    check_served(turn, split_stream(stream)[0])
+    state = state_of(turn.state.streams.get(stream))
+    moves = STREAMS.judge(state, "begin_recover", stream) is not None
+    row = turn.state.streams[stream]
+    if not moves:
         turn.reply(to, StreamList((stream_info(turn, row),)))
         return
-    if row.state != LOST:
-        raise NotReady(f"{command.stream} is {row.state}: ask again")
     if not row.topic_ids:
-        raise IllegalState(
-            f"{command.stream} can't be taken back: its topics had no ids to know them by"
-        )
-    turn.put(
-        k.stream_key(command.stream),
-        replace(
-            row,
-            state=RECOVERING,
-            correlation_id=to.correlation_id if to is not None else b"",
-            reply_partition=to.partition if to is not None else -1,
-            command=to.command if to is not None else b"",
-        ),
-    )
+        raise IllegalState(f"{stream} can't be taken back: its topics had no ids to know them by")
+    _move(turn, row, "begin_recover", to)
 
 
 def stream_recovered(turn: Turn, stream: str) -> None:
     """Its topics are those that it had: it goes on. What was aborted when it was given up stays so."""
-    _end_recovery(turn, stream, ACTIVE, None)
+    _end(turn, stream, "finalize_recover")
 
 
 def recovery_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
     """They are not: it stays LOST."""
-    _end_recovery(turn, stream, LOST, error)
-
-
-def _end_recovery(turn: Turn, stream: str, state: str, error: AnabranchError | None) -> None:
-    row = turn.state.streams[stream]
-    after = replace(row, state=state, correlation_id=b"", reply_partition=-1, command=b"")
-    turn.put(k.stream_key(stream), after)
-    answer = StreamList((stream_info(turn, after),)) if error is None else refuse(error)
-    turn.reply(asker(row), answer)
+    _end(turn, stream, "refuse_recover", error)
 
 
 # -- forgotten ------------------------------------------------------------------------------------------
@@ -235,8 +238,7 @@ def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None
         raise NotReady(
             f"{stream}: {turn.hearing.waiting[stream]}; it is not given up yet: ask again"
         )
-    if row.state != LOST:
-        raise IllegalState(f"{stream} is {row.state}: only a LOST stream can be forgotten")
+    STREAMS.judge(row.state, "begin_forget", stream)
     for txn_id in sorted(turn.state.open):
         if stream in turn.state.open[txn_id].participants:
             raise IllegalState(
@@ -245,14 +247,7 @@ def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None
             )
     times = before.times + 1 if before is not None else 1
     turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, asked_by))
-    forgetting = replace(
-        row,
-        state=FORGETTING,
-        correlation_id=asked_by,
-        reply_partition=to.partition if to is not None else -1,
-        command=to.command if to is not None else b"",
-    )
-    turn.put(k.stream_key(stream), forgetting)
+    _move(turn, row, "begin_forget", to)
 
 
 def prove_lead(turn: Turn, stream: str) -> None:
@@ -266,8 +261,9 @@ def prove_lead(turn: Turn, stream: str) -> None:
 def stream_forgotten(turn: Turn, stream: str) -> None:
     """Nothing is left of its topics: take the stream's rows away."""
     row = turn.state.streams.get(stream)
-    if row is None or row.state != FORGETTING:
+    if row is None or not STREAMS.moves(row.state, "finalize_forget"):
         return
+    _move(turn, row, "finalize_forget")
     for key in _rows_of(turn.state, stream):
         turn.put(key, None)
     times = turn.state.forgotten[stream].times
@@ -282,14 +278,11 @@ def stream_forgotten(turn: Turn, stream: str) -> None:
 
 def forget_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
     """What is left of its topics can't be deleted: it is LOST again."""
-    row = turn.state.streams[stream]
-    lost = replace(row, state=LOST, correlation_id=b"", reply_partition=-1, command=b"")
-    turn.put(k.stream_key(stream), lost)
-    turn.reply(asker(row), refuse(error))
+    _end(turn, stream, "refuse_forget", error)
 
 
 def _rows_of(state: State, stream: str) -> Iterator[bytes]:
-    yield k.stream_key(stream)
+    """All but its own, and the one that counts how often it was forgotten."""
     for epoch in list(state.epochs.get(stream, ())):
         yield k.epoch_key(stream, epoch)
     for name, partition in list(state.low_water):
@@ -313,7 +306,7 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
     """
     token = turn.token(command.token)
     row = turn.row(token.txn_id)
-    if judge(row.state, "settle", row.reason) is not None:
+    if TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
         txn = turn.open(token.txn_id)
         torn = turn.hearing.trouble.get(token.txn_id) == TORN
         if not torn and not any(_is_lost(turn, stream) for stream in txn.participants):
@@ -329,5 +322,4 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
 
 
 def _is_lost(turn: Turn, stream: str) -> bool:
-    row = turn.state.streams.get(stream)
-    return row is None or row.state in (LOST, FORGETTING, RECOVERING)
+    return state_of(turn.state.streams.get(stream)) in (*GIVEN_UP, FORGOTTEN)

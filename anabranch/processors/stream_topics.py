@@ -11,7 +11,6 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch.core.decide_admin import CREATING, FORGETTING, RECOVERING
 from anabranch.core.decide_scale import partitions_added, partitions_refused
 from anabranch.core.decide_streams import (
     forget_refused,
@@ -24,6 +23,7 @@ from anabranch.core.decide_streams import (
 )
 from anabranch.core.round import NO_PREVIOUS
 from anabranch.core.state import State
+from anabranch.core.stream_states import CREATING, FORGETTING, RECOVERING
 from anabranch.core.turn import Turn
 from anabranch.errors import (
     AnabranchError,
