@@ -1,9 +1,8 @@
 """Every legal transition of a transaction, as one table (Kudu's transaction status manager, YDB).
 
-An op on a state is *applied* (it moves), *already applied* (nothing changes, the caller is
-answered as if it had moved it; Kudu's TXN_OP_ALREADY_APPLIED) or *illegal* (a named error, nothing
-changes; TXN_ILLEGAL_STATE). A table is complete: each op has a verdict on each state. `stream_states` has that of
-streams.
+An op on a state is *applied* (it moves), *already applied* (nothing changes, the caller is answered as if it had
+moved it; Kudu's TXN_OP_ALREADY_APPLIED) or *illegal* (a named error, nothing changes; TXN_ILLEGAL_STATE).
+A table is complete: each op has a verdict on each state. `stream_states` has that of streams.
 """
 
 from __future__ import annotations
