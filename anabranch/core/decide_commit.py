@@ -36,7 +36,7 @@ from anabranch.core.ids import check_name, check_number
 from anabranch.core.journal_index import JournalIndex, Weighed
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.states import judge
+from anabranch.core.states import TRANSACTIONS, born
 from anabranch.core.stream_settings import MAX_MESSAGE
 from anabranch.core.turn import Hearing, Turn, refuse
 from anabranch.errors import (
@@ -60,7 +60,6 @@ from anabranch.schemas.records import (
     Receipt,
     SegmentRange,
     TxnRow,
-    TxnState,
     YieldedRow,
 )
 
@@ -88,7 +87,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         if earlier is not None:
             turn.reply(to, earlier)
             return
-    moves = judge(row.state, "begin_commit", row.reason) is not None
+    moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
     txn = turn.open(token.txn_id)
     if not moves:  # decided already: this asker waits too
         _check_replaced(named, txn.writers)
@@ -326,7 +325,8 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     if earlier is not None:
         # Its own id must not commit when the name is forgotten and the command comes again.
         reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
-        turn.put(k.txn_key(command.txn_id), _one_shot_row(turn, command, "ABORTED", 0, 0, reason))
+        never = born("give_way", command.txn_id, turn.wall_ms, scope=command.scope, reason=reason)
+        turn.put(k.txn_key(command.txn_id), never)
         turn.reply(to, turn.outcome(earlier))
         return
     timestamp = turn.next_timestamp()
@@ -343,33 +343,17 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
         wide = vectors.FEW + target.partitions // vectors.EVERY  # not each record has the vector
         turn.size += 16 * min(target.partitions, wide)  # in the history's record, about
         turn.round.history.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
-    row = _one_shot_row(turn, command, "COMMITTED", timestamp, len(command.events))
+    row = born(
+        "one_shot",
+        command.txn_id,
+        turn.wall_ms,
+        scope=command.scope,
+        name=command.name,
+        commit_timestamp=timestamp,
+        committed=len(command.events),
+    )
     turn.put(k.txn_key(command.txn_id), row)
     turn.reply(to, turn.outcome(row, full=False))
-
-
-def _one_shot_row(
-    turn: Turn,
-    command: OneShot,
-    state: TxnState,
-    timestamp: int,
-    committed: int,
-    reason: str = "",
-) -> TxnRow:
-    return TxnRow(
-        txn_id=command.txn_id,
-        scope=command.scope,
-        name=command.name if state == "COMMITTED" else None,
-        state=state,
-        keepalive_ms=0,
-        begun_ms=turn.wall_ms,
-        finished_ms=turn.wall_ms,
-        commit_timestamp=timestamp,
-        committed=committed,
-        rejected=0,
-        left_out=0,
-        reason=reason,
-    )
 
 
 def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, list[Event]]]]:

@@ -18,7 +18,8 @@ from anabranch.core.ids import made_ms_of
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.states import FINISHED, Op, judge
+from anabranch.core.states import FINISHED, TRANSACTIONS, Op
+from anabranch.core.stream_states import ACTIVE
 from anabranch.core.tokens import MAX_KEEPALIVE_MS, Token, check_proof, verify
 from anabranch.errors import (
     AnabranchError,
@@ -192,7 +193,7 @@ class Turn:
 
     def move(self, row: TxnRow, op: Op, **changes: Any) -> TxnRow:
         """The transaction's row after a legal op; raises for an illegal one. Does not put it."""
-        state = judge(row.state, op, row.reason)
+        state = TRANSACTIONS.judge(row.state, op, row.reason)
         return row._replace(state=state if state is not None else row.state, **changes)
 
     # -- looking up -----------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ class Turn:
 def is_usable(state: State, hearing: Hearing, stream: str) -> bool:
     """Whether a stream's topics can be read and written, as far as is known."""
     row = state.streams.get(stream)
-    return row is not None and row.state == "ACTIVE" and stream not in hearing.waiting
+    return row is not None and row.state == ACTIVE and stream not in hearing.waiting
 
 
 def trouble_of(state: State, hearing: Hearing, txn_id: bytes) -> str:
