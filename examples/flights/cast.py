@@ -10,7 +10,7 @@ from typing import Any
 
 from examples.flights.cluster import Place
 from examples.flights.display import Display
-from examples.flights.events import DOOMED_MARK, stream_of
+from examples.flights.notes import DOOMED_MARK, Notes, read_notes, stream_of
 from examples.flights.processes import Child, Family, Message
 from examples.flights.raw import raw_command
 from examples.flights.source import TABLES, Source
@@ -49,7 +49,6 @@ class Cast:
         self.family = family
         self._display = display
         self._folder = folder
-        self._notes = [folder / f"member-{number}" for number in range(1, MEMBERS + 1)]
         self.picture = picture
         self.flights = stream_of(place.scope, FLIGHTS)
         self.rows: dict[str, int] = {}
@@ -74,15 +73,27 @@ class Cast:
 
     def observers(self) -> dict[str, Child]:
         """Those who only look."""
-        names = ("plain", "reader", "transactions")
-        return {name: self.start(name, stream=self.flights) for name in names}
+        return {role: self._observer(role, role) for role in ("plain", "reader", "transactions")}
 
     def members(self) -> dict[str, Child]:
         """The members of the group that reads the flights in order."""
-        return {
-            path.stem: self.start("member", name=path.stem, stream=self.flights, file=str(path))
-            for path in self._notes
-        }
+        names = [f"member-{number}" for number in range(1, MEMBERS + 1)]
+        return {name: self._observer("member", name) for name in names}
+
+    def late_reader(self) -> Child:
+        """A plain consumer that reads everything when all is over."""
+        return self._observer("plain", "log")
+
+    def _observer(self, role: str, name: str) -> Child:
+        notes = str(self._notes_of(name))
+        return self.start(role, name=name, stream=self.flights, notes=notes)
+
+    def _notes_of(self, name: str) -> Path:
+        return self._folder / f"{name}.notes"
+
+    def notes(self, observer: Child) -> Notes:
+        """What an observer noted, once it has reported."""
+        return read_notes(self._notes_of(observer.name))
 
     def scaler(self, segments: int) -> Child:
         """Who scales the flights."""
@@ -198,19 +209,6 @@ class Cast:
             )
             for share in range(2)
         ]
-
-    def checkers(self) -> list[Child]:
-        """Who compares streams with their source, once told to."""
-        groups = ([FLIGHTS.name], [table.name for table in TABLES if table is not FLIGHTS])
-        return [
-            self.start("checker", name=f"checker-{number}", tables=names)
-            for number, names in enumerate(groups, 1)
-        ]
-
-    def order_checker(self) -> Child:
-        """Who compares what the members noted with the source, once told to."""
-        files = [str(path) for path in self._notes]
-        return self.start("order-checker", table=FLIGHTS.name, files=files)
 
     def settled(self, children: Mapping[str, Child], what: str) -> dict[str, Message]:
         """What each child says, by name, once all have said it."""

@@ -1,13 +1,15 @@
-"""What has to hold, judged from what the processes said. Pure, so that tests can plant differences."""
+"""What has to hold of the transactions, judged from what processes said and noted. Pure: tests plant faults."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from examples.flights.events import RAW
+import numpy as np
+
 from examples.flights.findings import Check, Findings, Killed, few
-from examples.flights.rows import StreamReport
-from examples.flights.scaling_checks import check_epochs, check_in_order
+from examples.flights.notes import RAW, Kind, of_kind
+from examples.flights.stream_checks import check_epochs, check_in_order, check_rows, check_smalls
 
 MAX_USUAL_DELAY_S = 2.0
 
@@ -19,7 +21,7 @@ def judge(found: Findings) -> list[Check]:
         check_again(found),
         check_not_before(found),
         check_whole(found),
-        *(check_rows(report) for report in found.streams),
+        *(check_rows(found, at) for at in range(len(found.streams))),
         check_epochs(found),
         check_in_order(found),
         check_dead(found),
@@ -35,7 +37,7 @@ def judge(found: Findings) -> list[Check]:
 
 def check_commit(found: Findings) -> Check:
     """The commit by a process that began nothing took exactly the rows."""
-    outcome, total = found.outcome, sum(found.counts.values())
+    outcome, total = found.outcome, sum(wanted.count for wanted in found.wanted)
     after = outcome["requested"] - found.driver_ended_at
     differences = []
     if outcome["txn_id"] != found.txn_id:
@@ -72,12 +74,13 @@ def check_not_before(found: Findings) -> Check:
     """No observer saw an event of the big transaction before its commit was asked for."""
     requested = found.outcome["requested"]
     seen, differences = [], []
-    for name, report in zip(found.observers, (found.plain, found.reader), strict=True):
-        firsts = [(s["first"], s["stream"]) for s in report["seen"] if s["kind"] == "big"]
-        if not firsts:
+    for name, notes in found.observers.items():
+        big = of_kind(notes, Kind.BIG)
+        if not len(big):
             differences.append(f"the {name} never saw the transaction")
             continue
-        first, stream = min(firsts)
+        event = big[np.argmin(big["at"])]
+        first, stream = float(event["at"]), found.streams[event["stream"]]
         seen.append(f"{name}: {first - requested:+.2f} s")
         if first < requested:
             differences.append(
@@ -90,55 +93,40 @@ def check_not_before(found: Findings) -> Check:
 
 def check_whole(found: Findings) -> Check:
     """The reader of whole transactions saw all of each, or nothing."""
-    expected = found.counts[found.transactions_stream]
+    whole, expected = found.whole, found.wanted[0].count
     differences = []
-    bigs = [t for t in found.transactions if "big" in t["kinds"]]
-    if [t["txn_id"] for t in bigs] != [found.txn_id]:
-        differences.append(f"its rows came in {len(bigs)} transactions, not in one")
-    for big in bigs:
-        if big["kinds"] != {"big": expected}:
-            differences.append(f"it came with {big['kinds']}, not with {expected:,} events")
+    places = np.unique(of_kind(whole, Kind.BIG)["segment"]).tolist()
+    if [found.txn_ids[at] for at in places] != [found.txn_id]:
+        differences.append(f"its rows came in {len(places)} transactions, not in one of its id")
+    for at in places:
+        kinds = Counter(whole["kind"][whole["segment"] == at].tolist())
+        if kinds != {Kind.BIG: expected}:
+            counts = {Kind(kind).name.lower(): count for kind, count in kinds.items()}
+            differences.append(f"it came with {counts}, not with {expected:,} events")
+    smalls = of_kind(whole, Kind.SMALL)
+    sizes = Counter(smalls[["segment", "number", "of"]].tolist())
     halves = [
-        f"small transaction {n} came with {count} of {of} events"
-        for t in found.transactions
-        for n, count, of in t["smalls"]
+        f"small transaction {number} came with {count} of {of} events"
+        for (_, number, of), count in sizes.items()
         if count != of
     ]
-    mixed = sum(1 for t in found.transactions if len(t["smalls"]) > 1)
+    mixed = len(sizes) - len({at for at, _, _ in sizes})
     if mixed:
         differences.append(f"{mixed} transactions came with events of others")
-    times = [t["commit_timestamp"] for t in found.transactions]
-    if times != sorted(times):
+    if (np.diff(whole["committed"]) < 0).any():
         differences.append("transactions came out of the order of their commit timestamps")
-    whole = sum(1 for t in found.transactions if t["smalls"])
     return Check(
-        f"Whole transactions of {found.transactions_stream}",
-        f"{expected:,} events at once, between {whole:,} small ones",
+        f"Whole transactions of {found.streams[0]}",
+        f"{expected:,} events at once, between {len(sizes):,} small ones",
         (*differences, *few(halves)),
-    )
-
-
-def check_rows(report: StreamReport) -> Check:
-    """A stream is its table, row by row."""
-    more = report.difference_count - len(report.differences)
-    differences = list(report.differences)
-    if more > 0:
-        differences.append(f"and {more:,} more")
-    if report.matched != report.expected and not differences:
-        differences.append(f"{report.matched:,} of {report.expected:,} rows")
-    return Check(
-        f"{report.stream} against its source",
-        f"{report.matched:,} of {report.expected:,} rows, each key in order ({report.keys:,} keys)",
-        tuple(differences),
     )
 
 
 def check_dead(found: Findings) -> Check:
     """Nothing of the killed writer is visible, though it had flushed; its share is."""
     visible = {
-        "plain consumer": found.plain["writers"].get(found.dead, 0),
-        "reader of events": found.reader["writers"].get(found.dead, 0),
-        "check": sum(report.writers.get(found.dead, 0) for report in found.streams),
+        name: int(np.count_nonzero(notes["by"] == found.dead))
+        for name, notes in (found.observers | {"check": found.log}).items()
     }
     differences = [
         f"{count:,} events of it seen by the {name}" for name, count in visible.items() if count
@@ -155,7 +143,7 @@ def check_dead(found: Findings) -> Check:
 
 def check_raw(found: Findings) -> Check:
     """The program that knows only the protocol took part."""
-    visible = sum(report.writers.get(RAW, 0) for report in found.streams)
+    visible = np.count_nonzero(of_kind(found.log, Kind.BIG)["by"] == RAW)
     differences = []
     if visible != found.raw_rows:
         differences.append(f"{visible:,} of its {found.raw_rows:,} events are visible")
@@ -190,35 +178,17 @@ def _killed(title: str, killed: Killed) -> Check:
     )
 
 
-def check_smalls(found: Findings) -> Check:
-    """Every small transaction is in every stream, whole; the aborted ones in none."""
-    committed, aborted = set(found.ticks["committed"]), set(found.ticks["aborted"])
-    differences: list[str] = []
-    if not committed:
-        differences.append("none was committed")
-    for report in found.streams:
-        seen = set(report.smalls)
-        differences += few(f"{report.stream} lacks number {n}" for n in sorted(committed - seen))
-        differences += few(f"{report.stream} has number {n}, which was not committed"
-                            for n in sorted(seen - committed))  # fmt: skip
-        differences += few(
-            f"{report.stream} has {count} of {of} events of number {n}"
-            for n, (count, of) in sorted(report.smalls.items())
-            if count != of
-        )
-    return Check(
-        "Small transactions on the same streams, meanwhile",
-        f"{len(committed):,} committed, each whole in all streams; {len(aborted):,} aborted",
-        tuple(differences),
-    )
-
-
 def check_delays(found: Findings) -> Check:
     """Small transactions are seen at once: nobody waits for the open one."""
     requested = found.outcome["requested"]
     seen, differences = [], []
-    for name, report in zip(found.observers, (found.plain, found.reader), strict=True):
-        delays = [delay for sent, delay in report["delays"] if sent < requested]
+    for name, notes in found.observers.items():
+        smalls = of_kind(notes, Kind.SMALL)
+        smalls = smalls[smalls["sent"] < requested]
+        firsts: dict[tuple[int, int], float] = {}
+        for stream, number, at, sent in smalls[["stream", "number", "at", "sent"]].tolist():
+            firsts.setdefault((stream, number), at - sent)
+        delays = list(firsts.values())
         if not delays:
             differences.append(f"the {name} saw none")
             continue
@@ -239,12 +209,15 @@ def check_delays(found: Findings) -> Check:
 
 def check_order(found: Findings) -> Check:
     """The reader of events saw each partition in the order of commit timestamps."""
-    backwards = found.reader["backwards"]
-    count = sum(s["count"] for s in found.reader["seen"])
+    reader = found.reader
+    backwards = sum(
+        int(np.count_nonzero(np.diff(reader["committed"][reader["partition"] == partition]) < 0))
+        for partition in np.unique(reader["partition"])
+    )
     differences = (f"{backwards:,} events went back in commit time",) if backwards else ()
     return Check(
         "Order of what the reader of events saw",
-        f"{count:,} events, commit time never goes back on a partition",
+        f"{len(reader):,} events, commit time never goes back on a partition",
         differences,
     )
 
@@ -254,15 +227,11 @@ def check_aborted(found: Findings) -> Check:
     differences = []
     if found.doomed_state != "ABORTED":
         differences.append(f"its state is {found.doomed_state}, not ABORTED")
-    for name, seen in zip(found.observers, (found.plain, found.reader), strict=True):
-        count = sum(s["count"] for s in seen["seen"] if s["kind"] in ("doomed", "other"))
-        if count:
+    noted = found.observers | {"reader of whole transactions": found.whole, "check": found.log}
+    for name, notes in noted.items():
+        if count := len(of_kind(notes, Kind.DOOMED, Kind.OTHER)):
             differences.append(f"the {name} saw {count:,} of its events")
-    for report in found.streams:
-        count = sum(n for kind, n in report.kinds.items() if kind in ("doomed", "other"))
-        if count:
-            differences.append(f"{report.stream} holds {count:,} of its events")
-    if any(t["txn_id"] == found.doomed_txn_id for t in found.transactions):
+    if found.doomed_txn_id in found.txn_ids:
         differences.append("the reader of whole transactions saw it")
     return Check(
         "A second transaction, aborted",

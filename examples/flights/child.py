@@ -69,9 +69,7 @@ _ROLES = {
     "plain": ("observers", "watch_plain"),
     "reader": ("observers", "read_events"),
     "transactions": ("observers", "read_whole"),
-    "checker": ("checker", "run"),
-    "member": ("order_reader", "read_in_order"),
-    "order-checker": ("order_check", "check"),
+    "member": ("observers", "read_in_order"),
     "scaler": ("historian", "scale"),
     "historian": ("historian", "tell"),
 }

@@ -1,14 +1,14 @@
-"""What the processes of a run said, and the checks' common form."""
+"""What the processes of a run said and noted, and the checks' common form."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from examples.flights.compare import Wanted
 from examples.flights.historian import Epoch
-from examples.flights.order_check import OrderReport
-from examples.flights.rows import StreamReport
+from examples.flights.notes import Notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,36 +39,41 @@ class Killed:
 class Findings:
     """Everything that the processes of a run said. Times are of the monotonic clock.
 
-    ``counts``: rows of each stream. ``dead``: the label of the killed writer; ``dead_flushed`` how
-    many rows it had flushed. ``outcome``: what the committer said; ``again`` the same asked by name.
-    ``scaled``: to how many segments the flights were scaled, and ``scaled_at`` when.
+    ``streams``: their names, of which the first is scaled; ``wanted``: the rows of each. ``dead``: the label of the
+    killed writer; ``dead_flushed`` how many rows it had flushed. ``outcome``: what the committer said; ``again``
+    the same asked by name. ``scaled``: to how many segments, and when. ``txn_ids``: of the whole transactions.
+    Of notes, ``log`` are those of a plain consumer that read everything when all was over.
     """
 
-    counts: Mapping[str, int]
-    transactions_stream: str
+    streams: Sequence[str]
+    wanted: Sequence[Wanted]
     txn_id: str
     driver_ended_at: float
-    dead: str
+    dead: bytes
     dead_flushed: int
     raw_rows: int
     raw_is_program: bool
     outcome: Mapping[str, Any]
     again: Mapping[str, Any]
     ticks: Mapping[str, Sequence[int]]
-    plain: Mapping[str, Any]
-    reader: Mapping[str, Any]
-    transactions: Sequence[Mapping[str, Any]]
-    streams: Sequence[StreamReport]
+    txn_ids: Sequence[str | None]
     killed_writing: Killed
     killed_deciding: Killed | None
     doomed_rows: int
     doomed_txn_id: str
     doomed_state: str
-    scaled: Sequence[int]
-    scaled_at: Sequence[float]
+    scaled: Sequence[tuple[int, float]]
     epochs: Sequence[Epoch]
-    ordered: OrderReport
-    observers: Sequence[str] = field(default=("plain consumer", "reader of events"))
+    plain: Notes
+    reader: Notes
+    whole: Notes
+    members: Sequence[Notes]
+    log: Notes
+
+    @property
+    def observers(self) -> dict[str, Notes]:
+        """Who looked on while it happened, event by event."""
+        return {"plain consumer": self.plain, "reader of events": self.reader}
 
 
 def few(texts: Iterable[str], limit: int = 5) -> list[str]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from examples.flights.checks import percentile
+from examples.flights.notes import Kind, Notes, of_kind
 from examples.flights.processes import Message
 
 STEP_S = 0.25
@@ -42,11 +45,17 @@ def rows_written(workers: Mapping[str, Iterable[Message]], started: float) -> li
     return _thinned(series)
 
 
-def rows_seen(messages: Iterable[Message], started: float) -> list[list[float]]:
-    """(seconds, events of the big transaction that an observer saw so far)."""
-    return _thinned(
-        [[round(message["at"] - started, 2), message.get("big", 0)] for message in messages]
-    )
+def rows_seen(notes: Notes, started: float) -> list[list[float]]:
+    """(seconds, events of the big transaction that an observer saw so far), every `STEP_S` seconds from then on."""
+    seen = np.sort(of_kind(notes, Kind.BIG)["at"]) - started
+    if not len(seen):
+        return [[0.0, 0]]
+    steps = np.arange(seen[0] - STEP_S, seen[-1] + STEP_S, STEP_S)
+    counts = np.searchsorted(seen, steps, side="right")
+    return [
+        [0.0, 0],
+        *([round(at, 2), n] for at, n in zip(steps.tolist(), counts.tolist(), strict=True)),
+    ]
 
 
 def _thinned(series: list[list[float]]) -> list[list[float]]:

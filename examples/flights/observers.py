@@ -1,93 +1,40 @@
-"""The roles that only look: a plain Kafka consumer, a reader of events, a reader of whole transactions."""
+"""The roles that only look, and note what they see: a plain Kafka consumer, and three readers of the library."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anabranch.cli.session import connected
+from anabranch.errors import NotReady
 from examples.flights.child import Orders, Say
-from examples.flights.events import Kind, Small, kind_of, stream_of, writer_of
+from examples.flights.notes import END, Notebook, Small, stream_of
 from examples.flights.source import TABLES
-from examples.flights.ticker import END, END_EVENTS
+from examples.flights.ticker import END_EVENTS
 from examples.flights.writers import target_from
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Message
+    from confluent_kafka import Consumer
 
-REPORT_EVERY_S = 0.25
+    from anabranch import Client, Event
+
 DEADLINE_S = 900.0
 _POLL_S = 0.02
 _BATCH = 2_000
 _QUIET_S = 0.7
 _LAYOUT_EVERY_S = 1.0
-
-
-class Sightings:
-    """What an observer saw: counts and times by stream and kind, writers, and delays."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
-        self.first: dict[tuple[str, str], float] = {}
-        self.last: dict[tuple[str, str], float] = {}
-        self.writers: Counter[str] = Counter()
-        self.delays: list[tuple[float, float]] = []
-        self._smalls: set[tuple[str, int]] = set()
-
-    def see(
-        self,
-        stream: str,
-        value: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]] | None,
-        now: float,
-    ) -> Small | None:
-        """Takes an event; the small one that it is, if it is one."""
-        kind = kind_of(value)
-        small = None
-        if kind is Kind.SMALL and value is not None:
-            small = Small.from_bytes(value)
-            if small.number == END:
-                return small
-            if (stream, small.number) not in self._smalls:
-                self._smalls.add((stream, small.number))
-                self.delays.append((small.sent, now - small.sent))
-        elif kind is Kind.BIG:
-            self.writers[writer_of(headers)] += 1
-        at = (stream, kind.value)
-        self.counts[at] += 1
-        self.first.setdefault(at, now)
-        self.last[at] = now
-        return small
-
-    def totals(self) -> dict[str, int]:
-        """Counts by kind."""
-        found: Counter[str] = Counter()
-        for (_, kind), count in self.counts.items():
-            found[kind] += count
-        return dict(found)
-
-    def report(self) -> dict[str, Any]:
-        """All of it, for the parent."""
-        return {
-            "seen": [
-                {
-                    "stream": stream,
-                    "kind": kind,
-                    "count": count,
-                    "first": self.first[stream, kind],
-                    "last": self.last[stream, kind],
-                }
-                for (stream, kind), count in sorted(self.counts.items())
-            ],
-            "writers": dict(self.writers),
-            "delays": [[sent, round(delay, 4)] for sent, delay in self.delays],
-        }
+# After so long without an event a member looks whether it shall end.
+_SILENCE_S = 0.5
 
 
 def watch_plain(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
-    """A plain consumer with isolation.level=read_committed: nothing of anabranch in its way."""
+    """A plain consumer with isolation.level=read_committed: nothing of anabranch in its way.
+
+    Once told to finish, it reads all to the end.
+    """
     from confluent_kafka import Consumer
 
     scope = parameters["scope"]
@@ -105,18 +52,16 @@ def watch_plain(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None
         }
     )
     streams = {stream_of(scope, t).replace("/", "."): stream_of(scope, t) for t in TABLES}
-    try:
-        _consume_plain(consumer, streams, say, orders)
-    finally:
-        consumer.close()
+    with closing(consumer), _notebook(parameters) as notes:
+        _consume_plain(consumer, streams, notes, say, orders)
+    say("report")
 
 
 def _consume_plain(
-    consumer: Consumer, streams: Mapping[str, str], say: Say, orders: Orders
+    consumer: Consumer, streams: Mapping[str, str], notes: Notebook, say: Say, orders: Orders
 ) -> None:
-    sightings = Sightings()
     at_end: dict[tuple[str, int], bool] = {}
-    next_layout = next_report = 0.0
+    next_layout = 0.0
     quiet_since = time.monotonic()
     deadline = quiet_since + DEADLINE_S
     while True:
@@ -128,32 +73,27 @@ def _consume_plain(
                 say("ready")
             next_layout = now + _LAYOUT_EVERY_S
         for message in consumer.consume(_BATCH, _POLL_S):
-            place = (message.topic() or "", message.partition() or 0)
+            topic, partition = message.topic() or "", message.partition() or 0
             error = message.error()
             if error is not None:
                 if error.name() != "_PARTITION_EOF":
                     raise RuntimeError(f"the plain consumer failed: {error}")
-                at_end[place] = True
+                at_end[topic, partition] = True
                 continue
-            now = time.monotonic()
-            at_end[place] = False
-            quiet_since = now
-            sightings.see(streams[place[0]], message.value(), _headers(message), now)
-        if now >= next_report:
-            say("seen", **sightings.totals())
-            next_report = now + REPORT_EVERY_S
+            at_end[topic, partition] = False
+            quiet_since = time.monotonic()
+            # Consumed headers are a list of names and bytes; the type allows for what can be produced.
+            headers: Any = message.headers()
+            notes.add(
+                *(streams[topic], message.key(), message.value(), headers, message.timestamp()[1]),
+                partition=partition,
+                offset=message.offset() or 0,
+            )
         quiet = time.monotonic() - quiet_since > _QUIET_S
         if orders.finish.is_set() and quiet and all(at_end.values()):
-            say("report", **sightings.report())
             return
         if now > deadline:
             raise TimeoutError("nobody wanted the report")
-
-
-def _headers(message: Message) -> list[tuple[str, bytes | None]]:
-    # Consumed headers are a list of names and bytes; the type allows for what can be produced.
-    headers: Any = message.headers()
-    return headers or []
 
 
 def _assign_new(
@@ -176,57 +116,71 @@ def _assign_new(
 
 def read_events(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
     """The library's reader of one stream, event by event, until the last transaction's events."""
-    sightings = Sightings()
-    latest: dict[int, int] = {}
-    backwards = ends = 0
-    next_report = 0.0
-    with connected(target_from(parameters)) as client:
+    ends = 0
+    with _noting(parameters) as (client, notes):
         say("ready")
         for event in client.read(
             parameters["stream"], group=f"{parameters['scope']}.events", timeout=DEADLINE_S
         ):
-            now = time.monotonic()
-            small = sightings.see(event.stream, event.value, event.headers, now)
-            backwards += event.commit_timestamp < latest.get(event.partition, 0)
-            latest[event.partition] = event.commit_timestamp
-            if now >= next_report:
-                say("seen", **sightings.totals())
-                next_report = now + REPORT_EVERY_S
+            small = _note(notes, event)
             if small is not None and small.number == END:
                 ends += 1
                 if ends == END_EVENTS:
                     break
-    say("report", backwards=backwards, **sightings.report())
+    say("report")
 
 
 def read_whole(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
     """The library's reader of whole transactions of one stream."""
-    stream = parameters["stream"]
-    transactions: list[dict[str, Any]] = []
-    with connected(target_from(parameters)) as client:
+    txn_ids: list[str | None] = []
+    with _noting(parameters) as (client, notes):
         say("ready")
         for committed in client.read_transactions(
-            stream, group=f"{parameters['scope']}.transactions", timeout=DEADLINE_S
+            parameters["stream"], group=f"{parameters['scope']}.transactions", timeout=DEADLINE_S
         ):
-            sightings = Sightings()
-            smalls: Counter[int] = Counter()
-            sizes: dict[int, int] = {}
-            for event in committed.events:
-                small = sightings.see(event.stream, event.value, event.headers, time.monotonic())
-                if small is not None:
-                    smalls[small.number] += 1
-                    sizes[small.number] = small.of
-            if END in smalls:
+            events = [_note(notes, e._replace(segment_id=len(txn_ids))) for e in committed.events]
+            if any(small is not None and small.number == END for small in events):
                 break
-            transactions.append(
-                {
-                    "txn_id": committed.txn_id.hex() if committed.txn_id else None,
-                    "commit_timestamp": committed.commit_timestamp,
-                    "kinds": sightings.totals(),
-                    "smalls": [[n, count, sizes[n]] for n, count in sorted(smalls.items())],
-                    "at": time.monotonic(),
-                }
-            )
-            if "big" in sightings.totals():
-                say("big", count=sightings.totals()["big"])
-    say("report", transactions=transactions)
+            txn_ids.append(committed.txn_id.hex() if committed.txn_id else None)
+    say("report", txn_ids=txn_ids)
+
+
+def read_in_order(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+    """One member of a group. Says which of the last transaction's events it got, and ends when told to."""
+    group = f"{parameters['scope']}.ordered"
+    with (
+        _noting(parameters) as (client, notes),
+        client.read(parameters["stream"], group=group, timeout=_SILENCE_S) as reader,
+    ):
+        say("ready")
+        while not orders.finish.is_set():
+            try:
+                for event in reader:
+                    small = _note(notes, event)
+                    if small is not None and small.number == END:
+                        say("end", index=small.within)
+            except NotReady:
+                continue  # the other member has not come so far yet
+    say("report")
+
+
+@contextmanager
+def _notebook(parameters: Mapping[str, Any]) -> Iterator[Notebook]:
+    with closing(Notebook(Path(parameters["notes"]), parameters["scope"])) as notes:
+        yield notes
+
+
+@contextmanager
+def _noting(parameters: Mapping[str, Any]) -> Iterator[tuple[Client, Notebook]]:
+    with _notebook(parameters) as notes, connected(target_from(parameters)) as client:
+        yield client, notes
+
+
+def _note(notes: Notebook, event: Event) -> Small | None:
+    return notes.add(
+        *(event.stream, event.key, event.value, event.headers, event.timestamp),
+        partition=event.partition,
+        offset=event.offset,
+        segment=event.segment_id,
+        committed=event.commit_timestamp,
+    )

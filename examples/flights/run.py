@@ -61,10 +61,11 @@ def run_flights(settings: Settings, display: Display) -> Report:
         # Ended before the controllers, which it needs.
         stack.callback(family.close)
         story = Story(Cast(place, source, family, display, folder, picture), controllers, display)
-        found = story.tell()
+        checks = judge(story.tell())
+        display.note("every stream was compared with its source")
         display.state("stopping everything")
     return Report(
-        checks=judge(found),
+        checks=checks,
         timeline=tuple(display.timeline),
         seconds=display.elapsed,
         folder=str(folder) if settings.keep else None,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from examples.flights.cast import FLIGHTS, STEP_S, VICTIM, WORKERS, Cast, label_of
+from examples.flights.cast import STEP_S, VICTIM, WORKERS, Cast, label_of
 from examples.flights.cluster import Controllers
+from examples.flights.compare import Wanted
 from examples.flights.display import Display
-from examples.flights.events import stream_of
 from examples.flights.findings import Findings, Killed
 from examples.flights.historian import Epoch
 from examples.flights.measure import measure_ticks, rows_seen, rows_written
-from examples.flights.order_check import OrderReport
+from examples.flights.notes import Notes, stream_of
 from examples.flights.processes import Child, Message
-from examples.flights.rows import StreamReport
 from examples.flights.source import TABLES
 from examples.flights.ticker import END_EVENTS
 
@@ -51,44 +51,48 @@ class Story:
         receipts, dead_flushed, doomed_rows, killed_writing = self._write(
             begun["token"], doomed["token"], partition
         )
-        checkers, order_checker = cast.checkers(), cast.order_checker()
+        # Meanwhile: the source takes some seconds to read.
+        reading = ThreadPoolExecutor(1)
+        wanted = reading.submit(lambda: [Wanted(self._source.rows(table)) for table in TABLES])
+        reading.shutdown(wait=False)
         outcome, killed_deciding = self._commit(begun["token"], receipts, partition)
         asker = cast.start("asker", begin_as=self._name)
         doomed_state = self._abort(doomed, doomed_rows)
         again = self._family.hear(asker, "outcome", STEP_S)
         ticker.order("finish")
         ticks = self._family.hear(ticker, "finished", STEP_S)
-        reports, streams = self._look(observers, members, checkers)
-        ordered = self._family.hear(self._told(order_checker), "ordered", STEP_S)
+        reports, late = self._look(observers, members)
+        notes = {name: cast.notes(child) for name, child in (observers | members).items()}
         historian = cast.historian(begun["txn_id"])
         history = self._family.hear(historian, "history", STEP_S)
-        self._measure(ticker, observers["plain"], outcome, [killed_writing, killed_deciding])
+        self._family.hear(late, "report", STEP_S)
+        self._measure(ticker, notes["plain"], outcome, [killed_writing, killed_deciding])
         scope = cast.place.scope
         return Findings(
-            counts={stream_of(scope, t): self._source.count(t) for t in TABLES},
-            transactions_stream=stream_of(scope, FLIGHTS),
+            streams=[stream_of(scope, table) for table in TABLES],
+            wanted=wanted.result(),
             txn_id=begun["txn_id"],
             driver_ended_at=ended_at,
-            dead=label_of(VICTIM),
+            dead=label_of(VICTIM).encode(),
             dead_flushed=dead_flushed,
             raw_rows=sum(self._source.count(t) for t in TABLES if t.raw),
             raw_is_program=cast.raw_is_program,
             outcome=outcome,
             again=again,
             ticks=ticks,
-            plain=reports["plain"],
-            reader=reports["reader"],
-            transactions=reports["transactions"]["transactions"],
-            streams=streams,
+            txn_ids=reports["transactions"]["txn_ids"],
             killed_writing=killed_writing,
             killed_deciding=killed_deciding,
             doomed_rows=doomed_rows,
             doomed_txn_id=doomed["txn_id"],
             doomed_state=doomed_state,
-            scaled=[message["segments"] for message in self._scaled],
-            scaled_at=[message["done"] for message in self._scaled],
+            scaled=[(message["segments"], message["done"]) for message in self._scaled],
             epochs=[Epoch(**epoch) for epoch in history["epochs"]],
-            ordered=OrderReport.from_document(ordered),
+            plain=notes["plain"],
+            reader=notes["reader"],
+            whole=notes["transactions"],
+            members=[notes[name] for name in members],
+            log=cast.notes(late),
         )
 
     def _make_streams(self) -> None:
@@ -194,13 +198,14 @@ class Story:
         return state
 
     def _look(
-        self, observers: dict[str, Child], members: dict[str, Child], checkers: list[Child]
-    ) -> tuple[dict[str, Message], list[StreamReport]]:
-        """The observers' reports, and the comparison of every stream with its source."""
+        self, observers: dict[str, Child], members: dict[str, Child]
+    ) -> tuple[dict[str, Message], Child]:
+        """The reports of those who looked on, once they have seen everything; and who reads it all once more."""
         self._display.state("comparing every row with its source")
         ender = self._cast.start("ender", stream=self._cast.flights)
         self._family.hear(ender, "finished", STEP_S)
-        for child in (*checkers, observers["plain"]):
+        late = self._cast.late_reader()
+        for child in (late, observers["plain"]):
             child.order("finish")
 
         def members_are_done() -> bool:
@@ -210,20 +215,10 @@ class Story:
         self._family.wait_for("the group's last events", members_are_done, STEP_S)
         for child in members.values():
             child.order("finish")
-        reports = self._cast.settled(observers | members, "report")
-        for checker in checkers:
-            self._family.hear(checker, "finished", STEP_S)
-        found = [message for checker in checkers for message in checker.said("checked")]
-        self._display.note("every stream was compared with its source")
-        return reports, [StreamReport.from_document(message) for message in found]
-
-    @staticmethod
-    def _told(child: Child) -> Child:
-        child.order("finish")
-        return child
+        return self._cast.settled(observers | members, "report"), late
 
     def _measure(
-        self, ticker: Child, plain: Child, outcome: Message, killed: list[Killed | None]
+        self, ticker: Child, plain: Notes, outcome: Message, killed: list[Killed | None]
     ) -> None:
         """Series and moments, in seconds since the start."""
         started = self._display.started
@@ -240,7 +235,7 @@ class Story:
             "controllers_killed_at_s": [round(k.at - started, 2) for k in killed if k],
             "small_commits": measure_ticks(ticker.said("tick"), started),
             "rows_written": rows_written(workers, started),
-            "rows_seen_by_the_plain_consumer": rows_seen(plain.said("seen"), started),
+            "rows_seen_by_the_plain_consumer": rows_seen(plain, started),
         }
 
     def _note_takeover(self, killed: Killed) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 from anabranch.cli.session import connected
 from anabranch.errors import OutcomeUnknown, TransactionAborted
 from examples.flights.child import Orders, Say
-from examples.flights.events import Small, stream_of
+from examples.flights.notes import END, Small, stream_of
 from examples.flights.source import TABLES, Table, find_source
 from examples.flights.writers import target_from
 
 # The last transaction tells the readers that nothing follows: so many events, over all segments.
-END = -1
 END_EVENTS = 64
 # Events of each small transaction in each stream: several, so that a half would be seen.
 EVENTS = {table.name: 3 if table.name == "flights" else 1 for table in TABLES}

@@ -9,7 +9,7 @@ from typing import Any
 
 from anabranch.cli.session import Target, connected
 from examples.flights.child import Orders, Say
-from examples.flights.events import BY_HEADER, stream_of
+from examples.flights.notes import BY_HEADER, stream_of
 from examples.flights.source import TABLES, find_source
 
 PROGRESS_ROWS = 1_000

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from examples.flights.measure import measure_ticks, rows_seen, rows_written
+from examples.flights.notes import NOTE, Kind
 
 
 def test_rows_of_all_workers_add_up() -> None:
@@ -13,17 +16,15 @@ def test_rows_of_all_workers_add_up() -> None:
     assert rows_written(workers, 10.0) == [[0.0, 5], [0.5, 12], [1.0, 17], [1.01, 18]]
 
 
-def test_points_too_close_are_left_out_but_not_the_last() -> None:
-    said = [{"at": 1.0 + n / 100, "big": n} for n in range(101)]
-    series = rows_seen(said, 1.0)
-    assert series[0] == [0.0, 0]
-    assert series[-1] == [1.0, 100]
-    assert len(series) == 5
-
-
-def test_before_the_first_event_nothing_is_seen() -> None:
-    assert rows_seen([{"at": 3.0}], 1.0) == [[2.0, 0]]
-    assert rows_seen([], 1.0) == []
+def test_rows_seen_are_counted_by_the_step() -> None:
+    notes = np.zeros(102, NOTE)
+    notes["at"] = [*(3.0 + n / 100 for n in range(101)), 2.0]
+    notes["kind"][-1] = Kind.SMALL
+    series = rows_seen(notes, 1.0)
+    assert series[:3] == [[0.0, 0], [1.75, 0], [2.0, 1]]
+    assert series[-1] == [3.0, 101]
+    assert len(series) == 7
+    assert rows_seen(notes[:0], 1.0) == [[0.0, 0]]
 
 
 def test_small_commits() -> None:
