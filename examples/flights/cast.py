@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from anabranch.cli.session import Target
 from examples.flights.cluster import Place
 from examples.flights.display import Display
 from examples.flights.notes import DOOMED_MARK, Notes, read_notes, stream_of
 from examples.flights.processes import Child, Family, Message
-from examples.flights.raw import raw_command
 from examples.flights.source import TABLES, Source
 
 WORKERS = 4
@@ -23,6 +24,7 @@ TICK_EVERY_S = 0.1
 DOOMED_ROWS = 10_000
 STEP_S = 120.0
 FLIGHTS = TABLES[0]
+RAW_PROGRAM = Path(__file__).parents[1] / "raw_client.py"
 RAW_TABLE = next(table for table in TABLES if table.raw)
 
 
@@ -213,3 +215,19 @@ class Cast:
     def settled(self, children: Mapping[str, Child], what: str) -> dict[str, Message]:
         """What each child says, by name, once all have said it."""
         return {name: self.family.hear(child, what, STEP_S) for name, child in children.items()}
+
+
+def raw_command(
+    target: Target, stream: str, csv_file: Path, key: str, token: str
+) -> list[str] | None:
+    """The command that writes a CSV file as one more writer and prints its receipt.
+
+    None where it can't reach the cluster: it takes no further settings.
+    """
+    if target.kafka:
+        return None
+    return [
+        *(sys.executable, str(RAW_PROGRAM), stream),
+        *("--bootstrap", target.bootstrap, "--prefix", target.prefix),
+        *("--csv", str(csv_file), "--key", key, "--token", token),
+    ]

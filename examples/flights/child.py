@@ -1,6 +1,6 @@
 """What runs in the run's processes: ``python -m examples.flights.child ROLE PARAMETERS``.
 
-A child says what it does in lines of JSON on standard output, and takes orders, one a line, on
+A child says what it does in lines of JSON on standard output, and takes one order on
 standard input. When that ends, its parent is gone, and it ends too.
 """
 
@@ -22,29 +22,21 @@ Say = Callable[..., None]
 FINISH = "finish"
 
 
-class Orders:
-    """The orders that came in, by name."""
+def orders() -> threading.Event:
+    """Set when the parent wants the last report. When the parent is gone, this process ends."""
+    finish = threading.Event()
 
-    def __init__(self) -> None:
-        self._events = {FINISH: threading.Event()}
-
-    def listen(self) -> None:
-        """Takes orders on a thread of its own, and ends this process when the parent is gone."""
-        threading.Thread(target=self._listen, name="orders", daemon=True).start()
-
-    def _listen(self) -> None:
+    def listen() -> None:
         for line in sys.stdin:
-            if event := self._events.get(line.strip()):
-                event.set()
+            if line.strip() == FINISH:
+                finish.set()
         os._exit(ExitCode.TERMINATED)
 
-    @property
-    def finish(self) -> threading.Event:
-        """Set when the parent wants the last report."""
-        return self._events[FINISH]
+    threading.Thread(target=listen, name="orders", daemon=True).start()
+    return finish
 
 
-Role = Callable[[Mapping[str, Any], Say, Orders], None]
+Role = Callable[[Mapping[str, Any], Say, threading.Event], None]
 
 
 def say(what: str, **fields: Any) -> None:
@@ -84,10 +76,9 @@ def _role_of(name: str) -> Role:
 def main(arguments: list[str]) -> int:
     """Plays a role; the exit code."""
     name, parameters = arguments
-    orders = Orders()
-    orders.listen()
+    finish = orders()
     try:
-        _role_of(name)(json.loads(parameters), say, orders)
+        _role_of(name)(json.loads(parameters), say, finish)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the parent shows it, whatever it is

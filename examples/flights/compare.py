@@ -75,7 +75,11 @@ def _told(name: str, events: Notes, rows: list[tuple[int, int]], equal: int) -> 
     if equal == len(events):
         return text + ", the last ones are missing"
     event = events[equal]
-    what = "is another, or comes too early or again" if equal < len(rows) else "is one too many"
+    what = (
+        "has another value or time, or comes too early or again"
+        if equal < len(rows)
+        else "is one too many"
+    )
     return (
         text
         + f", number {equal + 1} {what}: partition {event['partition']}, offset {event['offset']}"

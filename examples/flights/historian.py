@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 from anabranch.cli.session import connected
-from examples.flights.child import Orders, Say
+from examples.flights.child import Say
 from examples.flights.writers import target_from
 
 _MOST_EPOCHS = 200
@@ -31,14 +32,14 @@ class Epoch(NamedTuple):
         return words + (", takes the transaction" if self.big else "")
 
 
-def scale(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def scale(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Scales the stream to so many segments."""
     with connected(target_from(parameters)) as client:
         found = client.scale(parameters["stream"], segments=parameters["segments"])
     say("scaled", segments=len(found.segments), epoch=found.stream_epoch, done=time.monotonic())
 
 
-def tell(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def tell(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Says the stream's epochs, and in which one a transaction was committed, and draws them."""
     from anabranch.cli.draw import draw
     from anabranch.cli.history import read_history

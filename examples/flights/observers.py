@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from anabranch.cli.session import connected
 from anabranch.errors import NotReady
-from examples.flights.child import Orders, Say
+from examples.flights.child import Say
 from examples.flights.notes import END, Notebook, Small, stream_of
 from examples.flights.source import TABLES
 from examples.flights.ticker import END_EVENTS
@@ -19,7 +20,8 @@ from examples.flights.writers import target_from
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
-    from anabranch import Client, Event
+    import anabranch
+    from anabranch import Client
 
 DEADLINE_S = 900.0
 _POLL_S = 0.02
@@ -30,7 +32,7 @@ _LAYOUT_EVERY_S = 1.0
 _SILENCE_S = 0.5
 
 
-def watch_plain(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def watch_plain(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """A plain consumer with isolation.level=read_committed: nothing of anabranch in its way.
 
     Once told to finish, it reads all to the end.
@@ -53,12 +55,12 @@ def watch_plain(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None
     )
     streams = {stream_of(scope, t).replace("/", "."): stream_of(scope, t) for t in TABLES}
     with closing(consumer), _notebook(parameters) as notes:
-        _consume_plain(consumer, streams, notes, say, orders)
+        _consume_plain(consumer, streams, notes, say, finish)
     say("report")
 
 
 def _consume_plain(
-    consumer: Consumer, streams: Mapping[str, str], notes: Notebook, say: Say, orders: Orders
+    consumer: Consumer, streams: Mapping[str, str], notes: Notebook, say: Say, finish: Event
 ) -> None:
     at_end: dict[tuple[str, int], bool] = {}
     next_layout = 0.0
@@ -90,7 +92,7 @@ def _consume_plain(
                 offset=message.offset() or 0,
             )
         quiet = time.monotonic() - quiet_since > _QUIET_S
-        if orders.finish.is_set() and quiet and all(at_end.values()):
+        if finish.is_set() and quiet and all(at_end.values()):
             return
         if now > deadline:
             raise TimeoutError("nobody wanted the report")
@@ -114,7 +116,7 @@ def _assign_new(
         consumer.incremental_assign(new)
 
 
-def read_events(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def read_events(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """The library's reader of one stream, event by event, until the last transaction's events."""
     ends = 0
     with _noting(parameters) as (client, notes):
@@ -130,7 +132,7 @@ def read_events(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None
     say("report")
 
 
-def read_whole(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def read_whole(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """The library's reader of whole transactions of one stream."""
     txn_ids: list[str | None] = []
     with _noting(parameters) as (client, notes):
@@ -145,7 +147,7 @@ def read_whole(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
     say("report", txn_ids=txn_ids)
 
 
-def read_in_order(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def read_in_order(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """One member of a group. Says which of the last transaction's events it got, and ends when told to."""
     group = f"{parameters['scope']}.ordered"
     with (
@@ -153,7 +155,7 @@ def read_in_order(parameters: Mapping[str, Any], say: Say, orders: Orders) -> No
         client.read(parameters["stream"], group=group, timeout=_SILENCE_S) as reader,
     ):
         say("ready")
-        while not orders.finish.is_set():
+        while not finish.is_set():
             try:
                 for event in reader:
                     small = _note(notes, event)
@@ -176,7 +178,7 @@ def _noting(parameters: Mapping[str, Any]) -> Iterator[tuple[Client, Notebook]]:
         yield client, notes
 
 
-def _note(notes: Notebook, event: Event) -> Small | None:
+def _note(notes: Notebook, event: anabranch.Event) -> Small | None:
     return notes.add(
         *(event.stream, event.key, event.value, event.headers, event.timestamp),
         partition=event.partition,

@@ -31,7 +31,6 @@ class Child:
         command: Sequence[str],
         log: Path,
         *,
-        environment: Mapping[str, str] | None = None,
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
         """Starts it."""
@@ -48,7 +47,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=child_environment(environment),
+                env=child_environment(),
                 # Ctrl-C in the terminal is the parent's to handle.
                 start_new_session=True,
             )
@@ -98,11 +97,11 @@ class Child:
         """The exit code, or None while it runs."""
         return self._process.poll()
 
-    def order(self, what: str) -> None:
-        """Gives it an order."""
+    def finish(self) -> None:
+        """Orders its last report."""
         if self._process.stdin is not None:
             with suppress(OSError):
-                self._process.stdin.write(f"{what}\n".encode())
+                self._process.stdin.write(b"finish\n")
                 self._process.stdin.flush()
 
     def kill(self) -> None:
@@ -170,18 +169,10 @@ class Family:
         self,
         name: str,
         command: Sequence[str],
-        *,
-        environment: Mapping[str, str] | None = None,
         on_message: Callable[[Message], None] | None = None,
     ) -> Child:
         """Starts any program as a child."""
-        child = Child(
-            name,
-            command,
-            self._folder / f"{name}.log",
-            environment=environment,
-            on_message=on_message,
-        )
+        child = Child(name, command, self._folder / f"{name}.log", on_message=on_message)
         self.children.append(child)
         return child
 

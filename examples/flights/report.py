@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from anabranch.cli.output import console, print_json
@@ -36,15 +36,7 @@ class Report:
             "seconds": round(self.seconds, 2),
             "folder": self.folder,
             "picture": self.picture,
-            "checks": [
-                {
-                    "title": check.title,
-                    "ok": check.ok,
-                    "seen": check.seen,
-                    "differences": list(check.differences),
-                }
-                for check in self.checks
-            ],
+            "checks": [asdict(check) | {"ok": check.ok} for check in self.checks],
             "timeline": [
                 {"seconds": round(at, 2), "what": what} for at, what in sorted(self.timeline)
             ],

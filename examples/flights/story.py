@@ -59,7 +59,7 @@ class Story:
         asker = cast.start("asker", begin_as=self._name)
         doomed_state = self._abort(doomed, doomed_rows)
         again = self._family.hear(asker, "outcome", STEP_S)
-        ticker.order("finish")
+        ticker.finish()
         ticks = self._family.hear(ticker, "finished", STEP_S)
         reports, late = self._look(observers, members)
         notes = {name: cast.notes(child) for name, child in (observers | members).items()}
@@ -206,7 +206,7 @@ class Story:
         self._family.hear(ender, "finished", STEP_S)
         late = self._cast.late_reader()
         for child in (late, observers["plain"]):
-            child.order("finish")
+            child.finish()
 
         def members_are_done() -> bool:
             got = {said["index"] for child in members.values() for said in child.said("end")}
@@ -214,7 +214,7 @@ class Story:
 
         self._family.wait_for("the group's last events", members_are_done, STEP_S)
         for child in members.values():
-            child.order("finish")
+            child.finish()
         return self._cast.settled(observers | members, "report"), late
 
     def _measure(

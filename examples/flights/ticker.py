@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from threading import Event
 from typing import Any
 
 from anabranch.cli.session import connected
 from anabranch.errors import OutcomeUnknown, TransactionAborted
-from examples.flights.child import Orders, Say
+from examples.flights.child import Say
 from examples.flights.notes import END, Small, stream_of
 from examples.flights.source import TABLES, Table, find_source
 from examples.flights.writers import target_from
@@ -20,7 +21,7 @@ EVENTS = {table.name: 3 if table.name == "flights" else 1 for table in TABLES}
 _KEYS = 20
 
 
-def run(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def run(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Commits a small transaction every ``every`` seconds until told to finish."""
     scope, every = parameters["scope"], parameters["every"]
     committed: list[int] = []
@@ -29,7 +30,7 @@ def run(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
     # Those of the first rows: so the big transaction and small ones have keys in common.
     keys = {table.name: _first_keys(table, parameters["limit"]) for table in TABLES}
     with connected(target_from(parameters)) as client:
-        while not orders.finish.is_set():
+        while not finish.is_set():
             began = time.monotonic()
             txn = client.begin(scope)
             for table in TABLES:
@@ -51,7 +52,7 @@ def run(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
             (committed if done else aborted).append(number)
             say("tick", number=number, began=began, seconds=time.monotonic() - began, done=done)
             number += 1
-            orders.finish.wait(max(0.0, began + every - time.monotonic()))
+            finish.wait(max(0.0, began + every - time.monotonic()))
     say("finished", committed=committed, aborted=aborted)
 
 
@@ -65,7 +66,7 @@ def _first_keys(table: Table, limit: int | None) -> list[bytes]:
     return list(found)
 
 
-def end(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def end(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Commits the last transaction, by which the readers know that they have seen all."""
     stream = parameters["stream"]
     with connected(target_from(parameters)) as client:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from importlib import import_module
+from threading import Event
 from typing import Any
 
 from anabranch.cli.session import Target, connected
-from examples.flights.child import Orders, Say
+from examples.flights.child import Say
 from examples.flights.notes import BY_HEADER, stream_of
 from examples.flights.source import TABLES, find_source
 
@@ -21,13 +22,13 @@ def target_from(parameters: Mapping[str, Any]) -> Target:
     return Target(**parameters["target"])
 
 
-def compile_code(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def compile_code(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Loads what the controllers compile at its first use ever, so that they need not wait for it."""
     import_module("anabranch.batches.kernels.framing")
     say("finished")
 
 
-def make(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def make(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Creates the streams."""
     with connected(target_from(parameters)) as client:
         for table in TABLES:
@@ -40,7 +41,7 @@ def make(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
     say("finished")
 
 
-def drive(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def drive(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Begins a transaction, hands on its token, and ends."""
     with connected(target_from(parameters)) as client:
         txn = client.begin(
@@ -53,7 +54,7 @@ def drive(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
         say("begun", token=token.hex(), txn_id=txn_id.hex())
 
 
-def write(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def write(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Joins by token and writes a share of the tables given.
 
     A ``victim`` flushes once after so many rows, writes on, and then waits to be killed.
@@ -82,14 +83,14 @@ def write(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
                     say("flushed", rows=written, receipt=receipt.to_bytes().hex())
                 if written == hang_at:
                     say("waiting", rows=written)
-                    orders.finish.wait(HANG_S)
+                    finish.wait(HANG_S)
                     raise RuntimeError("nobody came to kill this process")
         receipt = writer.finish()
     say("wrote", rows=written)
     say("finished", rows=written, receipt=receipt.to_bytes().hex(), txn_id=receipt.txn_id.hex())
 
 
-def commit(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def commit(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Commits by token, with exactly the receipts given."""
     with connected(target_from(parameters)) as client:
         token = bytes.fromhex(parameters["token"])
@@ -109,7 +110,7 @@ def commit(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
         )
 
 
-def abort(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def abort(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Aborts by token."""
     with connected(target_from(parameters)) as client:
         token = bytes.fromhex(parameters["token"])
@@ -117,7 +118,7 @@ def abort(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
         say("aborted", state=client.state(token).state)
 
 
-def ask(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
+def ask(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Begins under a committed name, as a restarted driver would, and says the outcome."""
     with connected(target_from(parameters)) as client:
         result = client.begin(parameters["scope"], name=parameters["begin_as"]).result

@@ -27,11 +27,9 @@ def family(tmp_path: Path) -> Iterator[Family]:
 
 
 def start(family: Family, script: str, name: str = "child") -> Child:
-    """A child that runs a script, in which ``say`` and ``orders`` are those of a role."""
+    """A child that runs a script, in which ``say`` and ``finish`` are those of a role."""
     before = (
-        "import sys, time, os\n"
-        "from examples.flights.child import Orders, say\n"
-        "orders = Orders(); orders.listen()\n"
+        "import sys, time, os\nfrom examples.flights.child import orders, say\nfinish = orders()\n"
     )
     after = "\nsys.stdout.flush(); os._exit(0)"
     return family.start_command(name, [sys.executable, "-c", before + script + after])
@@ -55,43 +53,35 @@ def test_messages_are_heard_and_other_lines_kept(family: Family) -> None:
     assert family.hear(child, "one", QUICK_S)["x"] == 2
     assert [message["x"] for message in child.said("one")] == [1, 2]
     assert child.lines == ["plain"]
+    with pytest.raises(ChildFailed, match="ended without saying 'three'"):
+        family.hear(child, "three", QUICK_S)
 
 
-def test_messages_can_be_taken_as_they_come(family: Family) -> None:
+def test_messages_are_taken_as_they_come_and_the_order_arrives(family: Family) -> None:
     taken: list[str] = []
-    child = family.start_command(
-        "child",
-        [sys.executable, "-c", """print('{"say": "a"}'); print('{"say": "b"}')"""],
-        on_message=lambda message: taken.append(message["say"]),
-    )
-    family.hear(child, "b", QUICK_S)
+    script = "from examples.flights.child import orders, say; f = orders(); say('a'); f.wait(60); say('b')"
+    command = [sys.executable, "-c", script]
+    child = family.start_command("child", command, lambda message: taken.append(message["say"]))
+    family.hear(child, "a", QUICK_S)
+    child.finish()
     family.wait_for("both", lambda: taken == ["a", "b"], QUICK_S)
 
 
-def test_orders_arrive(family: Family) -> None:
-    child = start(family, "say('ready'); orders.finish.wait(60); say('done')")
-    family.hear(child, "ready", QUICK_S)
-    child.order("nonsense")
-    child.order("finish")
-    family.hear(child, "done", QUICK_S)
-
-
-def test_a_failure_is_told_by_name(family: Family) -> None:
-    start(family, "say('failed', name='NotReady', message='nobody'); os._exit(3)", "writer")
-    with pytest.raises(ChildFailed, match="writer: NotReady: nobody"):
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (
+            "say('failed', name='NotReady', message='nobody'); os._exit(3)",
+            "writer: NotReady: nobody",
+        ),
+        ("sys.stderr.write('why\\n'); sys.stderr.flush(); os._exit(9)", r"exit code 9\n.*\n  why"),
+        ("os.kill(os.getpid(), 9)", "exit code -9"),
+    ],
+)
+def test_a_failure_is_told(family: Family, script: str, told: str) -> None:
+    start(family, script, "writer")
+    with pytest.raises(ChildFailed, match=told):
         family.wait_for("anything", lambda: False, QUICK_S)
-
-
-def test_an_end_without_a_word_shows_the_last_lines(family: Family) -> None:
-    start(family, "sys.stderr.write('the reason\\n'); sys.stderr.flush(); os._exit(9)")
-    with pytest.raises(ChildFailed, match=r"exit code 9\n.*\n  the reason"):
-        family.wait_for("anything", lambda: False, QUICK_S)
-
-
-def test_an_end_before_the_message_waited_for(family: Family) -> None:
-    child = start(family, "say('one')")
-    with pytest.raises(ChildFailed, match="ended without saying 'two'"):
-        family.hear(child, "two", QUICK_S)
 
 
 def test_waits_have_a_deadline(family: Family) -> None:
@@ -108,17 +98,9 @@ def test_a_child_killed_on_purpose_is_no_failure(family: Family) -> None:
     family.check()
 
 
-def test_one_killed_by_somebody_else_is(family: Family) -> None:
-    child = start(family, "say('ready'); time.sleep(60)")
-    family.hear(child, "ready", QUICK_S)
-    os.kill(child.pid, signal.SIGKILL)
-    with pytest.raises(ChildFailed, match="exit code -9"):
-        family.wait_for("anything", lambda: False, QUICK_S)
-
-
 def test_closing_ends_all_even_the_stubborn(family: Family) -> None:
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    stubborn += "orders._listen = None; say('ready')\nwhile True: time.sleep(1)"
+    stubborn += "say('ready')\nwhile True: time.sleep(1)"
     children = [
         start(family, stubborn, "one"),
         start(family, "say('ready'); time.sleep(60)", "two"),
@@ -135,8 +117,8 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
         "import sys, time; from pathlib import Path\n"
         "from examples.flights.processes import Family\n"
         f"family = Family(Path({str(tmp_path)!r}))\n"
-        "inner = 'import time; from examples.flights.child import Orders, say\\n'\n"
-        "inner += 'Orders().listen(); say(\"ready\"); time.sleep(60)'\n"
+        "inner = 'import time; from examples.flights.child import orders, say\\n'\n"
+        "inner += 'orders(); say(\"ready\"); time.sleep(60)'\n"
         "child = family.start_command('inner', [sys.executable, '-c', inner])\n"
         "family.hear(child, 'ready', 20); print(child.pid, flush=True); time.sleep(60)\n"
     )

@@ -14,9 +14,9 @@ from typer.testing import CliRunner, Result
 from anabranch.cli.session import Target
 from examples.flights import run as run_module
 from examples.flights.__main__ import app
+from examples.flights.cast import RAW_PROGRAM, raw_command
 from examples.flights.display import Display, LineDisplay, make_display
 from examples.flights.findings import Check
-from examples.flights.raw import PROGRAM, raw_command
 from examples.flights.report import Report, show_report
 from examples.flights.run import Settings
 
@@ -149,11 +149,11 @@ def test_the_raw_program_is_run_only_where_it_can_connect() -> None:
     arguments: Any = ("nyc/weather", Path("w.csv"), "origin", "abcd")
     command = raw_command(Target("b:1", "p", 1.0), *arguments)
     assert command is not None
-    assert command[1:3] == [str(PROGRAM), "nyc/weather"]
+    assert command[1:3] == [str(RAW_PROGRAM), "nyc/weather"]
     assert command[command.index("--token") + 1] == "abcd"
     assert "anabranch" not in [
         line.split()[1].split(".")[0]
-        for line in PROGRAM.read_text().splitlines()
+        for line in RAW_PROGRAM.read_text().splitlines()
         if line.startswith(("import ", "from "))
     ]
     secured = Target("b:1", "p", 1.0, {"security.protocol": "SSL"})
