@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from anabranch.batches import builder, framing, split
 from anabranch.batches.format import HEADER_SIZE, LOG_APPEND_TIME, read_header
+from anabranch.batches.packer import MIN_SPLICED_RECORDS
 from anabranch.batches.records import Record, decode_records, encode_batch, encode_sparse
-from anabranch.batches.splice import MIN_SPLICED_RECORDS
 from anabranch.batches.split import Split
 from anabranch.core.ids import segment_id
 from anabranch.core.keyspace import even_ranges, position_of
