@@ -9,7 +9,7 @@ from zlib import crc32
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decide_plain import REFUSED
-from anabranch.core.ids import check_scope, split_stream
+from anabranch.core.ids import DIRECTORY, check_scope, split_stream
 from anabranch.core.keyspace import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
@@ -38,7 +38,6 @@ from anabranch.schemas.records import (
     StreamRow,
 )
 
-DIRECTORY = 0  # the control partition that knows where each scope is served
 CREATING = "CREATING"
 ACTIVE = "ACTIVE"
 LOST = "LOST"  # a topic of it was deleted, or made anew: there is no way back

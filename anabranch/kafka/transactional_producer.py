@@ -32,6 +32,8 @@ from anabranch.kafka.wire.coordinator import (
 from anabranch.kafka.wire.lost_markers import Open, open_on
 from anabranch.kafka.wire.produce import read_produced, send_produce
 from anabranch.ports import (
+    CORRUPT_MESSAGE,
+    NOT_ENOUGH_REPLICAS,
     CorruptBatch,
     LogBusy,
     LogError,
@@ -272,7 +274,7 @@ class KafkaProducer:
         try:
             parts = patch_parts(batch, self.producer_id, self.producer_epoch, sequence)
         except CorruptBatch as error:
-            raise LogRefused(f"{self._id}: append: {error}", codes.CORRUPT_MESSAGE) from error
+            raise LogRefused(f"{self._id}: append: {error}", CORRUPT_MESSAGE) from error
         following = next_sequence(sequence, read_header(parts[0], whole=False).record_count)
         self._sequences[partition] = following
         wave.pieces[partition] = _Piece(index, partition, parts, following)
@@ -441,7 +443,7 @@ class KafkaProducer:
             if first and (last or waited > BUSY_S) and said == {codes.CONCURRENT_TRANSACTIONS}:
                 self._begun = False
                 raise busy(self._id)
-            last |= waited > NOT_YET_S and codes.NOT_ENOUGH_REPLICAS in said
+            last |= waited > NOT_YET_S and NOT_ENOUGH_REPLICAS in said
             error = self._failure(failed, answers, last=last)
             if error is not None:
                 raise error
@@ -461,7 +463,7 @@ class KafkaProducer:
                 if not last:
                     continue
                 # The one is checked before the append; of the others it can't be told.
-                refused = produced.error == codes.NOT_ENOUGH_REPLICAS
+                refused = produced.error == NOT_ENOUGH_REPLICAS
                 meant = meant._replace(act=Act.REFUSED if refused else Act.UNCERTAIN)
             topic = piece.partition.topic
             what = f"{self._id}: append to {topic}[{piece.partition.partition}]"

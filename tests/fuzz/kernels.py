@@ -180,6 +180,7 @@ def _columns() -> Run:
 
 def _history() -> Run:
     from anabranch.batches.kernels import history as kernel
+    from anabranch.batches.kernels.parts import MALFORMED_RESULT
 
     data_room, spans_room = Guarded(_MOST), Guarded(kernel.SPAN_ROWS * 8 * _MOST)
     ends_room, state_room = Guarded(64), Guarded(64)
@@ -194,7 +195,7 @@ def _history() -> Run:
         ends[:] = (0, len(data))
         state[:] = (0, -1, -1)
         result = kernel.commits(records, ends, 1, spans, state)
-        assert result in (0, kernel.MALFORMED_RESULT)
+        assert result in (0, MALFORMED_RESULT)
         assert 0 <= state[kernel.SPANS] <= many
         try:
             record = decode(data)
