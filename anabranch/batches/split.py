@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anabranch.batches.compression import decompress
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_header
-from anabranch.batches.framing import kernel_for
+from anabranch.batches.framing import kernels_for
 from anabranch.batches.packer import DEFAULT_LIMIT, JournalRun, Made, Packer, worth_splicing
 from anabranch.batches.records import Record, decode_body
 from anabranch.core.layout import Layout
@@ -79,9 +79,9 @@ class Split:
     def _placed(self, batch: RawBatch, keyless: int) -> _Compiled | _Plain:
         header = read_header(batch.data)
         body = decompress(header.compression, memoryview(batch.data)[HEADER_SIZE:])
-        kernel = kernel_for(header.record_count)
-        if kernel is not None:
-            return _compiled(kernel, batch, header, body, self._segments, keyless)
+        kernels = kernels_for(header.record_count)
+        if kernels is not None:
+            return _compiled(kernels.copy, batch, header, body, self._segments, keyless)
         records = decode_body(body, header)
         find = self._layout.find
         places = [keyless if r.key is None else find(r.key) for r in records]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
+from anabranch.batches import framing
 from anabranch.cli.quickstart.child import Orders, Say
 from anabranch.cli.quickstart.events import BY_HEADER, stream_of
 from anabranch.cli.quickstart.source import TABLES, find_source
@@ -23,7 +23,7 @@ def target_from(parameters: Mapping[str, Any]) -> Target:
 
 def compile_code(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None:
     """Loads what the controllers compile at its first use ever, so that they need not wait for it."""
-    import_module("anabranch.batches.kernels.framing")
+    framing.warm()
     say("finished")
 
 
