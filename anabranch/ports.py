@@ -227,6 +227,17 @@ class Log(Protocol):
         """Close all connections."""
 
 
+# Codes by which a broker refuses, as `LogRefused` has them (``org.apache.kafka.common.protocol.Errors``).
+OFFSET_OUT_OF_RANGE = 1
+CORRUPT_MESSAGE = 2
+UNKNOWN_TOPIC_OR_PARTITION = 3
+MESSAGE_TOO_LARGE = 10
+NOT_ENOUGH_REPLICAS = 19
+TOPIC_AUTHORIZATION_FAILED = 29
+INVALID_TIMESTAMP = 32
+INVALID_RECORD = 87
+
+
 class LogError(Exception):
     """A port call to the log failed. ``topics``: those it failed for, as far as that is known."""
 
@@ -269,7 +280,7 @@ class TopicGone(LogRefused):
     def __init__(
         self, message: str, topic: str, *, lost: bool = False, certain: bool = False
     ) -> None:
-        super().__init__(message, 3, (topic,))  # UNKNOWN_TOPIC_OR_PARTITION
+        super().__init__(message, UNKNOWN_TOPIC_OR_PARTITION, (topic,))
         self.topic = topic
         self.lost = lost
         self.certain = certain

@@ -65,7 +65,7 @@ WORKLOADS = (
 
 @dataclass(frozen=True)
 class _Run:
-    """See `anabranch.batches.splice.JournalRun`."""
+    """See `anabranch.batches.packer.JournalRun`."""
 
     batch_base: int
     first: int

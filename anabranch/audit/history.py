@@ -13,9 +13,9 @@ from anabranch.audit.findings import Findings, text
 from anabranch.audit.report import Example
 from anabranch.audit.tables import COMMIT, EPOCH, FOREIGN
 from anabranch.core.ids import NO_TXN
+from anabranch.core.round import DIRECTLY_BEFORE, NO_PREVIOUS
 from anabranch.core.vectors import OWN
 
-NO_PREVIOUS, DIRECTLY_BEFORE = -1, -2
 POSITIONS = 1 << 32
 _NUMBER = (1 << 32) - 1
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from anabranch.batches.compression import compress, decompress
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, frame, read_header
-from anabranch.batches.framing import kernel_for
+from anabranch.batches.framing import kernels_for
 from anabranch.batches.records import codec_number, decode_body, put_varint
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch, RawBatch
@@ -162,8 +162,8 @@ class BatchBuilder:
         if last_delta < first_delta:
             return 0
         body = _unpacked(batch, header)
-        kernel = kernel_for(header.record_count)
-        if kernel is None:
+        kernels = kernels_for(header.record_count)
+        if kernels is None:
             before = self._count
             for record in decode_body(bytes(body), header):
                 if first_delta <= record.offset - header.base_offset <= last_delta:
@@ -183,7 +183,7 @@ class BatchBuilder:
                 (_last.at, 0, self._count, 0, self._base_timestamp, self._max_timestamp),
                 dtype=np.int64,
             )
-            result = kernel.copy(
+            result = kernels.copy.copy(
                 bytes_in,
                 first_delta,
                 last_delta,
@@ -193,7 +193,7 @@ class BatchBuilder:
                 out,
                 state,
             )
-            if result != kernel.NO_ROOM or room == enough:
+            if result != kernels.copy.NO_ROOM or room == enough:
                 break
             room = enough
         if result != 0:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from anabranch.ports import CorruptBatch, LogRefused, RawBatch
+from anabranch.ports import INVALID_RECORD, CorruptBatch, LogRefused, RawBatch
 
 HEADER_SIZE = 61
 MAGIC = 2
@@ -29,9 +29,6 @@ TRANSACTIONAL = 0x10
 CONTROL = 0x20
 # KIP-534: the base timestamp is a delete horizon too; the records' deltas are still relative to it.
 DELETE_HORIZON = 0x40
-
-# The broker's code for a batch that breaks a rule of the format.
-INVALID_RECORD = 87
 
 Buffer = bytes | bytearray | memoryview
 

@@ -69,7 +69,14 @@ class Run(NamedTuple):
     pure: bool
 
 
-_kernel: ModuleType | None = None
+class Kernels(NamedTuple):
+    """What is compiled: `anabranch.batches.kernels.scan` and `anabranch.batches.kernels.copy`."""
+
+    scan: ModuleType
+    copy: ModuleType
+
+
+_kernels: Kernels | None = None
 
 
 def warm(folder: Path | None = None) -> None:
@@ -85,20 +92,20 @@ def warm(folder: Path | None = None) -> None:
     _load()
 
 
-def _load() -> ModuleType | None:
-    global _kernel
-    # The kernel reads numbers as they lie in memory.
-    if _kernel is None and sys.byteorder == "little":
-        from anabranch.batches.kernels import framing as framing_kernel
+def _load() -> Kernels | None:
+    global _kernels
+    # They read numbers as they lie in memory.
+    if _kernels is None and sys.byteorder == "little":
+        from anabranch.batches.kernels import copy, scan
 
-        _kernel = framing_kernel
-    return _kernel
+        _kernels = Kernels(scan, copy)
+    return _kernels
 
 
-def kernel_for(records: int) -> ModuleType | None:
+def kernels_for(records: int) -> Kernels | None:
     """The compiled code, if it is there or worth loading for so many records."""
-    if _kernel is not None or records <= _SMALL:
-        return _kernel
+    if _kernels is not None or records <= _SMALL:
+        return _kernels
     return _load()
 
 
@@ -126,13 +133,13 @@ def scan_batch(batch: RawBatch, *, limit: int = MAX_UNPACKED_BYTES) -> list[Run]
 
 def scan_body(body: Buffer, header: BatchHeader) -> list[Run]:
     """`scan_batch` of a body that is unpacked already."""
-    kernel = kernel_for(header.record_count)
-    if kernel is None:
+    kernels = kernels_for(header.record_count)
+    if kernels is None:
         rows = framing_oracle.scan(
             body, header.record_count, header.last_offset_delta, header.base_timestamp
         )
     else:
-        rows = _scan_compiled(kernel, body, header)
+        rows = _scan_compiled(kernels.scan, body, header)
     if rows is None or len(rows) > MAX_RUNS:
         return [_malformed(header.last_offset_delta, header.record_count)]
     return [_run(row, body, header) for row in rows]

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from anabranch.batches.format import crc_of
 from anabranch.ports import (
+    OFFSET_OUT_OF_RANGE,
     Log,
     LogError,
     LogRefused,
@@ -24,19 +25,18 @@ MAX_AHEAD = 4
 _FETCH_WAIT_S = 0.5
 _EMPTY_FETCHES = 20
 
-_OFFSET_OUT_OF_RANGE = 1  # of brokers' error codes
 
 _Batches = Sequence[RawBatch]
 
 
 def records_gone(why: OffsetOutOfRange | str) -> LogRefused:
     """What it is to a merge that somebody else deleted from a journal: for good, and its own trouble alone."""
-    return LogRefused(f"its journal records are gone: {why}", _OFFSET_OUT_OF_RANGE)
+    return LogRefused(f"its journal records are gone: {why}", OFFSET_OUT_OF_RANGE)
 
 
 def are_gone(error: LogError) -> bool:
     """Whether it is `records_gone`."""
-    return isinstance(error, LogRefused) and error.error == _OFFSET_OUT_OF_RANGE
+    return isinstance(error, LogRefused) and error.error == OFFSET_OUT_OF_RANGE
 
 
 class JournalReaders:

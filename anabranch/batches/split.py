@@ -1,21 +1,20 @@
 """Splitting record batches by key: each record to the segment that holds its key, in the order of the records.
 
 For plain writes, which any producer puts into any journal partition. A batch whose records all belong to one
-segment goes there as it is, if that is worth it (`anabranch.batches.splice`); others are taken apart.
+segment goes there as it is, if that is worth it (`anabranch.batches.packer`); others are taken apart.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anabranch.batches.builder import COPY_GROWTH, BatchBuilder
-from anabranch.batches.compression import NAMES, decompress
+from anabranch.batches.compression import decompress
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_header
-from anabranch.batches.framing import kernel_for
+from anabranch.batches.framing import kernels_for
+from anabranch.batches.packer import DEFAULT_LIMIT, JournalRun, Made, Packer, worth_splicing
 from anabranch.batches.records import Record, decode_body
-from anabranch.batches.splice import BATCH_BYTES, DEFAULT_LIMIT, JournalRun, worth_splicing
 from anabranch.core.layout import Layout
 from anabranch.errors import check
 from anabranch.ports import CorruptBatch, RawBatch
@@ -63,23 +62,26 @@ class Split:
         )
         indexes = placed.segments(begin, end)
         if len(indexes) == 1 and run.pure and worth_splicing(batch, run.records):
-            self._outs[indexes[0]].take(batch)
+            out = self._outs[indexes[0]]
+            out.take(out.packer.flush())
+            out.batches.append(batch)
             return
         for index in indexes:
-            placed.copy(self._outs[index], index, begin, end)
+            out = self._outs[index]
+            out.take(placed.copy(out.packer, index, begin, end))
 
     def done(self) -> list[list[RawBatch]]:
         """The batches of each segment, in the order of the layout; none for those that got no records."""
         for out in self._outs:
-            out.flush()
+            out.take(out.packer.flush())
         return [out.batches for out in self._outs]
 
     def _placed(self, batch: RawBatch, keyless: int) -> _Compiled | _Plain:
         header = read_header(batch.data)
         body = decompress(header.compression, memoryview(batch.data)[HEADER_SIZE:])
-        kernel = kernel_for(header.record_count)
-        if kernel is not None:
-            return _compiled(kernel, batch, header, body, self._segments, keyless)
+        kernels = kernels_for(header.record_count)
+        if kernels is not None:
+            return _compiled(kernels.copy, batch, header, body, self._segments, keyless)
         records = decode_body(body, header)
         find = self._layout.find
         places = [keyless if r.key is None else find(r.key) for r in records]
@@ -92,21 +94,12 @@ class _Out:
 
     def __init__(self, limit: int) -> None:
         self.batches: list[RawBatch] = []
-        self.builder = BatchBuilder()
-        self.limit = limit
-        self.full = min(BATCH_BYTES, limit)
+        self.packer = Packer(limit)
 
-    def take(self, batch: RawBatch) -> None:
-        """A batch as it is, behind what was built."""
-        self.flush()
-        self.batches.append(batch)
-
-    def flush(self) -> None:
-        """End the batch that is being built."""
-        if self.builder.count:
-            data = self.builder.build()
-            self.batches.append(RawBatch(0, self.builder.count, memoryview(data)))
-            self.builder = BatchBuilder()
+    def take(self, made: Iterable[Made]) -> None:
+        """More of them."""
+        for data, ((_, records),) in made:
+            self.batches.append(RawBatch(0, records, memoryview(data)))
 
 
 class _Plain(NamedTuple):
@@ -126,27 +119,14 @@ class _Plain(NamedTuple):
         """The indexes of the segments that records of these numbers go to."""
         return sorted(set(self.places[begin:end]))
 
-    def copy(self, out: _Out, index: int, begin: int, end: int) -> None:
-        """Add the records of a segment."""
-        for number in range(begin, end):
-            if self.places[number] == index:
-                self._add(out, self.records[number])
-
-    def _add(self, out: _Out, record: Record) -> None:
-        row = record.key, record.value, record.headers, record.timestamp_ms
-        mark = out.builder.mark()
-        out.builder.add(*row)
-        if out.builder.size_estimate <= out.full:
-            return
-        if mark.records:
-            out.builder.rewind(mark)
-            out.flush()
-            self._add(out, record)
-        elif out.builder.size_estimate > out.limit:
-            # It fits only as it came: packed.
-            out.builder = BatchBuilder(NAMES[self.header.compression])
-            out.builder.add(*row)
-            out.flush()
+    def copy(self, packer: Packer, index: int, begin: int, end: int) -> Iterator[Made]:
+        """Give the records of a segment."""
+        rows = [
+            (record.key, record.value, record.headers, record.timestamp_ms)
+            for record, place in zip(self.records[begin:end], self.places[begin:end], strict=True)
+            if place == index
+        ]
+        return packer.rows(0, rows, self.header.compression)
 
 
 class _Compiled(NamedTuple):
@@ -172,8 +152,8 @@ class _Compiled(NamedTuple):
         found: list[int] = np.unique(self.places[begin:end]).tolist()
         return found
 
-    def copy(self, out: _Out, index: int, begin: int, end: int) -> None:
-        """Add the records of a segment."""
+    def copy(self, packer: Packer, index: int, begin: int, end: int) -> Iterator[Made]:
+        """Give the records of a segment."""
         header = self.header
 
         def some(into: Any, state: Any) -> int:
@@ -191,22 +171,7 @@ class _Compiled(NamedTuple):
             )
             return found
 
-        at = begin
-        while True:
-            left = int(self.starts[end] - self.starts[at]) + (end - at) * COPY_GROWTH
-            room = out.full - out.builder.size_estimate
-            at = out.builder.add_encoded(some, at, max(min(left, room), 0))
-            if at == end:
-                return
-            if out.builder.count:
-                out.flush()
-                continue
-            # A big one: alone, and if it fits only as it came, packed.
-            alone = int(self.starts[at + 1] - self.starts[at]) + COPY_GROWTH
-            if HEADER_SIZE + alone > out.limit:
-                out.builder = BatchBuilder(NAMES[header.compression])
-            at = out.builder.add_encoded(some, at, alone)
-            out.flush()
+        return packer.placed(0, some, self.starts, begin, end, header.compression)
 
 
 def _compiled(

@@ -19,12 +19,11 @@ from anabranch.errors import (
     RetryError,
     WriteFailed,
 )
-from anabranch.kafka.wire.codes import TOPIC_AUTHORIZATION_FAILED
 from anabranch.librdkafka.admin import DEFAULT_MAX_MESSAGE_BYTES, KafkaAdmin
 from anabranch.librdkafka.command_bus import leak
 from anabranch.librdkafka.event_channel import Channel
 from anabranch.librdkafka.options import Options
-from anabranch.ports import Clock, LogError, LogRefused, TopicPartition
+from anabranch.ports import TOPIC_AUTHORIZATION_FAILED, Clock, LogError, LogRefused, TopicPartition
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import Counted, EventColumns, Placing

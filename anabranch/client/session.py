@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from anabranch.client.ports import ClientPorts
 from anabranch.core.ids import (
     CORRELATION_ID_SIZE,
+    DIRECTORY,
     SECRET_SIZE,
     check_scope,
     command_digest,
@@ -24,6 +25,7 @@ from anabranch.core.ids import (
     split_stream,
     txn_text,
 )
+from anabranch.core.limits import MAX_WAIT_MS
 from anabranch.core.states import FINISHED
 from anabranch.core.tokens import peek, prove
 from anabranch.errors import (
@@ -44,13 +46,11 @@ from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
 from anabranch.types import committed
 
-DIRECTORY = 0  # the control partition that knows where each scope is served
 FIRST_REPEAT_S = 2.0
 LONGEST_REPEAT_S = 10.0
 RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
 _FIRST_RETRY_S = 0.02
 _LONGEST_RETRY_S = 1.0
-_MAX_WAIT_MS = 600_000
 # A controller's refusal at its deadline arrives at least, and at most, so long before ours.
 _MARGIN_S = (0.3, 2.0)
 # A refusal that holds for all copies of a command; another one only where it was sent once.
@@ -373,7 +373,7 @@ class Session:
             ask_s = (deadline - asked_at) * (1 - RESOLVE_SHARE)
             if token is not None:
                 margin_s = min(max(ask_s / 4, min(_MARGIN_S[0], ask_s / 2)), _MARGIN_S[1])
-                wait_ms = max(0, min(int((ask_s - margin_s) * 1000), _MAX_WAIT_MS))
+                wait_ms = max(0, min(int((ask_s - margin_s) * 1000), MAX_WAIT_MS))
                 command = replace(command, wait_ms=wait_ms)
             try:
                 outcome = self.try_ask(partition, command, asked_at + ask_s)

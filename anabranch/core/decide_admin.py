@@ -8,7 +8,7 @@ from zlib import crc32
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decide_plain import REFUSED
-from anabranch.core.ids import check_scope
+from anabranch.core.ids import DIRECTORY, check_scope
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of
 from anabranch.core.turn import Turn
@@ -28,8 +28,6 @@ from anabranch.schemas.records import (
     StreamList,
     StreamRow,
 )
-
-DIRECTORY = 0  # the control partition that knows where each scope is served
 
 
 def _own_scope(turn: Turn, scope: str) -> str:

@@ -63,7 +63,6 @@ from anabranch.schemas.records import (
     YieldedRow,
 )
 
-MAX_WAIT_MS = 600_000
 _FRAMING = 68  # a record batch with one record has so many bytes at least, besides its content
 
 
@@ -103,8 +102,8 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     claims_name = command.name is not None and command.number is None
     if claims_name and row.name not in (None, command.name):
         raise InvalidArgument(f"the transaction began as {row.name!r}: it can't claim another name")
-    if not 0 <= command.wait_ms <= MAX_WAIT_MS:
-        raise InvalidArgument(f"wait_ms {command.wait_ms} is not within 0 and {MAX_WAIT_MS}")
+    if not 0 <= command.wait_ms <= limits.MAX_WAIT_MS:
+        raise InvalidArgument(f"wait_ms {command.wait_ms} is not within 0 and {limits.MAX_WAIT_MS}")
     check_receipts(turn, row.txn_id, named)
     writers = choose_writers(txn, command)
     former = txn.pending

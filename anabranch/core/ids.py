@@ -19,6 +19,7 @@ NO_TXN = bytes(TXN_ID_SIZE)
 SECRET_SIZE = 32  # of what begins a transaction
 CORRELATION_ID_SIZE = 16
 MAX_NAME = limits.NAME.value
+DIRECTORY = 0  # the control partition that knows where each scope is served
 MAX_CONTROL_PARTITION = (1 << 16) - 1
 _MAX_MS = (1 << 48) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")

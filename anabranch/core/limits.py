@@ -26,6 +26,8 @@ class Limit(NamedTuple):
             raise InvalidArgument(f"{what} has {found:,} {self.unit}; {self.value:,} are allowed")
 
 
+MAX_WAIT_MS = 600_000  # of a commit for what it needs
+
 COMMAND = Limit(
     1 << 20,
     "bytes",

@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.infra.errors import CacheBusy, DownloadFailed, HashMismatch
-from anabranch.infra.lock import BrokerLock, LockedJar, broker_lock, sha256_of
+from anabranch.infra.lock import DOWNLOADS_AT_ONCE, BrokerLock, LockedJar, broker_lock, sha256_of
 
 if TYPE_CHECKING:
     from jgo.maven import MavenContext
 
 CACHE_VARIABLE = "ANABRANCH_CACHE"
 REPOSITORY_VARIABLE = "ANABRANCH_MAVEN_REPOSITORY"
-_DOWNLOADS_AT_ONCE = 4
 _STAGING = ".fetch-"
 _ATTEMPTS = 3
 _BACKOFF_S = 0.5
@@ -159,7 +158,7 @@ def _fetch(
         absent = {jar.file for jar in missing}
         done_files = len(lock.jars) - len(missing)
         done_bytes = sum(jar.size for jar in lock.jars if jar.file not in absent)
-        pool = ThreadPoolExecutor(_DOWNLOADS_AT_ONCE, thread_name_prefix="anabranch-fetch")
+        pool = ThreadPoolExecutor(DOWNLOADS_AT_ONCE, thread_name_prefix="anabranch-fetch")
         try:
             tasks = {pool.submit(_fetch_one, maven, jar, folder): jar for jar in missing}
             for task in as_completed(tasks):

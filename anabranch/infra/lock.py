@@ -19,6 +19,7 @@ from importlib import resources
 from pathlib import Path
 
 KAFKA_VERSION = "4.3.1"
+DOWNLOADS_AT_ONCE = 4
 LOCK_NAME = f"kafka-{KAFKA_VERSION}.lock.json"
 LOCK_VARIABLE = "ANABRANCH_KAFKA_LOCK"
 
@@ -27,7 +28,6 @@ ROOTS = (
     f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
     "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
 )
-_DOWNLOADS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def resolve(roots: tuple[str, ...] = ROOTS) -> BrokerLock:
             inputs, transitive = maven.resolver.resolve([maven.create_dependency(root)])
             for dep in [*inputs, *(d for d in transitive if d.scope in ("compile", "runtime"))]:
                 found.setdefault(f"{dep.groupId}:{dep.artifactId}", dep.artifact)
-        with ThreadPoolExecutor(_DOWNLOADS_AT_ONCE) as pool:
+        with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
             paths = list(pool.map(lambda artifact: artifact.resolve(), found.values()))
         jars = tuple(
             LockedJar(f"{key}:{artifact.version}", path.name, sha256_of(path), path.stat().st_size)

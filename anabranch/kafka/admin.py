@@ -21,6 +21,8 @@ from anabranch.kafka.wire.cluster import Again, Cluster, raise_or_again
 from anabranch.kafka.wire.codes import NONE
 from anabranch.kafka.wire.connection import ConnectionBroken
 from anabranch.ports import (
+    OFFSET_OUT_OF_RANGE,
+    UNKNOWN_TOPIC_OR_PARTITION,
     LogError,
     LogRefused,
     LogUnavailable,
@@ -31,7 +33,7 @@ from anabranch.ports import (
 
 _TOPIC_RESOURCE = 2
 _METADATA_PAUSE_S = 0.02
-_EARLIEST = -2
+EARLIEST = -2
 DELETE_BY_ID_FROM = 6  # version of DeleteTopics
 
 
@@ -150,7 +152,7 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadl
             for partition in topic.partitions:
                 code = int(partition.error_code)
                 # The start is beyond the offset already, or the offset is beyond the end.
-                if code == codes.OFFSET_OUT_OF_RANGE:
+                if code == OFFSET_OUT_OF_RANGE:
                     raise LogRefused(f"delete records of {topic.name}: no such offset", code)
                 if code != NONE:
                     cluster.forget((str(topic.name),))
@@ -245,7 +247,7 @@ def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float
     cluster.forget(names)
     for result in answer.responses:
         code = int(result.error_code)
-        if code in (NONE, codes.UNKNOWN_TOPIC_OR_PARTITION, codes.UNKNOWN_TOPIC_ID):
+        if code in (NONE, UNKNOWN_TOPIC_OR_PARTITION, codes.UNKNOWN_TOPIC_ID):
             continue
         message = getattr(result, "error_message", None)  # told from version 5 on
         detail = str(message) if message else None
@@ -259,7 +261,7 @@ def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
     cluster.leaders((TopicPartition(topic, 0),), deadline)
     found = cluster.refresh((topic,), deadline).get(topic)
     if found is None:
-        raise LogRefused(f"{topic} does not exist", codes.UNKNOWN_TOPIC_OR_PARTITION)
+        raise LogRefused(f"{topic} does not exist", UNKNOWN_TOPIC_OR_PARTITION)
     return found.partitions
 
 
@@ -332,7 +334,7 @@ def wait_for_leaders(
     cluster.repeat(
         "leaders of new topics",
         deadline,
-        lambda: list_offsets(cluster, partitions, _EARLIEST, committed=False, deadline=deadline),
+        lambda: list_offsets(cluster, partitions, EARLIEST, committed=False, deadline=deadline),
     )
 
 
@@ -363,7 +365,7 @@ def describe_topics(
     for result in answer.results:
         code = int(result.error_code)
         name = str(result.resource_name)
-        if code == codes.UNKNOWN_TOPIC_OR_PARTITION:
+        if code == UNKNOWN_TOPIC_OR_PARTITION:
             continue
         if code != NONE:
             raise_or_again(codes.READ_CODES, code, f"settings of {name}", topics=(name,))

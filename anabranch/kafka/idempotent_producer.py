@@ -10,62 +10,19 @@ from __future__ import annotations
 import datetime as dt
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from anabranch.batches.format import Packed, next_sequence
+from anabranch.kafka.link import Link, Piece, Wave
 from anabranch.kafka.wire import codes, data
-from anabranch.kafka.wire.calls import INIT_PRODUCER_ID, PRODUCE
+from anabranch.kafka.wire.calls import INIT_PRODUCER_ID
 from anabranch.kafka.wire.cluster import Cluster, raise_or_again
 from anabranch.kafka.wire.codes import DUPLICATE_SEQUENCE, NONE, Act, error_for, meaning
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken, readable
-from anabranch.kafka.wire.produce import read_produced, send_produce
+from anabranch.kafka.wire.connection import ConnectionBroken
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 
 _NO_TRANSACTION = dt.timedelta(minutes=1)  # the broker wants a timeout even where it uses none
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A batch with its sequence in it, as it is sent, perhaps several times."""
-
-    partition: TopicPartition
-    data: bytes
-
-
-@dataclass(slots=True)
-class _Link:
-    """A broker that leads some of the partitions: the request under way to it, and what goes next.
-
-    In each at most one batch of a partition (the broker's rule).
-    """
-
-    node: int
-    connection: Connection | None = None
-    version: int = -1
-    correlation: int = -1
-    under_way: dict[TopicPartition, _Piece] = field(default_factory=dict)
-    gathering: dict[TopicPartition, _Piece] = field(default_factory=dict)
-    gathered_bytes: int = 0
-
-    def add(self, piece: _Piece) -> None:
-        self.gathering[piece.partition] = piece
-        self.gathered_bytes += len(piece.data)
-
-    def take(self) -> list[_Piece]:
-        pieces = list(self.gathering.values())
-        self.gathering.clear()
-        self.gathered_bytes = 0
-        return pieces
-
-    def may_send(self) -> bool:
-        """Nothing is under way, or its answer has begun to arrive."""
-        if not self.under_way or self.connection is None or self.connection.broken:
-            return True
-        if self.connection.buffered():
-            return True
-        return bool(readable([self.connection]))
 
 
 class JournalProducer:
@@ -79,7 +36,7 @@ class JournalProducer:
             LogRefused: the broker does not allow it.
         """
         self._cluster = cluster
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, Link] = {}
         # The broker that a partition's batches go to, until all of them are known to be stored.
         self._homes: dict[TopicPartition, int] = {}
         self._sequences: dict[TopicPartition, int] = {}
@@ -112,7 +69,8 @@ class JournalProducer:
     @property
     def waiting(self) -> int:
         """Batches that are not known to be stored."""
-        return sum(len(link.under_way) + len(link.gathering) for link in self._links.values())
+        waves = [wave for one in self._links.values() for wave in (*one.in_flight, one.gathering)]
+        return sum(len(wave.pieces) for wave in waves)
 
     @property
     def failure(self) -> LogError | None:
@@ -127,16 +85,15 @@ class JournalProducer:
         """
         with self._working():
             sequence = self._sequences.get(partition, 0)
-            self._sequences[partition] = next_sequence(sequence, batch.rows)
-            piece = _Piece(partition, batch.frame(self.producer_id, self.producer_epoch, sequence))
+            following = self._sequences[partition] = next_sequence(sequence, batch.rows)
+            framed = batch.frame(self.producer_id, self.producer_epoch, sequence)
+            piece = Piece(partition, (framed,), following)
             most = self._cluster.settings.max_request_bytes
             link = self._link(partition, deadline)
-            while partition in link.gathering or (
-                link.gathering and link.gathered_bytes + len(piece.data) > most
-            ):
+            while not link.gathering.has_room(partition, len(framed), most):
                 self._go_on(link, deadline)
                 link = self._link(partition, deadline)  # it may have moved
-            link.add(piece)
+            link.gathering.add(piece)
             if link.may_send():
                 self._go_on(link, deadline)
 
@@ -147,8 +104,8 @@ class JournalProducer:
             LogError: it failed, or is not stored at the deadline: for good.
         """
         with self._working():
-            while busy := [one for one in self._links.values() if one.under_way or one.gathering]:
-                for link in busy:
+            while self.waiting:
+                for link in list(self._links.values()):
                     self._go_on(link, deadline)
 
     def interrupt(self, reason: str) -> None:
@@ -163,8 +120,7 @@ class JournalProducer:
         self._failure = self._failure or LogUncertain("the producer is closed")
         with self._busy:
             for link in self._links.values():
-                if link.connection is not None:
-                    link.connection.close()
+                link.close()
 
     def after_fork(self) -> None:
         """In a forked child: close its copies of the connections; the parent's stay as they are."""
@@ -191,66 +147,51 @@ class JournalProducer:
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def _link(self, partition: TopicPartition, deadline: float) -> _Link:
+    def _link(self, partition: TopicPartition, deadline: float) -> Link:
         node = self._homes.get(partition)
         if node is None:
             node = self._cluster.leaders((partition,), deadline)[partition].node
             self._homes[partition] = node
-        return self._links.setdefault(node, _Link(node))
+        return self._links.setdefault(node, Link(node))
 
-    def _go_on(self, link: _Link, deadline: float) -> None:
+    def _go_on(self, link: Link, deadline: float) -> None:
         """Read the answer under way, and send what was gathered meanwhile."""
-        if link.under_way:
-            again = self._read(link, deadline)
-            if again:
-                self._recover(again, deadline)
-        if link.gathering:
-            again = self._send(link, link.take(), deadline)
-            if again:
+        if again := self._read(link, deadline):
+            self._recover(again, deadline)
+        if link.gathering.pieces:
+            wave = link.take()
+            if again := self._send(link, wave, deadline):
                 self._recover(again, deadline)
 
-    def _send(self, link: _Link, pieces: list[_Piece], deadline: float) -> list[_Piece]:
-        """One request; what has to be sent again at once, because it can't have arrived."""
-        self._check_topics(pieces)
+    def _send(self, link: Link, wave: Wave, deadline: float) -> list[Piece]:
+        """One request; what has to be sent again at once: the connection broke."""
+        self._check_topics(wave)
         try:
-            if link.connection is None or not link.connection.usable():
-                address = self._cluster.address(link.node)
-                link.connection = self._cluster.open(address, deadline)
-                link.version = link.connection.version(PRODUCE)
-            batches = {piece.partition: (piece.data,) for piece in pieces}
-            link.correlation = send_produce(
-                self._cluster, link.connection, link.version, None, batches, deadline
-            )
+            link.connect(self._cluster, deadline)
+            link.send(self._cluster, wave, None, deadline)
         except ConnectionBroken as error:
             self._trouble = str(error)
-            return pieces
-        link.under_way = {piece.partition: piece for piece in pieces}
+            return list(wave.pieces.values())
+        link.in_flight.append(wave)
         return []
 
-    def _read(self, link: _Link, deadline: float) -> list[_Piece]:
+    def _read(self, link: Link, deadline: float) -> list[Piece]:
         """What has to be sent again, by the answer under way or for lack of one.
 
         Raises:
             LogError: the broker's reason why it is of no use.
         """
-        pieces, link.under_way = link.under_way, {}
-        if link.connection is None:
-            return list(pieces.values())
+        if not link.in_flight:
+            return []
+        wave = link.in_flight.popleft()
         try:
-            answers = read_produced(
-                self._cluster,
-                link.connection,
-                link.version,
-                link.correlation,
-                pieces.keys(),
-                min(deadline, self._cluster.deadline()),
-            )
+            answers = link.read(self._cluster, wave, min(deadline, self._cluster.deadline()))
         except (ConnectionBroken, data.MalformedAnswer) as error:
             self._trouble = str(error)
-            link.connection.close()
-            return list(pieces.values())
+            link.close()
+            return list(wave.pieces.values())
         again = []
-        for partition, piece in pieces.items():
+        for partition, piece in wave.pieces.items():
             code, offset, message = answers[partition]
             if code == NONE:
                 self._check_offset(partition, offset)
@@ -274,32 +215,31 @@ class JournalProducer:
             )
         self._highest[partition] = offset
 
-    def _check_topics(self, pieces: Iterable[_Piece]) -> None:
+    def _check_topics(self, wave: Wave) -> None:
         """A topic that was made anew has forgotten what was stored."""
-        for topic in {piece.partition.topic for piece in pieces}:
+        for topic in {partition.topic for partition in wave.pieces}:
             now = self._cluster.topic_ids[topic]
             if self._topic_ids.setdefault(topic, now) != now:
                 raise LogUncertain(f"topic {topic} was deleted and made anew")
 
     # -- after a failure ------------------------------------------------------------------------------
 
-    def _recover(self, failed: list[_Piece], deadline: float) -> None:
+    def _recover(self, failed: list[Piece], deadline: float) -> None:
         """Send again until it is stored, and only then go on: leaders may have moved.
 
         Raises:
             LogError: the broker's reason, or it is not stored at the deadline.
         """
         for link in self._links.values():
-            if link.under_way:
-                failed += self._read(link, deadline)
-        later = [piece for link in self._links.values() for piece in link.take()]
+            failed += self._read(link, deadline)
+        later = [piece for link in self._links.values() for piece in link.take().pieces.values()]
         self._homes.clear()
         while failed:
             failed = self._repeat(failed, deadline)
         for piece in later:
-            self._link(piece.partition, deadline).add(piece)
+            self._link(piece.partition, deadline).gathering.add(piece)
 
-    def _repeat(self, pieces: list[_Piece], deadline: float) -> list[_Piece]:
+    def _repeat(self, pieces: list[Piece], deadline: float) -> list[Piece]:
         """One more try; what is still to be sent."""
         self._check()
         pause = self._cluster.settings.retry_backoff
@@ -313,16 +253,12 @@ class JournalProducer:
             raise LogUncertain(
                 f"not acknowledged before the deadline: {self._trouble}; {error}"
             ) from error
-        groups: dict[int, list[_Piece]] = {}
+        waves: dict[int, Wave] = {}
         for piece in pieces:
-            groups.setdefault(leaders[piece.partition].node, []).append(piece)
+            waves.setdefault(leaders[piece.partition].node, Wave()).add(piece)
         again = []
-        asked = []
-        for node, group in groups.items():
-            link = self._links.setdefault(node, _Link(node))
-            again += self._send(link, group, deadline)
-            asked.append(link)
-        for link in asked:
-            if link.under_way:
-                again += self._read(link, deadline)
+        for node, wave in waves.items():
+            again += self._send(self._links.setdefault(node, Link(node)), wave, deadline)
+        for node in waves:
+            again += self._read(self._links[node], deadline)
         return again

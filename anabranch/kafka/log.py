@@ -18,6 +18,7 @@ from anabranch.kafka.wire.cluster import Again, Cluster, raise_or_again
 from anabranch.kafka.wire.codes import NONE, Act, error_for, meaning
 from anabranch.kafka.wire.connection import Connection, ConnectionBroken, readable
 from anabranch.ports import (
+    OFFSET_OUT_OF_RANGE,
     CorruptBatch,
     Fetched,
     LogError,
@@ -30,7 +31,6 @@ from anabranch.ports import (
 )
 
 _LATEST = -1
-_EARLIEST = -2
 _MAX_I32 = (1 << 31) - 1
 # A broker that is silent for so long once others have answered is passed over, for a pause that grows.
 _SLACK_S = 0.3
@@ -227,7 +227,7 @@ class KafkaLog:
             if position is None:
                 continue
             topic = partition.topic
-            if answer.error not in (NONE, codes.OFFSET_OUT_OF_RANGE):
+            if answer.error not in (NONE, OFFSET_OUT_OF_RANGE):
                 failure = topic, answer.error
                 self._cluster.forget((topic,))
                 meant = meaning(codes.READ_CODES, answer.error)
@@ -238,7 +238,7 @@ class KafkaLog:
                     raise why
                 continue
             try:
-                if answer.error == codes.OFFSET_OUT_OF_RANGE:
+                if answer.error == OFFSET_OUT_OF_RANGE:
                     self._cluster.forget((topic,))  # who says so may lead no more
                     raise OffsetOutOfRange(partition, position)
                 fetched = _fetched(partition, answer, position, committed)
@@ -268,7 +268,7 @@ class KafkaLog:
         self, partitions: Iterable[TopicPartition], *, failed: Failed | None = None
     ) -> dict[TopicPartition, int]:
         """See `anabranch.ports.Log.start_offsets`."""
-        return self._offsets(partitions, _EARLIEST, committed=False, failed=failed)
+        return self._offsets(partitions, kafka_admin.EARLIEST, committed=False, failed=failed)
 
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from anabranch.batches.format import Buffer, next_sequence, patch_parts, read_header
+from anabranch.kafka.link import Answers, Link, Piece, Wave, failure_of
 from anabranch.kafka.wire import codes, data
 from anabranch.kafka.wire.calls import PRODUCE
 from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.codes import NONE, Act, error_for, meaning
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken
+from anabranch.kafka.wire.codes import NONE
+from anabranch.kafka.wire.connection import ConnectionBroken
 from anabranch.kafka.wire.coordinator import (
     ANSWER_S,
     BUSY_S,
@@ -30,8 +30,9 @@ from anabranch.kafka.wire.coordinator import (
     busy,
 )
 from anabranch.kafka.wire.lost_markers import Open, open_on
-from anabranch.kafka.wire.produce import read_produced, send_produce
 from anabranch.ports import (
+    CORRUPT_MESSAGE,
+    NOT_ENOUGH_REPLICAS,
     CorruptBatch,
     LogBusy,
     LogError,
@@ -51,37 +52,6 @@ LEADER_S = 1.0
 NOT_YET_S = 3.0
 
 
-@dataclass(slots=True)
-class _Piece:
-    """One batch on its way; ``index`` is its place in the caller's list."""
-
-    index: int
-    partition: TopicPartition
-    parts: tuple[Buffer, Buffer]
-    next_sequence: int
-
-
-@dataclass(slots=True)
-class _Wave:
-    """One Produce request: at most one batch per partition (the broker's rule)."""
-
-    pieces: dict[TopicPartition, _Piece]
-    size: int = 0
-    correlation: int = -1
-
-
-@dataclass(slots=True)
-class _Link:
-    """A broker that leads some of the partitions, and the requests under way to it."""
-
-    node: int
-    connection: Connection
-    version: int
-    gathering: _Wave
-    in_flight: deque[_Wave]
-    checked: dict[TopicPartition, int] = field(default_factory=dict)  # under which leader epoch
-
-
 class KafkaProducer:
     """See `anabranch.ports.Producer`. Made by `KafkaLog.producer`; one thread at a time."""
 
@@ -95,7 +65,7 @@ class KafkaProducer:
         """
         self._cluster = cluster
         self._id = transactional_id
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, Link] = {}
         self._sequences: dict[TopicPartition, int] = {}
         self._acked: dict[TopicPartition, int] = {}
         # Of the native transaction: added at the coordinator (V1), and appended to.
@@ -130,14 +100,12 @@ class KafkaProducer:
         The n-th batches of all partitions of a broker go into one request. Memory: the requests under
         way, at most `MAX_IN_FLIGHT` times ``max_request_bytes`` per broker, besides the given batches.
         """
-        seen: dict[TopicPartition, int] = {}
-        ranked = []
-        for index, (partition, _) in enumerate(batches):
-            rank = seen.get(partition, 0)
-            seen[partition] = rank + 1
-            ranked.append((rank, index))
-        ranked.sort()
-        order = [index for _, index in ranked]
+        seen: Counter[TopicPartition] = Counter()
+        ranks = []
+        for partition, _ in batches:
+            ranks.append(seen[partition])
+            seen[partition] += 1
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)
         self._check_usable()
         try:
             self._look(seen)
@@ -203,7 +171,7 @@ class KafkaProducer:
         """See `anabranch.ports.Producer.close`."""
         self._ended = self._ended or LogFenced(f"{self._id}: the producer is closed")
         for link in self._links.values():
-            link.connection.close()
+            link.close()
         self._links.clear()
         self._coordinator.close()
 
@@ -224,7 +192,7 @@ class KafkaProducer:
         self._cluster.forget({partition.topic for partition in self._sequences})
         if isinstance(error, LogUnavailable) and not self._begun:
             for link in self._links.values():
-                link.gathering = _Wave({})  # nothing of it was sent
+                link.take()  # nothing of it was sent
         elif isinstance(error, LogError) and not isinstance(error, LogRefused):
             self._ended = error
         elif not isinstance(error, Exception):
@@ -244,7 +212,7 @@ class KafkaProducer:
         """Read the answers still under way, for what was stored; False if some can't be read."""
         whole = True
         for link in self._links.values():
-            link.gathering = _Wave({})
+            link.take()
             while link.in_flight:
                 wave = link.in_flight.popleft()
                 try:
@@ -262,21 +230,17 @@ class KafkaProducer:
         self, index: int, partition: TopicPartition, batch: Buffer, offsets: list[int]
     ) -> None:
         link = self._link(partition)
-        wave = link.gathering
-        if partition in wave.pieces or (
-            wave.pieces and wave.size + len(batch) > self._cluster.settings.max_request_bytes
-        ):
+        most = self._cluster.settings.max_request_bytes
+        if not link.gathering.has_room(partition, len(batch), most):
             self._send(link, offsets)
-            wave = link.gathering
         sequence = self._sequences.get(partition, 0)
         try:
             parts = patch_parts(batch, self.producer_id, self.producer_epoch, sequence)
         except CorruptBatch as error:
-            raise LogRefused(f"{self._id}: append: {error}", codes.CORRUPT_MESSAGE) from error
+            raise LogRefused(f"{self._id}: append: {error}", CORRUPT_MESSAGE) from error
         following = next_sequence(sequence, read_header(parts[0], whole=False).record_count)
         self._sequences[partition] = following
-        wave.pieces[partition] = _Piece(index, partition, parts, following)
-        wave.size += len(batch)
+        link.gathering.add(Piece(partition, parts, following, index))
 
     def _reach(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         """Connect to the leaders of all these, before anything is sent: what can't be reached costs nothing.
@@ -285,7 +249,7 @@ class KafkaProducer:
         """
         failed: dict[str, LogError] = {}
         unseen: dict[int, list[TopicPartition]] = {}
-        links: dict[int, _Link] = {}  # found to be open just now
+        links: dict[int, Link] = {}  # found to be open just now
         for partition in partitions:
             if partition.topic not in failed:
                 leader = self._cluster.leader(partition)
@@ -305,28 +269,21 @@ class KafkaProducer:
             raise problem
         return unseen
 
-    def _link(self, partition: TopicPartition) -> _Link:
+    def _link(self, partition: TopicPartition) -> Link:
         leader = self._cluster.leader(partition)
         if leader is None:
             deadline = self._cluster.deadline(LEADER_S)
             leader = self._cluster.leaders((partition,), deadline)[partition]
-        link = self._links.get(leader.node)
-        if link is not None and (
-            link.in_flight or link.gathering.pieces or link.connection.usable()
-        ):
-            return link
-        deadline = self._cluster.deadline()
-        try:
-            connection = self._cluster.open(self._cluster.address(leader.node), deadline)
-        except ConnectionBroken as error:
-            self._cluster.distrust(leader.node)
-            raise self._unreachable(str(error), partition.topic) from error
-        version = connection.version(
-            PRODUCE, PRODUCE.highest if self.is_v2 else PRODUCE_ADDS_FROM - 1
+        link = self._links.get(leader.node) or self._links.setdefault(
+            leader.node, Link(leader.node)
         )
-        gathering = link.gathering if link is not None else _Wave({})
-        link = _Link(leader.node, connection, version, gathering, deque())
-        self._links[leader.node] = link
+        if not link.in_flight and not link.gathering.pieces:
+            highest = PRODUCE.highest if self.is_v2 else PRODUCE_ADDS_FROM - 1
+            try:
+                link.connect(self._cluster, self._cluster.deadline(), highest)
+            except ConnectionBroken as error:
+                self._cluster.distrust(leader.node)
+                raise self._unreachable(str(error), partition.topic) from error
         return link
 
     def _unreachable(self, message: str, topic: str) -> LogError:
@@ -335,11 +292,10 @@ class KafkaProducer:
             return LogUncertain(f"{self._id}: {message}", (topic,))
         return LogUnavailable(f"{self._id}: {message}", (topic,))
 
-    def _send(self, link: _Link, offsets: list[int]) -> None:
-        wave = link.gathering
+    def _send(self, link: Link, offsets: list[int]) -> None:
+        wave = link.take()
         if not wave.pieces:
             return
-        link.gathering = _Wave({})
         new = [partition for partition in wave.pieces if partition not in self._appended]
         if new:
             # The leader may have to wait until it can tell that they are in the transaction, and be asked
@@ -364,51 +320,35 @@ class KafkaProducer:
         self._write(link, wave)
         link.in_flight.append(wave)
 
-    def _write(self, link: _Link, wave: _Wave) -> None:
-        batches = {partition: piece.parts for partition, piece in wave.pieces.items()}
+    def _write(self, link: Link, wave: Wave) -> None:
         try:
-            wave.correlation = send_produce(
-                self._cluster,
-                link.connection,
-                link.version,
-                self._id,
-                batches,
-                self._cluster.deadline(),
-            )
+            link.send(self._cluster, wave, self._id, self._cluster.deadline())
         except ConnectionBroken as error:
             raise self._lost(link, wave, error) from error
 
-    def _lost(self, link: _Link, wave: _Wave, error: Exception) -> LogUncertain:
+    def _lost(self, link: Link, wave: Wave, error: Exception) -> LogUncertain:
         """It is not known what became of a wave."""
         self._cluster.distrust(link.node)
         topics = {partition.topic for partition in wave.pieces}
         return LogUncertain(f"{self._id}: append: {error}", topics)
 
-    def _read(self, link: _Link, wave: _Wave) -> dict[TopicPartition, data.Produced]:
+    def _read(self, link: Link, wave: Wave) -> Answers:
+        deadline = min(self._cluster.deadline(), self._cluster.deadline(ANSWER_S))
         try:
-            return read_produced(
-                self._cluster,
-                link.connection,
-                link.version,
-                wave.correlation,
-                wave.pieces.keys(),
-                min(self._cluster.deadline(), self._cluster.deadline(ANSWER_S)),
-            )
+            return link.read(self._cluster, wave, deadline)
         except (ConnectionBroken, data.MalformedAnswer) as error:
             raise self._lost(link, wave, error) from error
 
-    def _settle(self, link: _Link, offsets: list[int]) -> None:
+    def _settle(self, link: Link, offsets: list[int]) -> None:
         """Read the oldest answer under way; any error in it ends the append."""
         wave = link.in_flight.popleft()
         answers = self._read(link, wave)
-        failed = self._take_answers(wave, answers, offsets)
-        if failed:
-            error = self._failure(failed, answers, last=True)
+        if failed := self._take_answers(wave, answers, offsets):
+            error = failure_of(self._id, failed, answers, last=True)
             raise error or LogUncertain(f"{self._id}: append failed")
 
-    def _take_answers(
-        self, wave: _Wave, answers: dict[TopicPartition, data.Produced], offsets: list[int] | None
-    ) -> list[_Piece]:
+    def _take_answers(self, wave: Wave, answers: Answers, offsets: list[int] | None) -> list[Piece]:
+        """The batches that were not stored."""
         failed = []
         for partition, piece in wave.pieces.items():
             produced = answers[partition]
@@ -420,7 +360,7 @@ class KafkaProducer:
                 failed.append(piece)
         return failed
 
-    def _send_first(self, link: _Link, wave: _Wave, offsets: list[int], first: bool) -> None:
+    def _send_first(self, link: Link, wave: Wave, offsets: list[int], first: bool) -> None:
         """Send a wave with new partitions; those that can't be added yet are sent again.
 
         ``first``: nothing else was sent in this native transaction.
@@ -441,40 +381,12 @@ class KafkaProducer:
             if first and (last or waited > BUSY_S) and said == {codes.CONCURRENT_TRANSACTIONS}:
                 self._begun = False
                 raise busy(self._id)
-            last |= waited > NOT_YET_S and codes.NOT_ENOUGH_REPLICAS in said
-            error = self._failure(failed, answers, last=last)
-            if error is not None:
+            last |= waited > NOT_YET_S and NOT_ENOUGH_REPLICAS in said
+            if error := failure_of(self._id, failed, answers, last=last):
                 raise error
             time.sleep(pause)
             pause = min(pause * PAUSE_GROWTH, LAST_PAUSE_S)
-            wave = _Wave({piece.partition: piece for piece in failed})
-
-    def _failure(
-        self, failed: list[_Piece], answers: dict[TopicPartition, data.Produced], *, last: bool
-    ) -> LogError | None:
-        """The worst of what the answers say; None if all may be sent again (not if ``last``)."""
-        errors: list[LogError] = []
-        for piece in failed:
-            produced = answers[piece.partition]
-            meant = meaning(codes.PRODUCE_CODES, produced.error)
-            if meant.act in (Act.RETRY, Act.REFRESH):
-                if not last:
-                    continue
-                # The one is checked before the append; of the others it can't be told.
-                refused = produced.error == codes.NOT_ENOUGH_REPLICAS
-                meant = meant._replace(act=Act.REFUSED if refused else Act.UNCERTAIN)
-            topic = piece.partition.topic
-            what = f"{self._id}: append to {topic}[{piece.partition.partition}]"
-            errors.append(error_for(meant, produced.error, what, produced.message, (topic,)))
-        worst = next(
-            (e for kind in (LogFenced, LogUncertain) for e in errors if isinstance(e, kind)),
-            errors[0] if errors else None,
-        )
-        if worst is not None:
-            worst.topics = frozenset().union(
-                *(e.topics for e in errors if isinstance(e, type(worst)))
-            )
-        return worst
+            wave = Wave({piece.partition: piece for piece in failed})
 
     # -- the coordinator ------------------------------------------------------------------------------
 
@@ -489,11 +401,11 @@ class KafkaProducer:
                 raise
             self._added.update(new)
 
-    def _find_lost(self, link: _Link, partitions: Sequence[TopicPartition]) -> None:
+    def _find_lost(self, link: Link, partitions: Sequence[TopicPartition]) -> None:
         """Find this producer's open native transactions there, beside the one in hand."""
         deadline = self._cluster.soon(self._cluster.deadline())
         try:
-            found = open_on(link.connection, self.producer_id, partitions, deadline)
+            found = open_on(link.open(), self.producer_id, partitions, deadline)
         except (ConnectionBroken, data.MalformedAnswer) as error:
             self._cluster.distrust(link.node)
             raise self._unreachable(str(error), partitions[0].topic) from error

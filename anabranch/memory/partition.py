@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from anabranch.batches.format import (
     CONTROL,
-    INVALID_RECORD,
     TRANSACTIONAL,
     check_crc,
     frame,
@@ -18,6 +17,11 @@ from anabranch.batches.format import (
 )
 from anabranch.batches.records import Record, decode_records, encode_record, encode_sparse
 from anabranch.ports import (
+    CORRUPT_MESSAGE,
+    INVALID_RECORD,
+    INVALID_TIMESTAMP,
+    MESSAGE_TOO_LARGE,
+    OFFSET_OUT_OF_RANGE,
     CorruptBatch,
     Fetched,
     LogRefused,
@@ -26,10 +30,6 @@ from anabranch.ports import (
     TopicPartition,
 )
 
-_CORRUPT_MESSAGE = 2
-_MESSAGE_TOO_LARGE = 10
-_INVALID_TIMESTAMP = 32
-_OFFSET_OUT_OF_RANGE = 1
 _CONTROL_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
 _ABORT, _COMMIT = 0, 1
@@ -73,11 +73,11 @@ class Partition:
             header = read_header(data)
             check_crc(data)
         except CorruptBatch as error:
-            raise self._refuse(str(error), _CORRUPT_MESSAGE) from error
+            raise self._refuse(str(error), CORRUPT_MESSAGE) from error
         if header.is_control or not header.is_dense:
             raise self._refuse("a control batch, or one with gaps", INVALID_RECORD)
         if len(data) > int(self.config["max.message.bytes"]):
-            raise self._refuse(f"{len(data)} bytes in a batch", _MESSAGE_TOO_LARGE)
+            raise self._refuse(f"{len(data)} bytes in a batch", MESSAGE_TOO_LARGE)
         try:
             records = decode_records(data)
         except CorruptBatch as error:
@@ -86,7 +86,7 @@ class Partition:
         earliest = now_ms - int(self.config["message.timestamp.before.max.ms"])
         for record in records:
             if not earliest <= record.timestamp_ms <= latest:
-                raise self._refuse(f"timestamp {record.timestamp_ms}", _INVALID_TIMESTAMP)
+                raise self._refuse(f"timestamp {record.timestamp_ms}", INVALID_TIMESTAMP)
             if record.key is None and "compact" in self.config["cleanup.policy"]:
                 raise self._refuse("a record without a key in a compacted topic", INVALID_RECORD)
         return records
@@ -209,7 +209,7 @@ class Partition:
     def delete_below(self, offset: int) -> None:
         """Move the start offset up; whole batches below it go."""
         if offset > self.end_offset:
-            raise self._refuse(f"no offset {offset} to delete up to", _OFFSET_OUT_OF_RANGE)
+            raise self._refuse(f"no offset {offset} to delete up to", OFFSET_OUT_OF_RANGE)
         self.start_offset = max(self.start_offset, offset)
         del self.entries[: self._index_of(self.start_offset)]
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from anabranch.ports import (
+    NOT_ENOUGH_REPLICAS,
+    TOPIC_AUTHORIZATION_FAILED,
     LogError,
     LogRefused,
     LogUnavailable,
@@ -18,7 +20,6 @@ from anabranch.ports import (
     TopicPartition,
 )
 
-NOT_ENOUGH_REPLICAS, TOPIC_AUTHORIZATION_FAILED = 19, 29
 MARKER_BYTES = 78  # the least ``max.message.bytes`` with which a partition takes markers
 
 

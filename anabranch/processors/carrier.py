@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.journal_refetch import JournalReaders, are_gone, records_gone
-from anabranch.batches.splice import Piece, Splice, batch_limit
+from anabranch.batches.packer import batch_limit
+from anabranch.batches.splice import Piece, Splice
 from anabranch.core import rows as k
 from anabranch.core.decide_merge import TORN, runs_to_carry
 from anabranch.core.journal_index import JournalIndex

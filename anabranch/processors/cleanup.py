@@ -12,16 +12,12 @@ import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
-from anabranch.batches.builder import BatchBuilder
-from anabranch.batches.compression import NAMES
-from anabranch.batches.format import read_header
-from anabranch.batches.journal_refetch import JournalReader, JournalReaders
-from anabranch.batches.splice import BATCH_BYTES, batch_limit, worth_splicing
+from anabranch.batches.journal_refetch import JournalReaders
+from anabranch.batches.packer import Made, Packer, batch_limit
 from anabranch.core.decide_cleanup import Copied, Lying, has_moved, moved, not_now, runs_to_move
 from anabranch.core.journal_usage import Place
 from anabranch.core.rows import HISTORY
 from anabranch.core.turn import Turn
-from anabranch.errors import check
 from anabranch.ports import (
     CorruptBatch,
     Log,
@@ -30,7 +26,6 @@ from anabranch.ports import (
     LogUnavailable,
     OffsetOutOfRange,
     Producer,
-    RawBatch,
     TopicPartition,
 )
 from anabranch.processors.beside import helper
@@ -187,78 +182,30 @@ def copy_runs(
     ``limit``: the most bytes of a batch. All errors are those of the reading and of `Producer.append_stream`;
     the native transaction is left to the caller.
     """
-    partition = TopicPartition(journal_topic(place[0]), place[1])
+    target = TopicPartition(journal_topic(place[0]), place[1])
     readers = JournalReaders(source)
+    packer = Packer(limit)
+    parts: list[list[tuple[int, int]]] = []  # of each batch: (index of the run, records)
+
+    def made() -> Iterator[Made]:
+        reader = readers.of(target)
+        for index, one in enumerate(lying):
+            yield from packer.run(index, one.run, reader, divisible=False)
+        yield from packer.flush()
+
+    def batches() -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
+        for batch in made():
+            parts.append(batch.parts)
+            yield target, batch.data
+
     try:
-        copier = _Copier(readers.of(partition), partition, limit)
-        bases = producer.append_stream(copier.batches(lying))
+        bases = producer.append_stream(batches())
     finally:
         readers.close()
-    return copier.copies(bases)
-
-
-class _Copier:
-    """Makes the batches: a run that is a whole batch worth it as it is, others put together, each undivided."""
-
-    def __init__(self, reader: JournalReader, target: TopicPartition, limit: int) -> None:
-        self._reader = reader
-        self._target = target
-        self._limit = limit
-        self._full = min(BATCH_BYTES, limit)
-        self._builder = BatchBuilder()
-        self._building: list[int] = []  # offset deltas of the runs in the batch that is built
-        self._yielded: list[list[int]] = []
-
-    def batches(
-        self, lying: Sequence[Lying]
-    ) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
-        """Each is made when it is asked for."""
-        for one in lying:
-            batch = self._reader.batch(one.batch_base, one.run.batch_crc)
-            if one.run.pure and worth_splicing(batch, one.run.records):
-                yield from self._flush()
-                self._yielded.append([0])
-                yield self._target, batch.data
-                continue
-            if not self._add(batch, one):
-                yield from self._flush()
-                if not self._add(batch, one):
-                    # It fits only as it came: packed.
-                    codec = NAMES[read_header(batch.data).compression]
-                    self._builder = BatchBuilder(codec)
-                    self._take(batch, one)
-                    yield from self._flush()
-            if self._builder.size_estimate >= self._full:
-                yield from self._flush()
-        yield from self._flush()
-
-    def copies(self, bases: Sequence[int]) -> list[Copied]:
-        """Where the runs' copies stand, in order; ``bases``: of all batches."""
-        return [
-            Copied(base, base + delta, pure=len(deltas) == 1)
-            for base, deltas in zip(bases, self._yielded, strict=True)
-            for delta in deltas
-        ]
-
-    def _add(self, batch: RawBatch, one: Lying) -> bool:
-        mark = self._builder.mark()
-        self._take(batch, one)
-        if self._builder.size_estimate > self._limit:
-            self._builder.rewind(mark)
-            self._building.pop()
-            return False
-        return True
-
-    def _take(self, batch: RawBatch, one: Lying) -> None:
-        run = one.run
-        first = one.at - one.batch_base
-        self._building.append(self._builder.count)
-        taken = self._builder.add_from_batch(batch, first, first + run.end - run.first - 1)
-        check(taken == run.records, f"a run of {run.records} records at {one.at} has {taken}")
-
-    def _flush(self) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
-        if self._builder.count:
-            data = self._builder.build()
-            self._yielded.append(self._building)
-            self._builder, self._building = BatchBuilder(), []
-            yield self._target, data
+    copies = []
+    for base, runs in zip(bases, parts, strict=True):
+        at = base
+        for _, records in runs:
+            copies.append(Copied(base, at, pure=len(runs) == 1))
+            at += records
+    return copies

@@ -24,6 +24,10 @@ from anabranch.core.state import State
 from anabranch.core.turn import IN_TROUBLE, Hearing, Settings, Turn, close_round, is_usable, refuse
 from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
 from anabranch.ports import (
+    CORRUPT_MESSAGE,
+    INVALID_RECORD,
+    INVALID_TIMESTAMP,
+    MESSAGE_TOO_LARGE,
     Clock,
     Log,
     LogBusy,
@@ -54,10 +58,11 @@ from anabranch.topics.names import history_topic, journal_topic, status_topic, s
 log = logging.getLogger("anabranch.controller")
 
 INDEX_ROWS = 5_000  # so many changes of the journal index call for a round of their own
-MESSAGE_TOO_LARGE = 10
-# Codes by which a broker refuses what the records are: CORRUPT_MESSAGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP,
-# UNSUPPORTED_FOR_MESSAGE_FORMAT, UNSUPPORTED_COMPRESSION_TYPE, INVALID_RECORD. By others it refuses the topic.
-DATA_CODES = frozenset((MESSAGE_TOO_LARGE, 2, 18, 32, 43, 76, 87))
+# Codes by which a broker refuses what the records are; three are RECORD_LIST_TOO_LARGE,
+# UNSUPPORTED_FOR_MESSAGE_FORMAT and UNSUPPORTED_COMPRESSION_TYPE. By others it refuses the topic.
+DATA_CODES = frozenset(
+    (CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, 18, INVALID_TIMESTAMP, 43, 76, INVALID_RECORD)
+)
 REFUSED_WAIT_MS = 10_000  # how long the last round of a carried merge waits after a refusal
 GROWTH_LOOK_S = 0.01  # how soon topics that are being changed are looked at again
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.journal_refetch import JournalReaders, records_gone
-from anabranch.batches.splice import batch_limit
+from anabranch.batches.packer import BATCH_BYTES, batch_limit
 from anabranch.core import hybrid_time
 from anabranch.core.ids import OP_HEADER
 from anabranch.core.overlay import Overlay
@@ -63,7 +63,6 @@ from anabranch.topics.names import (
 )
 
 SMALL_BYTES = 1 << 20  # of merged data: one request together with the records
-BATCH_BYTES = 512 << 10
 HISTORY_BYTES = 8 << 20  # of one batch of a history; a round may have several
 _OP_BYTES = 64  # of an op's record, beside its value: key, header, framing
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from anabranch.batches.journal_refetch import JournalReaders
-from anabranch.batches.splice import DEFAULT_LIMIT, Piece, Splice
+from anabranch.batches.packer import DEFAULT_LIMIT
+from anabranch.batches.splice import Piece, Splice
 from anabranch.batches.split import Split
 from anabranch.core import hybrid_time
 from anabranch.core.ids import TXN_HEADER, pack_txn_header

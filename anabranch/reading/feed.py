@@ -17,10 +17,10 @@ from confluent_kafka import TopicPartition as Place
 
 from anabranch.batches.records import Record
 from anabranch.errors import UnsupportedSetting
-from anabranch.kafka.wire.codes import UNKNOWN_TOPIC_OR_PARTITION
 from anabranch.librdkafka.group_member import CommittedConsumer, CommittedMessage
 from anabranch.librdkafka.options import Options
 from anabranch.ports import (
+    UNKNOWN_TOPIC_OR_PARTITION,
     Log,
     LogError,
     LogRefused,

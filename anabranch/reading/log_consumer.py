@@ -18,9 +18,10 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.wire.codes import TOPIC_AUTHORIZATION_FAILED, UNKNOWN_TOPIC_OR_PARTITION
 from anabranch.librdkafka.options import Options
 from anabranch.ports import (
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_OR_PARTITION,
     CorruptBatch,
     Fetched,
     Log,

@@ -21,7 +21,14 @@ from anabranch.errors import (
     TopicMisconfigured,
     TopicNotEmpty,
 )
-from anabranch.ports import Log, LogRefused, TopicInfo, TopicPartition, TopicSpec
+from anabranch.ports import (
+    UNKNOWN_TOPIC_OR_PARTITION,
+    Log,
+    LogRefused,
+    TopicInfo,
+    TopicPartition,
+    TopicSpec,
+)
 from anabranch.topics.names import (
     commands_topic,
     control_topic,
@@ -39,7 +46,6 @@ MAX_LONG = (1 << 63) - 1
 DEFAULT_REPLY_PARTITIONS = 8
 _BIG_RECORDS = 16 << 20
 INVALID_REPLICATION_FACTOR = 38  # of brokers' error codes
-UNKNOWN_TOPIC_OR_PARTITION = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from importlib import import_module
 from threading import Event
 from typing import Any
 
+from anabranch.batches import framing
 from anabranch.cli.session import Target, connected
 from examples.flights.child import Say
 from examples.flights.notes import BY_HEADER, stream_of
@@ -24,7 +24,7 @@ def target_from(parameters: Mapping[str, Any]) -> Target:
 
 def compile_code(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Loads what the controllers compile at its first use ever, so that they need not wait for it."""
-    import_module("anabranch.batches.kernels.framing")
+    framing.warm()
     say("finished")
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from anabranch.batches import builder, framing
 from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.format import CONTROL
-from anabranch.batches.kernels import framing as framing_kernel
+from anabranch.batches.kernels import copy as kernel
+from anabranch.batches.kernels.parts import NO_ROOM
 from anabranch.batches.records import Record, decode_records, encode_batch, encode_sparse
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch
@@ -27,7 +28,7 @@ def made_with(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.param == "compiled":
         framing.warm()
     else:
-        monkeypatch.setattr(builder, "kernel_for", lambda _: None)
+        monkeypatch.setattr(builder, "kernels_for", lambda _: None)
     return str(request.param)
 
 
@@ -99,7 +100,7 @@ def test_taking_records_out_of_batches(
     built.add_all((r.key, r.value, r.headers, r.timestamp_ms) for r in wanted)
     with pytest.MonkeyPatch.context() as patched:
         if not compiled:
-            patched.setattr(builder, "kernel_for", lambda _: None)
+            patched.setattr(builder, "kernels_for", lambda _: None)
         for which, low, high in taken:
             batch = batches[which % len(batches)]
             found = [
@@ -218,12 +219,12 @@ def test_copying_never_writes_beyond_its_room() -> None:
     for room in range(len(body) + 40):
         # What lies behind the room must stay as it is.
         whole = np.full(len(body) + 200, 0xAA, dtype=np.uint8)
-        state = np.zeros(framing_kernel.STATE_SIZE, dtype=np.int64)
-        result = framing_kernel.copy(body, 0, 29, 0, 0, False, whole[:room], state)
+        state = np.zeros(kernel.STATE_SIZE, dtype=np.int64)
+        result = kernel.copy(body, 0, 29, 0, 0, False, whole[:room], state)
         assert (whole[room:] == 0xAA).all()
         outcomes.add(result)
         if result == 0:
-            assert bytes(whole[: state[framing_kernel.TARGET_AT]]) == bytes(body)
+            assert bytes(whole[: state[kernel.TARGET_AT]]) == bytes(body)
         else:
             assert not state.any()
-    assert outcomes == {0, framing_kernel.NO_ROOM}
+    assert outcomes == {0, NO_ROOM}

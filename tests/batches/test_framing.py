@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from anabranch.batches import framing, framing_oracle
 from anabranch.batches.format import HEADER_SIZE, with_base_offset
 from anabranch.batches.framing import Kind, Run, scan_batch
-from anabranch.batches.kernels import framing as framing_kernel
 from anabranch.batches.kernels import scan as scan_kernel
+from anabranch.batches.kernels.parts import MALFORMED_RESULT
 from anabranch.batches.records import Record, decode_records, encode_batch, encode_sparse
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.core.keyspace import position_of, record_checksum
@@ -32,12 +32,12 @@ def kernel_rows(
     body: bytes, count: int, last_delta: int, base_timestamp: int
 ) -> list[list[int]] | None:
     """The compiled answer, with room for all runs."""
-    rows = np.empty((max(count, 1), framing_kernel.COLUMNS), dtype=np.int64)
-    found = framing_kernel.scan(
+    rows = np.empty((max(count, 1), scan_kernel.COLUMNS), dtype=np.int64)
+    found = scan_kernel.scan(
         np.frombuffer(body, dtype=np.uint8), count, last_delta, base_timestamp, True, rows
     )
     if found < 0:
-        assert found == framing_kernel.MALFORMED_RESULT
+        assert found == MALFORMED_RESULT
         return None
     listed: list[list[int]] = rows[:found].tolist()
     return listed
@@ -54,7 +54,7 @@ def scan_both(data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     """`scan_batch` with compiled code and without."""
     framing.warm()
     compiled = scan_batch(raw(data))
-    monkeypatch.setattr(framing, "_kernel", None)
+    monkeypatch.setattr(framing, "_kernels", None)
     monkeypatch.setattr(framing, "_load", lambda: None)
     assert scan_batch(raw(data)) == compiled
     return compiled
@@ -255,12 +255,12 @@ def test_checksums_of_all_sizes() -> None:
 
 def test_kinds_have_the_kernels_numbers() -> None:
     for kind in Kind:
-        assert getattr(framing_kernel, kind.name) == getattr(framing_oracle, kind.name) == kind
+        assert getattr(scan_kernel, kind.name) == getattr(framing_oracle, kind.name) == kind
 
 
 def test_small_batches_do_not_load_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(framing, "_kernel", None)
+    monkeypatch.setattr(framing, "_kernels", None)
     monkeypatch.setattr(framing, "_load", lambda: asked.append(True))
     scan_batch(raw(encode_batch([Record(i, 0, b"k", b"v") for i in range(256)])))
     assert asked == []
@@ -279,7 +279,7 @@ def check_pure(data: bytes) -> bytes | None:
     framing.warm()
     found = pure_txn(scan_batch(raw(data)))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(framing, "_kernel", None)
+        patched.setattr(framing, "_kernels", None)
         patched.setattr(framing, "_load", lambda: None)
         assert pure_txn(scan_batch(raw(data))) == found
     return found

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from anabranch.batches import builder, framing, split
 from anabranch.batches.format import HEADER_SIZE, LOG_APPEND_TIME, read_header
+from anabranch.batches.packer import MIN_SPLICED_RECORDS
 from anabranch.batches.records import Record, decode_records, encode_batch, encode_sparse
-from anabranch.batches.splice import MIN_SPLICED_RECORDS
 from anabranch.batches.split import Split
 from anabranch.core.ids import segment_id
 from anabranch.core.keyspace import even_ranges, position_of
@@ -50,7 +50,7 @@ def made_with(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         framing.warm()
     else:
         for module in (split, builder):
-            monkeypatch.setattr(module, "kernel_for", lambda _: None)
+            monkeypatch.setattr(module, "kernels_for", lambda _: None)
     return str(request.param)
 
 
@@ -237,6 +237,6 @@ def test_much_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
     added = [(batch, whole(batch)) for batch in batches]
     quick = split_up(segments, added, 3)
     for module in (split, builder):
-        monkeypatch.setattr(module, "kernel_for", lambda _: None)
+        monkeypatch.setattr(module, "kernels_for", lambda _: None)
     slow = split_up(segments, added, 3)
     assert given_out(quick) == given_out(slow)

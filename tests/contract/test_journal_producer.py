@@ -148,7 +148,8 @@ def test_one_request_is_under_way_and_the_next_gathers(bench: Bench, proxy: Prox
     for partition in partitions:
         bench.append(partition, "a")
     (link,) = bench.producer._links.values()
-    assert (list(link.under_way), list(link.gathering)) == (partitions[:1], partitions[1:])
+    (under_way,) = link.in_flight
+    assert (list(under_way.pieces), list(link.gathering.pieces)) == (partitions[:1], partitions[1:])
     bench.flush()
     assert [bench.stored(partition) for partition in partitions] == [["a"]] * 4
     assert (

@@ -12,8 +12,8 @@ from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.columns_read import ColumnsBuilder
 from anabranch.batches.compression import CODECS, compress, decompress
 from anabranch.batches.format import patch, read_header, split_batches
+from anabranch.batches.packer import JournalRun
 from anabranch.batches.records import decode_records
-from anabranch.batches.splice import JournalRun
 from anabranch.batches.split import Split
 from anabranch.core.keyspace import SPACE
 from anabranch.ports import CorruptBatch, LogRefused, RawBatch

@@ -58,7 +58,8 @@ class _Bodies:
 
 
 def _scan() -> Run:
-    from anabranch.batches.kernels import framing as kernel
+    from anabranch.batches.kernels import scan as kernel
+    from anabranch.batches.kernels.parts import MALFORMED_RESULT, NO_ROOM
 
     bodies, room = _Bodies(), Guarded(_MOST_RECORDS * kernel.COLUMNS * 8)
 
@@ -73,9 +74,9 @@ def _scan() -> Run:
             found = kernel.scan(body, count, last_delta, base, True, rows)
             assert found <= many
             if many < most:
-                assert found in (kernel.NO_ROOM, kernel.MALFORMED_RESULT)
+                assert found in (NO_ROOM, MALFORMED_RESULT)
         if expected is None:
-            assert found == kernel.MALFORMED_RESULT
+            assert found == MALFORMED_RESULT
         else:
             assert rows is not None
             assert rows[:found].tolist() == expected
@@ -85,7 +86,8 @@ def _scan() -> Run:
 
 def _copies() -> Run:
     from anabranch.batches.builder import COPY_GROWTH
-    from anabranch.batches.kernels import framing as kernel
+    from anabranch.batches.kernels import copy as kernel
+    from anabranch.batches.kernels.parts import MALFORMED_RESULT, NO_ROOM
 
     bodies, out_room, state_room = _Bodies(), Guarded(16 * _MOST), Guarded(64)
 
@@ -97,7 +99,7 @@ def _copies() -> Run:
             state = state_room.array(kernel.STATE_SIZE, np.int64, at_end=at_end)
             state[:] = 0
             result = kernel.copy(body, 0, last_delta, base, 5, False, out, state)
-            assert result in (0, kernel.MALFORMED_RESULT, kernel.NO_ROOM)
+            assert result in (0, MALFORMED_RESULT, NO_ROOM)
             assert 0 <= state[kernel.TARGET_AT] <= size
 
     return run
@@ -105,7 +107,8 @@ def _copies() -> Run:
 
 def _places() -> Run:
     from anabranch.batches.builder import COPY_GROWTH
-    from anabranch.batches.kernels import framing as kernel
+    from anabranch.batches.kernels import copy as kernel
+    from anabranch.batches.kernels.parts import MALFORMED_RESULT
 
     bodies, out_room, state_room = _Bodies(), Guarded(16 * _MOST), Guarded(64)
     starts_room, deltas_room, places_room = (Guarded(8 * (_MOST_RECORDS + 1)) for _ in range(3))
@@ -122,7 +125,7 @@ def _places() -> Run:
         if many == 0 and count > 0:
             return
         result = kernel.place(body, count, lows, order, 0, starts, deltas, places)
-        assert result in (0, kernel.MALFORMED_RESULT)
+        assert result in (0, MALFORMED_RESULT)
         if result != 0:
             return
         for place in (0, 1):
@@ -132,7 +135,7 @@ def _places() -> Run:
                 state[:] = 0
                 args = (body, starts, places, place, count, base, 5, False, out, state)
                 result = kernel.copy_placed(*args)
-                assert result in (0, kernel.MALFORMED_RESULT)
+                assert result in (0, MALFORMED_RESULT)
                 assert 0 <= state[kernel.TARGET_AT] <= size
                 assert 0 <= state[kernel.SOURCE_AT] <= count
 
@@ -180,6 +183,7 @@ def _columns() -> Run:
 
 def _history() -> Run:
     from anabranch.batches.kernels import history as kernel
+    from anabranch.batches.kernels.parts import MALFORMED_RESULT
 
     data_room, spans_room = Guarded(_MOST), Guarded(kernel.SPAN_ROWS * 8 * _MOST)
     ends_room, state_room = Guarded(64), Guarded(64)
@@ -194,7 +198,7 @@ def _history() -> Run:
         ends[:] = (0, len(data))
         state[:] = (0, -1, -1)
         result = kernel.commits(records, ends, 1, spans, state)
-        assert result in (0, kernel.MALFORMED_RESULT)
+        assert result in (0, MALFORMED_RESULT)
         assert 0 <= state[kernel.SPANS] <= many
         try:
             record = decode(data)

@@ -9,7 +9,7 @@ from unittest.mock import patch
 from anabranch.batches import columns_read, framing
 from anabranch.batches import format as batch
 from anabranch.batches.columns_read import ColumnsBuilder, Longs
-from anabranch.batches.kernels.framing import FIRST
+from anabranch.batches.kernels.scan import FIRST
 from anabranch.kafka import log as kafka_log
 
 Planted = AbstractContextManager[object]

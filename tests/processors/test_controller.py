@@ -139,7 +139,7 @@ def test_a_transaction_of_two_writers_is_merged_whole(one_batch: bool) -> None:
 def test_spliced_and_taken_apart_give_the_same_records(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     for minimum in (1, 10_000):
-        monkeypatch.setattr("anabranch.batches.splice.MIN_SPLICED_RECORDS", minimum)
+        monkeypatch.setattr("anabranch.batches.packer.MIN_SPLICED_RECORDS", minimum)
         world = World()
         controller = world.controller()
         controller.lead()

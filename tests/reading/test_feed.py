@@ -11,10 +11,16 @@ import pytest
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.errors import FixCallError, SnapshotExpired
-from anabranch.kafka.wire.codes import UNKNOWN_TOPIC_OR_PARTITION
 from anabranch.librdkafka.command_bus import SystemClock
 from anabranch.memory.log import MemoryCluster, MemoryLog
-from anabranch.ports import LogError, LogRefused, LogUnavailable, TopicPartition, TopicSpec
+from anabranch.ports import (
+    UNKNOWN_TOPIC_OR_PARTITION,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    TopicPartition,
+    TopicSpec,
+)
 from anabranch.reading.feed import FETCH_BYTES, RawFeed
 from anabranch.reading.fetched import Portion
 

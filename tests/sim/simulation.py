@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.batches import splice
+from anabranch.batches import packer
 from anabranch.core import limits, vectors
 from anabranch.core import rows as k
 from anabranch.core.journal_runs import place_of, txn_of
@@ -438,8 +438,8 @@ _SMALL: tuple[tuple[ModuleType, str, int], ...] = (
     (durability, "BATCH_BYTES", 400),
     (vectors, "FEW", 1),
     (vectors, "EVERY", 3),
-    (splice, "BATCH_BYTES", 300),
-    (splice, "MIN_SPLICED_RECORDS", 2),
+    (packer, "BATCH_BYTES", 300),
+    (packer, "MIN_SPLICED_RECORDS", 2),
 )
 
 

@@ -29,6 +29,7 @@ from anabranch.batches.kernels.parts import (
     _varlong,
     compiled,
 )
+from anabranch.core.ids import TXN_ID_SIZE
 
 # What the state counts: all but the last are how far the columns are filled.
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, NAME_BYTES, HEADER_BYTES = range(6)
@@ -41,8 +42,6 @@ OFFSET, TIMESTAMP = range(2)  # of longs
 KEY, VALUE, TXN = range(3)  # of flags (1: there is one), and KEY and VALUE of ends
 HEADER_LIST = 2  # of ends
 HEADER_NAME, HEADER_VALUE = range(2)  # of header ends
-
-_TXN_ID_SIZE = 16
 
 
 @intrinsic
@@ -181,7 +180,7 @@ def _columns(
             if at < 0 or length < -1 or length > stop - at:
                 return MALFORMED_RESULT
             if _is_ours(body, name_from, name_size):
-                if _is_txn(body, name_from, name_size) and length >= _TXN_ID_SIZE:
+                if _is_txn(body, name_from, name_size) and length >= TXN_ID_SIZE:
                     txn_at = at
             elif take:
                 if header == headers_room:
@@ -224,10 +223,10 @@ def _columns(
         elif value_size < 0:
             null_values += 1
         if txn_at >= 0:
-            _move16(txns, row * _TXN_ID_SIZE, body, txn_at)
+            _move16(txns, row * TXN_ID_SIZE, body, txn_at)
         else:
-            for i in range(_TXN_ID_SIZE):
-                txns[_U(row * _TXN_ID_SIZE + i)] = 0
+            for i in range(TXN_ID_SIZE):
+                txns[_U(row * TXN_ID_SIZE + i)] = 0
             null_txns += 1
         row += 1
         here = _U(row)

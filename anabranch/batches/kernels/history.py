@@ -14,7 +14,8 @@ import numba
 import numpy as np
 from numba import types
 
-from anabranch.batches.kernels.parts import compiled
+from anabranch.batches.kernels.parts import _MAX_I32, MALFORMED_RESULT, compiled
+from anabranch.core.ids import TXN_ID_SIZE
 
 # Rows of the spans; of a transaction id its two halves, as they lie in memory.
 FIRST, END, TIMESTAMP, SEGMENT, TXN_HEAD, TXN_TAIL = range(6)
@@ -23,14 +24,11 @@ SPAN_ROWS = 6
 # timestamp of the last record.
 SPANS, REACHED, LAST_TIMESTAMP = range(3)
 STATE_SIZE = 3
-MALFORMED_RESULT = -1
 MIN_SPAN_BYTES = 5
 
 _EPOCH_RECORD = 0x61
 _COMMIT_RECORD = 0x62
-_TXN_ID_SIZE = 16
 _OWN = -1
-_MAX_I32 = (1 << 31) - 1
 
 _U = np.uint64
 _inline = numba.njit(inline="always", nogil=True)
@@ -124,7 +122,7 @@ def _commits(data, ends, partition, spans, state):
         told = moved = state[REACHED]
         if kind == _COMMIT_RECORD:
             txn = at
-            at += _TXN_ID_SIZE
+            at += TXN_ID_SIZE
             _, at = _int(data, at, end)
             timestamp, at = _long(data, at, end)
             while at >= 0:

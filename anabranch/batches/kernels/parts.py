@@ -1,6 +1,9 @@
 """What the kernels beside this file are made of: numbers, checksums and positions of keys, in and out of bytes.
 
 A function that is not given an end checks no bounds: whoever calls it has.
+
+The walks each step over a record's length, timestamp and offset by themselves. One inlined function for that step
+takes 10 to 20 ns a record more, and a whole copy takes 20 (measured).
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors

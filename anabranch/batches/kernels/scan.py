@@ -29,6 +29,7 @@ from anabranch.batches.kernels.parts import (
     _varlong,
     compiled,
 )
+from anabranch.core.ids import TXN_HEADER_SIZE
 
 # Columns of a run's row. Positions are -1 where no record has a key; TXN_AT is where the 28 bytes of the
 # ab.txn header stand in the body, -1 if there is none.
@@ -41,7 +42,6 @@ WRITE, PLAIN, OP, MALFORMED, DOUBLE_TXN, TXN_AND_OP, DOUBLE_OP, TXN_LENGTH, RESE
     range(10)
 )
 
-_TXN_SIZE = 28
 _CHECKSUM_MASK = (1 << 63) - 1
 
 
@@ -196,7 +196,7 @@ def _scan(body, count, last_offset_delta, base_timestamp, sums, rows):
             kind = TXN_AND_OP
         elif ops > 1:
             kind = DOUBLE_OP
-        elif txns and txn_size != _TXN_SIZE:
+        elif txns and txn_size != TXN_HEADER_SIZE:
             kind = TXN_LENGTH
         elif others:
             kind = RESERVED

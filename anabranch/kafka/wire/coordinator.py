@@ -15,6 +15,7 @@ from anabranch.kafka.wire.data import MalformedAnswer
 from anabranch.kafka.wire.end_txn import BUMPS_FROM, end_answer, end_request
 from anabranch.kafka.wire.lost_markers import LastOutcome
 from anabranch.ports import (
+    UNKNOWN_TOPIC_OR_PARTITION,
     LogBusy,
     LogRefused,
     LogUnavailable,
@@ -175,7 +176,7 @@ class Coordinator:
             for topic in found.results_by_topic_v3_and_below
             for result in topic.results_by_partition
         }
-        gone = failed.get(codes.UNKNOWN_TOPIC_OR_PARTITION)
+        gone = failed.get(UNKNOWN_TOPIC_OR_PARTITION)
         if gone is not None and time.monotonic() > known_by:
             raise LogUncertain(f"{self._id}: add partitions: there is no topic {gone}", (gone,))
         failures = failed.keys() - {NONE}

@@ -1,0 +1,209 @@
+"""Putting records into batches up to a limit: records of other batches, rows, whole batches as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from anabranch.batches.builder import COPY_GROWTH, BatchBuilder, Row
+from anabranch.batches.compression import NAMES
+from anabranch.batches.format import HEADER_SIZE, read_header
+from anabranch.batches.journal_refetch import JournalReader
+from anabranch.errors import check
+from anabranch.ports import RawBatch
+
+# A smaller batch costs the broker more than it costs to take it apart (measured: about 100 records).
+MIN_SPLICED_RECORDS = 100
+# A bigger one is copied however few records it has.
+SPLICED_BYTES = 64 << 10
+BATCH_BYTES = 512 << 10
+DEFAULT_LIMIT = 1_000_000  # below the broker's default for max.message.bytes
+
+
+def batch_limit(settings: Mapping[str, str]) -> int:
+    """The most bytes of a batch that is put together for a stream with these settings."""
+    return int(settings.get("max.message.bytes", DEFAULT_LIMIT))
+
+
+def worth_splicing(batch: RawBatch, records: int) -> bool:
+    """Whether a batch whose records all go to one target is copied as it is."""
+    return records >= MIN_SPLICED_RECORDS or len(batch.data) >= SPLICED_BYTES
+
+
+class JournalRun(Protocol):
+    """Consecutive records of one writer in a journal's batch; offsets are the journal's.
+
+    ``first`` and ``end`` are those that the writer saw.
+    """
+
+    @property
+    def batch_base(self) -> int:
+        """The base offset of the batch."""
+
+    @property
+    def first(self) -> int:
+        """The run's first offset."""
+
+    @property
+    def end(self) -> int:
+        """Its last offset + 1."""
+
+    @property
+    def at(self) -> int:
+        """Where its first record lies now: it may have been moved."""
+
+    @property
+    def records(self) -> int:
+        """How many records it has."""
+
+    @property
+    def pure(self) -> bool:
+        """The run is the whole batch, which may be copied as it is."""
+
+    @property
+    def batch_crc(self) -> int:
+        """What the batch's head says, by which it is known again; 0: not known."""
+
+
+class Made(NamedTuple):
+    """A batch, and the caller's number for each of its parts with that part's records, in order."""
+
+    data: bytes | memoryview
+    parts: list[tuple[int, int]]
+
+
+class Packer:
+    """Fills one batch after the other. Each method yields the batches that it completes: append them in that order.
+
+    ``of`` is the caller's number for what it adds.
+    """
+
+    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
+        """``limit``: the most bytes of a batch that is put together (the topic's max.message.bytes)."""
+        self._limit = limit
+        self._full = min(BATCH_BYTES, limit)
+        self._builder = BatchBuilder()
+        self._parts: list[tuple[int, int]] = []
+
+    @property
+    def empty(self) -> bool:
+        """All that was added is in batches that were yielded."""
+        return not self._parts
+
+    def flush(self) -> Iterator[Made]:
+        """End the batch that is being filled."""
+        if self._builder.count:
+            made = Made(self._builder.build(), self._parts)
+            self._builder, self._parts = BatchBuilder(), []
+            yield made
+
+    def whole(self, of: int, batch: RawBatch, records: int) -> Iterator[Made]:
+        """Take a batch as it is, behind what was filled."""
+        yield from self.flush()
+        yield Made(batch.data, [(of, records)])
+
+    def run(
+        self, of: int, run: JournalRun, reader: JournalReader, *, divisible: bool = True
+    ) -> Iterator[Made]:
+        """Take a journal's run. `InvariantViolation` if its batch has not the records that it says.
+
+        Other errors are those of the reading.
+        """
+        batch = reader.batch(run.batch_base, run.batch_crc)
+        if run.pure and worth_splicing(batch, run.records):
+            yield from self.whole(of, batch, run.records)
+            return
+        first = run.at - run.batch_base
+        last = first + run.end - run.first - 1
+        taken = yield from self.copy(of, batch, first, last, divisible=divisible)
+        check(taken == run.records, f"a run of {run.records} records at {run.first} has {taken}")
+
+    def copy(
+        self, of: int, batch: RawBatch, first: int, last: int, *, divisible: bool = True
+    ) -> Generator[Made, None, int]:
+        """Take records of a batch, by offset deltas; how many.
+
+        What would make the batch too big goes into one of its own: in halves, if it must and may be.
+        """
+        mark = self._builder.mark()
+        taken = self._builder.add_from_batch(batch, first, last)
+        if self._builder.size_estimate > self._limit:
+            self._builder.rewind(mark)
+            if mark.records:
+                yield from self.flush()
+                return (yield from self.copy(of, batch, first, last, divisible=divisible))
+            if divisible and first < last:
+                middle = (first + last) // 2
+                taken = yield from self.copy(of, batch, first, middle)
+                yield from self.flush()
+                return taken + (yield from self.copy(of, batch, middle + 1, last))
+            self._builder = _as_it_came(read_header(batch.data).compression)
+            taken = self._builder.add_from_batch(batch, first, last)
+        self._count(of, taken)
+        if self._builder.size_estimate >= self._full:
+            yield from self.flush()
+        return taken
+
+    def rows(self, of: int, rows: Sequence[Row], codec: int | None = None) -> Iterator[Made]:
+        """Take rows; ``codec``: packs what is too big by itself."""
+        rest, at = iter(rows), 0
+        while True:
+            mark = self._builder.mark()
+            added = self._builder.add_all(rest, self._full)
+            if not added:
+                return
+            too_big = self._builder.size_estimate > self._limit
+            cut = too_big and self._builder.count > 1
+            if cut:
+                # The last one was too much: it begins the next batch.
+                self._builder.rewind(mark)
+                added = self._builder.add_all(rows[at : at + added - 1])
+            elif too_big and codec is not None:
+                self._builder = _as_it_came(codec)
+                self._builder.add(*rows[at])
+            self._count(of, added)
+            at += added
+            if cut:
+                rest = iter(rows[at:])
+            if cut or self._builder.size_estimate >= self._full:
+                yield from self.flush()
+
+    def placed(
+        self, of: int, copy: Callable[[Any, Any], int], starts: Any, at: int, end: int, codec: int
+    ) -> Iterator[Made]:
+        """Let compiled code take some of a batch's records, from number ``at`` to before ``end``.
+
+        ``copy``: as `BatchBuilder.add_encoded` has it; ``starts``: an array that says where each record starts;
+        ``codec``: packs what is too big by itself. `CorruptBatch` if they can't be taken apart.
+        """
+        while True:
+            left = int(starts[end] - starts[at]) + (end - at) * COPY_GROWTH
+            at = self._encoded(of, copy, at, min(left, self._full - self._builder.size_estimate))
+            if at == end:
+                return
+            if self._builder.count:
+                yield from self.flush()
+                continue
+            alone = int(starts[at + 1] - starts[at]) + COPY_GROWTH
+            if HEADER_SIZE + alone > self._limit:
+                self._builder = _as_it_came(codec)
+            at = self._encoded(of, copy, at, alone)
+            yield from self.flush()
+
+    def _encoded(self, of: int, copy: Callable[[Any, Any], int], at: int, room: int) -> int:
+        before = self._builder.count
+        at = self._builder.add_encoded(copy, at, max(room, 0))
+        self._count(of, self._builder.count - before)
+        return at
+
+    def _count(self, of: int, records: int) -> None:
+        if not records:
+            return
+        if self._parts and self._parts[-1][0] == of:
+            records += self._parts.pop()[1]
+        self._parts.append((of, records))
+
+
+def _as_it_came(codec: int) -> BatchBuilder:
+    """A builder for what is too big by itself: it fits only as it came, packed."""
+    return BatchBuilder(NAMES[codec])

@@ -1,0 +1,151 @@
+"""A producer's way to one broker: what is gathered for the next Produce request, and the requests under way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from anabranch.batches.format import Buffer
+from anabranch.kafka.wire import codes, data
+from anabranch.kafka.wire.calls import PRODUCE
+from anabranch.kafka.wire.cluster import Cluster
+from anabranch.kafka.wire.codes import Act, error_for, meaning
+from anabranch.kafka.wire.connection import Connection, ConnectionBroken, readable
+from anabranch.ports import NOT_ENOUGH_REPLICAS, LogError, LogFenced, LogUncertain, TopicPartition
+
+Answers = dict[TopicPartition, data.Produced]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A batch as it is sent, its sequence in it; ``index`` is its place in the caller's list."""
+
+    partition: TopicPartition
+    parts: tuple[Buffer, ...]  # its bytes, in a row
+    next_sequence: int
+    index: int = 0
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return sum(map(len, self.parts))
+
+
+@dataclass(slots=True)
+class Wave:
+    """One Produce request: at most one batch of a partition (the broker's rule)."""
+
+    pieces: dict[TopicPartition, Piece] = field(default_factory=dict)
+    size: int = 0
+    correlation: int = -1
+
+    def add(self, piece: Piece) -> None:
+        """One more."""
+        self.pieces[piece.partition] = piece
+        self.size += piece.size
+
+    def has_room(self, partition: TopicPartition, size: int, most: int) -> bool:
+        """Whether a batch of ``size`` bytes may be added, within ``most`` bytes if it is not alone."""
+        return not self.pieces or (partition not in self.pieces and self.size + size <= most)
+
+
+@dataclass(slots=True)
+class Link:
+    """A broker that leads some of the partitions."""
+
+    node: int
+    connection: Connection | None = None
+    version: int = -1
+    gathering: Wave = field(default_factory=Wave)
+    in_flight: deque[Wave] = field(default_factory=deque)
+    # Where lost markers were looked for by this connection, and under which leader epoch.
+    checked: dict[TopicPartition, int] = field(default_factory=dict)
+
+    def connect(self, cluster: Cluster, deadline: float, highest: int = PRODUCE.highest) -> None:
+        """Open a connection, unless there is one that looks alive. Nothing may be under way.
+
+        Raises:
+            ConnectionBroken: nothing was sent.
+            LogRefused: the broker speaks no version up to ``highest``.
+        """
+        if self.version < 0 or self.connection is None or not self.connection.usable():
+            self.version = -1
+            self.connection = cluster.open(cluster.address(self.node), deadline)
+            self.checked.clear()
+            self.version = self.connection.version(PRODUCE, highest)
+
+    def open(self) -> Connection:
+        """The connection. `ConnectionBroken` if there is none."""
+        if self.connection is None:
+            raise ConnectionBroken(f"broker {self.node} is not connected", sent=False)
+        return self.connection
+
+    def take(self) -> Wave:
+        """What was gathered; another wave begins."""
+        wave, self.gathering = self.gathering, Wave()
+        return wave
+
+    def send(self, cluster: Cluster, wave: Wave, name: str | None, deadline: float) -> None:
+        """Send a wave whose topics are known to ``cluster``; ``name``: the transactional id. `ConnectionBroken`."""
+        batches = {partition: piece.parts for partition, piece in wave.pieces.items()}
+        acks_ms = round(cluster.settings.request_timeout * 1000)
+        parts = data.produce_request(self.version, name, acks_ms, batches, cluster.topic_ids)
+        flexible = self.version >= PRODUCE.flexible_from
+        wave.correlation = self.open().send(
+            PRODUCE.key, self.version, parts, flexible=flexible, deadline=deadline
+        )
+
+    def read(self, cluster: Cluster, wave: Wave, deadline: float) -> Answers:
+        """The answer about all batches of a wave that was sent.
+
+        Raises:
+            ConnectionBroken: the answer did not come.
+            MalformedAnswer: it is not about all of them, or no answer at all.
+        """
+        body = self.open().receive(wave.correlation, deadline)
+        answers = data.produce_answer(self.version, body, cluster.topic_names)
+        missing = wave.pieces.keys() - answers.keys()
+        if missing:
+            raise data.MalformedAnswer(f"no answer about {sorted(missing)[0]}")
+        return answers
+
+    def may_send(self) -> bool:
+        """Nothing is under way, or its answer has begun to arrive."""
+        if not self.in_flight or self.connection is None or self.connection.broken:
+            return True
+        return self.connection.buffered() or bool(readable([self.connection]))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self.connection is not None:
+            self.connection.close()
+
+
+def failure_of(
+    who: str, failed: Iterable[Piece], answers: Answers, *, last: bool
+) -> LogError | None:
+    """The worst of what the answers to a transactional append say of the batches that failed.
+
+    None if all of them may be sent again, which they may not if ``last``.
+    """
+    errors: list[LogError] = []
+    for piece in failed:
+        produced = answers[piece.partition]
+        meant = meaning(codes.PRODUCE_CODES, produced.error)
+        if meant.act in (Act.RETRY, Act.REFRESH):
+            if not last:
+                continue
+            # The one is checked before the append; of the others it can't be told.
+            refused = produced.error == NOT_ENOUGH_REPLICAS
+            meant = meant._replace(act=Act.REFUSED if refused else Act.UNCERTAIN)
+        topic = piece.partition.topic
+        what = f"{who}: append to {topic}[{piece.partition.partition}]"
+        errors.append(error_for(meant, produced.error, what, produced.message, (topic,)))
+    worst = next(
+        (e for kind in (LogFenced, LogUncertain) for e in errors if isinstance(e, kind)),
+        errors[0] if errors else None,
+    )
+    if worst is not None:
+        worst.topics = frozenset().union(*(e.topics for e in errors if isinstance(e, type(worst))))
+    return worst
