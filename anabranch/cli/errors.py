@@ -82,7 +82,7 @@ class NotInstalled(AnabranchError):
 
 # Packages that only an extra brings: their names as they are imported.
 _EXTRAS = {
-    **dict.fromkeys(("pandas", "py4j", "pyarrow", "pyspark"), "spark"),
+    **dict.fromkeys(("pandas", "py4j", "pyspark"), "spark"),
     "deltalake": "delta",
 }
 

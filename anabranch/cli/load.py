@@ -1,8 +1,9 @@
-"""`anabranch load`: CSV files into a stream, in one transaction, by several processes."""
+"""`anabranch load`: CSV files into a stream, in one transaction."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -11,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from anabranch.cli.options import ClusterOptions, Into, LoadedAs, NewSegments
-from anabranch.cli.output import count_of, print_json, print_line
+from anabranch.cli.output import count_of, print_json, print_line, progress_bar
 from anabranch.core.ids import split_stream
 
 if TYPE_CHECKING:
-    from anabranch import Result
-    from anabranch.cli.load_pool import Loaded
+    from anabranch import Result, Transaction
+    from anabranch.cli.load_csv import Events
 
 _KEEPALIVE_S = 60.0
 
@@ -53,9 +54,6 @@ def command(
         ),
     ],
     stream: Into,
-    workers: Annotated[
-        int, typer.Option("--workers", "-w", min=1, max=256, help="How many processes write.")
-    ] = 2,
     key: Annotated[
         str | None,
         typer.Option(
@@ -78,42 +76,54 @@ def command(
     segments: NewSegments = None,
     name: LoadedAs = None,
 ) -> None:
-    """Load CSV files into a stream: all of them at once, or nothing.
-
-    The worker processes join one transaction. If any of them fails, it is aborted.
-    """
-    from anabranch.cli.load_pool import LoadPlan, run_workers
+    """Load CSV files into a stream: all of them at once, or nothing."""
+    from anabranch.cli.load_csv import Events
 
     started = time.monotonic()
+    events = Events(form is Form.JSON, key, timestamp)
     with options.client() as client:
         if segments is not None:
             client.create_stream(stream, segments=segments)
         else:
             client.describe(stream)
         scope, _ = split_stream(stream)
-        loaded = None
         with client.begin(scope, name=name, keepalive=_KEEPALIVE_S) as txn:
             result = txn.result
+            loaded = result is None
             if result is None:
-                place, token = options.target(), txn.token()
-                plan = LoadPlan(place, token, stream, form.value, key, timestamp, workers)
-                loaded = run_workers(plan, files, quiet=options.json)
-                result = txn.commit(receipts=loaded.receipts)
-    document = _document(stream, result, loaded)
+                txn.token()  # opened: it is listed, and can be aborted, while it goes on
+                _write(txn, stream, files, events, quiet=options.json)
+                result = txn.commit()
+    document = _document(stream, result, len(files) if loaded else 0)
     document["seconds"] = round(time.monotonic() - started, 3)
     _show(document, as_json=options.json)
 
 
-def _document(stream: str, result: Result, loaded: Loaded | None) -> dict[str, Any]:
+def _write(
+    txn: Transaction, stream: str, files: Sequence[Path], events: Events, *, quiet: bool
+) -> None:
+    from anabranch.cli.load_csv import opened
+
+    with progress_bar(quiet=quiet) as bar:
+        for path in files:
+            with opened(path, events) as file:
+                task = bar.add_task(path.name, total=file.size)
+                for batch in file.batches():
+                    txn.write_batch(stream, batch)
+                    bar.update(task, completed=file.done)
+                bar.update(task, completed=file.size)
+
+
+def _document(stream: str, result: Result, files: int) -> dict[str, Any]:
+    """``files``: how many were loaded now; 0: it was committed before."""
     return {
         "stream": stream,
         "txn_id": result.txn_id.hex(),
         "name": result.name,
-        "already_committed": loaded is None,
+        "already_committed": not files,
         "commit_timestamp": result.commit_timestamp,
         "rows": result.counts.committed,
-        "files": loaded.files if loaded else 0,
-        "workers": loaded.workers if loaded else 0,
+        "files": files,
     }
 
 
@@ -131,6 +141,6 @@ def _show(document: dict[str, Any], *, as_json: bool) -> None:
     print_line(
         f"{count_of(document['rows'], 'row')} of {count_of(document['files'], 'file')} "
         f"in {document['stream']}, "
-        f"all at once, by {count_of(document['workers'], 'process')} in {document['seconds']:.1f} s "
+        f"all at once, in {document['seconds']:.1f} s "
         f"({rate:,.0f}/s): transaction {document['txn_id']}"
     )

@@ -1,4 +1,4 @@
-"""Arrow tables as columns of events, checked. pyarrow is asked for only here: `pip install anabranch[spark]`."""
+"""Arrow tables as columns of events, checked. pyarrow is imported only here, as it is asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anabranch.batches.columns_write import Bytes, BytesColumn, EventColumns, HeadersColumn, Numbers
-from anabranch.errors import InvalidArgument, UnsupportedSetting
+from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,14 +25,9 @@ def columns_of(batch: pa.RecordBatch | pa.Table) -> list[EventColumns]:
 
     Raises:
         InvalidArgument: a column, type or field that `Handle.write_batch` does not take, by name.
-        UnsupportedSetting: pyarrow is not installed.
     """
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise UnsupportedSetting(
-            "write_batch needs pyarrow: pip install 'anabranch[spark]'"
-        ) from error
+    import pyarrow as pa
+
     if isinstance(batch, pa.RecordBatch):
         batch = pa.Table.from_batches([batch])
     if not isinstance(batch, pa.Table):

@@ -191,8 +191,7 @@ class Handle:
         too, with `WriteFailed` from every later call. Going back and forth between this and `write` waits for
         acknowledgements at each turn.
 
-        Raises: as `write`; InvalidArgument names a column or type that it does not take; UnsupportedSetting:
-        pyarrow is missing (``pip install 'anabranch[spark]'``).
+        Raises: as `write`; InvalidArgument names a column or type that it does not take.
         """
         from anabranch.client.arrow import columns_of
 

@@ -1,4 +1,4 @@
-"""Events as Arrow record batches: the one home of their schema. Needs pyarrow (`pip install anabranch[spark]`)."""
+"""Events as Arrow record batches: the one home of their schema."""
 
 from __future__ import annotations
 

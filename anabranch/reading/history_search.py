@@ -183,6 +183,18 @@ class HistorySearch:
                 return None
         return None
 
+    def newest_epochs(self, count: int) -> Iterator[HistoryRecord]:
+        """The records of so many stream epochs, up to the history's present end."""
+        self._look()
+        last = self._last()
+        first = max(0, last.record.stream_epoch - count + 1) if last is not None else 0
+        low = self._low
+        if first:
+            low = self._before(self._high, lambda record: record.stream_epoch >= first)
+        for found in self._records(low):
+            if found.record.stream_epoch >= first:
+                yield found.record
+
     # -- how ------------------------------------------------------------------------------------------
 
     def _look(self) -> None:

@@ -1,7 +1,7 @@
 """Offset ranges of a stream's partitions as Arrow record batches, the commit of each event beside it.
 
 Batches are fetched raw and walked by compiled code; where an option can't be honoured there, a confluent-kafka
-consumer gives the same, slower. Needs pyarrow: `pip install anabranch[spark]`.
+consumer gives the same, slower.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def test_streams(shell: Shell, scope: str) -> None:
 
 def test_load_and_read(shell: Shell, scope: str, tmp_path: Path) -> None:
     stream, path = f"{scope}/rows", table(tmp_path / "rows.csv", 500)
-    arguments = ("load", str(path), "--stream", stream, "--key", "key", "--workers", "2")
+    arguments = ("load", str(path), "--stream", stream, "--key", "key")
     loaded = shell.json(*arguments, "--segments", "2", "--name", "once")
     assert (loaded["rows"], loaded["already_committed"]) == (500, False)
     again = shell.json(*arguments, "--name", "once")
@@ -112,7 +112,7 @@ def test_a_load_that_fails_leaves_nothing(shell: Shell, scope: str, tmp_path: Pa
     with path.open("a", encoding="utf-8") as file:
         file.write("only,two\n")
     arguments = ("load", str(path), "--stream", stream, "--segments", "1")
-    assert "InvalidArgument: line 402 has 2 fields" in shell.run(*arguments, code=2).stderr
+    assert "rows.csv: line 402 has 2 fields" in shell.run(*arguments, code=2).stderr
     assert shell.lines(stream, "--timeout", "3") == []
     (txn,) = shell.json("txn", "list", scope, "--finished")["transactions"]
     assert txn["state"] == "ABORTED"
@@ -121,7 +121,7 @@ def test_a_load_that_fails_leaves_nothing(shell: Shell, scope: str, tmp_path: Pa
 def test_a_group_goes_on_where_it_stopped(shell: Shell, scope: str, tmp_path: Path) -> None:
     stream = f"{scope}/rows"
     path = table(tmp_path / "rows.csv", 10)
-    shell.run("load", str(path), "--stream", stream, "--segments", "1", "--workers", "1")
+    shell.run("load", str(path), "--stream", stream, "--segments", "1")
     group = ("--group", f"{scope}-g", "--timeout", "5")
     first = shell.lines(stream, *group, "--limit", "4")
     rest = shell.lines(stream, *group)

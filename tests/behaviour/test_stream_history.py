@@ -40,5 +40,7 @@ def test_a_transaction_rolled_in_is_listed_and_drawn(
     ]
     assert [c.stream_epoch for c in past.commits] == [1, 2]
     assert all(isinstance(c, CommitRecord) for c in past.commits)
+    recent = read_history(target, stream, last=2)
+    assert (recent.epochs, recent.commits) == (past.epochs[2:], past.commits[1:])
     picture = ET.fromstring(draw(past.epochs, past.commits, stream))
     assert [e.get("class") for e in picture.iter()].count("rolled-in") == 1

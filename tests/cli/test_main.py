@@ -110,9 +110,7 @@ def test_an_error_without_a_message_says_what_its_class_says() -> None:
     assert "start `anabranch controller`" in failure_of(errors.NotReady()).line()
 
 
-@pytest.mark.parametrize(
-    ("package", "extra"), [("pyspark.sql", "spark"), ("pyarrow", "spark"), ("deltalake", "delta")]
-)
+@pytest.mark.parametrize(("package", "extra"), [("pyspark.sql", "spark"), ("deltalake", "delta")])
 def test_a_missing_extra_is_named_with_the_command_that_gets_it(package: str, extra: str) -> None:
     failure = failure_of(ModuleNotFoundError(f"No module named {package!r}", name=package))
     assert (failure.name, failure.code) == ("NotInstalled", ExitCode.ENVIRONMENT)

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from anabranch import errors
-from anabranch.cli.load_pool import LoadPlan
-from anabranch.cli.load_worker import Job
 from anabranch.cli.session import Target
 from anabranch.client.reservation import Reservation
 from anabranch.core.state import OpenTxn
@@ -43,14 +41,6 @@ def row() -> r.TxnRow:
 
 def values() -> list[Any]:
     target = Target("b:9092", "p", 1.0, PASSWORD)
-    job: dict[str, Any] = dict.fromkeys(Job.__dataclass_fields__) | {
-        "target": target,
-        "token": SECRET,
-    }
-    plan: dict[str, Any] = dict.fromkeys(LoadPlan.__dataclass_fields__) | {
-        "target": target,
-        "token": SECRET,
-    }
     begin = r.Begin(TXN, "nyc", None, 1, SECRET)
     return [
         begin,
@@ -68,8 +58,6 @@ def values() -> list[Any]:
         Command(0, None, encode(begin), native=False),
         Reservation("nyc", TXN, 1, SECRET),
         target,
-        Job(**job),
-        LoadPlan(**plan),
         Flights(kafka=PASSWORD),
         ControllerOptions(bootstrap="b:9092", data_dir=Path("d"), kafka=PASSWORD),
     ]

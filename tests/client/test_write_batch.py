@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from datetime import UTC, datetime
 from typing import Any
 
@@ -295,16 +294,3 @@ def test_a_handle_that_is_over_takes_nothing() -> None:
     writer.finish()
     with pytest.raises(errors.IllegalState):
         writer.write_batch(STREAM, MANY)
-
-
-def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *rest: Any) -> Any:
-        if name == "pyarrow":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(errors.UnsupportedSetting, match=r"pip install 'anabranch\[spark\]'"):
-        Bench().client.begin("nyc").write_batch(STREAM, MANY)

@@ -19,7 +19,7 @@ from anabranch.batches.compression import GZIP, ZSTD, compress
 from anabranch.batches.format import Packed, frame, read_header
 from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.records import Record, encode_batch, encode_record
-from anabranch.cli.load_split import opened
+from anabranch.cli.load_csv import Events, opened
 from anabranch.cli.read import moment_of
 from anabranch.core import limits
 from anabranch.core import rows as k
@@ -298,24 +298,22 @@ PACKED = {
 def test_packed_files_that_are_broken(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_bytes(PACKED[name])
-    with pytest.raises(InvalidArgument, match=name), opened(file) as csv:
-        list(csv.blocks())
+    with pytest.raises(InvalidArgument, match=name), opened(file, Events()) as csv:
+        list(csv.batches())
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (
-            b'"' + b"\n" * (2 << 20),
-            "does not end",
-        ),  # each line end was counted from the beginning: hours
-        (b"x" * 200_000 + b",b\n1,2\n", "header row is not CSV"),
+        # each line end was counted from the beginning: hours
+        (b'"' + b"\n" * (2 << 20), "line 1 is not CSV"),
+        (b"x" * 200_000 + b",b\n1,2\n", "line 1 is not CSV"),
     ],
 )
 def test_header_rows_that_are_none(data: bytes, why: str, tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.write_bytes(data)
-    with pytest.raises(InvalidArgument, match=why), opened(file):
+    with pytest.raises(InvalidArgument, match=why), opened(file, Events()):
         pass
 
 

@@ -14,11 +14,9 @@ from typing import Any
 
 from pyspark.sql import types as t
 
-from anabranch.cli.load_split import Block, opened
-from anabranch.cli.load_worker import Job, parse_time, write_block
+from anabranch.cli.load_csv import Events, opened, parse_time
 from anabranch.cli.read import moment_of
 from anabranch.cli.segment_text import parse_range, parse_segment
-from anabranch.cli.session import Target as Place
 from anabranch.cli.session import parse_kafka
 from anabranch.core.ids import check_scope, split_stream
 from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSetting
@@ -144,16 +142,12 @@ def _file(name: str, take: Callable[[Path], object]) -> Run:
 
 
 def _load(file: Path) -> None:
-    place = Place("b:1", "p", 1.0)
-    with opened(file) as csv:
-        columns = tuple(csv.columns)
-        for key in (None, columns[0]):
-            job = Job(place, b"", "a/b", columns, "json", key, columns[-1], 0, 2)
-            for block in csv.blocks() if key is None else ():
-                write_block(block, job, lambda _key, _value, _time: None)
-        for form in ("json", "csv"):
-            job = Job(place, b"", "a/b", columns, form, columns[0], None, 0, 2)
-            write_block(Block(1, b"1,2\n"), job, lambda _key, _value, _time: None)
+    with opened(file, Events()) as csv:
+        first, last = csv.columns[0], csv.columns[-1]
+    for events in (Events(key=first, timestamp=last), Events(as_json=False)):
+        with opened(file, events) as csv:
+            for _ in csv.batches():
+                pass
 
 
 _CSV = b"\xef\xbb\xbfid,when\n" + b"".join(

@@ -17,7 +17,7 @@ from anabranch.reading.commit_index import CommitHistory, LogParts
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.log_consumer import LogConsumer
 from anabranch.schemas.codec import decode, encode
-from anabranch.schemas.records import CommitRecord, Position, SegmentCommit
+from anabranch.schemas.records import CommitRecord, EpochRecord, Position, SegmentCommit
 from anabranch.topics.names import history_topic
 
 STREAM = "s/t"
@@ -172,3 +172,24 @@ def test_a_record_that_stands_there_twice_is_told() -> None:
     found.begin(0, None)
     with pytest.raises(MalformedRecord, match=r"names offset 0 of partition 0 twice.* audit"):
         found.cover(7)
+
+
+@pytest.mark.parametrize("count", [1, 2, 150, 299, 300, 1000])
+def test_the_newest_epochs(count: int) -> None:
+    made = MemoryCluster(SystemClock()).log("p")
+    made.create_topics([TopicSpec(PLACE.topic, 1)])
+    producer = made.producer("c", timeout=60)
+    records: list[EpochRecord | CommitRecord] = []
+    for epoch in range(300):
+        records.append(EpochRecord(epoch, epoch, timestamp(len(records)), (), (), (), -1))
+        for _ in range(epoch % 4):
+            now = timestamp(len(records))
+            records.append(CommitRecord(bytes(16), epoch, now, (), (), -1))
+    rows = [Record(i, to_ms(r.timestamp), b"", encode(r)) for i, r in enumerate(records)]
+    for at in range(0, len(rows), 7):
+        some = [row._replace(offset=i) for i, row in enumerate(rows[at : at + 7])]
+        producer.append([(PLACE, encode_batch(some))])
+        producer.commit()
+    consumer = LogConsumer(made)
+    found = list(HistorySearch(consumer, consumer, STREAM, 30.0).newest_epochs(count))
+    assert found == [r for r in records if r.stream_epoch >= 300 - count]
