@@ -20,8 +20,15 @@ from anabranch.kafka.wire.codes import (
     meaning,
 )
 from anabranch.kafka.wire.connection import Connection, ConnectionBroken
-from anabranch.kafka.wire.errors import MalformedAnswer
-from anabranch.ports import LogError, LogRefused, LogUnavailable, TopicGone, TopicPartition
+from anabranch.kafka.wire.errors import AuthenticationFailed, MalformedAnswer
+from anabranch.ports import (
+    LogDenied,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    TopicGone,
+    TopicPartition,
+)
 
 T = TypeVar("T")
 
@@ -77,14 +84,21 @@ class Cluster:
     # -- connections ----------------------------------------------------------------------------
 
     def open(self, address: tuple[str, int], deadline: float) -> Connection:
-        """A new connection that has learnt the broker's versions."""
+        """A new connection that has learnt the broker's versions, and has said who we are."""
         settings = self.settings
         limit = min(deadline, time.monotonic() + settings.connect_timeout)
         connection = Connection(
-            *address, client_id=settings.client_id, deadline=limit, tls=settings.tls
+            *address,
+            client_id=settings.client_id,
+            deadline=limit,
+            tls=settings.tls.context() if settings.tls is not None else None,
+            sasl=settings.sasl,
         )
         try:
             connection.greet(limit)
+            connection.authenticate(limit)
+        except AuthenticationFailed:
+            raise
         except ConnectionBroken as error:
             connection.close()
             raise ConnectionBroken(str(error), sent=False) from error
@@ -164,6 +178,8 @@ class Cluster:
                 return self.take(address, self.soon(deadline)), address
             except ConnectionBroken as error:
                 self._failed[address] = time.monotonic()
+                if isinstance(error, AuthenticationFailed):
+                    raise  # the others would say the same
                 problems.append(str(error))
         raise ConnectionBroken("; ".join(problems), sent=False)
 
@@ -199,10 +215,13 @@ class Cluster:
 
         Raises:
             LogUnavailable: the deadline passed.
+            LogDenied: the brokers don't take us for whom we say we are.
         """
         while True:
             try:
                 return attempt()
+            except AuthenticationFailed as error:
+                raise LogDenied(f"{what}: {error}") from error
             except ConnectionBroken as error:
                 # The broker may be gone, and others lead by now.
                 self.forget_all()

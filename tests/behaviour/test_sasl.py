@@ -1,0 +1,193 @@
+"""Clusters that let in only whom they know: TLS with client certificates, SASL, sessions that end."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import anabranch
+from anabranch import errors
+from anabranch.infra.broker import EmbeddedBroker
+from anabranch.infra.secure import SecureListener
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.settings import TOKEN_FILE
+from anabranch.ports import LogDenied, LogUnavailable
+from tests.cluster import ControllerProcess
+
+PASSWORD = "wonder land"
+WRONG = "planted-secret"
+SESSION_S = 3.0
+RIGHTS = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS;User:alice",  # the plain listener is for the broker itself
+    "connections.max.reauth.ms": f"{SESSION_S * 1000:.0f}",
+}
+SCRAM = {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "alice", "sasl.password": PASSWORD}
+
+
+class Place(NamedTuple):
+    """A broker, and the files of who comes to it."""
+
+    broker: EmbeddedBroker
+    folder: Path
+
+    def options(self, given: dict[str, str], certificate: str = "alice") -> dict[str, str]:
+        return {
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(self.folder / "ca.pem"),
+            "ssl.certificate.location": str(self.folder / f"{certificate}.pem"),
+            "ssl.key.location": str(self.folder / f"{certificate}.key"),
+        } | given
+
+    def log(self, given: dict[str, str], certificate: str = "alice") -> KafkaLog:
+        return KafkaLog(
+            self.broker.secure_bootstrap,
+            self.options({"request.timeout.ms": "5000"} | given, certificate),
+        )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("sasl")
+    for name, signer in (("ca", None), ("broker", "ca"), ("alice", "ca"), ("stranger", None)):
+        make_certificate(folder, name, signer)
+    both = folder / "both.pem"
+    both.write_text((folder / "broker.key").read_text() + (folder / "broker.pem").read_text())
+    now = int(time.time())
+    parts = ({"alg": "none"}, {"sub": "alice", "iat": now - 60, "exp": now + 3600})
+    token = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts]
+    (folder / "token").write_bytes(b".".join(token) + b".\n")
+    secure = SecureListener({"alice": PASSWORD}, both, folder / "ca.pem")
+    with EmbeddedBroker(properties=RIGHTS, quick_start=True, secure=secure) as broker:
+        yield Place(broker, folder)
+
+
+def make_certificate(folder: Path, name: str, signer: str | None) -> None:
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", f"{name}.key", "-out", f"{name}.pem"]
+    if signer is not None:
+        command += ["-CA", f"{signer}.pem", "-CAkey", f"{signer}.key"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "OAUTHBEARER"])
+def test_a_cluster_that_knows_its_users(
+    place: Place, mechanism: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Controller, writers and readers; sessions end several times, which nobody is to notice."""
+    caplog.set_level(logging.INFO)
+    given = SCRAM | {"sasl.mechanism": mechanism}
+    if mechanism == "OAUTHBEARER":
+        given = {"sasl.mechanism": mechanism, TOKEN_FILE: str(place.folder / "token")}
+    options = place.options(given)
+    prefix = f"p-{mechanism.lower()}"
+    scope = mechanism.lower()
+    stream = f"{scope}/a"
+    controller = ControllerProcess(
+        place.broker.secure_bootstrap,
+        tmp_path / "one",
+        tmp_path / "key",
+        prefix=prefix,
+        arguments=words(options),
+    )
+    with (
+        controller,
+        anabranch.connect(place.broker.secure_bootstrap, config=options, prefix=prefix) as client,
+    ):
+        controller.wait_leading()
+        client.create_stream(stream)
+        until = time.monotonic() + 3 * SESSION_S
+        with client.read(stream, group=f"{prefix}-readers", timeout=30) as reader:
+            number = 0
+            while time.monotonic() < until:
+                number += 1
+                with client.begin(scope) as txn:
+                    txn.write(stream, b"%d" % number)
+                    if number % 2:
+                        txn.flush()  # into the journal, instead of along with the commit
+                    txn.commit()
+                assert next(reader).value == b"%d" % number
+        assert number > 10
+        said = controller.log_file.read_text()
+        assert json.loads(controller.status_file.read_text())["terms"] == {"0": 1}
+    for text in (said, caplog.text):
+        assert "through librdkafka" not in text
+        assert "WARNING" not in text
+        assert PASSWORD not in text
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "PLAIN", "OAUTHBEARER"])
+def test_who_is_not_known_is_told_at_once(
+    place: Place, mechanism: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    given = SCRAM | {"sasl.mechanism": mechanism, "sasl.password": WRONG}
+    if mechanism == "OAUTHBEARER":
+        (tmp_path / "token").write_text(f"{WRONG}.{WRONG}.{WRONG}")
+        given = {"sasl.mechanism": mechanism, TOKEN_FILE: str(tmp_path / "token")}
+    started = time.monotonic()
+    log = place.log(given)
+    with pytest.raises(LogDenied, match=f"not let in by {mechanism} as") as denied:
+        log.describe_topics(["x"])
+    options = place.options(given)
+    with (
+        anabranch.connect(place.broker.secure_bootstrap, config=options, timeout=30) as client,
+        pytest.raises(errors.NotAuthorized) as refused,
+    ):
+        client.create_stream("nyc/a")
+    assert time.monotonic() - started < 10
+    controller = ControllerProcess(
+        place.broker.secure_bootstrap, tmp_path / "one", tmp_path / "key", arguments=words(options)
+    )
+    with controller:
+        assert controller.ended() == 2
+        said = controller.log_file.read_text()
+    assert "NotAuthorized" in said
+    assert f"not let in by {mechanism}" in said
+    for text in (str(denied.value), str(refused.value), said, caplog.text):
+        assert WRONG not in text
+
+
+def test_a_mechanism_or_listener_that_is_not_there(place: Place) -> None:
+    log = KafkaLog(place.broker.bootstrap, {"security.protocol": "SASL_PLAINTEXT"} | SCRAM)
+    with pytest.raises(LogDenied, match=r"refuses the mechanism \(34\)"):
+        log.describe_topics(["x"])
+
+
+def test_certificates_are_read_again(place: Place, tmp_path: Path) -> None:
+    """For new connections: those of a stranger are not let in, by their TLS or ours."""
+    mine = Place(place.broker, tmp_path)
+    for name in ("ca", "alice"):
+        copy(place.folder / "stranger", tmp_path / name)
+    log = mine.log(SCRAM | {"request.timeout.ms": "1000"})
+    with pytest.raises(LogUnavailable, match="certificate verify failed"):
+        log.describe_topics(["x"])
+    copy(place.folder / "ca", tmp_path / "ca")
+    with pytest.raises(LogUnavailable) as refused:
+        log.describe_topics(["x"])
+    assert "verify failed" not in str(refused.value)
+    # A certificate that is replaced before its key is no pair: what was read before is used meanwhile.
+    (tmp_path / "alice.pem").write_text((place.folder / "alice.pem").read_text())
+    with pytest.raises(LogUnavailable):
+        log.describe_topics(["x"])
+    copy(place.folder / "alice", tmp_path / "alice")
+    assert log.describe_topics(["x"]) == {}
+    log.close()
+
+
+def copy(source: Path, target: Path) -> None:
+    for kind in (".pem", ".key"):
+        target.with_suffix(kind).write_text(source.with_suffix(kind).read_text())
+
+
+def words(options: dict[str, str]) -> tuple[str, ...]:
+    return tuple(word for name, value in options.items() for word in ("-X", f"{name}={value}"))
