@@ -81,13 +81,11 @@ class ClientCredentials:
 
     def _fetch(self, seconds: float) -> _Token:
         asked = time.monotonic()
-        request = urllib.request.Request(
-            self._url,
-            urllib.parse.urlencode(self._form).encode(),
-            {"Authorization": f"Basic {self._basic}", "Accept": "application/json"},
-        )
+        form = urllib.parse.urlencode(self._form).encode()
+        headers = {"Authorization": f"Basic {self._basic}", "Accept": "application/json"}
         handlers = (urllib.request.HTTPSHandler(context=self._tls), _NoRedirect())
         try:
+            request = urllib.request.Request(self._url, form, headers)
             with urllib.request.build_opener(*handlers).open(
                 request, timeout=max(0.01, seconds)
             ) as answer:

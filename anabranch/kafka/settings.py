@@ -184,7 +184,7 @@ def _tls(options: Mapping[str, str]) -> Tls:
         raise UnsupportedSetting(f"ssl.endpoint.identification.algorithm={check}: https or none")
     try:
         return Tls(options, check_names=check == "https")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UnsupportedSetting(f"the TLS files can't be read: {error}") from error
 
 
@@ -219,7 +219,7 @@ def _oauthbearer(options: Mapping[str, str]) -> Mechanism:
     scope = options.get("sasl.oauthbearer.scope", "")
     try:
         token = ClientCredentials(url, client, secret, scope, options.get("https.ca.location"))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UnsupportedSetting(f"https.ca.location can't be read: {error}") from error
     return OAuthBearer(client, token, extensions)
 
@@ -227,6 +227,10 @@ def _oauthbearer(options: Mapping[str, str]) -> Mechanism:
 def _needed(options: Mapping[str, str], what: str, *names: str) -> list[str]:
     if missing := [name for name in names if not options.get(name)]:
         raise UnsupportedSetting(f"{what} needs {' and '.join(missing)}")
+    for name in names:
+        # Bytes of an argument that are no UTF-8 come as half characters; a null ends a field of PLAIN.
+        if not options[name].isprintable():
+            raise UnsupportedSetting(f"{name} is not plain text")
     return [options[name] for name in names]
 
 

@@ -18,7 +18,10 @@ from anabranch import errors
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.secure import SecureListener
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.settings import TOKEN_FILE
+from anabranch.kafka.settings import TOKEN_FILE, parse_settings
+from anabranch.kafka.wire import calls
+from anabranch.kafka.wire.calls import METADATA
+from anabranch.kafka.wire.cluster import Cluster
 from anabranch.ports import LogDenied, LogUnavailable
 from tests.cluster import ControllerProcess
 
@@ -123,6 +126,25 @@ def test_a_cluster_that_knows_its_users(
         assert "through librdkafka" not in text
         assert "WARNING" not in text
         assert PASSWORD not in text
+
+
+def test_a_session_is_renewed_with_answers_under_way(place: Place) -> None:
+    """They come in their order, and none is lost; a session may end while nobody uses it, too."""
+    settings = parse_settings(place.broker.secure_bootstrap, place.options(SCRAM))
+    soon = time.monotonic() + 30
+    connection = Cluster(settings).open(settings.bootstrap[0], soon)
+    for pause in (0.75 * SESSION_S, 1.5 * SESSION_S):
+        body = calls.request(METADATA, 5, topics=(), allow_auto_topic_creation=False)
+        before = [
+            connection.send(METADATA.key, 5, (body,), flexible=False, deadline=soon) for _ in "12"
+        ]
+        time.sleep(pause)
+        after = connection.send(METADATA.key, 5, (body,), flexible=False, deadline=soon)
+        assert after > before[-1] + 1  # the exchange came in between
+        assert connection.buffered()
+        for one in (after, *before):
+            assert calls.answer(METADATA, 5, connection.receive(one, soon)).cluster_id
+    connection.close()
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "PLAIN", "OAUTHBEARER"])

@@ -106,7 +106,8 @@ def test_protocols() -> None:
             parse_settings("a:1", {"security.protocol": protocol, name: "/x"})
 
 
-USER = {"sasl.username": "me", "sasl.password": "hush"}
+USER_NAME = {"sasl.username": "me"}
+USER = USER_NAME | {"sasl.password": "hush"}
 OIDC = {
     "sasl.oauthbearer.method": "OIDC",
     "sasl.oauthbearer.token.endpoint.url": "https://idp/token",
@@ -145,6 +146,7 @@ def test_mechanisms(option: str, mechanism: str, given: dict[str, str], principa
         ({"sasl.mechanism": "AWS_MSK_IAM"}, "AWS_MSK_IAM: give one of"),
         ({"sasl.mechanism": "PLAIN", "sasl.username": "me"}, r"needs sasl\.password"),
         ({"sasl.mechanism": "SCRAM-SHA-256", "sasl.password": "hush"}, r"needs sasl\.username"),
+        ({"sasl.mechanism": "PLAIN", "sasl.password": "a\udcffhush"} | USER_NAME, "not plain text"),
         ({"sasl.mechanism": "OAUTHBEARER"}, r"anabranch\.oauthbearer\.token\.file, or"),
         ({"sasl.mechanism": "OAUTHBEARER", TOKEN_FILE: "/x"} | OIDC, "token.file, or"),
         (

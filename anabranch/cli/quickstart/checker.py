@@ -82,9 +82,11 @@ def _events(stream: str, target: Target) -> Any:
     """All committed events of a stream's topic: (key, value, headers, timestamp, where)."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
+    from anabranch.librdkafka.options import for_librdkafka
+
     topic = stream.replace("/", ".")
     consumer = Consumer(
-        dict(target.kafka)
+        for_librdkafka(target.kafka)
         | {
             "bootstrap.servers": target.bootstrap,
             "group.id": f"{topic}.check",

@@ -31,6 +31,7 @@ _JOIN_BYTES = 16_384
 _MAX_ANSWER_BYTES = 1 << 30
 _DRAIN_S = 5.0
 _AUTHENTICATE_S = 10.0
+_SAID = 500  # of what a broker says
 # A session is renewed after this part of its life, so that a request on its way is taken before the end; and not
 # within a second, which brokers refuse.
 _RENEW_AFTER = 0.7
@@ -217,7 +218,7 @@ class Connection:
             self.close()
             said = str(error).replace(sasl.secret, "…") if sasl.secret else str(error)
             raise AuthenticationFailed(
-                f"{self.address}: not let in by {sasl.name} as {sasl.principal}: {said}"
+                f"{self.address}: not let in by {sasl.name} as {sasl.principal}: {said[:_SAID]}"
             ) from None
         except (OSError, ConnectionBroken) as error:  # a token, too, may yet come
             self.close()
