@@ -7,7 +7,6 @@ broker has proved what the mechanism lets it prove.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -111,7 +110,7 @@ def _server_first(message: bytes, own: str) -> tuple[str, bytes, int]:
         )
     try:
         return nonce, base64.b64decode(found["salt"], validate=True), count
-    except binascii.Error:
+    except ValueError:
         raise SaslError("the broker's salt is no base64") from None
 
 

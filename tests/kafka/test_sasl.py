@@ -50,6 +50,7 @@ def test_names_are_escaped() -> None:
         (FIRST.replace("r=r", "r=s"), "does not continue ours"),
         (FIRST.replace("%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0", ""), "does not continue ours"),
         (FIRST.replace("W22Z", "W2 Z"), "no base64"),
+        (FIRST.replace("W22Z", "W2öZ"), "no base64"),
         (f"m=ext,{FIRST}", "none of SCRAM"),
         ("e=unknown-user", "none of SCRAM"),
         ("", "none of SCRAM"),
