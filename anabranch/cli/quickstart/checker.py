@@ -82,11 +82,9 @@ def _events(stream: str, target: Target) -> Any:
     """All committed events of a stream's topic: (key, value, headers, timestamp, where)."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-    from anabranch.librdkafka.options import for_librdkafka
-
     topic = stream.replace("/", ".")
     consumer = Consumer(
-        for_librdkafka(target.kafka)
+        dict(target.kafka)
         | {
             "bootstrap.servers": target.bootstrap,
             "group.id": f"{topic}.check",

@@ -66,9 +66,7 @@ def _delete_topics(place: Place) -> None:
     """Removes from somebody's cluster what the run made there: topics and groups."""
     from confluent_kafka.admin import AdminClient
 
-    from anabranch.librdkafka.options import for_librdkafka
-
-    settings = for_librdkafka(place.target.kafka)
+    settings: dict[str, str | int | float | bool] = dict(place.target.kafka)
     admin = AdminClient(settings | {"bootstrap.servers": place.target.bootstrap})
     mine = (f"{place.target.prefix}.", f"{place.scope}.")
     topics = [name for name in admin.list_topics(timeout=10).topics if name.startswith(mine)]

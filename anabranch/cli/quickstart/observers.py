@@ -90,12 +90,10 @@ def watch_plain(parameters: Mapping[str, Any], say: Say, orders: Orders) -> None
     """A plain consumer with isolation.level=read_committed: nothing of anabranch in its way."""
     from confluent_kafka import Consumer
 
-    from anabranch.librdkafka.options import for_librdkafka
-
     scope = parameters["scope"]
     target = target_from(parameters)
     consumer = Consumer(
-        for_librdkafka(target.kafka)
+        dict(target.kafka)
         | {
             "bootstrap.servers": target.bootstrap,
             "group.id": f"{scope}.plain",
