@@ -53,7 +53,7 @@ class SecureListener:
         return found
 
     def format_arguments(self) -> list[str]:
-        """What is given to the formatting of the broker's folder."""
+        """Arguments for the formatting of the broker's folder."""
         return [
             word
             for user, password in self.users.items()

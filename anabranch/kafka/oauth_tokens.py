@@ -1,4 +1,4 @@
-"""Where tokens for OAUTHBEARER come from: a file, or an identity provider by client credentials (RFC 6749)."""
+"""Tokens for OAUTHBEARER: from a file, or from an identity provider by client credentials (RFC 6749)."""
 
 from __future__ import annotations
 

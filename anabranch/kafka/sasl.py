@@ -1,4 +1,4 @@
-"""SASL: what a client says to prove who it is, and what it makes of the answers. Bytes only, no socket.
+"""SASL: a client's messages that prove who it is, and its judgement of the answers. Bytes only, no socket.
 
 An exchange is a generator: it yields messages to the broker, takes the broker's answers, and returns once the
 broker has proved what the mechanism lets it prove.
@@ -40,11 +40,11 @@ class Mechanism(Protocol):
 
     @property
     def principal(self) -> str:
-        """Whom it proves, for messages."""
+        """The name that it proves, for messages."""
 
     @property
     def secret(self) -> str:
-        """What no message may show, be it the broker's own; empty: nothing that it could know."""
+        """A text that no message may show, be it the broker's own; empty: there is none that it could know."""
 
     def exchange(self, deadline: float) -> Exchange:
         """One authentication. ``deadline``: of `time.monotonic`. `SaslError`; `OSError`: there is no token."""
@@ -59,7 +59,7 @@ class Plain:
     name: str = "PLAIN"
 
     def exchange(self, deadline: float) -> Exchange:
-        """See `Mechanism.exchange`."""
+        """One message; the broker's word is taken."""
         yield f"\0{self.principal}\0{self.secret}".encode()
 
 
@@ -73,7 +73,7 @@ class Scram:
     make_nonce: Callable[[], str] = field(default=lambda: secrets.token_urlsafe(24), repr=False)
 
     def exchange(self, deadline: float) -> Exchange:
-        """See `Mechanism.exchange`."""
+        """Two messages. `SaslError` unless the broker knows the password too."""
         algorithm = self.name.removeprefix("SCRAM-").replace("-", "").lower()
 
         def mac(key: bytes, text: bytes) -> bytes:
@@ -125,7 +125,7 @@ class OAuthBearer:
     secret: str = ""
 
     def exchange(self, deadline: float) -> Exchange:
-        """See `Mechanism.exchange`."""
+        """One message, and a second one to hear why the first is refused. Raises what ``token`` raises."""
         pairs = {"auth": f"Bearer {self.token(deadline)}", **self.extensions}
         text = "".join(f"{key}={value}\x01" for key, value in pairs.items())
         problem = yield _NO_BINDING + b"\x01" + text.encode() + b"\x01"

@@ -12,14 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 from anabranch.kafka.settings import Settings
 from anabranch.kafka.wire import calls
 from anabranch.kafka.wire.calls import FIND_COORDINATOR, METADATA
-from anabranch.kafka.wire.codes import (
-    NONE,
-    READ_CODES,
-    Act,
-    error_for,
-    meaning,
-)
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken
+from anabranch.kafka.wire.codes import NONE, READ_CODES, Act, error_for, meaning
+from anabranch.kafka.wire.connection import Connection, ConnectionBroken, open_connection
 from anabranch.kafka.wire.errors import AuthenticationFailed, MalformedAnswer
 from anabranch.ports import (
     LogDenied,
@@ -85,24 +79,7 @@ class Cluster:
 
     def open(self, address: tuple[str, int], deadline: float) -> Connection:
         """A new connection that has learnt the broker's versions, and has said who we are."""
-        settings = self.settings
-        limit = min(deadline, time.monotonic() + settings.connect_timeout)
-        connection = Connection(
-            *address,
-            client_id=settings.client_id,
-            deadline=limit,
-            tls=settings.tls.context() if settings.tls is not None else None,
-            sasl=settings.sasl,
-        )
-        try:
-            connection.greet(limit)
-            connection.authenticate(limit)
-        except AuthenticationFailed:
-            raise
-        except ConnectionBroken as error:
-            connection.close()
-            raise ConnectionBroken(str(error), sent=False) from error
-        return connection
+        return open_connection(address, self.settings, deadline)
 
     def take(self, address: tuple[str, int], deadline: float) -> Connection:
         """An idle connection, or a new one. Give it back with `give`."""

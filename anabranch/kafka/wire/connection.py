@@ -15,6 +15,7 @@ from typing import Any
 
 from anabranch.batches.format import Buffer
 from anabranch.kafka.sasl import Mechanism, SaslError
+from anabranch.kafka.settings import Settings
 from anabranch.kafka.wire import calls
 from anabranch.kafka.wire.calls import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE, Api
 from anabranch.kafka.wire.codes import NONE, UNSUPPORTED_VERSION
@@ -230,7 +231,7 @@ class Connection:
             self._renew_at = began + max(life * _RENEW_AFTER, _LEAST_SESSION_S)
 
     def _exchange(self, sasl: Mechanism, deadline: float) -> float:
-        """The seconds that the session lasts; 0: for ever."""
+        """The seconds that the session lasts; 0: it has no end."""
         exchange = sasl.exchange(deadline)
         message = next(exchange)  # a token is fetched before the broker hears of it
         version = self.version(SASL_HANDSHAKE)
@@ -332,6 +333,27 @@ class Connection:
             self.close()
             raise
         return room
+
+
+def open_connection(address: tuple[str, int], settings: Settings, deadline: float) -> Connection:
+    """A new connection that has learnt the broker's versions, and has said who we are."""
+    limit = min(deadline, time.monotonic() + settings.connect_timeout)
+    connection = Connection(
+        *address,
+        client_id=settings.client_id,
+        deadline=limit,
+        tls=settings.tls.context() if settings.tls is not None else None,
+        sasl=settings.sasl,
+    )
+    try:
+        connection.greet(limit)
+        connection.authenticate(limit)
+    except AuthenticationFailed:
+        raise
+    except ConnectionBroken as error:
+        connection.close()
+        raise ConnectionBroken(str(error), sent=False) from error
+    return connection
 
 
 def _remaining(deadline: float) -> float:
