@@ -250,6 +250,10 @@ class LogUnavailable(LogError):
     """The brokers can't be reached or have no leader right now; nothing is known to have happened."""
 
 
+class LogDenied(LogUnavailable):
+    """The brokers don't let us in as whom we say we are: told at once, and so until somebody changes that."""
+
+
 class LogBusy(LogUnavailable):
     """The markers of a transactional id's last native transaction are not written; nothing was appended."""
 

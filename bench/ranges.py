@@ -2,7 +2,7 @@
 
 Ours: every partition from its beginning to its end, one after the other, each event with its transaction, commit
 time and segment; columns are made, not Python objects. From the call to the last batch; all was read once
-before. Also over librdkafka, which is what clusters with SASL get.
+before. Also over librdkafka, which is what clusters with Kerberos get.
 Plain: as in `bench.ordered`, from its first event on, key and value of each message; and with all its fields.
 Both have one thread that works; librdkafka has one more that fetches. In turn, in one run, medians.
 

@@ -23,7 +23,14 @@ from anabranch.librdkafka.admin import DEFAULT_MAX_MESSAGE_BYTES, KafkaAdmin
 from anabranch.librdkafka.command_bus import leak
 from anabranch.librdkafka.event_channel import Channel
 from anabranch.librdkafka.options import Options
-from anabranch.ports import TOPIC_AUTHORIZATION_FAILED, Clock, LogError, LogRefused, TopicPartition
+from anabranch.ports import (
+    TOPIC_AUTHORIZATION_FAILED,
+    Clock,
+    LogDenied,
+    LogError,
+    LogRefused,
+    TopicPartition,
+)
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import Counted, EventColumns, Placing
@@ -350,6 +357,8 @@ class KafkaJournal:
             raise WriteFailed(f"{self._failure}; join again and rewrite")
 
     def _refused(self, what: str, error: LogError) -> AnabranchError:
+        if isinstance(error, LogDenied):
+            return NotAuthorized(str(error))
         if isinstance(error, LogRefused) and error.error == TOPIC_AUTHORIZATION_FAILED:
             return _forbidden(str(error))
         return self._fail(f"{what} failed: {error}")

@@ -25,6 +25,7 @@ from anabranch.infra.java import JavaRuntime, find_java
 from anabranch.infra.lock import broker_lock
 from anabranch.infra.process import SupervisedProcess
 from anabranch.infra.ready import is_ready
+from anabranch.infra.secure import SecureListener
 from anabranch.infra.settings import (
     Membership,
     check_extra,
@@ -44,8 +45,8 @@ _ADDRESS_IN_USE = "Address already in use"
 class EmbeddedBroker:
     """One broker with its data folder, as a context manager.
 
-    It listens on the loopback interface only, without authentication. It ends with the process that
-    started it, however that ends. Restarting keeps data and port.
+    It listens on the loopback interface only, without authentication but for ``secure``. It ends with the
+    process that started it, however that ends. Restarting keeps data and ports.
 
     >>> with EmbeddedBroker() as broker:
     ...     connect(broker.bootstrap)
@@ -65,6 +66,7 @@ class EmbeddedBroker:
         proxy: str | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         membership: Membership | None = None,
+        secure: SecureListener | None = None,
     ) -> None:
         """Nothing is started yet.
 
@@ -83,6 +85,7 @@ class EmbeddedBroker:
                 `proxied_port`, and whoever comes in there is told to come back to the proxy.
             start_timeout_s: seconds until a start is given up.
             membership: its place among several, see `EmbeddedCluster`; it serves once most of them run.
+            secure: a second listener, at `secure_bootstrap`, for clients that prove who they are.
 
         Raises:
             ValueError: an argument out of its range, or a property not for the caller to set.
@@ -112,6 +115,8 @@ class EmbeddedBroker:
         self._membership = membership
         self._proxy = proxy
         self._proxied_port = 0
+        self._secure = secure
+        self._secure_port = 0
         self._process: SupervisedProcess | None = None
 
     def __enter__(self) -> Self:
@@ -152,6 +157,13 @@ class EmbeddedBroker:
         if self._proxied_port == 0:
             raise BrokerNotRunning("the broker was never started, or was given no proxy")
         return self._proxied_port
+
+    @property
+    def secure_bootstrap(self) -> str:
+        """``host:port`` of the listener for clients that prove who they are. Stays the same over restarts."""
+        if self._secure_port == 0:
+            raise BrokerNotRunning("the broker was never started, or has no secure listener")
+        return f"{HOST}:{self._secure_port}"
 
     @property
     def pid(self) -> int:
@@ -288,6 +300,10 @@ class EmbeddedBroker:
         proxied = None
         if self._proxy is not None:
             proxied = (free_port(avoid=frozenset({port, controller_port})), self._proxy)
+        secure = None
+        if self._secure is not None:
+            taken = frozenset({port, controller_port, *(proxied[:1] if proxied else ())})
+            secure = (self._secure_port or free_port(avoid=taken), self._secure)
         properties = server_properties(
             data=folder / DATA,
             port=port,
@@ -295,6 +311,7 @@ class EmbeddedBroker:
             extra=self._extra,
             membership=membership,
             proxied=proxied,
+            secure=secure,
         )
         config = folder / "server.properties"
         config.write_text(properties_text(properties), encoding="utf-8")
@@ -315,6 +332,7 @@ class EmbeddedBroker:
             transaction_version=self._transaction_version,
             deadline=deadline,
             cluster_id=membership.cluster_id if membership else None,
+            more=self._secure.format_arguments() if self._secure else (),
         )
         started_at = logs.mark(
             self.log,
@@ -335,6 +353,7 @@ class EmbeddedBroker:
             raise PortTaken(port)
         self._port = port
         self._proxied_port = proxied[0] if proxied is not None else 0
+        self._secure_port = secure[0] if secure is not None else 0
         return True
 
     def _await_ready(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anabranch.infra.free_ports import HOST
+from anabranch.infra.secure import SecureListener
 
 NODE_ID = 1
 _PLAIN = "-._/,;@$()[]{}*+"
@@ -104,10 +105,12 @@ def server_properties(
     extra: Mapping[str, str],
     membership: Membership | None = None,
     proxied: tuple[int, str] | None = None,
+    secure: tuple[int, SecureListener] | None = None,
 ) -> dict[str, str]:
     """The broker's properties; those in ``extra`` replace the defaults.
 
     ``proxied``: a port where a proxy comes in, and the proxy's own ``host:port``, which clients are told there.
+    ``secure``: a port, and what listens there.
 
     Raises:
         ValueError: ``extra`` holds one that the broker object decides itself.
@@ -132,6 +135,9 @@ def server_properties(
         own["listeners"] += f",PROXIED://{HOST}:{inner_port}"
         own["advertised.listeners"] += f",PROXIED://{address}"
         own["listener.security.protocol.map"] += ",PROXIED:PLAINTEXT"
+    if secure is not None:
+        for name, value in secure[1].properties(f"{HOST}:{secure[0]}").items():
+            own[name] = f"{own[name]},{value}" if name in own else value
     check_extra(extra)
     return own | _DEFAULTS | (membership.properties() if membership else {}) | dict(extra)
 

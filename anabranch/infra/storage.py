@@ -68,6 +68,7 @@ def ensure_formatted(
     transaction_version: int,
     deadline: float,
     cluster_id: str | None = None,
+    more: Sequence[str] = (),
 ) -> str:
     """Formats the folder's data, unless that was done before; returns the cluster id.
 
@@ -82,6 +83,7 @@ def ensure_formatted(
         transaction_version: feature level to format with.
         deadline: on the monotonic clock.
         cluster_id: of a cluster of several nodes; None: one is made up.
+        more: further arguments of the formatting.
 
     Raises:
         FolderMismatch: formatted with another transaction_version or for another cluster, or not by
@@ -110,7 +112,7 @@ def ensure_formatted(
     }
     _write(facts_file, facts)
     shutil.rmtree(data, ignore_errors=True)
-    _format([*java, *_arguments(facts, config)], environment, log, deadline)
+    _format([*java, *_arguments(facts, config), *more], environment, log, deadline)
     _write(facts_file, facts | {"formatted": True})
     return str(facts["cluster_id"])
 

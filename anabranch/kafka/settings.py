@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from anabranch.errors import UnsupportedSetting
+from anabranch.kafka.oauth_tokens import ClientCredentials, TokenFile
+from anabranch.kafka.sasl import SCRAM, Mechanism, OAuthBearer, Plain, Scram
+from anabranch.kafka.tls import Tls
+
+# Ours: librdkafka knows no such file, and gets the token by a callback (`librdkafka.options`).
+TOKEN_FILE = "anabranch.oauthbearer.token.file"
 
 # librdkafka's options that only tune its own clients: without meaning here, so they are accepted and
 # ignored. Everything else that is not in `_KNOWN` is refused by name.
@@ -71,7 +77,8 @@ class Settings:
     connect_timeout: float = 10.0
     retry_backoff: float = 0.05
     max_request_bytes: int = 8 << 20
-    tls: ssl.SSLContext | None = None
+    tls: Tls | None = None
+    sasl: Mechanism | None = None
 
 
 def parse_settings(bootstrap: str, options: Mapping[str, object]) -> Settings:
@@ -98,7 +105,13 @@ def parse_settings(bootstrap: str, options: Mapping[str, object]) -> Settings:
         raise UnsupportedSetting(
             f"not supported by the raw log connection: {', '.join(sorted(refused))}"
         )
-    return Settings(addresses(bootstrap), tls=_tls(security), **values)  # type: ignore[arg-type]
+    secured, named = _protocol(security)
+    return Settings(
+        addresses(bootstrap),
+        tls=_tls(security) if secured else None,
+        sasl=_sasl(security) if named else None,
+        **values,  # type: ignore[arg-type]
+    )
 
 
 _MOST = (1 << 31) - 1
@@ -124,6 +137,7 @@ _KNOWN: dict[str, tuple[str, Callable[[object], object]]] = {
     "retry.backoff.ms": ("retry_backoff", _seconds),
     "anabranch.max.request.bytes": ("max_request_bytes", _positive_int),
 }
+_OIDC = ("token.endpoint.url", "client.id", "client.secret", "scope", "extensions")
 _SECURITY = frozenset(
     {
         "security.protocol",
@@ -132,34 +146,100 @@ _SECURITY = frozenset(
         "ssl.key.location",
         "ssl.key.password",
         "ssl.endpoint.identification.algorithm",
+        "https.ca.location",
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.username",
+        "sasl.password",
+        "sasl.oauthbearer.method",
+        *(f"sasl.oauthbearer.{name}" for name in _OIDC),
+        TOKEN_FILE,
     }
 )
+_PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
+_MECHANISMS = ("PLAIN", *SCRAM, "OAUTHBEARER")
 
 
-def _tls(options: Mapping[str, str]) -> ssl.SSLContext | None:
+def _protocol(options: Mapping[str, str]) -> tuple[bool, bool]:
+    """Whether TLS is spoken, and SASL. Options of what is not spoken are refused."""
     protocol = options.get("security.protocol", "plaintext").lower()
-    if protocol == "plaintext":
-        others = sorted(set(options) - {"security.protocol"})
-        if others:
-            raise UnsupportedSetting(f"{', '.join(others)} without security.protocol=ssl")
-        return None
-    if protocol != "ssl":
-        raise UnsupportedSetting(f"security.protocol={protocol}: only plaintext and ssl")
+    if protocol not in _PROTOCOLS:
+        raise UnsupportedSetting(
+            f"security.protocol={protocol}: only {', '.join(_PROTOCOLS[:-1])} and {_PROTOCOLS[-1]}"
+        )
+    secured, named = protocol.endswith("ssl"), protocol.startswith("sasl")
+    for spoken, start, needed in (
+        (secured, ("ssl.",), "ssl"),
+        (named, ("sasl.", TOKEN_FILE), "sasl_ssl"),
+    ):
+        others = sorted(name for name in options if name.startswith(start))
+        if others and not spoken:
+            raise UnsupportedSetting(f"{', '.join(others)} without security.protocol={needed}")
+    return secured, named
+
+
+def _tls(options: Mapping[str, str]) -> Tls:
     check = options.get("ssl.endpoint.identification.algorithm", "https").lower()
     if check not in ("https", "none"):
         raise UnsupportedSetting(f"ssl.endpoint.identification.algorithm={check}: https or none")
     try:
-        context = ssl.create_default_context(cafile=options.get("ssl.ca.location"))
-        context.check_hostname = check == "https"
-        if "ssl.certificate.location" in options:
-            context.load_cert_chain(
-                options["ssl.certificate.location"],
-                options.get("ssl.key.location"),
-                options.get("ssl.key.password"),
-            )
-    except (OSError, ssl.SSLError) as error:
+        return Tls(options, check_names=check == "https")
+    except (OSError, ValueError) as error:
         raise UnsupportedSetting(f"the TLS files can't be read: {error}") from error
-    return context
+
+
+def _sasl(options: Mapping[str, str]) -> Mechanism:
+    name = options.get("sasl.mechanism", options.get("sasl.mechanisms", "GSSAPI")).upper()
+    if name == "OAUTHBEARER":
+        return _oauthbearer(options)
+    if name not in _MECHANISMS:
+        raise UnsupportedSetting(
+            f"sasl.mechanism={name}: give one of {', '.join(_MECHANISMS)}, on a listener of the "
+            "brokers that has it"
+        )
+    user, password = _needed(options, name, "sasl.username", "sasl.password")
+    return Plain(user, password) if name == "PLAIN" else Scram(name, user, password)
+
+
+def _oauthbearer(options: Mapping[str, str]) -> Mechanism:
+    method = options.get("sasl.oauthbearer.method", "default").lower()
+    extensions = _extensions(options.get("sasl.oauthbearer.extensions", ""))
+    if TOKEN_FILE in options and method == "default":
+        path = Path(options[TOKEN_FILE])
+        return OAuthBearer(f"the bearer of {path}", TokenFile(path), extensions)
+    if TOKEN_FILE in options or method != "oidc":
+        raise UnsupportedSetting(
+            f"OAUTHBEARER needs {TOKEN_FILE}, or sasl.oauthbearer.method=oidc with client credentials"
+        )
+    url, client, secret = _needed(
+        options, "oidc", *(f"sasl.oauthbearer.{name}" for name in _OIDC[:3])
+    )
+    if not url.lower().startswith(("https://", "http://")):
+        raise UnsupportedSetting("sasl.oauthbearer.token.endpoint.url is no address of the web")
+    scope = options.get("sasl.oauthbearer.scope", "")
+    try:
+        token = ClientCredentials(url, client, secret, scope, options.get("https.ca.location"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedSetting(f"https.ca.location can't be read: {error}") from error
+    return OAuthBearer(client, token, extensions)
+
+
+def _needed(options: Mapping[str, str], what: str, *names: str) -> list[str]:
+    if missing := [name for name in names if not options.get(name)]:
+        raise UnsupportedSetting(f"{what} needs {' and '.join(missing)}")
+    for name in names:
+        # Bytes of an argument that are no UTF-8 come as half characters; a null ends a field of PLAIN.
+        if not options[name].isprintable():
+            raise UnsupportedSetting(f"{name} is not plain text")
+    return [options[name] for name in names]
+
+
+def _extensions(text: str) -> dict[str, str]:
+    """``name=value,…`` of RFC 7628."""
+    pairs = dict(part.strip().partition("=")[::2] for part in text.split(",") if part.strip())
+    if not all(name.isalpha() and value.isprintable() for name, value in pairs.items()):
+        raise UnsupportedSetting("sasl.oauthbearer.extensions is not name=value,…")
+    return pairs
 
 
 def addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:

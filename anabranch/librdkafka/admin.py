@@ -22,6 +22,7 @@ from confluent_kafka.admin._resource import ResourceType
 
 from anabranch.errors import DeadlineExceeded, NotAuthorized, NotReady, UnsupportedSetting
 from anabranch.kafka.settings import addresses
+from anabranch.librdkafka.broker_contact import with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Clock
 
@@ -35,6 +36,9 @@ _FORBIDDEN = (
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
 _TRY_S = 5.0
+_FIRST_TRY_S = (
+    1.0  # librdkafka goes on trying where it is not let in: then there is somebody to tell
+)
 _LEAST_S = 0.05
 _GRACE_S = 1.0
 _LOOK_S = 1.0
@@ -54,6 +58,7 @@ class KafkaAdmin:
         self._client: AdminClient | None = None
         self._limits: dict[str, int] = {}
         self._heard = False  # whether a broker answered when it was asked last
+        self._denied = ""  # why the brokers did not let us in
 
     def partition_counts(
         self, topics: Sequence[str], deadline: float, rights: Mapping[str, AclOperation] = {}
@@ -166,7 +171,8 @@ class KafkaAdmin:
             if left <= 0:
                 raise DeadlineExceeded("no time was left to ask the brokers; call again with more")
             try:
-                found = ask(client, max(min(left, _TRY_S), _LEAST_S))
+                patience = _TRY_S if self._heard else _FIRST_TRY_S
+                found = ask(client, max(min(left, patience), _LEAST_S))
                 self._heard = True
                 return found
             except TimeoutError:
@@ -175,6 +181,10 @@ class KafkaAdmin:
                 if error.args[0].code() in _FORBIDDEN:
                     raise NotAuthorized(f"the brokers refuse: {error.args[0].str()}") from error
                 trouble = error.args[0].str()
+            client.poll(0)  # for `_on_error`
+            if self._denied and not self._heard:
+                denied, self._denied = self._denied, ""
+                raise NotAuthorized(f"the brokers don't let this client in: {denied}")
             if self._clock.monotonic() + pause >= deadline:
                 if not self._heard:
                     trouble = _no_broker(self._options.bootstrap)
@@ -202,10 +212,15 @@ class KafkaAdmin:
         with self._lock:
             if self._client is None:
                 try:
-                    self._client = AdminClient(self._options.admin())
+                    config = with_error_callback(self._options.admin(), self._on_error)
+                    self._client = AdminClient(config)
                 except (KafkaException, TypeError, ValueError) as error:
                     raise UnsupportedSetting(f"librdkafka refuses the options: {error}") from error
             return self._client
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._AUTHENTICATION:  # noqa: SLF001
+            self._denied = error.str()
 
     @property
     def native(self) -> object:

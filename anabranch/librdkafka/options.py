@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from anabranch.errors import UnsupportedSetting
+from anabranch.kafka.oauth_tokens import token_and_end
+from anabranch.kafka.settings import TOKEN_FILE
 from anabranch.librdkafka import log_lines as kafka_logging
 
 _PROMISE = "anabranch's promises rest on it"
@@ -182,6 +186,10 @@ class Options:
         """For a writer's connections without librdkafka: what was given, not what is chosen here."""
         return self._common | self._producer
 
+    def raw_reader(self) -> dict[str, Any]:
+        """For a reader's connections without librdkafka."""
+        return dict(self._common)
+
     def reader(self, group: str, start: str) -> dict[str, Any]:
         """For a reader's consumer."""
         own = {"group.id": group, "auto.offset.reset": start}
@@ -198,8 +206,15 @@ class Options:
             "client.id": "anabranch",
             "log.connection.close": False,
             "logger": kafka_logging.logger,
-            **self._common,
+            **for_librdkafka(self._common),
         }
+
+
+def for_librdkafka(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with a token's file as the callback that librdkafka has for it."""
+    found = dict(given)
+    file = found.pop(TOKEN_FILE, None)
+    return found if file is None else {"oauth_cb": partial(token_and_end, Path(str(file))), **found}
 
 
 _MIN_MESSAGE_BYTES = 1000  # librdkafka's range of message.max.bytes

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaException, TopicPartition
 
+from anabranch.librdkafka.options import for_librdkafka
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 
 _POLL_S = 0.1
@@ -37,7 +38,7 @@ class Membership:
         self._stop = threading.Event()
         self._aside_until: float | None = None  # monotonic
         self.error: KafkaException | None = None
-        common = {**options, "bootstrap.servers": bootstrap}
+        common = {**for_librdkafka(options), "bootstrap.servers": bootstrap}
         self._consumer = LastingConsumer(
             {
                 **common,

@@ -25,10 +25,10 @@ import mode
 from anabranch.batches.framing import warm
 from anabranch.core import limits
 from anabranch.core.turn import Settings
-from anabranch.errors import AnabranchError, FixCallError, InvalidToken, NotReady
+from anabranch.errors import AnabranchError, FixCallError, InvalidToken, NotAuthorized, NotReady
 from anabranch.infra.storage import hold
 from anabranch.kafka.log import KafkaLog
-from anabranch.ports import Log, LogError, LogUnavailable, TableError, TopicPartition
+from anabranch.ports import Log, LogDenied, LogError, LogUnavailable, TableError, TopicPartition
 from anabranch.processors.config import ControllerOptions, parse_place
 from anabranch.processors.keyfile import key_path, load_or_create
 from anabranch.processors.leader import Leader
@@ -161,6 +161,8 @@ class ControllerService(mode.Service):
                     )
                     self._check_key(source)
                     return True
+                except LogDenied as error:
+                    raise NotAuthorized(str(error)) from error
                 except (LogUnavailable, NotReady) as error:
                     # One that has just started, or lags behind, may not know yet what another one has made.
                     log.warning("waiting for the brokers: %s", error)

@@ -1,6 +1,6 @@
 """Where readers get records from: the raw log, or a confluent-kafka consumer with the same result.
 
-Batches that are fetched raw are decoded in compiled code. Where an option can't be honoured there (SASL, say),
+Batches that are fetched raw are decoded in compiled code. Where an option can't be honoured there (Kerberos, say),
 librdkafka fetches. Either way a group's member is one of librdkafka's consumers: it is told which partitions are
 its own, and keeps the group's offsets.
 """
@@ -22,6 +22,7 @@ from anabranch.librdkafka.options import Options
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
     Log,
+    LogDenied,
     LogError,
     LogRefused,
     LogUnavailable,
@@ -155,6 +156,8 @@ class RawFeed:
                 found = self._log.fetch(
                     wanted, max_wait=wait, max_bytes=FETCH_BYTES, committed=True, failed=failed
                 )
+            except LogDenied:
+                raise
             except LogUnavailable as error:
                 log.info("reading: %s", error)
                 self._rest(min(left, _ASIDE_S))

@@ -25,6 +25,7 @@ from anabranch.ports import (
     CorruptBatch,
     Fetched,
     Log,
+    LogDenied,
     LogError,
     LogRefused,
     LogUnavailable,
@@ -45,8 +46,8 @@ def raw_log(options: Options, timeout: float) -> KafkaLog:
 
     Raises: UnsupportedSetting, if an option can't be honoured there.
     """
-    given = {name: value for name, value in options.admin().items() if name != "logger"}
-    return KafkaLog(options.bootstrap, {"request.timeout.ms": max(1, int(timeout * 1000))} | given)
+    wait = {"request.timeout.ms": max(1, int(timeout * 1000))}
+    return KafkaLog(options.bootstrap, wait | options.raw_reader())
 
 
 def expired(what: str) -> SnapshotExpired:
@@ -59,6 +60,8 @@ def named_errors() -> Iterator[None]:
     """Errors of the log, raised again as those that say what to do."""
     try:
         yield
+    except LogDenied as error:
+        raise NotAuthorized(str(error)) from error
     except LogUnavailable as error:
         raise NotReady(f"the brokers can't be read: {error}") from error
     except LogRefused as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.cli.cluster import ControllerProcess, await_leader
 from anabranch.cli.session import Target
+from anabranch.librdkafka.options import for_librdkafka
 from anabranch.topics.names import DEFAULT_PREFIX
 from examples.flights.findings import Killed
 
@@ -66,8 +67,8 @@ def _delete_topics(place: Place) -> None:
     """Removes from somebody's cluster what the run made there: topics and groups."""
     from confluent_kafka.admin import AdminClient
 
-    settings: dict[str, str | int | float | bool] = dict(place.target.kafka)
-    admin = AdminClient(settings | {"bootstrap.servers": place.target.bootstrap})
+    settings = for_librdkafka(place.target.kafka) | {"bootstrap.servers": place.target.bootstrap}
+    admin = AdminClient(settings)
     mine = (f"{place.target.prefix}.", f"{place.scope}.")
     topics = [name for name in admin.list_topics(timeout=10).topics if name.startswith(mine)]
     if topics:

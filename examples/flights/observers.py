@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.cli.session import connected
 from anabranch.errors import NotReady
+from anabranch.librdkafka.options import for_librdkafka
 from examples.flights.child import Say
 from examples.flights.notes import END, Notebook, Small, stream_of
 from examples.flights.source import TABLES
@@ -42,7 +43,7 @@ def watch_plain(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     scope = parameters["scope"]
     target = target_from(parameters)
     consumer = Consumer(
-        dict(target.kafka)
+        for_librdkafka(target.kafka)
         | {
             "bootstrap.servers": target.bootstrap,
             "group.id": f"{scope}.plain",

@@ -13,6 +13,7 @@ import types
 import typing
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -20,6 +21,7 @@ from kio.serial import entity_writer
 
 from anabranch.batches.format import read_header
 from anabranch.kafka.log import _fetched
+from anabranch.kafka.sasl import OAuthBearer, SaslError, Scram
 from anabranch.kafka.wire import calls, data
 from anabranch.kafka.wire.calls import END_TXN, FETCH, PRODUCE, Api
 from anabranch.kafka.wire.end_txn import end_answer
@@ -134,7 +136,34 @@ def _mutated(random: Random, given: bytes, seeds: Sequence[bytes]) -> bytes:
     return given[:2] + mutated(random, given[2:], same)
 
 
+_NONCE = "rOprNGfwEbeRWgbNEkqO"  # of the example of RFC 7677
+_SCRAM = (
+    f"r={_NONCE}%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096\n"
+    "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+)
+_PROOFS = (_SCRAM, '{"status":"invalid_token","scope":"x"}\n')
+
+
+def _sasl() -> Run:
+    """What a broker says in an exchange, a line each time."""
+    mechanisms = (
+        Scram("SCRAM-SHA-256", "user", "pencil", lambda: _NONCE),
+        OAuthBearer("me", lambda _: "token"),
+    )
+
+    def run(given: bytes) -> None:
+        for mechanism in mechanisms:
+            exchange = mechanism.exchange(0.0)
+            next(exchange)
+            with suppress(StopIteration, SaslError):
+                for answer in given.split(b"\n"):
+                    exchange.send(answer)
+
+    return run
+
+
 TARGETS = (
+    Target("sasl", lambda: [text.encode() for text in _PROOFS], _sasl, (), inputs=300),
     Target("answers", _generated, _answers, (MalformedAnswer,), _mutated, 3000),
     Target("answers-by-hand", _handmade, _by_hand, (MalformedAnswer, CorruptBatch), _mutated, 3000),
 )

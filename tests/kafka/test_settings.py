@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from anabranch.errors import UnsupportedSetting
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.settings import CLIENT_ONLY, parse_settings
+from anabranch.kafka.settings import CLIENT_ONLY, TOKEN_FILE, parse_settings
 
 
 def test_defaults() -> None:
@@ -74,9 +75,8 @@ def test_tuning_of_librdkafka_is_let_pass() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "sasl.mechanism",
-        "sasl.username",
-        "sasl.oauthbearer.token.endpoint.url",
+        "sasl.kerberos.principal",
+        "sasl.oauthbearer.config",
         "ssl.crl.location",
         "enable.ssl.certificate.verification",
         "isolation.level",
@@ -99,23 +99,85 @@ def test_all_that_is_refused_is_named() -> None:
 
 def test_protocols() -> None:
     assert parse_settings("a:1", {"security.protocol": "PLAINTEXT"}).tls is None
-    for protocol in ("sasl_ssl", "SASL_PLAINTEXT", "other"):
-        with pytest.raises(UnsupportedSetting, match=r"security\.protocol"):
-            parse_settings("a:1", {"security.protocol": protocol})
-    with pytest.raises(UnsupportedSetting, match=r"ssl\.ca\.location without"):
-        parse_settings("a:1", {"ssl.ca.location": "/x"})
+    with pytest.raises(UnsupportedSetting, match=r"security\.protocol=other"):
+        parse_settings("a:1", {"security.protocol": "other"})
+    for protocol, name in (("ssl", TOKEN_FILE), ("sasl_plaintext", "ssl.ca.location")):
+        with pytest.raises(UnsupportedSetting, match=rf"{re.escape(name)} without"):
+            parse_settings("a:1", {"security.protocol": protocol, name: "/x"})
+
+
+USER_NAME = {"sasl.username": "me"}
+USER = USER_NAME | {"sasl.password": "hush"}
+OIDC = {
+    "sasl.oauthbearer.method": "OIDC",
+    "sasl.oauthbearer.token.endpoint.url": "https://idp/token",
+    "sasl.oauthbearer.client.id": "me",
+    "sasl.oauthbearer.client.secret": "hush",
+    "sasl.oauthbearer.scope": "logs",
+    "sasl.oauthbearer.extensions": "logicalCluster=lkc-1, poolId=p",
+}
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "given", "principal"),
+    [
+        ("plain", USER, "me"),
+        ("SCRAM-SHA-256", USER, "me"),
+        ("SCRAM-SHA-512", USER, "me"),
+        ("OAUTHBEARER", {TOKEN_FILE: "/run/token"}, "the bearer of /run/token"),
+        ("OAUTHBEARER", OIDC, "me"),
+    ],
+)
+@pytest.mark.parametrize("option", ["sasl.mechanism", "sasl.mechanisms"])
+def test_mechanisms(option: str, mechanism: str, given: dict[str, str], principal: str) -> None:
+    made = parse_settings("a:1", {"security.protocol": "SASL_SSL", option: mechanism} | given)
+    assert made.tls is not None
+    assert made.sasl is not None
+    assert (made.sasl.name, made.sasl.principal) == (mechanism.upper(), principal)
+    assert "hush" not in f"{made!r} {made}"
+    plaintext = {"security.protocol": "sasl_plaintext", option: mechanism}
+    assert parse_settings("a:1", plaintext | given).tls is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "GSSAPI: give one of PLAIN, SCRAM-SHA-256"),
+        ({"sasl.mechanism": "AWS_MSK_IAM"}, "AWS_MSK_IAM: give one of"),
+        ({"sasl.mechanism": "PLAIN", "sasl.username": "me"}, r"needs sasl\.password"),
+        ({"sasl.mechanism": "SCRAM-SHA-256", "sasl.password": "hush"}, r"needs sasl\.username"),
+        ({"sasl.mechanism": "PLAIN", "sasl.password": "a\udcffhush"} | USER_NAME, "not plain text"),
+        ({"sasl.mechanism": "OAUTHBEARER"}, r"anabranch\.oauthbearer\.token\.file, or"),
+        ({"sasl.mechanism": "OAUTHBEARER", TOKEN_FILE: "/x"} | OIDC, "token.file, or"),
+        (
+            {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.method": "oidc"},
+            r"token\.endpoint\.url and sasl\.oauthbearer\.client\.id and",
+        ),
+        (
+            {"sasl.mechanism": "OAUTHBEARER"}
+            | OIDC
+            | {"sasl.oauthbearer.token.endpoint.url": "file:///etc/passwd"},
+            "no address of the web",
+        ),
+    ],
+)
+def test_what_a_mechanism_lacks_is_named(given: dict[str, str], said: str) -> None:
+    with pytest.raises(UnsupportedSetting, match=said) as caught:
+        parse_settings("a:1", {"security.protocol": "sasl_ssl"} | given)
+    assert "hush" not in str(caught.value)
 
 
 def test_tls(tmp_path: Path) -> None:
     found = parse_settings("a:1", {"security.protocol": "SSL"}).tls
     assert found is not None
-    assert found.check_hostname
-    assert found.verify_mode == ssl.CERT_REQUIRED
+    context = found.context()
+    assert context.check_hostname
+    assert context.verify_mode == ssl.CERT_REQUIRED
     lax = {"security.protocol": "ssl", "ssl.endpoint.identification.algorithm": "none"}
     without_names = parse_settings("a:1", lax).tls
     assert without_names is not None
-    assert not without_names.check_hostname
-    assert without_names.verify_mode == ssl.CERT_REQUIRED
+    assert not without_names.context().check_hostname
+    assert without_names.context().verify_mode == ssl.CERT_REQUIRED
     with pytest.raises(UnsupportedSetting, match="https or none"):
         parse_settings("a:1", {**lax, "ssl.endpoint.identification.algorithm": "maybe"})
     missing = {"security.protocol": "ssl", "ssl.ca.location": str(tmp_path / "no.pem")}

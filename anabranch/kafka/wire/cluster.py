@@ -12,16 +12,17 @@ from typing import Any, NamedTuple, TypeVar
 from anabranch.kafka.settings import Settings
 from anabranch.kafka.wire import calls
 from anabranch.kafka.wire.calls import FIND_COORDINATOR, METADATA
-from anabranch.kafka.wire.codes import (
-    NONE,
-    READ_CODES,
-    Act,
-    error_for,
-    meaning,
+from anabranch.kafka.wire.codes import NONE, READ_CODES, Act, error_for, meaning
+from anabranch.kafka.wire.connection import Connection, ConnectionBroken, open_connection
+from anabranch.kafka.wire.errors import AuthenticationFailed, MalformedAnswer
+from anabranch.ports import (
+    LogDenied,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    TopicGone,
+    TopicPartition,
 )
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken
-from anabranch.kafka.wire.errors import MalformedAnswer
-from anabranch.ports import LogError, LogRefused, LogUnavailable, TopicGone, TopicPartition
 
 T = TypeVar("T")
 
@@ -77,18 +78,8 @@ class Cluster:
     # -- connections ----------------------------------------------------------------------------
 
     def open(self, address: tuple[str, int], deadline: float) -> Connection:
-        """A new connection that has learnt the broker's versions."""
-        settings = self.settings
-        limit = min(deadline, time.monotonic() + settings.connect_timeout)
-        connection = Connection(
-            *address, client_id=settings.client_id, deadline=limit, tls=settings.tls
-        )
-        try:
-            connection.greet(limit)
-        except ConnectionBroken as error:
-            connection.close()
-            raise ConnectionBroken(str(error), sent=False) from error
-        return connection
+        """A new connection that has learnt the broker's versions, and has said who we are."""
+        return open_connection(address, self.settings, deadline)
 
     def take(self, address: tuple[str, int], deadline: float) -> Connection:
         """An idle connection, or a new one. Give it back with `give`."""
@@ -164,6 +155,8 @@ class Cluster:
                 return self.take(address, self.soon(deadline)), address
             except ConnectionBroken as error:
                 self._failed[address] = time.monotonic()
+                if isinstance(error, AuthenticationFailed):
+                    raise  # the others would say the same
                 problems.append(str(error))
         raise ConnectionBroken("; ".join(problems), sent=False)
 
@@ -199,10 +192,13 @@ class Cluster:
 
         Raises:
             LogUnavailable: the deadline passed.
+            LogDenied: the brokers don't take us for whom we say we are.
         """
         while True:
             try:
                 return attempt()
+            except AuthenticationFailed as error:
+                raise LogDenied(f"{what}: {error}") from error
             except ConnectionBroken as error:
                 # The broker may be gone, and others lead by now.
                 self.forget_all()

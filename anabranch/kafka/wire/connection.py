@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import ssl
@@ -13,9 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from anabranch.batches.format import Buffer
+from anabranch.kafka.sasl import Mechanism, SaslError
+from anabranch.kafka.settings import Settings
 from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import API_VERSIONS, Api
-from anabranch.kafka.wire.codes import UNSUPPORTED_VERSION
+from anabranch.kafka.wire.calls import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE, Api
+from anabranch.kafka.wire.codes import NONE, UNSUPPORTED_VERSION
+from anabranch.kafka.wire.errors import AuthenticationFailed
 from anabranch.kafka.wire.errors import ConnectionBroken as ConnectionBroken
 from anabranch.ports import LogRefused
 
@@ -27,6 +31,12 @@ _MAX_BUFFERS = 512
 _JOIN_BYTES = 16_384
 _MAX_ANSWER_BYTES = 1 << 30
 _DRAIN_S = 5.0
+_AUTHENTICATE_S = 10.0
+_SAID = 500  # of what a broker says
+# A session is renewed after this part of its life, so that a request on its way is taken before the end; and not
+# within a second, which brokers refuse.
+_RENEW_AFTER = 0.7
+_LEAST_SESSION_S = 1.1
 
 
 def readable(connections: Sequence[socket.socket | Connection], wait_s: float = 0.0) -> set[int]:
@@ -48,8 +58,11 @@ class Connection:
         client_id: str,
         deadline: float,
         tls: ssl.SSLContext | None = None,
+        sasl: Mechanism | None = None,
     ) -> None:
         self.address = f"{host}:{port}"
+        self._sasl = sasl
+        self._renew_at = math.inf
         self._client_id = client_id.encode()
         self._correlation = 0
         # Answers come in the order of the requests (the broker takes one at a time of a connection).
@@ -75,8 +88,10 @@ class Connection:
         return self._socket.fileno()
 
     def buffered(self) -> bool:
-        """Whether TLS holds bytes that `readable` can't see."""
-        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+        """Whether there are bytes that `readable` can't see: in TLS, or answers read on the way to another."""
+        return bool(self._read) or (
+            isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+        )
 
     @property
     def idle(self) -> bool:
@@ -97,6 +112,8 @@ class Connection:
 
         ``answer_flexible`` if the answer's header has no tags though the request's has (ApiVersions).
         """
+        if time.monotonic() >= self._renew_at:
+            self.authenticate(min(deadline, time.monotonic() + _AUTHENTICATE_S))
         self._correlation = (self._correlation + 1) & 0x7FFFFFFF
         tags = b"\x00" if flexible else b""
         size = 10 + len(self._client_id) + len(tags) + sum(map(len, parts))
@@ -183,6 +200,57 @@ class Connection:
             return
         raise ConnectionBroken(f"{self.address} does not tell its versions", sent=False)
 
+    def authenticate(self, deadline: float) -> None:
+        """Say who we are, if that is asked for: on a new connection, and again before the session ends (KIP-368).
+
+        Again with answers under way, too: they come first, and wait to be asked for (`buffered`).
+
+        Raises:
+            AuthenticationFailed: names mechanism and principal.
+        """
+        sasl = self._sasl
+        if sasl is None:
+            return
+        self._renew_at = math.inf  # for what is sent here
+        began = time.monotonic()
+        try:
+            life = self._exchange(sasl, deadline)
+        except SaslError as error:
+            self.close()
+            said = str(error).replace(sasl.secret, "…") if sasl.secret else str(error)
+            raise AuthenticationFailed(
+                f"{self.address}: not let in by {sasl.name} as {sasl.principal}: {said[:_SAID]}"
+            ) from None
+        except (OSError, ConnectionBroken) as error:  # a token, too, may yet come
+            self.close()
+            raise ConnectionBroken(f"{self.address}: {error}", sent=False) from error
+        except BaseException:
+            self.close()
+            raise
+        if life > 0:
+            self._renew_at = began + max(life * _RENEW_AFTER, _LEAST_SESSION_S)
+
+    def _exchange(self, sasl: Mechanism, deadline: float) -> float:
+        """The seconds that the session lasts; 0: it has no end."""
+        exchange = sasl.exchange(deadline)
+        message = next(exchange)  # a token is fetched before the broker hears of it
+        version = self.version(SASL_HANDSHAKE)
+        found = self.ask(SASL_HANDSHAKE, version, deadline, mechanism=sasl.name)
+        if code := int(found.error_code):
+            known = ", ".join(found.mechanisms) or "none"
+            raise SaslError(f"the broker refuses the mechanism ({code}); it has {known}")
+        version = self.version(SASL_AUTHENTICATE)
+        while True:
+            found = self.ask(SASL_AUTHENTICATE, version, deadline, auth_bytes=message)
+            if (code := int(found.error_code)) != NONE:
+                raise SaslError(f"{found.error_message or 'the broker refuses'} ({code})")
+            try:
+                message = exchange.send(found.auth_bytes)
+            except StopIteration:
+                break
+        life = getattr(found, "session_lifetime", None)
+        return life.total_seconds() if life is not None else 0.0
+
     def usable(self) -> bool:
         """Whether it looks alive. Nothing may be in flight: bytes or an end there mean it is dead."""
         if self.broken:
@@ -265,6 +333,27 @@ class Connection:
             self.close()
             raise
         return room
+
+
+def open_connection(address: tuple[str, int], settings: Settings, deadline: float) -> Connection:
+    """A new connection that has learnt the broker's versions, and has said who we are."""
+    limit = min(deadline, time.monotonic() + settings.connect_timeout)
+    connection = Connection(
+        *address,
+        client_id=settings.client_id,
+        deadline=limit,
+        tls=settings.tls.context() if settings.tls is not None else None,
+        sasl=settings.sasl,
+    )
+    try:
+        connection.greet(limit)
+        connection.authenticate(limit)
+    except AuthenticationFailed:
+        raise
+    except ConnectionBroken as error:
+        connection.close()
+        raise ConnectionBroken(str(error), sent=False) from error
+    return connection
 
 
 def _remaining(deadline: float) -> float:

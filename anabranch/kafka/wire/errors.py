@@ -16,3 +16,10 @@ class ConnectionBroken(Exception):
 
 class MalformedAnswer(ConnectionBroken):
     """An answer that is not what the protocol says: as good as none."""
+
+
+class AuthenticationFailed(ConnectionBroken):
+    """The broker does not take us for whom we say we are, or the other way round: to try again is of no use."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, sent=False)

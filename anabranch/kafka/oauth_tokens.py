@@ -1,0 +1,127 @@
+"""Tokens for OAUTHBEARER: from a file, or from an identity provider by client credentials (RFC 6749)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+
+from anabranch.kafka.sasl import SaslError
+
+log = logging.getLogger("anabranch.kafka")
+
+_MOST_BYTES = 1 << 20
+_ANSWER_S = 5.0  # the longest that a provider is waited for
+_FRESH = 0.7  # a new token is asked for after this part of the old one's life
+_OPAQUE_S = 300.0
+_AGAIN_S = 5.0  # and after so long again, if there was none
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """A file that holds the token and that somebody else keeps fresh: it is read for each authentication."""
+
+    path: Path
+
+    def __call__(self, deadline: float) -> str:
+        """The token. Raises `OSError`."""
+        with self.path.open("rb") as file:
+            return _checked(file.read(_MOST_BYTES).strip(), str(self.path))
+
+
+def token_and_end(file: Path, _: str = "") -> tuple[str, float]:
+    """The token in a file, and when to read it again (Unix seconds): what librdkafka's ``oauth_cb`` is to return.
+
+    Raises `OSError`.
+    """
+    token = TokenFile(file)(0.0)
+    try:
+        body = token.split(".")[1]
+        end = float(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        end = time.time() + _OPAQUE_S  # nobody but the brokers can tell
+    return token, end
+
+
+class ClientCredentials:
+    """Asks an identity provider, and keeps a token for most of its life. Safe for threads."""
+
+    def __init__(self, url: str, client: str, secret: str, scope: str, ca: str | None) -> None:
+        """``ca``: file of the authorities that are trusted to know the provider. Raises `OSError`."""
+        self._url = url
+        self._basic = base64.b64encode(f"{client}:{secret}".encode()).decode()
+        self._form = {"grant_type": "client_credentials"} | ({"scope": scope} if scope else {})
+        self._tls = ssl.create_default_context(cafile=ca)
+        self._lock = threading.Lock()
+        self._token = _Token("", 0.0, 0.0)
+
+    def __call__(self, deadline: float) -> str:
+        """A token. Raises `OSError`: there is none now; `SaslError`: the provider refuses the client."""
+        with self._lock:
+            kept, now = self._token, time.monotonic()
+            if now < kept.ask_at:
+                return kept.text
+            try:
+                self._token = self._fetch(min(deadline, now + _ANSWER_S) - now)
+            except OSError as error:
+                if now >= kept.ends_at:
+                    raise
+                log.warning("no new token, the old one is used for as long as it lasts: %s", error)
+                self._token = _Token(kept.text, min(now + _AGAIN_S, kept.ends_at), kept.ends_at)
+            return self._token.text
+
+    def _fetch(self, seconds: float) -> _Token:
+        asked = time.monotonic()
+        form = urllib.parse.urlencode(self._form).encode()
+        headers = {"Authorization": f"Basic {self._basic}", "Accept": "application/json"}
+        handlers = (urllib.request.HTTPSHandler(context=self._tls), _NoRedirect())
+        try:
+            request = urllib.request.Request(self._url, form, headers)
+            with urllib.request.build_opener(*handlers).open(
+                request, timeout=max(0.01, seconds)
+            ) as answer:
+                found = json.loads(answer.read(_MOST_BYTES))
+                life = float(found.get("expires_in", 0))
+                text = _checked(str(found["access_token"]).encode(), self._url)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code in (400, 401, 403):
+                    raise SaslError(f"{self._url} refuses the client: {error.code}") from None
+            raise OSError(f"{self._url} answers {error.code} {error.reason}") from None
+        except (OSError, HTTPException) as error:
+            raise OSError(f"{self._url} can't be asked for a token: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise OSError(f"{self._url} answers with no token") from None
+        return _Token(text, asked + life * _FRESH, asked + life)
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """Times of `time.monotonic`."""
+
+    text: str = field(repr=False)
+    ask_at: float
+    ends_at: float
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The client's secret goes to the address that was given, and to no other."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _checked(token: bytes, source: str) -> str:
+    """The token, if its characters can't end the field that it is sent in (RFC 6750)."""
+    if not token or not all(0x21 <= byte <= 0x7E for byte in token):
+        raise OSError(f"{source} holds no token")
+    return token.decode("ascii")
