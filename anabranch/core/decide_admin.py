@@ -99,8 +99,8 @@ def active_stream(turn: Turn, stream: str) -> StreamRow:
     row = turn.state.streams.get(stream)
     if row is not None and row.state in (LOST, FORGETTING, RECOVERING):
         raise lost_error(stream)
-    if stream in turn.hearing.waiting:
-        raise NotReady(f"{stream} waits: {turn.hearing.waiting[stream]}; ask again")
+    if stream in turn.memory.waiting:
+        raise NotReady(f"{stream} waits: {turn.memory.waiting[stream]}; ask again")
     if row is None or row.state != ACTIVE:
         raise UnknownStream(f"there is no stream {stream!r}: create it first")
     return row
@@ -231,7 +231,7 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
     """A stream as its askers see it."""
     return StreamInfo(
         stream=row.stream,
-        state=WAITING if row.stream in turn.hearing.waiting else row.state,
+        state=WAITING if row.stream in turn.memory.waiting else row.state,
         stream_epoch=row.stream_epoch,
         reference_epoch=row.reference_epoch,
         segments=row.segments,
@@ -241,8 +241,8 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
         partitions=row.partitions,
         low_water=_by_partition(row, turn.state.low_water),
         staged_bytes=turn.index.staged.by_stream[row.stream],
-        trouble=turn.hearing.waiting.get(row.stream, ""),
-        foreign=turn.hearing.foreign[row.stream],
+        trouble=turn.memory.waiting.get(row.stream, ""),
+        foreign=turn.memory.foreign.get(row.stream, 0),
     )
 
 

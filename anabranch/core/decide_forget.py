@@ -37,9 +37,9 @@ def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None
         if not repeated and row.correlation_id:
             raise NotReady(f"{stream} is being forgotten: ask again")
         return  # it is answered when it is done
-    if stream in turn.hearing.waiting:
+    if stream in turn.memory.waiting:
         raise NotReady(
-            f"{stream}: {turn.hearing.waiting[stream]}; it is not given up yet: ask again"
+            f"{stream}: {turn.memory.waiting[stream]}; it is not given up yet: ask again"
         )
     if row.state != LOST:
         raise IllegalState(f"{stream} is {row.state}: only a LOST stream can be forgotten")

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -180,16 +180,11 @@ class Carriers:
         lanes: Sequence[Lane],
         *,
         threads: bool,
-        trouble: dict[bytes, str] | None = None,
-        carrying: set[bytes] | None = None,
     ) -> None:
-        """``trouble``: transaction id -> what the broker refuses of it; kept up here.
-
-        ``carrying``: transactions of which a chunk may be on its way; as `sync` has left it, or more.
-        """
-        self._carrying = set() if carrying is None else carrying
+        # Transactions of which a chunk may be on its way; as `sync` has left it, or more.
+        self.carrying: set[bytes] = set()
+        self.trouble: dict[bytes, str] = {}  # transaction id -> what the broker refuses of it
         self._lanes = lanes
-        self._trouble = {} if trouble is None else trouble
         self._jobs: dict[Key, Job] = {}
         self._waiting: deque[Job] = deque()
         self._todo: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
@@ -217,8 +212,8 @@ class Carriers:
         ``usable``: whether a stream's topics are there. Where one's are not, nothing of the transaction is carried.
         """
         self._begin(state, index, wall_ms, usable)
-        self._carrying.clear()
-        self._carrying.update(txn_id for txn_id, _, _ in self._jobs)
+        self.carrying.clear()
+        self.carrying.update(txn_id for txn_id, _, _ in self._jobs)
 
     def _begin(
         self, state: State, index: JournalIndex, wall_ms: int, usable: Callable[[str], bool]
@@ -262,18 +257,23 @@ class Carriers:
                 raise told
             if isinstance(told, CarryRow):
                 rows.append(told)
-                self._trouble.pop(told.txn_id, None)
+                self.trouble.pop(told.txn_id, None)
                 if told.done:
                     self._forget((told.txn_id, told.stream, told.number))
             else:
                 log.warning("a decided merge can't be carried on: %s", told.error)
                 self.failed.append(told.error)
-                self._trouble[told.key[0]] = (
+                self.trouble[told.key[0]] = (
                     TORN if are_gone(told.error) else f"{IN_TROUBLE}: {told.error}"
                 )
                 self._forget(told.key)
                 self._not_before_ms[told.key] = wall_ms + RETRY_MS
         return rows
+
+    def forget(self, ended: Iterable[bytes]) -> None:
+        """These transactions ended."""
+        for txn_id in ended:
+            self.trouble.pop(txn_id, None)
 
     def _forget(self, key: Key) -> None:
         self._jobs.pop(key, None)

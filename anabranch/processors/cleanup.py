@@ -156,7 +156,7 @@ def move_next(
     ``write``: makes this turn's round durable in the native transaction of that producer. `LogRefused`: nothing
     happened, and the state has to be read again.
     """
-    place = turn.hearing.crowded[0]
+    place = turn.cleaning.crowded[0]
     lying = runs_to_move(turn, place)
     if not lying:
         not_now(turn, place)

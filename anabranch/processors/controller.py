@@ -19,9 +19,10 @@ from anabranch.core.decide_commit import next_due_ms
 from anabranch.core.decide_lost import give_up_stream
 from anabranch.core.decide_plain import give_up
 from anabranch.core.decide_txn import abort_txn
+from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.round import Tail
 from anabranch.core.state import State
-from anabranch.core.turn import IN_TROUBLE, Hearing, Settings, Turn, close_round, is_usable, refuse
+from anabranch.core.turn import IN_TROUBLE, Settings, Turn, close_round, is_usable, refuse
 from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
 from anabranch.ports import (
     Clock,
@@ -82,7 +83,7 @@ class Controller:
     metrics: Metrics = field(default_factory=Metrics)
     _state: State = field(init=False)
     _intake: Intake = field(init=False)
-    _hearing: Hearing = field(init=False)
+    _memory: LeaderMemory = field(init=False)
     _carriers: Carriers | None = None
     _topics: StreamTopics | None = None
     _cutter: Cutter | None = None
@@ -97,10 +98,11 @@ class Controller:
 
     def __post_init__(self) -> None:
         self._state = State(self.table)
-        self._intake = Intake(self.log, self.table, self.settings)
-        self._hearing = Hearing(0)
+        self._memory = LeaderMemory(Keepalives(0))
         self._culprit = Culprit(self.settings.skip_commands)
         self._lookout = Lookout(self.log, self.clock, status_topic(self.settings.prefix))
+        waiting = self._lookout.waiting
+        self._intake = Intake(self.log, self.table, self.settings, waiting)
 
     # -- leading --------------------------------------------------------------------------------------
 
@@ -129,9 +131,8 @@ class Controller:
             former_term=self._term,
         )
         self._term = self.lease.term
-        self._hearing = Hearing(self._now_ms())
-        self._intake.waiting = self._hearing.waiting
-        self._lookout.begin(self._state, self._hearing.waiting)
+        keepalives = Keepalives(self._now_ms())
+        self._lookout.begin(self._state)
         self._intake.begin(self._state)
         self._culprit.begin(self._state)
         self._lookout.find_journals(self._intake, self._state)
@@ -143,14 +144,19 @@ class Controller:
                 self.log, status, self.lease.carriers, self.settings.chunk_bytes, self.threads
             ),
             threads=self.threads,
-            trouble=self._hearing.trouble,
-            carrying=self._hearing.carrying,
         )
         every_ms = self.settings.clean_history_ms
         self._cutter = Cutter(self.log, threads=self.threads, histories_ms=every_ms)
-        self._gaps = Gaps(self.log, self._hearing.foreign, threads=self.threads)
+        self._gaps = Gaps(self.log, threads=self.threads)
         self._topics = StreamTopics(
             self.log, self.clock, status.topic, self._cutter, threads=self.threads
+        )
+        self._memory = LeaderMemory(
+            keepalives,
+            waiting=self._lookout.waiting,
+            carrying=self._carriers.carrying,
+            refused=self._carriers.trouble,
+            foreign=self._gaps.found,
         )
         self._cutter.logged(  # a former leader may not have come to it
             {place: low for place, low in self._state.low_water.items() if self._usable(place[0])}
@@ -186,7 +192,7 @@ class Controller:
     def look(self) -> None:
         """Bring the metrics up to date."""
         ended_ms = int(self.clock.wall() * 1000) - self.settings.retention_ms
-        parts = self._state, self._intake, self._hearing, self._foresight
+        parts = self._state, self._intake, self._memory, self._foresight
         self.metrics.look(*parts, ended_ms, self._tails)
         self.metrics.set("commands_set_aside", self._intake.unreadable + self._culprit.count)
 
@@ -225,7 +231,7 @@ class Controller:
         turn = self._turn()
         at_end = (
             len(batch) == len(queue)
-            and anything_stale(self._state, self._hearing, turn.now_ms)
+            and anything_stale(self._state, self._memory.keepalives, turn.now_ms)
             and self._intake.all_read()
         )
         try:
@@ -244,6 +250,7 @@ class Controller:
             self._culprit.raised(turn.at, error)
             return True
         self._intake.passed_over.clear()
+        self._intake.warn_unheard(batch, turn.now_ms)
         self._culprit.done(batch)
         del queue[: len(batch)]
         self._finish_topics()
@@ -259,12 +266,15 @@ class Controller:
                 read_to_end = read_to_end and i + 1 == len(commands)
                 del commands[i + 1 :]
         turn.at = None
-        horizon = None
+        horizon = asked = None
         if not self._culprit.careful:
-            self._autoscaling.decide(turn)
+            asked = self._autoscaling.decide(turn)
         if not (self._culprit.careful and commands):
             horizon = decide_due(turn, read_to_end=read_to_end)
-        return self._write(turn, commands, horizon)
+        wrote = self._write(turn, commands, horizon)
+        if asked is not None:
+            self._autoscaling.has_asked(asked, turn.now_ms)
+        return wrote
 
     def _after_refusal(
         self, turn: Turn, commands: list[Command], error: LogRefused | LogUnavailable
@@ -297,8 +307,8 @@ class Controller:
             if fresh.open(txn_id).row.state == "COMMIT_IN_PROGRESS":
                 abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
             else:  # carried aside: there is no way back
-                self._hearing.not_before_ms[txn_id] = turn.now_ms + REFUSED_WAIT_MS
-                self._hearing.trouble[txn_id] = f"{IN_TROUBLE}: {error}"
+                fresh.merging.not_before_ms.put(txn_id, turn.now_ms + REFUSED_WAIT_MS)
+                fresh.merging.trouble.put(txn_id, f"{IN_TROUBLE}: {error}")
         for stream, partition, runs in give_up(fresh, turn.round):
             first, end = runs[0].first, runs[-1].end
             log.error(
@@ -313,7 +323,6 @@ class Controller:
         """A turn's round was not written: the table holds what is committed, and nothing else."""
         self._state = State(self.table)
         self._tails.clear()
-        self._hearing.next_check_ms = self._hearing.next_clean_ms = 0  # what was due is due still
 
     def _is_contained(self, error: LogError) -> bool:
         """After a round that was not written: whether it can be decided again, without what was in its way."""
@@ -345,6 +354,7 @@ class Controller:
         say_epochs_again(turn)
         round_ = close_round(turn, *self._intake.done(commands), expired_ms=horizon)
         if round_.empty:
+            turn.done()
             return False
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
@@ -381,9 +391,9 @@ class Controller:
             self.lease.set_aside(producer)
             raise
         self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
-        self._intake.index.settle(turn.ended, turn.cut)
-        for txn_id in turn.ended:
-            self._hearing.forget_txn(txn_id)
+        turn.done()
+        if self._carriers is not None:
+            self._carriers.forget(turn.ended)
         for stream in turn.forgotten:
             self._forget_stream(stream)
         if self._cutter is not None:
@@ -398,23 +408,22 @@ class Controller:
         """What is kept in memory of a stream that is no more; another one may come under its name."""
         self._tails.pop(stream, None)
         self._intake.forget_stream(stream)
-        self._hearing.forget_stream(stream)
         self._autoscaling.forget_stream(stream)
         for part in (self._cutter, self._gaps):
             if part is not None:
                 part.forget_stream(stream)
 
     def _turn(self) -> Turn:
-        self._hearing.commands_end = self._intake.commands_end
         return Turn(
             state=self._state,
             index=self._intake.index,
             settings=self.settings,
-            hearing=self._hearing,
+            memory=self._memory,
             now_us=int(self.clock.wall() * 1_000_000),
             now_ms=self._now_ms(),
             merge_limit=1 if self._culprit.one_each else None,
             plain_waits=self._culprit.plain_waits,
+            commands_end=self._intake.commands_end,
         )
 
     def _now_ms(self) -> int:
@@ -425,12 +434,11 @@ class Controller:
     def _wait_for(self, max_wait: float) -> float:
         """Seconds that this pass may wait for new records: until the next deadline."""
         plain = self._intake.index.plain_waiting(self._state)
-        if self._hearing.crowded or any(self._usable(stream) for stream, _ in plain):
+        if self._memory.cleaning.crowded or any(self._usable(stream) for stream, _ in plain):
             return 0.0  # there is more to move, or the round before was full
         wall_ms = int(self.clock.wall() * 1000)
-        due_ms = next_due_ms(
-            self._state, self._intake.index, self._hearing, wall_ms, self._now_ms()
-        )
+        merging = self._memory.merging
+        due_ms = next_due_ms(self._state, self._intake.index, merging, wall_ms, self._now_ms())
         if due_ms is not None:
             max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:
@@ -442,7 +450,7 @@ class Controller:
     # -- topics that are gone -------------------------------------------------------------------------
 
     def _usable(self, stream: str) -> bool:
-        return is_usable(self._state, self._hearing, stream)
+        return is_usable(self._state, self._lookout.waiting, stream)
 
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and what that ends. One round each: it may end many transactions."""
@@ -473,7 +481,7 @@ class Controller:
         for row in rows:
             self._state.apply(k.carry_key(row.txn_id, row.stream, row.number), row)
             if row.done:
-                self._hearing.not_before_ms.pop(row.txn_id, None)
+                self._memory.merging.not_before_ms.put(row.txn_id, None)
         if rows:
             self.table.write(self._state.take_changes())
         failed, self._carriers.failed = self._carriers.failed, []
@@ -484,15 +492,16 @@ class Controller:
     def _shorten_journals(self) -> None:
         """Delete what is below the logged low waters; move the next chunk of what keeps them low."""
         if self._cutter is not None:
-            resting = self._hearing.waiting
+            resting = self._lookout.waiting
             self._cutter.cut(
                 self._now_ms(),
                 {topic(s) for s in resting for topic in (journal_topic, history_topic)},
             )
-            self._hearing.spare.update(self._cutter.spare(self._now_ms(), self._kept))
+            for stream, offset in self._cutter.spare(self._now_ms(), self._kept).items():
+                self._memory.cleaning.spare.put(stream, offset)
         if self._gaps is not None:
             self._gaps.look(self._now_ms())
-        if not self._hearing.crowded or self._culprit.careful or self.lease is None:
+        if not self._memory.cleaning.crowded or self._culprit.careful or self.lease is None:
             return
         turn = self._turn()
         producer = self.lease.next_producer
@@ -511,7 +520,7 @@ class Controller:
         """What is logged about topics is done; also what a former leader left."""
         if self._topics is None:
             return
-        for stream, decide_done in self._topics.step(self._state, self._hearing.waiting):
+        for stream, decide_done in self._topics.step(self._state, self._lookout.waiting):
             turn = self._turn()
             decide_done(turn)
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -77,13 +77,6 @@ class Command:
 def decide_command(turn: Turn, command: Command) -> None:
     """Decide it. What is no command is answered, too."""
     turn.at = command.key
-    if command.unheard and turn.now_ms >= turn.hearing.may_warn_ms:
-        turn.hearing.may_warn_ms = turn.now_ms + _WARN_MS
-        log.warning(
-            "the command at offset %d, and perhaps more, can't be answered: header %s has 1 to %d bytes, %s has 4, "
-            "the number of a partition of the replies",
-            command.offset, CORRELATION_HEADER, limits.CORRELATION_ID.value, REPLY_HEADER,
-        )  # fmt: skip
     try:
         _check_size(turn, command.payload)
         record = decode(command.payload)
@@ -131,13 +124,14 @@ class Intake:
     log: Log
     table: Table
     settings: Settings
+    waiting: Mapping[str, str]  # streams whose journals are not read
     rows: Overlay = field(init=False)
     index: JournalIndex = field(init=False)
     queue: list[Command] = field(default_factory=list)
-    waiting: Mapping[str, str] = field(default_factory=dict)  # streams whose journals are not read
     unreadable: int = 0
     passed_over: dict[int, str] = field(default_factory=dict)
     commands_end: int = 0
+    _may_warn_ms: int = 0
     _commands_at: int = 0
     _control_at: int = 0  # up to where the control topic is read, committed
     _control_seen: int = 0  # … and up to where it is known that something stands there
@@ -190,6 +184,17 @@ class Intake:
             next((command.offset for command in left if not command.control), self._commands_at),
             next((c.offset for c in self.queue[at : at + 1] if c.control), self._control_at),
         )
+
+    def warn_unheard(self, commands: Iterable[Command], now_ms: int) -> None:
+        """Say now and then that somebody can't be answered."""
+        unheard = next((command for command in commands if command.unheard), None)
+        if unheard is not None and now_ms >= self._may_warn_ms:
+            self._may_warn_ms = now_ms + _WARN_MS
+            log.warning(
+                "the command at offset %d, and perhaps more, can't be answered: header %s has 1 to %d bytes, %s "
+                "has 4, the number of a partition of the replies",
+                unheard.offset, CORRELATION_HEADER, limits.CORRELATION_ID.value, REPLY_HEADER,
+            )  # fmt: skip
 
     @property
     def lag(self) -> int:

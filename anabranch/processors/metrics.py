@@ -18,9 +18,9 @@ from anabranch.schemas.records import Refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from anabranch.core.memory import LeaderMemory
     from anabranch.core.round import Round, Tail
     from anabranch.core.state import State
-    from anabranch.core.turn import Hearing
     from anabranch.processors.intake import Intake
     from anabranch.processors.offset_guess import Foresight
 
@@ -122,7 +122,7 @@ class Metrics:
         self,
         state: State,
         intake: Intake,
-        hearing: Hearing,
+        memory: LeaderMemory,
         foresight: Foresight,
         ended_ms: int,
         tails: Mapping[str, Tail],
@@ -146,9 +146,9 @@ class Metrics:
             self.set(name, value)
         states = Counter(row.state for row in state.streams.values())
         self.values["streams"] = {(name,): count for name, count in states.items()}
-        self.values["stream_trouble"] = dict.fromkeys(((s,) for s in hearing.waiting), 1)
-        self.values["foreign_records"] = {(s,): n for s, n in hearing.foreign.items()}
-        troubles = (trouble_of(state, hearing, txn_id) for txn_id in state.committing)
+        self.values["stream_trouble"] = dict.fromkeys(((s,) for s in memory.waiting), 1)
+        self.values["foreign_records"] = {(s,): n for s, n in memory.foreign.items()}
+        troubles = (trouble_of(state, memory, txn_id) for txn_id in state.committing)
         stuck = Counter("torn" if why == TORN else "waiting" for why in troubles if why)
         self.values["stuck_merges"] = {(why,): stuck[why] for why in ("torn", "waiting")}
         rejected = sum(index.rejected.values(), Counter[str]())

@@ -101,7 +101,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("acts before TERM", rounds.act_before_term, broker="rivals"),
     Mutant("silence judged too early", rounds.hasty_staleness, weather=BEHIND,
            play=plays.heartbeats_wait_unread),
-    Mutant("keepalives do not begin afresh at takeover", rounds.old_hearing, quick=True),
+    Mutant("keepalives do not begin afresh at takeover", rounds.old_keepalives, quick=True),
     # -- answers
     Mutant("RESOLVE does not log ABORTED", rounds.resolve_unlogged, quick=True, seed=9),
     Mutant("safe times are not logged", rounds.safe_unlogged, weather=SAFE),

@@ -11,9 +11,10 @@ from unittest.mock import patch
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core import decide, decide_time, decide_txn
 from anabranch.core import rows as k
+from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
 from anabranch.core.tokens import key_id
-from anabranch.core.turn import Hearing, Turn
+from anabranch.core.turn import Turn
 from anabranch.ports import Producer, TopicPartition
 from anabranch.processors import controller, durability, leadership
 from anabranch.processors.offset_guess import Foresight
@@ -295,9 +296,9 @@ def act_before_term() -> Planted:
     return planted()
 
 
-def old_hearing() -> Planted:
+def old_keepalives() -> Planted:
     """A new leader takes silence from before its time for silence."""
-    return patch.object(controller, "Hearing", lambda _: Hearing(0))
+    return patch.object(controller, "Keepalives", lambda _: Keepalives(0))
 
 
 def hasty_staleness() -> Planted:

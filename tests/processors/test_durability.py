@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -320,7 +319,7 @@ def test_markers_may_come_late() -> None:
             looked.append(positions)
             return {}
 
-    gaps = Gaps(cast("Log", Empty()), Counter(), threads=False)
+    gaps = Gaps(cast("Log", Empty()), threads=False)
     known = 10
     for gap in (1, 0, 0, 3, 1, 0, 2, 1):
         gaps.appended([Appended(STREAM, 0, known, known + gap)])

@@ -155,7 +155,9 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
     row = turn.state.streams["s/a"]
     decide_scale.want_partitions(turn, "s/a", 3)
     assert turn.state.streams["s/a"] == row
-    assert turn.hearing.may_grow_ms["s/a"] > turn.now_ms, "looked at again later, not in each round"
+    assert turn.merging.may_grow_ms.get("s/a", 0) > turn.now_ms, (
+        "looked at again later, not in each round"
+    )
     # A scaling whose partitions others took meanwhile.
     waits = Scaling((0,), (KeyRange(0, 7), KeyRange(8, (1 << 32) - 1)), b"c" * 16, 0, b"d" * 8)
     turn.put(stream_key("s/a"), replace(row, scaling=waits, wanted_partitions=3))

@@ -138,7 +138,7 @@ def test_a_topic_that_takes_hardly_anything_is_at_fault(topic: Callable[[str], s
     trouble = _Small(play, topic(GONE), limit=70)
     commit = play.world.send(Commit(token, (receipt,), None, None, 600_000))
     play.play(3)
-    assert "set max.message.bytes to 16384 or more" in play.controller._hearing.waiting[GONE]
+    assert "set max.message.bytes to 16384 or more" in play.controller._memory.waiting[GONE]
     _waits_then_goes_on(play, trouble)
     outcome = play.world.reply(commit)
     assert isinstance(outcome, Outcome)
@@ -172,7 +172,7 @@ def test_what_a_lowered_limit_refuses_is_not_given_up() -> None:
     trouble = _Small(play, stream_topic(GONE), limit=20_000)
     commit = play.world.send(Commit(token, (receipt,), None, None, 600_000))
     play.play(3)
-    assert "is less than its journal's; set 1048588" in play.controller._hearing.waiting[GONE]
+    assert "is less than its journal's; set 1048588" in play.controller._memory.waiting[GONE]
     before = play.events(GONE)
     _waits_then_goes_on(play, trouble)
     assert play.events(GONE) == before + 100 + len(KEYS) + 1
