@@ -1,10 +1,7 @@
 """Carrying big merges aside (`docs/epochs.md`): chunks of a decided transaction go to reserved partitions.
 
-The order of a chunk: *append* its data; *append* the CARRY row, which moves the cursor over it and names the
-offsets that the data got; *commit* both in one native transaction; *tell* the leader, whose table follows.
-So the cursor on the log never says more, or less, than what stands in the partition, and whoever comes next
-goes on from it. The transactional ids are initialised together with the leader's own (`leadership`): never
-later, or a process that leads no more could take them back.
+The order of a chunk stands in `durability`. The transactional ids are initialised together with the leader's own
+(`leadership`): never later, or a process that leads no more could take them back.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from anabranch.batches.builder import BatchBuilder
-from anabranch.batches.journal_refetch import JournalReaders, are_gone, records_gone
+from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.splice import Piece, Splice, batch_limit
 from anabranch.core import rows as k
 from anabranch.core.decide_merge import TORN, runs_to_carry
@@ -33,8 +30,10 @@ from anabranch.ports import (
     LogUnavailable,
     OffsetOutOfRange,
     Producer,
+    RecordsGone,
     TopicPartition,
 )
+from anabranch.processors.durability import native_transaction
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CarryRow
 from anabranch.topics.names import journal_topic, stream_topic
@@ -108,35 +107,35 @@ class Lane:
         target = TopicPartition(stream_topic(row.stream), row.partition)
         splice = Splice(self._readers, target, [Piece(source, runs)], limit=job.limit)
         try:
-            splice.note(producer.append_stream(splice.batches()))
-            landed = splice.landed()[0]
-            job.row = replace(
-                row,
-                cursor=runs[-1].first + 1 if runs else row.cursor,
-                first=landed.first if row.first < 0 else row.first,
-                end=landed.end if runs else row.end,
-                count=row.count + landed.records,
-                done=not job.runs,
-            )
-            key = k.carry_key(row.txn_id, row.stream, row.number)
-            builder = BatchBuilder()
-            builder.add(key, encode(job.row), (), wall_ms)
-            producer.append([(self._status, builder.build())])
-        except (LogRefused, LogUnavailable):
+            with native_transaction(producer):
+                splice.note(producer.append_stream(splice.batches()))
+                landed = splice.landed()[0]
+                job.row = replace(
+                    row,
+                    cursor=runs[-1].first + 1 if runs else row.cursor,
+                    first=landed.first if row.first < 0 else row.first,
+                    end=landed.end if runs else row.end,
+                    count=row.count + landed.records,
+                    done=not job.runs,
+                )
+                key = k.carry_key(row.txn_id, row.stream, row.number)
+                builder = BatchBuilder()
+                builder.add(key, encode(job.row), (), wall_ms)
+                producer.append([(self._status, builder.build())])
+        except (LogRefused, LogUnavailable) as error:
             self._read_anew()  # the journal may be another one when there is something to carry next
-            producer.abort()
+            if isinstance(error.__cause__, OffsetOutOfRange):
+                self._check_gone(error.__cause__)
             raise
-        except OffsetOutOfRange as error:
-            self._read_anew()
-            producer.abort()
-            start = self._log.start_offsets([error.partition], failed={}).get(error.partition, 0)
-            if start <= error.position:  # a broker that is behind ends before it
-                raise LogUnavailable(str(error), error.topics) from error
-            raise records_gone(error) from error
-        producer.commit()
         if job.row.done:
             self._read_anew()
         return job.row
+
+    def _check_gone(self, error: OffsetOutOfRange) -> None:
+        """`LogUnavailable` if it may be there still: the log of a broker that is behind ends before it."""
+        start = self._log.start_offsets([error.partition], failed={}).get(error.partition, 0)
+        if start <= error.position:
+            raise LogUnavailable(str(error), error.topics) from error
 
     def _read_anew(self) -> None:
         """Readers keep what they fetched ahead, for each journal partition: let it go."""
@@ -264,7 +263,7 @@ class Carriers:
                 log.warning("a decided merge can't be carried on: %s", told.error)
                 self.failed.append(told.error)
                 self.trouble[told.key[0]] = (
-                    TORN if are_gone(told.error) else f"{IN_TROUBLE}: {told.error}"
+                    TORN if isinstance(told.error, RecordsGone) else f"{IN_TROUBLE}: {told.error}"
                 )
                 self._forget(told.key)
                 self._not_before_ms[told.key] = wall_ms + RETRY_MS

@@ -320,7 +320,7 @@ class Controller:
         self._write(fresh)
 
     def _drop(self) -> None:
-        """A turn's round was not written: the table holds what is committed, and nothing else."""
+        """A turn's round was not written: the table has the state before it, the log the histories' ends."""
         self._state = State(self.table)
         self._tails.clear()
 

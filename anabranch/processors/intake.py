@@ -47,16 +47,6 @@ _WARN_MS = 60_000
 _RECORD_BYTES = 300  # what a queued command takes, beyond its payload
 
 
-def made_anew(place: TopicPartition, end: int, known: int, *, certain: bool) -> TopicGone:
-    """What a partition is that holds less than it once did: another one of the same name. See `TopicGone`."""
-    return TopicGone(
-        f"{place.topic}[{place.partition}] ends at {end} and was known up to {known}: it was made anew",
-        place.topic,
-        lost=True,
-        certain=certain,
-    )
-
-
 @dataclass(slots=True)
 class Command:
     """A record of the commands topic."""
@@ -282,7 +272,7 @@ class Intake:
         for problem in failed.values():
             raise problem
         if ends[place] < error.position:
-            raise made_anew(place, ends[place], error.position, certain=False)
+            raise TopicGone.made_anew(place, ends[place], error.position, certain=False)
         raise LogUnavailable(str(error), (place.topic,))
 
     def _journal_positions(self, state: State) -> list[tuple[TopicPartition, tuple[str, int]]]:
