@@ -49,7 +49,7 @@ from anabranch.processors.leadership import Lease, take_lead
 from anabranch.processors.metrics import Metrics
 from anabranch.processors.offset_guess import Foresight
 from anabranch.processors.stream_topics import StreamTopics
-from anabranch.processors.stream_trouble import Lookout, places_of
+from anabranch.processors.stream_trouble import StreamTrouble, places_of
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 
 log = logging.getLogger("anabranch.controller")
@@ -91,7 +91,7 @@ class Controller:
     _tails: dict[str, Tail] = field(default_factory=dict)
     _foresight: Foresight = field(default_factory=Foresight)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
-    _lookout: Lookout = field(init=False)
+    _stream_trouble: StreamTrouble = field(init=False)
     _term: int | None = None  # the last one that was led in
     _culprit: Culprit = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
@@ -100,8 +100,10 @@ class Controller:
         self._state = State(self.table)
         self._memory = LeaderMemory(Keepalives(0))
         self._culprit = Culprit(self.settings.skip_commands)
-        self._lookout = Lookout(self.log, self.clock, status_topic(self.settings.prefix))
-        waiting = self._lookout.waiting
+        self._stream_trouble = StreamTrouble(
+            self.log, self.clock, status_topic(self.settings.prefix)
+        )
+        waiting = self._stream_trouble.waiting
         self._intake = Intake(self.log, self.table, self.settings, waiting)
 
     # -- leading --------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ class Controller:
         """Take the lead (design §5). Everything unlogged is dropped first."""
         self.resign()
         try:
-            with self._lookout.hinting():
+            with self._stream_trouble.hinting():
                 self._lead()
         except LogError as error:
             self._culprit.failed(error, ())
@@ -132,10 +134,10 @@ class Controller:
         )
         self._term = self.lease.term
         keepalives = Keepalives(self._now_ms())
-        self._lookout.begin(self._state)
+        self._stream_trouble.begin(self._state)
         self._intake.begin(self._state)
         self._culprit.begin(self._state)
-        self._lookout.find_journals(self._intake, self._state)
+        self._stream_trouble.find_journals(self._intake, self._state)
         self._tails.clear()
         self._autoscaling = Autoscaling()
         status = TopicPartition(status_topic(self.settings.prefix), self.settings.control_partition)
@@ -153,7 +155,7 @@ class Controller:
         )
         self._memory = LeaderMemory(
             keepalives,
-            waiting=self._lookout.waiting,
+            waiting=self._stream_trouble.waiting,
             carrying=self._carriers.carrying,
             refused=self._carriers.trouble,
             foreign=self._gaps.found,
@@ -203,7 +205,7 @@ class Controller:
         check(self.lease is not None, "step is for a controller that leads")
         self._trying = ()
         try:
-            with self._lookout.hinting():
+            with self._stream_trouble.hinting():
                 return self._step(max_wait)
         except LogError as error:
             self._culprit.failed(error, self._trying)
@@ -216,7 +218,7 @@ class Controller:
         queue = self._intake.queue
         if not queue:
             failed = self._intake.fetch(self._state, self._wait_for(max_wait))
-            if failed and not self._lookout.find(self._state, *failed):
+            if failed and not self._stream_trouble.find(self._state, *failed):
                 raise failed[0]
         batch = self._culprit.take(queue, self._intake.commands_end)
         try:
@@ -335,8 +337,8 @@ class Controller:
             topics = {topic(stream) for stream in self._state.streams for topic in own}
             if not error.topics & topics:
                 streams = {s for s in self._state.streams if stream_topic(s) in error.topics}
-                return not self._lookout.may_be_refused(self._state, streams)
-        return self._lookout.find(self._state, error)
+                return not self._stream_trouble.may_be_refused(self._state, streams)
+        return self._stream_trouble.find(self._state, error)
 
     def _write(
         self,
@@ -358,7 +360,7 @@ class Controller:
             return False
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
-        self._lookout.check(self._state, round_.touched)
+        self._stream_trouble.check(self._state, round_.touched)
         for stream in round_.streams:
             if stream not in self._tails:
                 self.lease.check(places_of(self._state, stream))
@@ -450,24 +452,24 @@ class Controller:
     # -- topics that are gone -------------------------------------------------------------------------
 
     def _usable(self, stream: str) -> bool:
-        return is_usable(self._state, self._lookout.waiting, stream)
+        return is_usable(self._state, self._stream_trouble.waiting, stream)
 
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and what that ends. One round each: it may end many transactions."""
         after_s = self.settings.lost_after_ms / 1000
-        while self.lease is not None and self._lookout.rested:
-            self._tails.pop(self._lookout.rested[-1], None)
+        while self.lease is not None and self._stream_trouble.rested:
+            self._tails.pop(self._stream_trouble.rested[-1], None)
             try:
-                self.lease.check(places_of(self._state, self._lookout.rested.pop()))
+                self.lease.check(places_of(self._state, self._stream_trouble.rested.pop()))
             except (LogRefused, LogUnavailable) as error:
-                if not self._lookout.find(self._state, error):
+                if not self._stream_trouble.find(self._state, error):
                     raise
-        for stream, why in self._lookout.given_up(self._state, after_s):
+        for stream, why in self._stream_trouble.given_up(self._state, after_s):
             turn = self._turn()
             aborted = give_up_stream(turn, stream, why)
             if not self._written(turn):
                 return
-            self._lookout.settled(stream)
+            self._stream_trouble.forget_stream(stream)
             log.error("%s is lost: %s; %d transactions are aborted", stream, why, len(aborted))
 
     # -- effects --------------------------------------------------------------------------------------
@@ -486,13 +488,13 @@ class Controller:
             self.table.write(self._state.take_changes())
         failed, self._carriers.failed = self._carriers.failed, []
         if failed:
-            self._lookout.find(self._state, *failed)
+            self._stream_trouble.find(self._state, *failed)
         self._carriers.sync(self._state, self._intake.index, wall_ms, self._usable)
 
     def _shorten_journals(self) -> None:
         """Delete what is below the logged low waters; move the next chunk of what keeps them low."""
         if self._cutter is not None:
-            resting = self._lookout.waiting
+            resting = self._stream_trouble.waiting
             self._cutter.cut(
                 self._now_ms(),
                 {topic(s) for s in resting for topic in (journal_topic, history_topic)},
@@ -520,7 +522,7 @@ class Controller:
         """What is logged about topics is done; also what a former leader left."""
         if self._topics is None:
             return
-        for stream, decide_done in self._topics.step(self._state, self._lookout.waiting):
+        for stream, decide_done in self._topics.step(self._state, self._stream_trouble.waiting):
             turn = self._turn()
             decide_done(turn)
             try:
@@ -538,7 +540,7 @@ class Controller:
                     raise
                 return  # the state is another object now
         if self._topics.missed:
-            self._lookout.look(self._state, self._topics.missed)
+            self._stream_trouble.look(self._state, self._topics.missed)
             self._topics.missed.clear()
 
     def _written(self, turn: Turn) -> bool:

@@ -62,7 +62,7 @@ class _Trouble:
 
 
 @dataclass(slots=True)
-class Lookout:
+class StreamTrouble:
     """``waiting``: stream -> why it waits; decisions see it, and the intake.
 
     ``witness``: a topic that is there, since this partition is led: who does not know it knows nothing.
@@ -154,7 +154,7 @@ class Lookout:
                     trouble.gone_since = now
         return found
 
-    def settled(self, stream: str) -> None:
+    def forget_stream(self, stream: str) -> None:
         """It is on the log that a stream is lost, or that it is no more."""
         self.waiting.pop(stream, None)
         self._troubles.pop(stream, None)

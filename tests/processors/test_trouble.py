@@ -331,7 +331,7 @@ def test_one_brokers_word_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) -> N
         return describe(self, [name for name in names if name != stream_topic(GONE)])
 
     monkeypatch.setattr(MemoryLog, "describe_topics", described)
-    play.controller._lookout.look(play.controller.state, {GONE})
+    play.controller._stream_trouble.look(play.controller.state, {GONE})
     play.play(50, 200.0)
     assert play.stream_state(GONE) == WAITING
     assert play.state(txn_id)[0] == "OPEN"
@@ -351,7 +351,7 @@ def test_one_brokers_other_id_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) 
         return found | {name: replace(found[name], topic_id="x") for name in found if name == topic}
 
     monkeypatch.setattr(MemoryLog, "describe_topics", described)
-    play.controller._lookout.look(play.controller.state, {GONE})
+    play.controller._stream_trouble.look(play.controller.state, {GONE})
     play.play(50, 200.0)
     assert play.stream_state(GONE) == WAITING
     monkeypatch.undo()
