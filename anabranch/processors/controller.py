@@ -47,7 +47,7 @@ from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Command, Intake, decide_command
 from anabranch.processors.leadership import Lease, take_lead
 from anabranch.processors.metrics import Metrics
-from anabranch.processors.offset_guess import Foresight
+from anabranch.processors.offset_guess import OffsetGuess
 from anabranch.processors.stream_topics import StreamTopics
 from anabranch.processors.stream_trouble import StreamTrouble, places_of
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
@@ -89,7 +89,7 @@ class Controller:
     _cutter: Cutter | None = None
     _gaps: Gaps | None = None
     _tails: dict[str, Tail] = field(default_factory=dict)
-    _foresight: Foresight = field(default_factory=Foresight)
+    _offset_guess: OffsetGuess = field(default_factory=OffsetGuess)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _stream_trouble: StreamTrouble = field(init=False)
     _term: int | None = None  # the last one that was led in
@@ -194,7 +194,7 @@ class Controller:
     def look(self) -> None:
         """Bring the metrics up to date."""
         ended_ms = int(self.clock.wall() * 1000) - self.settings.retention_ms
-        parts = self._state, self._intake, self._memory, self._foresight
+        parts = self._state, self._intake, self._memory, self._offset_guess
         self.metrics.look(*parts, ended_ms, self._tails)
         self.metrics.set("commands_set_aside", self._intake.unreadable + self._culprit.count)
 
@@ -377,7 +377,7 @@ class Controller:
                     self.settings.prefix,
                     self.settings.control_partition,
                     self.threads,
-                    self._foresight,
+                    self._offset_guess,
                     self._gaps,
                 ),
                 producer,

@@ -6,7 +6,7 @@ A round:
    of it is visible yet. Data first, because
 2. *append* the history records, which name the offsets that step 1 returned. They can't be known before: the
    markers of the round before may land in between. Mostly they don't, so a small round is first tried with
-   offsets that are foreseen (`foresight`), data and history in one request. If the broker returns others, that
+   guessed offsets (`offset_guess`), data and history in one request. If the broker returns others, that
    native transaction is aborted, and the round is written with the steps one after the other.
 3. *commit* the native transaction. From here the round has happened, for everyone, whole.
 4. *write* the table: the rows and how far the status log is folded, in one batch. A crash before it costs
@@ -62,7 +62,7 @@ from anabranch.processors.gaps import Appended, Gaps
 from anabranch.processors.history_tail import check_unread
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.merge import Merge, Placed
-from anabranch.processors.offset_guess import Foresight
+from anabranch.processors.offset_guess import OffsetGuess
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import EpochRecord, Reply
 from anabranch.topics.names import (
@@ -90,7 +90,7 @@ class Durable:
     prefix: str
     control_partition: int
     read_ahead: bool = False  # fetch journals on a helper thread while merging
-    foresight: Foresight | None = None  # write the history together with the data
+    offset_guess: OffsetGuess | None = None  # write the history together with the data
     gaps: Gaps | None = None  # look for records of others
 
 
@@ -151,15 +151,15 @@ def write_round(
     """
     with native_transaction(producer):
         _find_starts(to.log, round_, tails)
-        done = _append(to, producer, round_, state, tails, wall_ms, to.foresight)
+        done = _append(to, producer, round_, state, tails, wall_ms, to.offset_guess)
         if done is None:
             producer.abort()
             done = _append(to, producer, round_, state, tails, wall_ms, None)
         if done is None:
-            raise InvariantViolation("what is not foreseen can't come out otherwise")
+            raise InvariantViolation("what is not guessed can't come out otherwise")
     tails.update(done.tails)
-    if to.foresight is not None and done.history:
-        to.foresight.committed(done.data, done.bases)
+    if to.offset_guess is not None and done.history:
+        to.offset_guess.committed(done.data, done.bases)
     if to.gaps is not None:
         to.gaps.appended(done.appended)
     changes = index_rows.take() | state.take_changes()  # what ended with this round is forgotten
@@ -206,20 +206,20 @@ def _append(
     state: State,
     tails: Mapping[str, Tail],
     wall_ms: int,
-    foresight: Foresight | None,
+    offset_guess: OffsetGuess | None,
 ) -> _Appended | None:
-    """Steps 1 and 2, at once where offsets are foreseen; None if they came out otherwise."""
+    """Steps 1 and 2, at once where offsets are guessed; None if they came out otherwise."""
     readers = JournalReaders(to.log, ahead=to.read_ahead)
     try:
         merge = Merge(readers, round_, _limits(state, round_))
         status = TopicPartition(status_topic(to.prefix), to.control_partition)
         small = _append_if_big(producer, merge)
         records = list(_records(to, round_, state, status, wall_ms))
-        foreseen = foresight.bases(small) if foresight is not None and small else None
+        guessed = offset_guess.guess(small) if offset_guess is not None and small else None
         history = None
         first: list[_Batch] = []
-        if foreseen is not None:
-            merge.note(foreseen)
+        if guessed is not None:
+            merge.note(guessed)
             history = _Histories(round_, merge, tails)
             first = history.next()
         bases = producer.append([*small, *(record[:2] for record in (*records, *first))])
@@ -227,17 +227,17 @@ def _append(
         if history is None:
             merge.note(data)
             history = _Histories(round_, merge, tails)
-        elif foresight is not None:
-            if data != foreseen:
-                foresight.wrong()
+        elif offset_guess is not None:
+            if data != guessed:
+                offset_guess.miss()
                 return None
-            foresight.right()
+            offset_guess.hit()
             history.stands(bases[len(small) + len(records) :])
         while more := history.next():
             stand = producer.append([record[:2] for record in more])
             history.stands(stand)
             bases += stand
-        # Only now: offsets that were foreseen, perhaps before somebody else led, prove nothing.
+        # Only now: offsets that were guessed, perhaps before somebody else led, prove nothing.
         appended = _check_behind(round_, merge.landed(), tails)
     finally:
         readers.close()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anabranch.core.round import Round, Tail
     from anabranch.core.state import State
     from anabranch.processors.intake import Intake
-    from anabranch.processors.offset_guess import Foresight
+    from anabranch.processors.offset_guess import OffsetGuess
 
 LOOK_S = 1.0
 MOST_OVERDUE = 1_000
@@ -47,9 +47,7 @@ TABLE = {
     "commands": Number("counter", "Commands decided"),
     "refusals": Number("counter", "Answers that were refusals, by code", ("code",)),
     "refused_rounds": Number("counter", "Rounds that a broker refused; their rest is written anew"),
-    "native_aborts": Number(
-        "counter", "Native transactions aborted as offsets were foreseen wrong"
-    ),
+    "native_aborts": Number("counter", "Native transactions aborted as offsets were guessed wrong"),
     "commands_lag": Number("gauge", "Records of the commands topic that are not decided yet"),
     "commands_set_aside": Number("gauge", "Records or batches of commands that were passed over"),
     "open_transactions": Number("gauge", "Transactions that are not finished"),
@@ -123,14 +121,14 @@ class Metrics:
         state: State,
         intake: Intake,
         memory: LeaderMemory,
-        foresight: Foresight,
+        offset_guess: OffsetGuess,
         ended_ms: int,
         tails: Mapping[str, Tail],
     ) -> None:
         """Take what the controller has. ``ended_ms``: outcomes older than that are to be purged."""
         index = intake.index
         for name, value in {
-            "native_aborts": foresight.wrongs,
+            "native_aborts": offset_guess.misses,
             "commands_lag": intake.lag,
             "open_transactions": len(state.open),
             "committing_transactions": len(state.committing),

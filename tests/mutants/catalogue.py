@@ -85,7 +85,7 @@ class Mutant:
 CATALOGUE: tuple[Mutant, ...] = (
     # -- durability
     Mutant("answer before the commit", rounds.answer_early, quick=True, broker="kills"),
-    Mutant("offsets are foreseen and not checked", rounds.unchecked_foresight, quick=True, seed=59,
+    Mutant("offsets are foreseen and not checked", rounds.unchecked_guess, quick=True, seed=59,
            weather=MARKERS),
     Mutant("table before the commit", rounds.table_early, quick=True, broker="unborn"),
     Mutant("position ahead of the rows", rounds.position_ahead, quick=True, seed=2, broker="passed"),

@@ -17,7 +17,7 @@ from anabranch.core.tokens import key_id
 from anabranch.core.turn import Turn
 from anabranch.ports import Producer, TopicPartition
 from anabranch.processors import controller, durability, leadership
-from anabranch.processors.offset_guess import Foresight
+from anabranch.processors.offset_guess import OffsetGuess
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import Reply, Resolve, SafeTime, SafeTimeIs, TermRow
 from anabranch.topics.names import carrier_ids, replies_topic, status_topic, transactional_ids
@@ -136,15 +136,15 @@ class _NeverWrong(list[int]):
         return False
 
 
-def unchecked_foresight() -> Planted:
+def unchecked_guess() -> Planted:
     """A history is committed with foreseen offsets though the data landed elsewhere."""
-    real = Foresight.bases
+    real = OffsetGuess.guess
 
-    def bases(self: Foresight, batches: Any) -> list[int] | None:
+    def guess(self: OffsetGuess, batches: Any) -> list[int] | None:
         found = real(self, batches)
         return None if found is None else _NeverWrong(found)
 
-    return patch.object(Foresight, "bases", bases)
+    return patch.object(OffsetGuess, "guess", guess)
 
 
 # -- leading ------------------------------------------------------------------------------------------
