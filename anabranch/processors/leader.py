@@ -12,10 +12,9 @@ from anabranch.core.turn import Settings
 from anabranch.errors import AnabranchError, InvariantViolation, NotLeading
 from anabranch.ports import Clock, Log, LogError, LogFenced, Table, TableError
 from anabranch.processors import failpoints
-from anabranch.processors.checkpoint import open_checkpoint, touch_checkpoint
+from anabranch.processors.checkpoint import open_checkpoint, size_on_disk, touch_checkpoint
 from anabranch.processors.controller import Controller
 from anabranch.processors.metrics import Metrics
-from anabranch.processors.rocks_table import size_on_disk
 
 log = logging.getLogger("anabranch.controller")
 

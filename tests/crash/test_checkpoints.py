@@ -15,11 +15,10 @@ import pytest
 from anabranch.core import rows as k
 from anabranch.core.turn import Settings
 from anabranch.ports import Fetched, Log, LogError, TopicPartition
-from anabranch.processors.checkpoint import ORIGIN, WRITTEN, open_checkpoint
+from anabranch.processors.checkpoint import ORIGIN, WRITTEN, RocksTable, open_checkpoint
 from anabranch.processors.controller import Controller
 from anabranch.processors.failpoints import FailingLog
 from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.processors.rocks_table import RocksTable
 from anabranch.processors.system_clock import SystemClock
 from anabranch.schemas import records as r
 from tests.conftest import Broker
