@@ -7,7 +7,7 @@ time and I/O come through the ports, so the same loop runs on Kafka and in the s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from anabranch.core import limits
@@ -41,7 +41,6 @@ from anabranch.processors.carrier import Carriers, is_carrying, lanes_of
 from anabranch.processors.cleanup import Cutter, move_next
 from anabranch.processors.culprit import Culprit
 from anabranch.processors.durability import Durable, write_round
-from anabranch.processors.failpoints import AFTER_DECISION
 from anabranch.processors.gaps import Gaps
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Command, Intake, decide_command
@@ -76,7 +75,6 @@ class Controller:
     settings: Settings
     leader: str
     native_timeout: float = 60.0
-    on_event: Callable[[str, str], None] | None = None  # a failpoint's hook
     threads: bool = False  # may use helper threads: to read ahead, and to carry big merges aside
     lease: Lease | None = None
     rounds: int = 0
@@ -402,8 +400,6 @@ class Controller:
             self._cutter.logged(turn.cut)
         self.rounds += 1
         self.metrics.wrote(round_, len(commands), begun)
-        if self.on_event is not None and any(op.op == "BEGIN_COMMIT" for _, _, op in round_.ops):
-            self.on_event(AFTER_DECISION, "after")
         return True
 
     def _forget_stream(self, stream: str) -> None:

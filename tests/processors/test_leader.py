@@ -130,7 +130,7 @@ def test_pauses_after_failures(
 
     monkeypatch.setattr(leader, "_pause", pause)
     monkeypatch.setattr(Controller, "lead", lead)
-    leader._loop(world.cluster.log("c"), MemoryStore().open("c"), None)
+    leader._loop(world.cluster.log("c"), MemoryStore().open("c"))
     assert leader.metrics.values["lead_failures"] == {(type(error).__name__,): len(pauses)}
     if not rounds:
         assert found == pytest.approx(pauses)
