@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from anabranch.core.ids import check_type, txn_text
+from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import InvalidArgument, TransactionAborted
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
@@ -165,7 +166,7 @@ class StreamDescription:
     partitions: int
     low_water: Mapping[int, int]
     staged_bytes: int
-    state: str = "ACTIVE"
+    state: r.ShownStreamState = ACTIVE
     trouble: str = ""
     foreign: int = 0
 

@@ -7,16 +7,19 @@ Tests share it: give topics names of your own (the ``unique`` fixture), and don'
 that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
 
 Workers of pytest-xdist (``-n 2``) get whole files, the long ones first, and a broker each. All files of
-tests/spark go to one worker: they share a JVM that takes long to warm up.
+tests/spark go to one worker: they share a JVM that takes long to warm up. How long files take stands in
+``durations.json``; ``scripts/test --store-durations`` measures anew.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import hypothesis
@@ -40,7 +43,9 @@ hypothesis.settings.load_profile("anabranch")
 
 MEASURED = "measured"
 TOGETHER = ("tests/spark/",)
-# What a test costs that says nothing of it, with and without a broker.
+# Seconds that each file took, with what it had to start.
+DURATIONS = Path(__file__).with_name("durations.json")
+# Tests of a file that stands not there yet: with and without a broker.
 BROKER_TEST_S, OTHER_TEST_S = 0.7, 0.02
 
 
@@ -66,6 +71,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="HOST:PORT",
         default=os.environ.get("ANABRANCH_BOOTSTRAP"),
         help="run against this cluster instead of the embedded broker",
+    )
+    parser.addoption(
+        "--store-durations",
+        action="store_true",
+        help="write down how long each file took, by which workers share them",
     )
 
 
@@ -108,9 +118,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Workers take the long files first, so that they end at the same time."""
     if not hasattr(config, "workerinput"):
         return
+    measured = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     seconds: dict[str, float] = defaultdict(float)
+    for file, took in measured.items():
+        seconds[scope_of(file)] += took
     for item in items:
-        seconds[scope_of(item.nodeid)] += expected_seconds(item)
+        if item.nodeid.partition("::")[0] not in measured:
+            seconds[scope_of(item.nodeid)] += expected_seconds(item)
     items.sort(key=lambda item: -seconds[scope_of(item.nodeid)])
 
 
@@ -124,6 +138,8 @@ def expected_seconds(item: pytest.Item) -> float:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What tests have measured, whichever worker they ran in."""
+    if terminalreporter.config.getoption("--store-durations"):
+        _store_durations(terminalreporter)
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)]
     lines = [
         line
@@ -136,6 +152,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("measured")
         for line in lines:
             terminalreporter.write_line(line)
+
+
+def _store_durations(reporter: pytest.TerminalReporter) -> None:
+    """Add up set-up, call and teardown of each file that ran; the others keep what they have."""
+    took: dict[str, float] = defaultdict(float)
+    for reports in reporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                took[report.nodeid.partition("::")[0]] += report.duration
+    known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    known |= {file: round(seconds, 1) for file, seconds in took.items()}
+    there = {file: known[file] for file in sorted(known) if Path(file).exists()}
+    DURATIONS.write_text(json.dumps(there, indent=1) + "\n")
 
 
 @pytest.fixture

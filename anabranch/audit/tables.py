@@ -20,6 +20,7 @@ from anabranch.audit.log import (
     records_of,
 )
 from anabranch.core.rows import ROUND_KEY, Entry, scope_key, stream_key
+from anabranch.core.stream_states import ACTIVE
 from anabranch.core.vectors import OWN, told
 from anabranch.errors import AnabranchError, NotReady, UnknownScope
 from anabranch.kafka.log import KafkaLog
@@ -42,7 +43,6 @@ from anabranch.topics.names import status_topic
 
 EPOCH, COMMIT, FOREIGN = range(3)
 _TAIL_OFFSETS = 64
-ACTIVE = "ACTIVE"  # the state of a stream that there is
 
 _SEGMENT = "struct<id: long, partition: int, first: long, end: long, count: long>"
 _RANGE = "struct<id: long, low: long, high: long, partition: int, start: long>"

@@ -15,6 +15,7 @@ from anabranch.cli.output import count_of, print_json, print_line, print_result,
 from anabranch.cli.segment_text import parse_range, parse_segment, segment_name
 from anabranch.cli.session import parse_kafka
 from anabranch.core.hybrid_time import to_text
+from anabranch.core.stream_states import FORGOTTEN
 from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def forget(options: ClusterOptions, stream: StreamName, yes: Yes = False) -> Non
     with connecting as client:
         client.forget_stream(stream)
     told = f"{stream} is forgotten: its name can be used again"
-    print_result({"stream": stream, "state": "FORGOTTEN"}, told, as_json=options.json)
+    print_result({"stream": stream, "state": FORGOTTEN}, told, as_json=options.json)
 
 
 _EPOCH_COLUMNS = ("epoch", "copy of", "opened", "segments", "sealed", "commits", "events")

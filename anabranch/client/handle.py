@@ -22,6 +22,7 @@ from anabranch.client.receipt_account import (
 )
 from anabranch.client.session import Session
 from anabranch.core.ids import check_type, split_stream
+from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -299,8 +300,8 @@ class Handle:
         try:
             state = self._session.describe(stream, deadline).state
         except UnknownStream:
-            state = "FORGOTTEN"
-        if state not in ("ACTIVE", "WAITING"):
+            state = FORGOTTEN
+        if state not in (ACTIVE, WAITING):
             raise StreamLost(
                 f"{stream} is {state}: somebody deleted its journal, and what was written there is gone; "
                 "begin a new transaction, without that stream"

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from zlib import crc32
 
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decide_plain import REFUSED
-from anabranch.core.ids import check_scope, split_stream
-from anabranch.core.keyspace import even_ranges
-from anabranch.core.round import NewEpoch, ReplyTo
-from anabranch.core.segments import create
-from anabranch.core.stream_settings import check_settings
-from anabranch.core.turn import Turn, refuse
+from anabranch.core.ids import check_scope
+from anabranch.core.round import ReplyTo
+from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of
+from anabranch.core.turn import Turn
 from anabranch.errors import (
-    AnabranchError,
     InvalidArgument,
     NotReady,
-    StreamExists,
-    StreamLost,
     TooManyStreams,
     UnknownScope,
-    UnknownStream,
 )
 from anabranch.schemas.records import (
     AdoptScope,
-    CreateStream,
     DescribeStreams,
-    EpochRow,
     FindScope,
     ScopeInfo,
     ScopeRow,
@@ -39,12 +30,6 @@ from anabranch.schemas.records import (
 )
 
 DIRECTORY = 0  # the control partition that knows where each scope is served
-CREATING = "CREATING"
-ACTIVE = "ACTIVE"
-LOST = "LOST"  # a topic of it was deleted, or made anew: there is no way back
-FORGETTING = "FORGETTING"  # … and what is left of it is being deleted
-RECOVERING = "RECOVERING"  # … and it is looked whether its topics are the old ones
-WAITING = "WAITING"  # it can't be read or written now: shown, never logged
 
 
 def _own_scope(turn: Turn, scope: str) -> str:
@@ -96,68 +81,11 @@ def active_stream(turn: Turn, stream: str) -> StreamRow:
 
     `NotReady` while it is in trouble, `StreamLost` once it is given up.
     """
-    row = turn.state.streams.get(stream)
-    if row is not None and row.state in (LOST, FORGETTING, RECOVERING):
-        raise lost_error(stream)
-    if stream in turn.memory.waiting:
+    state = state_of(turn.state.streams.get(stream))
+    if stream in turn.memory.waiting and state not in GIVEN_UP:
         raise NotReady(f"{stream} waits: {turn.memory.waiting[stream]}; ask again")
-    if row is None or row.state != ACTIVE:
-        raise UnknownStream(f"there is no stream {stream!r}: create it first")
-    return row
-
-
-def lost_error(stream: str) -> StreamLost:
-    """What everyone is told who wants to commit something in a lost stream."""
-    return StreamLost(
-        f"{stream} is lost: a topic of it was deleted, or made anew. Nothing can be committed there any more; "
-        "write to another stream, or let an operator forget this one and create it anew"
-    )
-
-
-def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None:
-    """Log the intent; the shell makes the topics, then `stream_created`."""
-    scope, _ = split_stream(command.stream)
-    check_served(turn, scope)
-    even_ranges(command.segments)  # refuses impossible counts
-    check_settings(command.settings)
-    row = turn.state.streams.get(command.stream)
-    if row is not None:
-        if row.state in (LOST, RECOVERING):
-            raise lost_error(command.stream)
-        if row.state == FORGETTING:
-            raise NotReady(f"{command.stream} is being forgotten: ask again")
-        if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
-            raise StreamExists(
-                f"{command.stream} exists with {row.segment_count} segments and settings "
-                f"{dict(row.settings)}"
-            )
-        if row.state == ACTIVE:
-            turn.reply(to, StreamList((stream_info(turn, row),)))
-            return
-    else:
-        check_room(turn, 1, command.segments)
-    turn.put(
-        k.stream_key(command.stream),
-        StreamRow(
-            stream=command.stream,
-            state=CREATING,
-            segment_count=command.segments,
-            settings=dict(command.settings),
-            stream_epoch=0,
-            reference_epoch=0,
-            segments=(),
-            next_number=0,
-            partitions=0,
-            wanted_partitions=0,
-            scaling=None,
-            scaled_by=b"",
-            correlation_id=to.correlation_id if to else b"",
-            reply_partition=to.partition if to else -1,
-            command=to.command if to else b"",
-            topic_ids=(),
-            adopt=command.adopt,
-        ),
-    )
+    STREAMS.judge(state, "use", stream)
+    return turn.state.streams[stream]
 
 
 def check_room(turn: Turn, streams: int, partitions: int) -> None:
@@ -169,41 +97,6 @@ def check_room(turn: Turn, streams: int, partitions: int) -> None:
             f"a control partition has at most {settings.max_streams:,} streams with {settings.max_partitions:,} "
             "partitions: an operator can allow more (`anabranch controller --max-streams`, `--max-partitions`)"
         )
-
-
-def stream_created(
-    turn: Turn, stream: str, starts: dict[int, int], topic_ids: tuple[str, ...] = ()
-) -> None:
-    """The topics exist: open the first epoch. ``starts``: end offset of each partition now."""
-    row = turn.state.streams[stream]
-    if row.state == ACTIVE:
-        return
-    segments = create(row.segment_count)
-    active = replace(
-        row,
-        state=ACTIVE,
-        segments=segments,
-        next_number=len(segments),
-        partitions=len(starts),
-        wanted_partitions=len(starts),
-        correlation_id=b"",
-        reply_partition=-1,
-        command=b"",
-        topic_ids=topic_ids,
-    )
-    turn.put(k.stream_key(stream), active)
-    turn.put(k.epoch_key(stream, 0), EpochRow(stream, 0, segments))
-    turn.round.history.append(
-        NewEpoch(stream, 0, 0, turn.next_timestamp(), segments, starts=starts)
-    )
-    turn.reply(waiting_for(row), StreamList((stream_info(turn, active),)))
-
-
-def stream_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
-    """The topics can't be made as asked: the intent is taken back."""
-    row = turn.state.streams[stream]
-    turn.put(k.stream_key(stream), None)
-    turn.reply(waiting_for(row), refuse(error))
 
 
 def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -> None:
@@ -256,10 +149,3 @@ def _rejected(turn: Turn, stream: str) -> dict[str, int]:
 def _by_partition(row: StreamRow, offsets: Mapping[tuple[str, int], int]) -> dict[str, int]:
     places = ((row.stream, partition) for partition in range(row.partitions))
     return {str(place[1]): offsets[place] for place in places if place in offsets}
-
-
-def waiting_for(row: StreamRow) -> ReplyTo | None:
-    """Who waits for what is done to the stream's topics."""
-    if not row.correlation_id:
-        return None
-    return ReplyTo(row.correlation_id, row.reply_partition, row.command)

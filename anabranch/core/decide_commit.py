@@ -37,7 +37,7 @@ from anabranch.core.journal_index import JournalIndex, Weighed
 from anabranch.core.memory import Merging
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.states import judge
+from anabranch.core.states import TRANSACTIONS, born
 from anabranch.core.stream_settings import MAX_MESSAGE
 from anabranch.core.turn import Turn, refuse
 from anabranch.errors import (
@@ -61,7 +61,6 @@ from anabranch.schemas.records import (
     Receipt,
     SegmentRange,
     TxnRow,
-    TxnState,
     YieldedRow,
 )
 
@@ -89,7 +88,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         if earlier is not None:
             turn.reply(to, earlier)
             return
-    moves = judge(row.state, "begin_commit", row.reason) is not None
+    moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
     txn = turn.open(token.txn_id)
     if not moves:  # decided already: this asker waits too
         _check_replaced(named, txn.writers)
@@ -327,7 +326,8 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     if earlier is not None:
         # Its own id must not commit when the name is forgotten and the command comes again.
         reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
-        turn.put(k.txn_key(command.txn_id), _one_shot_row(turn, command, "ABORTED", 0, 0, reason))
+        never = born("give_way", command.txn_id, turn.wall_ms, scope=command.scope, reason=reason)
+        turn.put(k.txn_key(command.txn_id), never)
         turn.reply(to, turn.outcome(earlier))
         return
     timestamp = turn.next_timestamp()
@@ -344,40 +344,24 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
         wide = vectors.FEW + target.partitions // vectors.EVERY  # not each record has the vector
         turn.size += 16 * min(target.partitions, wide)  # in the history's record, about
         turn.round.history.append(StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
-    row = _one_shot_row(turn, command, "COMMITTED", timestamp, len(command.events))
+    row = born(
+        "one_shot",
+        command.txn_id,
+        turn.wall_ms,
+        scope=command.scope,
+        name=command.name,
+        commit_timestamp=timestamp,
+        committed=len(command.events),
+    )
     turn.put(k.txn_key(command.txn_id), row)
     turn.reply(to, turn.outcome(row, full=False))
-
-
-def _one_shot_row(
-    turn: Turn,
-    command: OneShot,
-    state: TxnState,
-    timestamp: int,
-    committed: int,
-    reason: str = "",
-) -> TxnRow:
-    return TxnRow(
-        txn_id=command.txn_id,
-        scope=command.scope,
-        name=command.name if state == "COMMITTED" else None,
-        state=state,
-        keepalive_ms=0,
-        begun_ms=turn.wall_ms,
-        finished_ms=turn.wall_ms,
-        commit_timestamp=timestamp,
-        committed=committed,
-        rejected=0,
-        left_out=0,
-        reason=reason,
-    )
 
 
 def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, list[Event]]]]:
     """Events by stream and active segment, in order."""
     by_stream: dict[str, list[Event]] = {}
     events: list[Event] = []
-    former, most = None, 0
+    former, most, may_be_big = None, 0, True
     for event in command.events:
         stream, _, key, value, headers, timestamp = event
         if stream != former:
@@ -387,13 +371,14 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                 by_stream[stream] = []
             former, events = stream, by_stream[stream]
             most = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
+            may_be_big = _FRAMING + turn.command_bytes > most
         if timestamp != -1 and not 0 <= timestamp <= limits.EVENT_TIME.value:
             raise InvalidArgument(
                 f"an event's timestamp is {timestamp} ms: -1 (now) to {limits.EVENT_TIME.value}"
             )
-        size = _FRAMING + len(key or b"") + len(value or b"")
-        if size > most or headers:
+        if headers or may_be_big:
             limits.HEADERS.check(len(headers), "an event")
+            size = _FRAMING + len(key or b"") + len(value or b"")
             size += sum(len(name) + len(content or b"") for name, content in headers)
             if size > most:
                 raise EventTooLarge(

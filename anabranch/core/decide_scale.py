@@ -168,10 +168,11 @@ def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
     return True
 
 
-def asker(scaling: Scaling) -> ReplyTo | None:
-    if not scaling.correlation_id:
+def asker(of: Scaling | StreamRow) -> ReplyTo | None:
+    """Who waits for a scaling, or for what is done to a stream's topics."""
+    if not of.correlation_id:
         return None
-    return ReplyTo(scaling.correlation_id, scaling.reply_partition, scaling.command)
+    return ReplyTo(of.correlation_id, of.reply_partition, of.command)
 
 
 def duplicate_active(row: StreamRow, epoch: int) -> tuple[SegmentRange, ...]:

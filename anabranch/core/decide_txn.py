@@ -11,7 +11,7 @@ from anabranch.core.decide_admin import active_stream, check_served
 from anabranch.core.decide_writers import put_receipt
 from anabranch.core.ids import check_name, control_partition_of, split_stream
 from anabranch.core.round import ReplyTo
-from anabranch.core.states import Op, judge
+from anabranch.core.states import TRANSACTIONS, Op, born
 from anabranch.core.tokens import Token, sign
 from anabranch.core.turn import Turn, is_finished, refuse
 from anabranch.errors import (
@@ -63,7 +63,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         if instead is not None:
             turn.reply(to, instead)
             return
-        judge(row.state, "begin", row.reason)
+        TRANSACTIONS.judge(row.state, "begin", row.reason)
         # Where it began without a name, its commit may have claimed one.
         name = row.name if row.state == "OPEN" or command.name is not None else None
         if (row.scope, name, row.keepalive_ms) != (
@@ -96,19 +96,13 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         )
     check_staged(turn)
     supersede(turn, command.scope, command.name, command.txn_id)
-    row = TxnRow(
-        txn_id=command.txn_id,
+    row = born(
+        "begin",
+        command.txn_id,
+        turn.wall_ms,
         scope=command.scope,
         name=command.name,
-        state="OPEN",
         keepalive_ms=command.keepalive_ms,
-        begun_ms=turn.wall_ms,
-        finished_ms=0,
-        commit_timestamp=0,
-        committed=0,
-        rejected=0,
-        left_out=0,
-        reason="",
         secret=command.secret,
     )
     turn.put(k.txn_key(command.txn_id), row)
@@ -178,7 +172,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     """Register a stream and who writes to it; the first one pins the reference epoch for all writers."""
     token = turn.token(command.token)
     row = turn.row(token.txn_id)
-    judge(row.state, "touch", row.reason)
+    TRANSACTIONS.judge(row.state, "touch", row.reason)
     turn.hear(token.txn_id)  # refused or not: somebody is there
     check_in_scope(command.stream, row.scope)
     stream = active_stream(turn, command.stream)
@@ -243,7 +237,7 @@ def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
     row = turn.row(token.txn_id)
     if row.state == "COMMITTED":
         raise AlreadyCommitted("the transaction is committed: there is no abort any more")
-    if judge(row.state, "begin_abort", row.reason) is not None:
+    if TRANSACTIONS.judge(row.state, "begin_abort", row.reason) is not None:
         abort_txn(turn, token.txn_id, command.reason or "aborted by a client")
     turn.reply(to, turn.outcome(turn.row(token.txn_id)))
 
@@ -316,19 +310,7 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
         if turn.is_forgotten(command.txn_id):
             raise Expired("the outcome is older than the retention of outcomes")
         turn.check_new_id(command.txn_id)
-        row = TxnRow(
-            txn_id=command.txn_id,
-            scope="",
-            name=None,
-            state="ABORTED",
-            keepalive_ms=0,
-            begun_ms=turn.wall_ms,
-            finished_ms=turn.wall_ms,
-            commit_timestamp=0,
-            committed=0,
-            rejected=0,
-            left_out=0,
-            reason="it was resolved before any other command of it arrived",
-        )
+        reason = "it was resolved before any other command of it arrived"
+        row = born("resolve", command.txn_id, turn.wall_ms, scope="", reason=reason)
         turn.put(k.txn_key(command.txn_id), row)
     turn.reply(to, turn.outcome(row))

@@ -13,7 +13,7 @@ from anabranch.core import rows as k
 from anabranch.core.journal_index import segment_on
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
-from anabranch.core.states import judge
+from anabranch.core.states import TRANSACTIONS
 from anabranch.core.turn import Turn
 from anabranch.errors import (
     InvalidArgument,
@@ -28,7 +28,7 @@ def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
     """A writer's cumulative receipt; the highest sequence wins."""
     token = turn.token(command.token)
     row = turn.row(token.txn_id)
-    judge(row.state, "register", row.reason)
+    TRANSACTIONS.judge(row.state, "register", row.reason)
     check_receipts(turn, token.txn_id, (command.receipt,))
     known = turn.open(token.txn_id).writers.get(command.receipt.writer)
     counts = command.receipt if known is None else newer(known, command.receipt)

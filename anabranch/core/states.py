@@ -1,14 +1,15 @@
 """Every legal transition of a transaction, as one table (Kudu's transaction status manager, YDB).
 
-An op on a state is *applied* (the transaction moves), *already applied* (nothing changes, the caller is
-answered as if it had moved it; Kudu's TXN_OP_ALREADY_APPLIED) or *illegal* (a named error, nothing
-changes; TXN_ILLEGAL_STATE). The table is complete: each op has a verdict on each state.
+An op on a state is *applied* (it moves), *already applied* (nothing changes, the caller is answered as if it had
+moved it; Kudu's TXN_OP_ALREADY_APPLIED) or *illegal* (a named error, nothing changes; TXN_ILLEGAL_STATE).
+A table is complete: each op has a verdict on each state. `stream_states` has that of streams.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Literal, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 from anabranch.errors import (
     AlreadyCommitted,
@@ -17,9 +18,7 @@ from anabranch.errors import (
     OutcomeUnknown,
     TransactionAborted,
 )
-from anabranch.schemas.records import TxnState
-
-STATES: tuple[TxnState, ...] = get_args(TxnState)
+from anabranch.schemas.records import TxnRow, TxnState
 
 Op = Literal[
     "begin",  # a client begins it (again)
@@ -34,7 +33,8 @@ Op = Literal[
     "expire",  # nothing was heard of it
     "settle",  # an operator ends a merge that can't go on
 ]
-OPS: tuple[Op, ...] = get_args(Op)
+StateT = TypeVar("StateT", bound=str)
+OpT = TypeVar("OpT", bound=str)
 
 
 class Verdict(Enum):
@@ -42,6 +42,42 @@ class Verdict(Enum):
 
     ALREADY = "already applied"
     ILLEGAL = "illegal"
+
+
+class Machine(Generic[StateT, OpT]):
+    """The states and ops of one kind of thing, and the verdict on each pair."""
+
+    def __init__(
+        self,
+        states: tuple[StateT, ...],
+        table: Mapping[OpT, tuple[StateT | Verdict, ...]],
+        illegal: Callable[[StateT, OpT, str], AnabranchError],
+    ) -> None:
+        """``table``: for each op what it does to each state, in their order. ``illegal`` makes an op's error."""
+        self.states = states
+        self.ops = tuple(table)
+        self.transitions = {
+            (state, op): verdict
+            for op, row in table.items()
+            for state, verdict in zip(states, row, strict=True)
+        }
+        self._illegal = illegal
+
+    def judge(self, state: StateT, op: OpT, what: str = "") -> StateT | None:
+        """The state after the op; None: already applied.
+
+        Raises the error of an illegal op, which says ``what``.
+        """
+        verdict = self.transitions[state, op]
+        if verdict is Verdict.ALREADY:
+            return None
+        if isinstance(verdict, Verdict):
+            raise self._illegal(state, op, what)
+        return verdict
+
+    def moves(self, state: StateT, op: OpT) -> bool:
+        """Whether the op is legal, and not applied already."""
+        return not isinstance(self.transitions[state, op], Verdict)
 
 
 _ = Verdict.ILLEGAL
@@ -64,29 +100,50 @@ _TABLE: dict[Op, tuple[TxnState | Verdict, ...]] = {
 }
 # fmt: on
 
-TRANSITIONS: dict[tuple[TxnState, Op], TxnState | Verdict] = {
-    (state, op): verdict
-    for op, row in _TABLE.items()
-    for state, verdict in zip(STATES, row, strict=True)
-}
-
 FINISHED: frozenset[TxnState] = frozenset(("COMMITTED", "ABORTED"))
 
-
-def judge(state: TxnState, op: Op, what: str = "") -> TxnState | None:
-    """The state after the op; None: already applied.
-
-    Raises the error of `illegal` for an illegal op.
-    """
-    verdict = TRANSITIONS[state, op]
-    if verdict is Verdict.ALREADY:
-        return None
-    if isinstance(verdict, Verdict):
-        raise illegal(state, op, what)
-    return verdict
+Birth = Literal["begin", "one_shot", "give_way", "resolve"]
+BIRTHS: dict[Birth, TxnState] = {
+    "begin": "OPEN",
+    "one_shot": "COMMITTED",  # a whole transaction in one command
+    "give_way": "ABORTED",  # … of which another one has the name
+    "resolve": "ABORTED",  # asked about before any other command of it
+}
 
 
-def illegal(state: TxnState, op: Op, what: str) -> AnabranchError:
+def born(
+    birth: Birth,
+    txn_id: bytes,
+    wall_ms: int,
+    *,
+    scope: str,
+    name: str | None = None,
+    keepalive_ms: int = 0,
+    commit_timestamp: int = 0,
+    committed: int = 0,
+    reason: str = "",
+    secret: bytes | None = None,
+) -> TxnRow:
+    """A transaction's first row. ``wall_ms``: now, Unix milliseconds. Does not put it."""
+    state = BIRTHS[birth]
+    return TxnRow(
+        txn_id=txn_id,
+        scope=scope,
+        name=name,
+        state=state,
+        keepalive_ms=keepalive_ms,
+        begun_ms=wall_ms,
+        finished_ms=wall_ms if state in FINISHED else 0,
+        commit_timestamp=commit_timestamp,
+        committed=committed,
+        rejected=0,
+        left_out=0,
+        reason=reason,
+        secret=secret,
+    )
+
+
+def _illegal(state: TxnState, op: Op, what: str) -> AnabranchError:
     """The error for an op that is illegal in this state: what the caller does next depends on it."""
     said = f" ({what})" if what else ""
     if state in ("ABORT_IN_PROGRESS", "ABORTED"):
@@ -99,3 +156,6 @@ def illegal(state: TxnState, op: Op, what: str) -> AnabranchError:
             "outcome"
         )
     return IllegalState(f"{op} is impossible in state {state}{said}; nothing was changed")
+
+
+TRANSACTIONS: Machine[TxnState, Op] = Machine(get_args(TxnState), _TABLE, _illegal)

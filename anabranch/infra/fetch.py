@@ -1,7 +1,4 @@
-"""Fetches the broker's jars once and keeps them in a cache; ``python -m anabranch.infra.fetch``.
-
-As a command it makes the class-data archive too (see `anabranch.infra.archive`), which shows that
-the broker runs here.
+"""Fetches the broker's jars once and keeps them in a cache.
 
 Every jar is checked against the lock file before it is put into the cache, and again the first
 time that a process uses the cache (46 files, 45 MB: about 40 ms); after that, a file is hashed
@@ -14,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anabranch.infra.errors import CacheBusy, DownloadFailed, HashMismatch, InfraError
+from anabranch.infra.errors import CacheBusy, DownloadFailed, HashMismatch
 from anabranch.infra.lock import BrokerLock, LockedJar, broker_lock, sha256_of
 
 if TYPE_CHECKING:
@@ -204,46 +200,3 @@ def _fetch_one(maven: MavenContext, jar: LockedJar, folder: Path) -> None:
             if attempt == _ATTEMPTS:
                 raise HashMismatch(jar.file, jar.sha256, found)
         time.sleep(_BACKOFF_S * attempt)
-
-
-def _report(progress: Progress) -> None:
-    end = "\n" if progress.done_files == progress.total_files else ""
-    start = "\r" if sys.stderr.isatty() else ""
-    if start or end:
-        sys.stderr.write(
-            f"{start}Kafka {broker_lock().kafka_version}: {progress.done_files}/"
-            f"{progress.total_files} files, {progress.done_bytes / 1e6:.1f}/"
-            f"{progress.total_bytes / 1e6:.1f} MB{end}"
-        )
-        sys.stderr.flush()
-
-
-def main() -> int:
-    """Fetches the broker with progress on standard error; returns the exit code."""
-    # Imported here: the broker imports this module.
-    from anabranch.infra.archive import archive_path, ensure_archive
-    from anabranch.infra.broker import EmbeddedBroker
-    from anabranch.infra.java import find_java
-
-    def run_broker(java_options: list[str]) -> None:
-        broker = EmbeddedBroker(java_options=java_options)
-        broker.start()
-        broker.stop(timeout_s=60)  # it writes the archive on its way out
-
-    try:
-        class_path = ensure_broker(_report)
-        java = find_java()
-        if not archive_path(java, class_path).exists():
-            sys.stderr.write(
-                f"Starting the broker once, on Java {java.major} ({java.source}), to make later "
-                "starts quick\n"
-            )
-            ensure_archive(java, class_path, run_broker)
-    except InfraError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

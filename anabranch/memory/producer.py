@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from anabranch.batches.format import Buffer, next_sequence, read_header
+from anabranch.memory.broker import MemoryBroker
 from anabranch.memory.trouble import Kind, error_of
 from anabranch.ports import (
     LogBusy,
@@ -16,14 +17,24 @@ from anabranch.ports import (
     TopicPartition,
 )
 
-if TYPE_CHECKING:
-    from anabranch.memory.log import MemoryLog
+
+class Handle(Protocol):
+    """A process's `anabranch.memory.log.MemoryLog`."""
+
+    process: str
+
+    @property
+    def cluster(self) -> MemoryBroker:
+        """The brokers that all processes share."""
+
+    def called(self, name: str) -> None:
+        """Pass through the cluster's hook."""
 
 
 class MemoryProducer:
     """See `anabranch.ports.Producer`."""
 
-    def __init__(self, log: MemoryLog, transactional_id: str, producer_id: int, epoch: int) -> None:
+    def __init__(self, log: Handle, transactional_id: str, producer_id: int, epoch: int) -> None:
         self._log = log
         self._cluster = log.cluster
         self._id = transactional_id

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.core.autoscale import Autoscaler, parse_policy
-from anabranch.core.decide_admin import ACTIVE
 from anabranch.core.decide_scale import start
 from anabranch.core.ids import segment_number
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.keyspace import position_of
 from anabranch.core.round import NewEpoch, Part, Round, StreamCommit, Tail
 from anabranch.core.state import State
+from anabranch.core.stream_states import ACTIVE
 from anabranch.core.turn import Turn
 from anabranch.errors import FixCallError, InvalidArgument
 from anabranch.schemas.records import Event, SegmentRange, StreamRow

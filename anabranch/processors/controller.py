@@ -16,8 +16,8 @@ from anabranch.core.decide import CHECK_MS, anything_stale, decide_due
 from anabranch.core.decide_aside import set_aside
 from anabranch.core.decide_cleanup import say_epochs_again
 from anabranch.core.decide_commit import next_due_ms
-from anabranch.core.decide_lost import give_up_stream
 from anabranch.core.decide_plain import give_up
+from anabranch.core.decide_streams import give_up_stream
 from anabranch.core.decide_txn import abort_txn
 from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.round import Tail

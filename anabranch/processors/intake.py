@@ -12,13 +12,13 @@ from anabranch.batches.format import read_header
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import limits
 from anabranch.core.decide import decide
-from anabranch.core.decide_admin import ACTIVE
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, command_digest
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.overlay import Overlay
 from anabranch.core.round import ReplyTo
 from anabranch.core.rows import HISTORY
 from anabranch.core.state import State
+from anabranch.core.stream_states import ACTIVE
 from anabranch.core.turn import Settings, Turn, refuse
 from anabranch.errors import AnabranchError, InvalidArgument
 from anabranch.ports import (
@@ -66,7 +66,7 @@ class Command:
 
 def decide_command(turn: Turn, command: Command) -> None:
     """Decide it. What is no command is answered, too."""
-    turn.at = command.key
+    turn.at, turn.command_bytes = command.key, len(command.payload)
     try:
         _check_size(turn, command.payload)
         record = decode(command.payload)

@@ -12,18 +12,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch.core.decide_admin import (
-    CREATING,
-    FORGETTING,
-    RECOVERING,
+from anabranch.core.decide_scale import partitions_added, partitions_refused
+from anabranch.core.decide_streams import (
+    forget_refused,
+    prove_lead,
+    recovery_refused,
     stream_created,
+    stream_forgotten,
+    stream_recovered,
     stream_refused,
 )
-from anabranch.core.decide_forget import forget_refused, prove_lead, stream_forgotten
-from anabranch.core.decide_lost import recovery_refused, stream_recovered
-from anabranch.core.decide_scale import partitions_added, partitions_refused
 from anabranch.core.round import NO_PREVIOUS
 from anabranch.core.state import State
+from anabranch.core.stream_states import CREATING, FORGETTING, RECOVERING
 from anabranch.core.turn import Turn
 from anabranch.errors import (
     AnabranchError,

@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from anabranch.core import limits
-from anabranch.core.decide_admin import ACTIVE
 from anabranch.core.state import State
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR
+from anabranch.core.stream_states import ACTIVE
 from anabranch.ports import (
     Clock,
     Log,

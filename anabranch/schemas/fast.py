@@ -58,7 +58,12 @@ def _int(value: int) -> bytes:
     return _varint(value << 1 ^ value >> 63)
 
 
+_BYTES = tuple(bytes((number,)) for number in range(0x80))
+
+
 def _varint(number: int) -> bytes:
+    if number <= 0x7F:
+        return _BYTES[number]
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -333,8 +338,13 @@ def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int
         else:
             key, at = _read_optional_bytes(data, at)
         if data[at] == 2:
-            size, start = _read_size(data, at + 1)
-            at = start + size
+            size, more = data[at + 1], data[at + 2]
+            if size & 0x80 and not (size | more << 7) & 0x4001:
+                start = at + 3
+                at = start + (size + (more << 7) - 0x80 >> 1)
+            else:
+                size, start = _read_size(data, at + 1)
+                at = start + size
             value: bytes | None = data[start:at]
         else:
             value, at = _read_optional_bytes(data, at)

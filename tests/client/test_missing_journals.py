@@ -22,7 +22,7 @@ from tests.client.doubles import ListJournal, ManualClock
 TOPIC = "nyc.flights.journal"
 
 
-def described(state: str) -> r.StreamList:
+def described(state: r.ShownStreamState) -> r.StreamList:
     return r.StreamList((replace(stream_info(STREAM, 2), state=state),))
 
 

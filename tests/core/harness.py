@@ -19,8 +19,8 @@ from typing import Any
 
 from anabranch.core import rows as k
 from anabranch.core.decide import decide, decide_due
-from anabranch.core.decide_admin import stream_created, stream_refused
 from anabranch.core.decide_commit import next_due_ms
+from anabranch.core.decide_streams import stream_created, stream_refused
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.memory import Keepalives, Kept, LeaderMemory
 from anabranch.core.round import ReplyTo, Round

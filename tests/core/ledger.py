@@ -24,6 +24,22 @@ class Refused(Exception):
     """The command is refused with this code."""
 
 
+def latest(known: r.Receipt | None, receipt: r.Receipt) -> r.Receipt:
+    """The later receipt of a writer; it has all that the earlier one tells of, and no two have one number."""
+    if known is None or known == receipt:
+        return receipt
+    early, late = sorted((known, receipt), key=lambda x: x.sequence)
+    told = {(e.stream, e.partition, i) for e in late.extents for i in range(e.first, e.end)}
+    counts = {(e.stream, e.partition): e.count for e in late.extents}
+    for e in early.extents:
+        whole = all((e.stream, e.partition, i) in told for i in range(e.first, e.end))
+        if not whole or counts.get((e.stream, e.partition), -1) < e.count:
+            raise Refused("ReceiptMismatch")
+    if early.sequence == late.sequence:
+        raise Refused("ReceiptMismatch")
+    return late
+
+
 class Batch(NamedTuple):
     """Records of one writer in a journal."""
 
@@ -162,11 +178,7 @@ class Ledger:
         self.names[name] = label
 
     def _learn(self, txn: Txn, receipt: r.Receipt) -> None:
-        known = txn.receipts.get(receipt.writer)
-        if known and known.sequence == receipt.sequence and known != receipt:
-            raise Refused("ReceiptMismatch")
-        if known is None or known.sequence < receipt.sequence:
-            txn.receipts[receipt.writer] = receipt
+        txn.receipts[receipt.writer] = latest(txn.receipts.get(receipt.writer), receipt)
 
     def _check_receipts(self, txn: Txn, receipts: Sequence[r.Receipt]) -> None:
         for receipt in receipts:

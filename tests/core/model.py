@@ -26,6 +26,7 @@ from tests.core.ledger import (
     Place,
     Refused,
     Txn,
+    latest,
 )
 
 
@@ -135,19 +136,19 @@ class Model(Ledger):
 
     def _touch(self, c: r.Touch) -> str:
         txn = self._open(c.token)
+        self.heard[txn.label] = self.world.now_ms  # refused or not
         if not c.stream.startswith("nyc/"):
             raise Refused("CrossScope")
         if c.stream not in STREAMS:
             raise Refused("UnknownStream")
-        self.heard[txn.label] = self.world.now_ms
         txn.streams.add(c.stream)
         return f"touched {c.stream} epoch 0 on 0,1"
 
     def _register(self, c: r.Register) -> str:
         txn = self._open(c.token)
         self._check_receipts(txn, [c.receipt])
-        self.heard[txn.label] = self.world.now_ms
         self._learn(txn, c.receipt)
+        self.heard[txn.label] = self.world.now_ms
         return f"registered {txn.receipts[c.receipt.writer].sequence}"
 
     def _commit(self, name: str, c: r.Commit) -> str:
@@ -201,10 +202,8 @@ class Model(Ledger):
             others = tuple(txn.receipts.values())
         best: dict[int, r.Receipt] = {}
         for receipt in (*c.own, *others):
-            known = [x for x in (best.get(receipt.writer), txn.receipts.get(receipt.writer)) if x]
-            if any(x.sequence == receipt.sequence and x != receipt for x in known):
-                raise Refused("ReceiptMismatch")
-            best[receipt.writer] = max([*known, receipt], key=lambda x: x.sequence)
+            known = best.get(receipt.writer) or txn.receipts.get(receipt.writer)
+            best[receipt.writer] = latest(known, receipt)
         if c.receipts is None and any(not x.finished and x.writer not in own for x in others):
             raise Refused("WritersUnfinished")
         return list(best.values())

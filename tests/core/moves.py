@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from anabranch.core.decide_admin import CREATING
+from anabranch.core.stream_states import CREATING
 from anabranch.errors import InvalidArgument
 from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc

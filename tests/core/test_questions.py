@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.core import decide_list
+from anabranch.core import questions
 from anabranch.core import rows as k
-from anabranch.core.decide_list import MAX_LISTED
+from anabranch.core.questions import MAX_LISTED
 from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, event
 
@@ -194,7 +194,7 @@ def test_a_list_goes_on_where_it_stopped(
     several: World, monkeypatch: pytest.MonkeyPatch, scope: str | None, most: int, limit: int
 ) -> None:
     """However few rows are looked at each time; a writer's and a stream's row of A lie between."""
-    monkeypatch.setattr(decide_list, "MAX_LOOKED_AT", most)
+    monkeypatch.setattr(questions, "MAX_LOOKED_AT", most)
     found: list[str] = []
     before = None
     for _ in range(20):

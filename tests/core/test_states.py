@@ -1,22 +1,37 @@
-"""The transition table: every op on every state, spelt out again; and what must never be."""
+"""The transition tables: every op on every state, spelt out again; and what must never be."""
 
 from __future__ import annotations
 
 import runpy
+from collections.abc import Container
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from anabranch.core.states import FINISHED, OPS, STATES, TRANSITIONS, Op, Verdict, judge
+from anabranch.core.states import (
+    BIRTHS,
+    FINISHED,
+    TRANSACTIONS,
+    Birth,
+    Machine,
+    Op,
+    OpT,
+    StateT,
+    Verdict,
+)
+from anabranch.core.stream_states import STREAMS, StreamOp
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     IllegalState,
+    NotReady,
     OutcomeUnknown,
+    StreamLost,
     TransactionAborted,
+    UnknownStream,
 )
-from anabranch.schemas.records import TxnState
+from anabranch.schemas.records import StreamState, TxnState
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,11 +58,6 @@ EXPECTED: dict[Op, str] = {
     "expire": "         A - - - = =",
     "settle": "         - - A - = =",
 }
-CELLS = [
-    pytest.param(state, op, letter, id=f"{op} on {state}")
-    for op, row in EXPECTED.items()
-    for state, letter in zip(STATES, row.split(), strict=True)
-]
 REFUSALS: dict[TxnState, type[AnabranchError]] = {
     "OPEN": IllegalState,
     "COMMIT_IN_PROGRESS": OutcomeUnknown,
@@ -56,31 +66,71 @@ REFUSALS: dict[TxnState, type[AnabranchError]] = {
     "ABORT_IN_PROGRESS": TransactionAborted,
     "ABORTED": TransactionAborted,
 }
+STREAM_LETTERS: dict[str, StreamState] = {
+    "C": "CREATING",
+    "A": "ACTIVE",
+    "L": "LOST",
+    "R": "RECOVERING",
+    "F": "FORGETTING",
+    "X": "FORGOTTEN",
+}
+#                    C A L R F X
+STREAM_EXPECTED: dict[StreamOp, str] = {
+    "use": "             u A l l l u",
+    "begin_create": "    C = l l n C",
+    "finalize_create": " A = - - - -",
+    "refuse_create": "   X - - - - =",
+    "give_up": "         - L = = = =",
+    "begin_recover": "   n = R n n u",
+    "finalize_recover": "- = - A - -",
+    "refuse_recover": "  - - = L - -",
+    "begin_forget": "    - - F - = =",
+    "finalize_forget": " - - - - X =",
+    "refuse_forget": "   - - = - L -",
+}
+STREAM_REFUSALS: dict[str, type[AnabranchError]] = {
+    "-": IllegalState,
+    "l": StreamLost,
+    "n": NotReady,
+    "u": UnknownStream,
+}
 
 
-def reachable(start: TxnState, ops: tuple[Op, ...] = OPS) -> set[TxnState]:
-    """All states that some sequence of these ops leads to."""
-    found: set[TxnState] = set()
-    todo: list[TxnState] = [start]
+def cells(machine: Machine[StateT, OpT], expected: dict[OpT, str]) -> list[object]:
+    assert set(machine.ops) == set(expected)
+    return [
+        pytest.param(state, op, letter, id=f"{op} on {state}")
+        for op, row in expected.items()
+        for state, letter in zip(machine.states, row.split(), strict=True)
+    ]
+
+
+def reachable(
+    machine: Machine[StateT, OpT], start: StateT, but: Container[str] = ()
+) -> set[StateT]:
+    """All states that some sequence of ops leads to, without some ops."""
+    found: set[StateT] = set()
+    todo = [start]
     while todo:
         state = todo.pop()
-        for op in ops:
-            verdict = TRANSITIONS[state, op]
-            if not isinstance(verdict, Verdict) and verdict not in found:
+        for op in machine.ops:
+            verdict = machine.transitions[state, op]
+            if op not in but and not isinstance(verdict, Verdict) and verdict not in found:
                 found.add(verdict)
                 todo.append(verdict)
     return found
 
 
-@pytest.mark.parametrize(("state", "op", "letter"), CELLS)
+@pytest.mark.parametrize(("state", "op", "letter"), cells(TRANSACTIONS, EXPECTED))
 def test_cell(state: TxnState, op: Op, letter: str) -> None:
+    assert TRANSACTIONS.moves(state, op) == (letter not in "=-")
     if letter == "=":
-        assert judge(state, op) is None
+        assert TRANSACTIONS.judge(state, op) is None
     elif letter != "-":
-        assert judge(state, op) == LETTERS[letter]
+        assert TRANSACTIONS.judge(state, op) == LETTERS[letter]
     else:
         with pytest.raises(AnabranchError) as refused:
-            judge(state, op, "the reason")
+            TRANSACTIONS.judge(state, op, "the reason")
         expected = REFUSALS[state]
         if (state, op) == ("COMMIT_IN_PROGRESS", "settle"):
             expected = IllegalState  # it comes too early, not too late
@@ -88,42 +138,60 @@ def test_cell(state: TxnState, op: Op, letter: str) -> None:
         assert "the reason" in str(refused.value)
 
 
-def test_the_table_is_complete() -> None:
-    assert set(STATES) == set(get_args(TxnState)) == set(LETTERS.values())
-    assert set(OPS) == set(get_args(Op)) == set(EXPECTED)
-    assert set(TRANSITIONS) == {(state, op) for state in STATES for op in OPS}
+@pytest.mark.parametrize(("state", "op", "letter"), cells(STREAMS, STREAM_EXPECTED))
+def test_cell_of_a_stream(state: StreamState, op: StreamOp, letter: str) -> None:
+    if letter == "=":
+        assert STREAMS.judge(state, op) is None
+    elif letter in STREAM_LETTERS:
+        assert STREAMS.judge(state, op) == STREAM_LETTERS[letter]
+    else:
+        with pytest.raises(AnabranchError, match="nyc/a") as refused:
+            STREAMS.judge(state, op, "nyc/a")
+        assert type(refused.value) is STREAM_REFUSALS[letter]
+
+
+def test_the_tables_are_complete() -> None:
+    assert set(TRANSACTIONS.states) == set(get_args(TxnState)) == set(LETTERS.values())
+    assert set(STREAMS.states) == set(get_args(StreamState)) == set(STREAM_LETTERS.values())
+    assert set(TRANSACTIONS.ops) == set(get_args(Op))
+    assert set(STREAMS.ops) == set(get_args(StreamOp))
+    assert set(BIRTHS) == set(get_args(Birth))
 
 
 def test_an_impossible_op_says_where_and_that_nothing_changed() -> None:
     with pytest.raises(
         IllegalState, match="begin_finalize is impossible in state OPEN; nothing was changed"
     ):
-        judge("OPEN", "begin_finalize")
+        TRANSACTIONS.judge("OPEN", "begin_finalize")
 
 
 def test_an_op_that_comes_too_late_says_to_ask_for_the_outcome() -> None:
     with pytest.raises(OutcomeUnknown, match="being committed: nothing was changed; ask"):
-        judge("COMMIT_IN_PROGRESS", "touch")
+        TRANSACTIONS.judge("COMMIT_IN_PROGRESS", "touch")
 
 
 def test_nothing_leads_out_of_an_outcome() -> None:
     assert {"COMMITTED", "ABORTED"} == FINISHED
-    assert [reachable(state) for state in sorted(FINISHED)] == [set(), set()]
+    assert [reachable(TRANSACTIONS, state) for state in sorted(FINISHED)] == [set(), set()]
 
 
 def test_there_is_no_abort_past_the_final_timestamp_but_by_an_operator() -> None:
-    ops = tuple(op for op in OPS if op != "settle")
-    assert reachable("FINALIZE_IN_PROGRESS", ops) == {"COMMITTED"}
-    assert reachable("FINALIZE_IN_PROGRESS") == {"COMMITTED", "ABORT_IN_PROGRESS", "ABORTED"}
+    assert reachable(TRANSACTIONS, "FINALIZE_IN_PROGRESS", ("settle",)) == {"COMMITTED"}
+    assert reachable(TRANSACTIONS, "FINALIZE_IN_PROGRESS") == {
+        "COMMITTED",
+        "ABORT_IN_PROGRESS",
+        "ABORTED",
+    }
 
 
 def test_there_is_no_commit_past_an_abort() -> None:
-    assert reachable("ABORT_IN_PROGRESS") == {"ABORTED"}
+    assert reachable(TRANSACTIONS, "ABORT_IN_PROGRESS") == {"ABORTED"}
 
 
 def test_every_transaction_can_end_both_ways() -> None:
-    assert reachable("OPEN") == set(STATES)
-    assert reachable("OPEN", ("begin_commit", "begin_finalize", "finalize_commit")) == {
+    assert reachable(TRANSACTIONS, "OPEN") == set(TRANSACTIONS.states)
+    assert reachable(TRANSACTIONS, "OPEN", ("begin_abort", "expire", "settle")) == {
+        "OPEN",
         "COMMIT_IN_PROGRESS",
         "FINALIZE_IN_PROGRESS",
         "COMMITTED",
@@ -131,21 +199,52 @@ def test_every_transaction_can_end_both_ways() -> None:
 
 
 def test_silence_ends_only_an_open_transaction() -> None:
-    assert [s for s in STATES if not isinstance(TRANSITIONS[s, "expire"], Verdict)] == ["OPEN"]
+    assert [s for s in TRANSACTIONS.states if TRANSACTIONS.moves(s, "expire")] == ["OPEN"]
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("state", STATES)
+def test_a_stream_is_taken_away_only_if_it_was_never_made_or_is_lost() -> None:
+    assert "FORGOTTEN" not in reachable(STREAMS, "ACTIVE", ("give_up",))
+    assert [s for s in STREAMS.states if STREAMS.moves(s, "begin_forget")] == ["LOST"]
+
+
+def test_a_lost_stream_is_used_again_only_if_it_is_taken_back_or_made_anew() -> None:
+    back, anew = "finalize_recover", "begin_create"
+    assert "ACTIVE" not in reachable(STREAMS, "LOST", (back, anew))
+    assert "ACTIVE" in reachable(STREAMS, "LOST", (back,))
+    assert "ACTIVE" in reachable(STREAMS, "LOST", (anew,))
+
+
+@pytest.mark.parametrize("state", STREAMS.states)
+def test_a_stream_is_never_stuck(state: StreamState) -> None:
+    assert reachable(STREAMS, state) == set(STREAMS.states)
+
+
+@pytest.mark.parametrize("op", TRANSACTIONS.ops)
+@pytest.mark.parametrize("state", TRANSACTIONS.states)
 def test_an_op_that_moved_can_be_repeated(state: TxnState, op: Op) -> None:
     """Kudu's rule: a transition asked for twice is already applied, never an error."""
-    verdict = TRANSITIONS[state, op]
+    verdict = TRANSACTIONS.transitions[state, op]
     if not isinstance(verdict, Verdict):
-        assert verdict == state or TRANSITIONS[verdict, op] is Verdict.ALREADY
+        assert verdict == state or TRANSACTIONS.transitions[verdict, op] is Verdict.ALREADY
+
+
+def test_an_op_that_moved_a_stream_can_be_repeated() -> None:
+    """All but two: a stream's row keeps one asker."""
+    others = {
+        (state, op): STREAMS.transitions[verdict, op]
+        for (state, op), verdict in STREAMS.transitions.items()
+        if not isinstance(verdict, Verdict) and verdict != state
+        if STREAMS.transitions[verdict, op] is not Verdict.ALREADY
+    }
+    assert others == {
+        ("FORGOTTEN", "begin_create"): "CREATING",  # the last one is answered
+        ("LOST", "begin_recover"): Verdict.ILLEGAL,  # another one is told to ask again
+    }
 
 
 def test_the_page_of_states_is_up_to_date() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "draw-states"))
     written = (ROOT / "docs" / "states.md").read_text("utf-8")
     assert written == script["page"](), "docs/states.md is stale: run scripts/draw-states"
-    for state in STATES:
+    for state in (*TRANSACTIONS.states, *STREAMS.states):
         assert state in written

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core import decide, decide_time, decide_txn
+from anabranch.core import decide, decide_txn, questions
 from anabranch.core import rows as k
 from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
@@ -330,7 +330,7 @@ def resolve_unlogged() -> Planted:
 
 def safe_unlogged() -> Planted:
     """A safe time is answered, and hybrid time is left where it was: later commits may lie below it."""
-    real = decide_time.safe_time
+    real = questions.safe_time
 
     def forgetful(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
         before = turn.hybrid_time
@@ -354,7 +354,7 @@ def safe_stale() -> Planted:
 
     def stale(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
         if command.at is not None:
-            decide_time.safe_time(turn, command, to)
+            questions.safe_time(turn, command, to)
             return
         turn.reply(to, SafeTimeIs(command.scope, turn.hybrid_time - (500_000 << 12)))
 

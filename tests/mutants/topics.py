@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
 from anabranch.core import rows as k
-from anabranch.core.decide_lost import give_up_stream
+from anabranch.core.decide_streams import give_up_stream
 from anabranch.core.state import State
 from anabranch.core.turn import Turn
 from anabranch.memory.producer import MemoryProducer

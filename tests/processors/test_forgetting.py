@@ -9,8 +9,8 @@ import pytest
 
 from anabranch.batches.records import Record
 from anabranch.core import rows as k
-from anabranch.core.decide_admin import ACTIVE, FORGETTING, LOST
 from anabranch.core.ids import NO_TXN, TXN_HEADER, pack_txn_header
+from anabranch.core.stream_states import ACTIVE, FORGETTING, LOST
 from anabranch.errors import UnsupportedVersion
 from anabranch.memory.log import MemoryLog
 from anabranch.memory.table import MemoryStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.batches.records import Record
-from anabranch.core.decide_admin import ACTIVE
+from anabranch.core.stream_states import ACTIVE
 from anabranch.memory.trouble import Kind, Trouble
 from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.processors.histories import Histories

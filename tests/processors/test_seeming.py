@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.decide_admin import ACTIVE
+from anabranch.core.stream_states import ACTIVE
 from anabranch.memory.log import MemoryLog
 from anabranch.ports import Fetched, OffsetOutOfRange, TopicPartition
 from anabranch.schemas.records import Commit, Outcome

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anabranch.batches.records import Record
-from anabranch.core.decide_admin import ACTIVE, WAITING
+from anabranch.core.stream_states import ACTIVE, WAITING
 from anabranch.memory.log import MemoryLog
 from anabranch.memory.partition import Partition
 from anabranch.memory.producer import MemoryProducer

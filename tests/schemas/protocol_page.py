@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from zlib import crc32
 
 from anabranch import errors
-from anabranch.core import decide_commit, decide_list, decide_txn, hybrid_time, ids, limits, tokens
+from anabranch.core import decide_commit, decide_txn, hybrid_time, ids, limits, questions, tokens
 from anabranch.core.journal_index import CRC_MODULUS, REASONS
 from anabranch.core.keyspace import even_ranges, position_of, record_checksum
 from anabranch.core.rows import Entry
@@ -399,7 +399,7 @@ def limits_block() -> str:
         ],
         ["name, characters", f"1 to {ids.MAX_NAME}"],
         ["`wait_ms`", f"0 to {decide_commit.MAX_WAIT_MS:,}"],
-        ["`ListTransactions.limit`", f"1 to {decide_list.MAX_LISTED:,}"],
+        ["`ListTransactions.limit`", f"1 to {questions.MAX_LISTED:,}"],
         ["open transactions of a control partition", f"{default['max_open']:,} (default)"],
         [
             "bytes of open transactions in journals, by control partition",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import rows as k
-from anabranch.core.decide_admin import LOST
+from anabranch.core.stream_states import LOST
 from anabranch.core.tokens import peek
 from anabranch.errors import AnabranchError
 from anabranch.ports import TopicPartition

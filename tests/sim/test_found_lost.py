@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from anabranch.core.decide_admin import ACTIVE, LOST, WAITING
+from anabranch.core.stream_states import ACTIVE, LOST, WAITING
 from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogUnavailable, TopicInfo, TopicPartition
 from anabranch.schemas.records import Begin, Commit, Event, OneShot, Refusal, Scale, Touch

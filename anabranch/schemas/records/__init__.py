@@ -52,6 +52,8 @@ from anabranch.schemas.records.parts import (
     KeyRange,
     Receipt,
     SegmentRange,
+    ShownStreamState,
+    StreamState,
     TxnState,
 )
 from anabranch.schemas.records.replies import (
@@ -159,9 +161,11 @@ __all__ = [
     "SetAsideRow",
     "SetSeries",
     "Settle",
+    "ShownStreamState",
     "StreamInfo",
     "StreamList",
     "StreamRow",
+    "StreamState",
     "SuspectRow",
     "TermRow",
     "Touch",

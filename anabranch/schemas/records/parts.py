@@ -13,6 +13,15 @@ TxnState = Literal[
     "ABORT_IN_PROGRESS",
     "ABORTED",
 ]
+StreamState = Literal[
+    "CREATING",
+    "ACTIVE",
+    "LOST",
+    "RECOVERING",
+    "FORGETTING",
+    "FORGOTTEN",  # it has no row: never logged
+]
+ShownStreamState = Literal[StreamState, "WAITING"]  # it can't be read or written now: never logged
 
 
 @dataclass(frozen=True, slots=True)

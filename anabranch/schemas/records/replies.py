@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from anabranch.schemas.records.parts import Receipt, SegmentRange, TxnState
+from anabranch.schemas.records.parts import Receipt, SegmentRange, ShownStreamState, TxnState
 from anabranch.schemas.records.rows import SetAsideRow
 
 
@@ -31,7 +31,7 @@ class StreamInfo:
     """A stream as it is now."""
 
     stream: str
-    state: str
+    state: ShownStreamState
     stream_epoch: int
     reference_epoch: int
     segments: tuple[SegmentRange, ...]

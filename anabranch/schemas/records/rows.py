@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from anabranch.schemas.records.parts import KeyRange, Receipt, SegmentRange, TxnState
+from anabranch.schemas.records.parts import KeyRange, Receipt, SegmentRange, StreamState, TxnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class StreamRow:
     """Status row: a stream."""
 
     stream: str
-    state: str
+    state: StreamState
     segment_count: int
     settings: Mapping[str, str]
     stream_epoch: int

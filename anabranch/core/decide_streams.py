@@ -1,0 +1,325 @@
+"""Decisions on a stream's life: created, lost, taken back, forgotten; and on what a loss leaves behind.
+
+What shall be is logged first, in the stream's row. Then the shell does it to the topics; that it is done, or can't
+be, is logged and answered.
+
+A stream of which somebody deleted a topic is given up in one round (`docs/decisions/0011-lost-topics.md`): its row
+says LOST, and every transaction with a part in it is aborted whole as long as that is legal, so that none is torn.
+One past FINALIZE_IN_PROGRESS stays, with its trouble, until an operator settles it. A lost stream is taken back, or
+forgotten, so that its name can be used again (`docs/decisions/0012-ways-out-of-a-loss.md`). The row that counts how
+often a name was forgotten stays, so that nobody takes what a table knows of the old journal for the new one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from anabranch.core import rows as k
+from anabranch.core.decide_admin import check_room, check_served, stream_info
+from anabranch.core.decide_merge import TORN
+from anabranch.core.decide_scale import asker
+from anabranch.core.decide_txn import abort_txn
+from anabranch.core.ids import split_stream, txn_text
+from anabranch.core.keyspace import even_ranges
+from anabranch.core.round import NewEpoch, ReplyTo
+from anabranch.core.segments import create
+from anabranch.core.state import State
+from anabranch.core.states import TRANSACTIONS
+from anabranch.core.stream_settings import check_settings
+from anabranch.core.stream_states import (
+    FORGETTING,
+    FORGOTTEN,
+    GIVEN_UP,
+    LOST,
+    STREAMS,
+    StreamOp,
+    lost_error,
+    state_of,
+)
+from anabranch.core.turn import Turn, refuse
+from anabranch.errors import (
+    AnabranchError,
+    IllegalState,
+    NotReady,
+    StreamExists,
+    UnknownStream,
+)
+from anabranch.schemas.records import (
+    CreateStream,
+    EpochRow,
+    ForgetStream,
+    ForgottenRow,
+    RecoverStream,
+    RetiredRow,
+    Settle,
+    StreamList,
+    StreamRow,
+)
+
+
+def _move(
+    turn: Turn, row: StreamRow, op: StreamOp, to: ReplyTo | None = None, **changes: Any
+) -> StreamRow | None:
+    """Put the stream's row after a legal op; None if that is applied already. Raises for an illegal one.
+
+    ``to`` waits for what is to be done to the topics now.
+    """
+    state = STREAMS.judge(row.state, op, row.stream)
+    if state is None:
+        return None
+    moved = replace(
+        row,
+        state=state,
+        correlation_id=to.correlation_id if to is not None else b"",
+        reply_partition=to.partition if to is not None else -1,
+        command=to.command if to is not None else b"",
+        **changes,
+    )
+    turn.put(k.stream_key(row.stream), moved if state != FORGOTTEN else None)
+    return moved
+
+
+def _end(turn: Turn, stream: str, op: StreamOp, error: AnabranchError | None = None) -> None:
+    """What was to be done to the topics is done, or refused: tell whoever waits."""
+    row = turn.state.streams[stream]
+    moved = _move(turn, row, op)
+    if moved is not None:
+        answer = StreamList((stream_info(turn, moved),)) if error is None else refuse(error)
+        turn.reply(asker(row), answer)
+
+
+# -- created --------------------------------------------------------------------------------------------
+
+
+def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None:
+    """Log the intent; the shell makes the topics, then `stream_created`."""
+    scope, _ = split_stream(command.stream)
+    check_served(turn, scope)
+    even_ranges(command.segments)  # refuses impossible counts
+    check_settings(command.settings)
+    row = turn.state.streams.get(command.stream)
+    if row is None:
+        check_room(turn, 1, command.segments)
+        row = _without_topics(command)
+    moves = STREAMS.judge(row.state, "begin_create", command.stream) is not None
+    if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
+        raise StreamExists(
+            f"{command.stream} exists with {row.segment_count} segments and settings "
+            f"{dict(row.settings)}"
+        )
+    if moves:
+        _move(turn, row, "begin_create", to, adopt=command.adopt)
+    else:
+        turn.reply(to, StreamList((stream_info(turn, row),)))
+
+
+def _without_topics(command: CreateStream) -> StreamRow:
+    return StreamRow(
+        stream=command.stream,
+        state=FORGOTTEN,
+        segment_count=command.segments,
+        settings=dict(command.settings),
+        stream_epoch=0,
+        reference_epoch=0,
+        segments=(),
+        next_number=0,
+        partitions=0,
+        wanted_partitions=0,
+        scaling=None,
+        scaled_by=b"",
+        correlation_id=b"",
+        reply_partition=-1,
+        command=b"",
+        topic_ids=(),
+    )
+
+
+def stream_created(
+    turn: Turn, stream: str, starts: dict[int, int], topic_ids: tuple[str, ...] = ()
+) -> None:
+    """The topics exist: open the first epoch. ``starts``: end offset of each partition now."""
+    row = turn.state.streams[stream]
+    segments = create(row.segment_count)
+    active = _move(
+        turn,
+        row,
+        "finalize_create",
+        segments=segments,
+        next_number=len(segments),
+        partitions=len(starts),
+        wanted_partitions=len(starts),
+        topic_ids=topic_ids,
+    )
+    if active is None:
+        return
+    turn.put(k.epoch_key(stream, 0), EpochRow(stream, 0, segments))
+    turn.round.history.append(
+        NewEpoch(stream, 0, 0, turn.next_timestamp(), segments, starts=starts)
+    )
+    turn.reply(asker(row), StreamList((stream_info(turn, active),)))
+
+
+def stream_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+    """The topics can't be made as asked: the intent is taken back."""
+    _end(turn, stream, "refuse_create", error)
+
+
+# -- lost, and taken back -------------------------------------------------------------------------------
+
+
+def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
+    """Log that a stream is lost, and abort what can't commit for that. Returns the transactions aborted.
+
+    Repeating it changes nothing.
+    """
+    row = turn.state.streams.get(stream)
+    if row is None or not STREAMS.moves(row.state, "give_up"):
+        return []
+    _move(turn, row, "give_up", scaling=None, wanted_partitions=row.partitions)
+    if row.scaling is not None:
+        turn.reply(asker(row.scaling), refuse(lost_error(stream)))
+    aborted = []
+    for txn_id in sorted(turn.state.open):
+        txn = turn.state.open[txn_id]
+        if stream in txn.participants and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
+            abort_txn(turn, txn_id, f"{stream} is lost: {why}")
+            aborted.append(txn_id)
+    return aborted
+
+
+def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> None:
+    """Log that a LOST stream is to be taken back; the shell looks whether its topics are the old ones."""
+    stream = command.stream
+    check_served(turn, split_stream(stream)[0])
+    state = state_of(turn.state.streams.get(stream))
+    moves = STREAMS.judge(state, "begin_recover", stream) is not None
+    row = turn.state.streams[stream]
+    if not moves:
+        turn.reply(to, StreamList((stream_info(turn, row),)))
+        return
+    if not row.topic_ids:
+        raise IllegalState(f"{stream} can't be taken back: its topics had no ids to know them by")
+    _move(turn, row, "begin_recover", to)
+
+
+def stream_recovered(turn: Turn, stream: str) -> None:
+    """Its topics are those that it had: it goes on. What was aborted when it was given up stays so."""
+    _end(turn, stream, "finalize_recover")
+
+
+def recovery_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+    """They are not: it stays LOST."""
+    _end(turn, stream, "refuse_recover", error)
+
+
+# -- forgotten ------------------------------------------------------------------------------------------
+
+
+def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None:
+    """Log that a lost stream shall be forgotten; the answer comes when it is. Repeating it is harmless."""
+    stream = command.stream
+    check_served(turn, split_stream(stream)[0])
+    row = turn.state.streams.get(stream)
+    before = turn.state.forgotten.get(stream)
+    asked_by = to.correlation_id if to is not None else b""
+    if row is None and before is None:
+        raise UnknownStream(f"there is no stream {stream!r}: nothing is to be forgotten")
+    repeated = before is not None and bool(asked_by) and before.forgotten_by == asked_by
+    if row is None or (repeated and row.state not in (LOST, FORGETTING)):
+        turn.reply(to, StreamList(()))  # it is done
+        return
+    if row.state == FORGETTING:
+        if not repeated and row.correlation_id:
+            raise NotReady(f"{stream} is being forgotten: ask again")
+        return  # it is answered when it is done
+    if stream in turn.memory.waiting:
+        raise NotReady(
+            f"{stream}: {turn.memory.waiting[stream]}; it is not given up yet: ask again"
+        )
+    STREAMS.judge(row.state, "begin_forget", stream)
+    for txn_id in sorted(turn.state.open):
+        if stream in turn.state.open[txn_id].participants:
+            raise IllegalState(
+                f"transaction {txn_text(txn_id)} has a part in {stream} and is not over: settle it first "
+                "(`anabranch txn settle`)"
+            )
+    times = before.times + 1 if before is not None else 1
+    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, asked_by))
+    _move(turn, row, "begin_forget", to)
+
+
+def prove_lead(turn: Turn, stream: str) -> None:
+    """Log again what is being done: the round's commit proves that nobody else led, and had done it, before.
+
+    So the topics that were found before are leftovers, and not those of a stream that was created anew meanwhile.
+    """
+    turn.put(k.stream_key(stream), turn.state.streams[stream])
+
+
+def stream_forgotten(turn: Turn, stream: str) -> None:
+    """Nothing is left of its topics: take the stream's rows away."""
+    row = turn.state.streams.get(stream)
+    if row is None or not STREAMS.moves(row.state, "finalize_forget"):
+        return
+    _move(turn, row, "finalize_forget")
+    for key in _rows_of(turn.state, stream):
+        turn.put(key, None)
+    times = turn.state.forgotten[stream].times
+    for key, value in turn.index.drop_former(stream, times).items():
+        if value is None:
+            turn.state.drop(key)
+        else:
+            turn.state.keep(key, value)
+    turn.forgotten.append(stream)
+    turn.reply(asker(row), StreamList(()))
+
+
+def forget_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+    """What is left of its topics can't be deleted: it is LOST again."""
+    _end(turn, stream, "refuse_forget", error)
+
+
+def _rows_of(state: State, stream: str) -> Iterator[bytes]:
+    """All but its own, and the one that counts how often it was forgotten."""
+    for epoch in list(state.epochs.get(stream, ())):
+        yield k.epoch_key(stream, epoch)
+    for name, partition in list(state.low_water):
+        if name == stream:
+            yield k.low_water_key(stream, partition)
+    for name, partition in list(state.plain):
+        if name == stream:
+            yield k.plain_key(stream, partition)
+    for partition in state.retired(stream):
+        yield k.retired_key(stream, partition)
+
+
+# -- transactions that a loss holds up ------------------------------------------------------------------
+
+
+def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
+    """Abort a transaction whose merge can't go on, in all its streams. Repeating it is harmless.
+
+    Chunks of it stand in other streams, committed natively. No history names them, and none ever may: so
+    their partitions are used no more.
+    """
+    token = turn.token(command.token)
+    row = turn.row(token.txn_id)
+    if TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
+        txn = turn.open(token.txn_id)
+        torn = turn.memory.trouble(token.txn_id) == TORN
+        if not torn and not any(_is_lost(turn, stream) for stream in txn.participants):
+            raise IllegalState("no stream of the transaction is lost: its merge goes on by itself")
+        if token.txn_id in turn.memory.carrying:
+            raise NotReady("a chunk of the transaction is being carried: ask again")
+        for (stream, _), carry in sorted(txn.carries.items()):
+            if carry.count and not _is_lost(turn, stream):
+                retired = RetiredRow(stream, carry.partition)
+                turn.put(k.retired_key(stream, carry.partition), retired)
+        abort_txn(turn, token.txn_id, command.reason or "settled by an operator", op="settle")
+    turn.reply(to, turn.outcome(turn.row(token.txn_id)))
+
+
+def _is_lost(turn: Turn, stream: str) -> bool:
+    return state_of(turn.state.streams.get(stream)) in (*GIVEN_UP, FORGOTTEN)

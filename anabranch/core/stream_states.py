@@ -1,0 +1,90 @@
+"""Every legal transition of a stream, as one table, like that of transactions (`states`).
+
+What the shell does to a stream's topics has a state of its own: an op begins it, and another one says how it ended.
+A stream without a row is FORGOTTEN: it was taken away, or not made yet.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+from anabranch.core.states import Machine, Verdict
+from anabranch.errors import AnabranchError, IllegalState, NotReady, StreamLost, UnknownStream
+from anabranch.schemas.records import StreamRow, StreamState
+
+CREATING: Final = "CREATING"
+ACTIVE: Final = "ACTIVE"
+LOST: Final = "LOST"  # a topic of it was deleted, or made anew
+RECOVERING: Final = "RECOVERING"  # … and it is looked whether its topics are the old ones
+FORGETTING: Final = "FORGETTING"  # … and what is left of it is being deleted
+FORGOTTEN: Final = "FORGOTTEN"  # it has no row
+WAITING: Final = "WAITING"  # it is ACTIVE, but can't be read or written now: shown, never logged
+
+GIVEN_UP: frozenset[StreamState] = frozenset((LOST, RECOVERING, FORGETTING))
+
+StreamOp = Literal[
+    "use",  # something is to be written or scaled
+    "begin_create",
+    "finalize_create",  # its topics exist
+    "refuse_create",
+    "give_up",  # a topic of it is gone
+    "begin_recover",
+    "finalize_recover",  # its topics are those that it had
+    "refuse_recover",
+    "begin_forget",
+    "finalize_forget",  # nothing is left of its topics
+    "refuse_forget",
+]
+
+_ = Verdict.ILLEGAL
+_same = Verdict.ALREADY
+
+# fmt: off
+_TABLE: dict[StreamOp, tuple[StreamState | Verdict, ...]] = {
+    # CREATING, ACTIVE, LOST, RECOVERING, FORGETTING, FORGOTTEN
+    "use":              (_, ACTIVE, _, _, _, _),
+    "begin_create":     (CREATING, _same, _, _, _, CREATING),
+    "finalize_create":  (ACTIVE, _same, _, _, _, _),
+    "refuse_create":    (FORGOTTEN, _, _, _, _, _same),
+    "give_up":          (_, LOST, _same, _same, _same, _same),
+    "begin_recover":    (_, _same, RECOVERING, _, _, _),
+    "finalize_recover": (_, _same, _, ACTIVE, _, _),
+    "refuse_recover":   (_, _, _same, LOST, _, _),
+    "begin_forget":     (_, _, FORGETTING, _, _same, _same),
+    "finalize_forget":  (_, _, _, _, FORGOTTEN, _same),
+    "refuse_forget":    (_, _, _same, _, LOST, _),
+}
+# fmt: on
+
+
+def state_of(row: StreamRow | None) -> StreamState:
+    """The state that a stream's row says, or that there is none."""
+    return row.state if row is not None else FORGOTTEN
+
+
+def lost_error(stream: str) -> StreamLost:
+    """What everyone is told who wants to commit something in a lost stream."""
+    return StreamLost(
+        f"{stream} is lost: a topic of it was deleted, or made anew. Nothing can be committed there any more; "
+        "write to another stream, or let an operator forget this one and create it anew"
+    )
+
+
+def _illegal(state: StreamState, op: StreamOp, stream: str) -> AnabranchError:
+    """The error for an op that is illegal in this state: what the caller does next depends on it."""
+    if op == "begin_create" and state == FORGETTING:
+        return NotReady(f"{stream} is being forgotten: ask again")
+    if op in ("use", "begin_create") and state in GIVEN_UP:
+        return lost_error(stream)
+    if op == "use":
+        return UnknownStream(f"there is no stream {stream!r}: create it first")
+    if op == "begin_recover" and state == FORGOTTEN:
+        return UnknownStream(f"there is no stream {stream!r}")
+    if op == "begin_recover":
+        return NotReady(f"{stream} is {state}: ask again")
+    if op == "begin_forget":
+        return IllegalState(f"{stream} is {state}: only a LOST stream can be forgotten")
+    return IllegalState(f"{stream}: {op} is impossible in state {state}; nothing was changed")
+
+
+STREAMS: Machine[StreamState, StreamOp] = Machine(get_args(StreamState), _TABLE, _illegal)

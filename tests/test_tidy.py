@@ -1,0 +1,202 @@
+"""The rules of the house that no linter knows: circles, importers, folders, references, prose.
+
+Where the tree does not keep a rule yet, what is still allowed stands in a table here. Its numbers may only fall.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import runpy
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PRODUCT = "anabranch"
+MOST_FILES, MOST_LINES = 20, 420
+# Folders with more files, and files with more lines.
+FOLDERS = {
+    "anabranch/core": 37,
+    "anabranch/processors": 31,
+    "anabranch/cli": 28,
+    "anabranch/spark": 23,
+    "anabranch/cli/quickstart": 25,
+}
+FILES = {
+    "anabranch/kafka/transactional_producer.py": 547,
+    "anabranch/processors/controller.py": 542,
+    "anabranch/client/session.py": 521,
+    "anabranch/kafka/wire/cluster.py": 470,
+    "anabranch/core/state.py": 447,
+    "anabranch/client/client.py": 442,
+    "anabranch/kafka/log.py": 439,
+    "anabranch/topics/declarations.py": 439,
+    "anabranch/schemas/fast.py": 438,
+}
+# Only these import a library.
+IMPORTERS = {
+    "numba": ("anabranch/batches/kernels/",),
+    "rocksdict": ("anabranch/processors/rocks_table.py",),
+    "confluent_kafka": (
+        "anabranch/librdkafka/",
+        "anabranch/cli/history.py",
+        "anabranch/cli/quickstart/",
+        "anabranch/client/journal_writer.py",
+        "anabranch/processors/membership.py",
+        "anabranch/reading/feed.py",
+        "anabranch/reading/ordered_reader.py",
+        "anabranch/reading/range_sources.py",
+        "anabranch/reading/snapshot_reader.py",
+        "anabranch/reading/stream_order.py",
+        "anabranch/reading/transaction_reader.py",
+    ),
+}
+# A docstring's subject comes first, and the code names it.
+_HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")
+_VAGUE = re.compile(r"\b(?:nobody|anew|whoever|come to stand|for ever)\b", re.IGNORECASE)
+HEADLESS, VAGUE, SEE_ONLY = 258, 90, 102
+# The topics' names begin likewise.
+_DOTTED = re.compile(r"`(anabranch(?!\.(?:commands|control|replies|status)\b)(?:\.\w+)+)`")
+_PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)\b")
+
+
+@cache
+def listed(*suffixes: str) -> tuple[Path, ...]:
+    """Files of the tree by how their names end, as git knows them."""
+    names = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    found = (ROOT / name for name in names if name.endswith(suffixes))
+    return tuple(path for path in found if path.is_file())
+
+
+@cache
+def product() -> dict[str, tuple[str, ast.Module]]:
+    """Path of each module of the product -> its text, and what it parses to."""
+    found = {}
+    for path in listed(".py"):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith(f"{PRODUCT}/"):
+            text = path.read_text()
+            found[name] = text, ast.parse(text)
+    return found
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(module, name) of each import, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+
+
+def docstrings(trees: Iterable[ast.Module]) -> Iterator[str]:
+    kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+                yield text
+
+
+def test_no_circle_of_files() -> None:
+    modules = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree
+        for name, (_, tree) in product().items()
+    }
+    graph = {
+        module: {
+            found
+            for of, name in imports(tree)
+            for found in (f"{of}.{name}" if f"{of}.{name}" in modules else of,)
+            if found in modules and found != module
+        }
+        for module, tree in modules.items()
+    }
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("library", IMPORTERS)
+def test_a_library_has_its_room(library: str) -> None:
+    rooms = IMPORTERS[library]
+    users = [
+        name
+        for name, (_, tree) in product().items()
+        if any(module.split(".")[0] == library for module, _ in imports(tree))
+    ]
+    assert [name for name in users if not name.startswith(rooms)] == []
+    assert [room for room in rooms if not any(name.startswith(room) for name in users)] == []
+
+
+def test_folders_and_files_are_small() -> None:
+    folders = Counter(name.rpartition("/")[0] for name in product())
+    many = {at: n for at, n in folders.items() if n > FOLDERS.get(at, MOST_FILES)}
+    lines = {name: text.count("\n") for name, (text, _) in product().items()}
+    long = {name: n for name, n in lines.items() if n > FILES.get(name, MOST_LINES)}
+    assert (many, long) == ({}, {})
+    assert [at for at in FOLDERS if folders[at] <= MOST_FILES] == []
+    assert [name for name in FILES if lines.get(name, 0) <= MOST_LINES] == []
+
+
+def test_what_texts_refer_to_is_there() -> None:
+    dead = []
+    for path in listed(".py", ".md"):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("docs/decisions/"):
+            continue  # they tell how it was then
+        text = path.read_text()
+        dead += [f"{name}: {dotted}" for dotted in _DOTTED.findall(text) if not _is_there(dotted)]
+        dead += [
+            f"{name}: {other}"
+            for other in _PATH.findall(text)
+            if not any((root / other).is_file() for root in (ROOT, ROOT / PRODUCT, ROOT / "tests"))
+        ]
+    assert dead == []
+
+
+@cache
+def _is_there(dotted: str) -> bool:
+    parts = dotted.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        for part in parts[end:]:
+            fields = getattr(found, "__dataclass_fields__", {})
+            if not hasattr(found, part) and part not in fields:
+                return part in getattr(found, "__annotations__", {})
+            found = getattr(found, part, None)
+        return True
+    return False
+
+
+def test_the_layers_page_names_each_package() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    packages = {name.split("/")[1].removesuffix(".py") for name in product()} - {"__init__"}
+    assert sorted(p for p in packages if f"`{PRODUCT}.{p}`" not in page) == []
+
+
+def test_the_map_is_fresh() -> None:
+    script = runpy.run_path(str(ROOT / "scripts/draw-house"))
+    assert script["PAGE"].read_text() == script["page"](), "run scripts/draw-house"
+
+
+def test_docstrings_have_subjects() -> None:
+    texts = list(docstrings(tree for _, tree in product().values()))
+    headless = [text for text in texts if _HEADLESS.match(text)]
+    vague = [text for text in texts if _VAGUE.search(text)]
+    see = [text for text in texts if re.fullmatch(r"See `[\w.]+`\.", text)]
+    found = len(headless), len(vague), len(see)
+    assert all(n <= most for n, most in zip(found, (HEADLESS, VAGUE, SEE_ONLY), strict=True)), found
