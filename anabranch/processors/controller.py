@@ -98,9 +98,8 @@ class Controller:
         self._state = State(self.table)
         self._memory = LeaderMemory(Keepalives(0))
         self._culprit = Culprit(self.settings.skip_commands)
-        self._stream_trouble = StreamTrouble(
-            self.log, self.clock, status_topic(self.settings.prefix)
-        )
+        status = status_topic(self.settings.prefix)
+        self._stream_trouble = StreamTrouble(self.log, self.clock, status)
         waiting = self._stream_trouble.waiting
         self._intake = Intake(self.log, self.table, self.settings, waiting)
 
@@ -139,12 +138,9 @@ class Controller:
         self._tails.clear()
         self._autoscaling = Autoscaling()
         status = TopicPartition(status_topic(self.settings.prefix), self.settings.control_partition)
-        self._carriers = Carriers(
-            lanes_of(
-                self.log, status, self.lease.carriers, self.settings.chunk_bytes, self.threads
-            ),
-            threads=self.threads,
-        )
+        how = self.settings.chunk_bytes, self.threads
+        lanes = lanes_of(self.log, status, self.lease.carriers, *how)
+        self._carriers = Carriers(lanes, threads=self.threads)
         every_ms = self.settings.clean_history_ms
         self._cutter = Cutter(self.log, threads=self.threads, histories_ms=every_ms)
         self._gaps = Gaps(self.log, threads=self.threads)
@@ -434,9 +430,8 @@ class Controller:
         plain = self._intake.index.plain_waiting(self._state)
         if self._memory.cleaning.crowded or any(self._usable(stream) for stream, _ in plain):
             return 0.0  # there is more to move, or the round before was full
-        wall_ms = int(self.clock.wall() * 1000)
-        merging = self._memory.merging
-        due_ms = next_due_ms(self._state, self._intake.index, merging, wall_ms, self._now_ms())
+        parts = self._state, self._intake.index, self._memory.merging
+        due_ms = next_due_ms(*parts, int(self.clock.wall() * 1000), self._now_ms())
         if due_ms is not None:
             max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:
@@ -490,11 +485,9 @@ class Controller:
     def _shorten_journals(self) -> None:
         """Delete what is below the logged low waters; move the next chunk of what keeps them low."""
         if self._cutter is not None:
-            resting = self._stream_trouble.waiting
-            self._cutter.cut(
-                self._now_ms(),
-                {topic(s) for s in resting for topic in (journal_topic, history_topic)},
-            )
+            own = (journal_topic, history_topic)
+            topics = {topic(s) for s in self._stream_trouble.waiting for topic in own}
+            self._cutter.cut(self._now_ms(), topics)
             for stream, offset in self._cutter.spare(self._now_ms(), self._kept).items():
                 self._memory.cleaning.spare.put(stream, offset)
         if self._gaps is not None:
