@@ -289,6 +289,23 @@ class TopicGone(LogRefused):
         self.lost = lost
         self.certain = certain
 
+    @classmethod
+    def made_anew(cls, place: TopicPartition, end: int, known: int, *, certain: bool) -> TopicGone:
+        """A partition that holds less than it once did is another one of the same name."""
+        return cls(
+            f"{place.topic}[{place.partition}] ends at {end} and was known up to {known}: it was made anew",
+            place.topic,
+            lost=True,
+            certain=certain,
+        )
+
+
+class RecordsGone(LogRefused):
+    """Somebody else deleted journal records that a merge needs: for good, and its own trouble alone."""
+
+    def __init__(self, why: object) -> None:
+        super().__init__(f"its journal records are gone: {why}", OFFSET_OUT_OF_RANGE)
+
 
 class OffsetOutOfRange(LogError):
     """The position asked for is not in the log (any more)."""

@@ -28,6 +28,7 @@ class ControllerProcess:
     prefix: str = "anabranch"
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    module: str = "anabranch.cli"
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -47,7 +48,7 @@ class ControllerProcess:
         arguments += ["--status-file", str(self.status_file), *self.arguments]
         with self.log_file.open("ab") as log:
             self.process = start_module(
-                "anabranch.cli", arguments, output=log, environment=os.environ | self.environment
+                self.module, arguments, output=log, environment=os.environ | self.environment
             )
         return self
 

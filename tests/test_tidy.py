@@ -42,7 +42,7 @@ FILES = {
 # Only these import a library.
 IMPORTERS = {
     "numba": ("anabranch/batches/kernels/",),
-    "rocksdict": ("anabranch/processors/rocks_table.py",),
+    "rocksdict": ("anabranch/processors/checkpoint.py",),
     "confluent_kafka": (
         "anabranch/librdkafka/",
         "anabranch/client/journal_writer.py",

@@ -8,13 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from anabranch.batches.format import crc_of
 from anabranch.ports import (
-    OFFSET_OUT_OF_RANGE,
     Log,
     LogError,
-    LogRefused,
     LogUnavailable,
-    OffsetOutOfRange,
     RawBatch,
+    RecordsGone,
     TopicPartition,
 )
 
@@ -25,18 +23,7 @@ MAX_AHEAD = 4
 _FETCH_WAIT_S = 0.5
 _EMPTY_FETCHES = 20
 
-
 _Batches = Sequence[RawBatch]
-
-
-def records_gone(why: OffsetOutOfRange | str) -> LogRefused:
-    """What it is to a merge that somebody else deleted from a journal: for good, and its own trouble alone."""
-    return LogRefused(f"its journal records are gone: {why}", OFFSET_OUT_OF_RANGE)
-
-
-def are_gone(error: LogError) -> bool:
-    """Whether it is `records_gone`."""
-    return isinstance(error, LogRefused) and error.error == OFFSET_OUT_OF_RANGE
 
 
 class JournalReaders:
@@ -90,7 +77,7 @@ class JournalReader:
 
         Raises:
             LogUnavailable: nothing is there, or no leader.
-            LogRefused: no batch begins there, or another one.
+            RecordsGone: no batch begins there, or another one.
         """
         while self._here and self._here[0].base_offset < base_offset:
             self._here.popleft()
@@ -101,9 +88,9 @@ class JournalReader:
         # It stays: several runs may be of one batch.
         batch = self._here[0]
         if batch.base_offset != base_offset:
-            raise records_gone(f"no batch of {self._partition} begins at {base_offset}")
+            raise RecordsGone(f"no batch of {self._partition} begins at {base_offset}")
         if crc and crc_of(batch.data) != crc:
-            raise records_gone(f"another batch of {self._partition} stands at {base_offset}")
+            raise RecordsGone(f"another batch of {self._partition} stands at {base_offset}")
         return batch
 
     def _take(self, position: int) -> _Batches:

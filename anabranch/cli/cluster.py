@@ -71,14 +71,14 @@ class ControllerProcess:
         """Whether it runs."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self, extra: Mapping[str, str] | None = None) -> None:
-        """Starts it; ``extra`` adds environment variables."""
+    def start(self, module: str = "anabranch.cli") -> None:
+        """Starts it; ``module``: whose command line it is."""
         self.close()
         if self.options.status_file is not None:
             self.options.status_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "anabranch.cli", *arguments_of(self.options)]
+        command = [sys.executable, "-m", module, *arguments_of(self.options)]
         self._process = SupervisedProcess.start(
-            command, log=self.log, environment=child_environment(extra)
+            command, log=self.log, environment=child_environment()
         )
 
     def leads(self) -> frozenset[int]:

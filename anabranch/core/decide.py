@@ -20,9 +20,10 @@ from anabranch.core import (
 from anabranch.core import names_and_series as claims
 from anabranch.core import rows as k
 from anabranch.core.ids import made_ms_of
+from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.turn import Hearing, Turn, attempt
+from anabranch.core.turn import Turn, attempt
 from anabranch.errors import MalformedRecord
 from anabranch.schemas import records as r
 
@@ -79,9 +80,9 @@ def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
     # Before any stream leaves its active layout: that is where plain writes go.
     decide_plain.commit_plain(turn)
     decide_commit.advance_commits(turn)
-    looks = turn.now_ms >= turn.hearing.next_check_ms
+    looks = turn.now_ms >= turn.keepalives.next_check_ms
     if looks:
-        turn.hearing.next_check_ms = turn.now_ms + CHECK_MS
+        turn.keepalives.next_check_ms = turn.now_ms + CHECK_MS
         if read_to_end:
             _abort_stale(turn)
     most = PURGE_SHARE * turn.finished + looks * turn.settings.purge_per_look
@@ -91,16 +92,16 @@ def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
     return horizon
 
 
-def anything_stale(state: State, hearing: Hearing, now_ms: int) -> bool:
+def anything_stale(state: State, keepalives: Keepalives, now_ms: int) -> bool:
     """Whether some transaction would be aborted for its silence if all commands were read."""
-    return now_ms >= hearing.next_check_ms and any(
-        _is_stale(txn, hearing, now_ms) for txn in state.open.values()
+    return now_ms >= keepalives.next_check_ms and any(
+        _is_stale(txn, keepalives, now_ms) for txn in state.open.values()
     )
 
 
-def _is_stale(txn: OpenTxn, hearing: Hearing, now_ms: int) -> bool:
+def _is_stale(txn: OpenTxn, keepalives: Keepalives, now_ms: int) -> bool:
     """Only open transactions whose commit was not received."""
-    silent_ms = now_ms - hearing.last(txn.row.txn_id)
+    silent_ms = now_ms - keepalives.last(txn.row.txn_id)
     return silent_ms > txn.row.keepalive_ms and txn.row.state == "OPEN" and txn.pending is None
 
 
@@ -108,10 +109,10 @@ def _abort_stale(turn: Turn) -> None:
     stale = [
         txn_id
         for txn_id, txn in turn.state.open.items()
-        if _is_stale(txn, turn.hearing, turn.now_ms)
+        if _is_stale(txn, turn.keepalives, turn.now_ms)
     ]
     for txn_id in sorted(stale):
-        silent_ms = turn.now_ms - turn.hearing.last(txn_id)
+        silent_ms = turn.now_ms - turn.keepalives.last(txn_id)
         reason = f"stale: nothing heard of it for {silent_ms} ms"
         decide_txn.abort_txn(turn, txn_id, reason, op="expire")
 

@@ -80,8 +80,8 @@ def active_stream(turn: Turn, stream: str) -> StreamRow:
     `NotReady` while it is in trouble, `StreamLost` once it is given up.
     """
     state = state_of(turn.state.streams.get(stream))
-    if stream in turn.hearing.waiting and state not in GIVEN_UP:
-        raise NotReady(f"{stream} waits: {turn.hearing.waiting[stream]}; ask again")
+    if stream in turn.memory.waiting and state not in GIVEN_UP:
+        raise NotReady(f"{stream} waits: {turn.memory.waiting[stream]}; ask again")
     STREAMS.judge(state, "use", stream)
     return turn.state.streams[stream]
 
@@ -122,7 +122,7 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
     """A stream as its askers see it."""
     return StreamInfo(
         stream=row.stream,
-        state=WAITING if row.stream in turn.hearing.waiting else row.state,
+        state=WAITING if row.stream in turn.memory.waiting else row.state,
         stream_epoch=row.stream_epoch,
         reference_epoch=row.reference_epoch,
         segments=row.segments,
@@ -132,8 +132,8 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
         partitions=row.partitions,
         low_water=_by_partition(row, turn.state.low_water),
         staged_bytes=turn.index.staged.by_stream[row.stream],
-        trouble=turn.hearing.waiting.get(row.stream, ""),
-        foreign=turn.hearing.foreign[row.stream],
+        trouble=turn.memory.waiting.get(row.stream, ""),
+        foreign=turn.memory.foreign.get(row.stream, 0),
     )
 
 

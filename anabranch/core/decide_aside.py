@@ -34,6 +34,6 @@ def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None
     """How far the control partition is, what it set aside, and how many transactions it keeps."""
     found = tuple(turn.state.set_aside.values())
     position = turn.state.round.commands_offset if turn.at is None else turn.at + 1
-    end = max(turn.hearing.commands_end, position)
+    end = max(turn.commands_end, position)
     kept = len(turn.state.open), turn.state.outcomes
     turn.reply(to, CommandList(position, end, found, *kept))

@@ -36,20 +36,21 @@ def clean_up(turn: Turn) -> None:
 
     Call it as the last of a turn: what ends with this round needs nothing any more.
     """
-    if turn.now_ms < turn.hearing.next_clean_ms:
+    if turn.now_ms < turn.cleaning.next_ms:
         return
-    turn.hearing.next_clean_ms = turn.now_ms + turn.settings.clean_ms
+    turn.cleaning.next_ms = turn.now_ms + turn.settings.clean_ms
     used = uses(turn.index.staged, turn.state.open)
-    turn.hearing.crowded = []
+    crowded = []
     for place in _places(turn):
         low = low_water(turn, place, used.get(place))
         if _pays(turn, place, low):
             _cut(turn, place, low)
         use = used.get(place)
         if use is not None and _is_crowded(turn, place, use):
-            turn.hearing.crowded.append(place)
-    spare, turn.hearing.spare = turn.hearing.spare, {}
-    for stream, offset in spare.items():
+            crowded.append(place)
+    turn.cleaning.crowded = tuple(crowded)
+    for stream, offset in turn.cleaning.spare.as_dict().items():
+        turn.cleaning.spare.put(stream, None)
         place = (stream, k.HISTORY)
         if turn.usable(stream) and offset > turn.state.low_water.get(place, 0):
             turn.put(k.low_water_key(*place), LowWaterRow(*place, offset))
@@ -58,13 +59,14 @@ def clean_up(turn: Turn) -> None:
 
 def say_epochs_again(turn: Turn) -> None:
     """Say the active epochs again where many commits came since. Call it when the round is complete."""
-    since = turn.hearing.since_epoch
+    since = turn.cleaning.since_epoch
     for step in turn.round.history:
-        since[step.stream] = 0 if isinstance(step, NewEpoch) else since.get(step.stream, 0) + 1
+        stream = step.stream
+        since.put(stream, 0 if isinstance(step, NewEpoch) else since.get(stream, 0) + 1)
     for stream in sorted(turn.round.streams):
-        if since[stream] >= turn.settings.epoch_again:
+        if since.get(stream, 0) >= turn.settings.epoch_again:
             row = turn.state.streams[stream]
-            since[stream] = 0
+            since.put(stream, 0)
             turn.round.history.append(
                 NewEpoch(
                     stream, row.stream_epoch, row.reference_epoch, turn.next_timestamp(),
@@ -95,9 +97,10 @@ def _pays(turn: Turn, place: Place, low: int) -> bool:
     """Whether a cut there is worth a row and a request."""
     before = turn.state.low_water.get(place, 0)
     if low <= before:
-        turn.hearing.cuttable_ms.pop(place, None)
+        turn.cleaning.cuttable_ms.put(place, None)
         return False
-    since_ms = turn.hearing.cuttable_ms.setdefault(place, turn.now_ms)
+    since_ms = turn.cleaning.cuttable_ms.get(place, turn.now_ms)
+    turn.cleaning.cuttable_ms.put(place, since_ms)
     if turn.now_ms - since_ms >= turn.settings.clean_after_ms:
         return True  # what is aborted or merged does not stay readable, however quiet the stream is
     if low - before >= turn.settings.clean_records:
@@ -118,13 +121,13 @@ def _cut(turn: Turn, place: Place, low: int) -> None:
                 turn.state.drop(key)
     turn.put(k.low_water_key(*place), LowWaterRow(*place, low))
     turn.cut[place] = low
-    turn.hearing.cuttable_ms.pop(place, None)
+    turn.cleaning.cuttable_ms.put(place, None)
 
 
 def _is_crowded(turn: Turn, place: Place, use: Use) -> bool:
     """Whether so much lies behind what is needed that moving something may be worth it."""
     read = turn.index.read.get(place)
-    if read is None or turn.now_ms < turn.hearing.may_move_ms.get(place, 0):
+    if read is None or turn.now_ms < turn.cleaning.may_move_ms.get(place, 0):
         return False
     end = turn.index.positions.get(place, 0)
     return read.between(use.low, end) - use.size > turn.settings.move_bytes
@@ -202,9 +205,9 @@ def moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Cop
         turn.put(key, MovedRow(*place, tuple(fresh)))
         for run in fresh:
             turn.state.keep(*moved_run(txn_id, *place, run))
-    turn.hearing.crowded = [other for other in turn.hearing.crowded if other != place]
+    turn.cleaning.crowded = _without(turn.cleaning.crowded, place)
     # The low water may rise at once, or there is more to move.
-    turn.hearing.next_clean_ms = turn.now_ms
+    turn.cleaning.next_ms = turn.now_ms
 
 
 def _moved_run(run: StoredRun, copy: Copied) -> MovedRun:
@@ -235,6 +238,11 @@ def has_moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence
 
 
 def not_now(turn: Turn, place: Place) -> None:
-    """Nothing can be moved there: don't look again soon."""
-    turn.hearing.may_move_ms[place] = turn.now_ms + LATER * turn.settings.clean_ms
-    turn.hearing.crowded = [other for other in turn.hearing.crowded if other != place]
+    """Nothing can be moved there: don't look again soon. No round comes of this turn."""
+    kept = turn.memory.cleaning
+    kept.may_move_ms.put(place, turn.now_ms + LATER * turn.settings.clean_ms)
+    kept.crowded = _without(kept.crowded, place)
+
+
+def _without(places: tuple[Place, ...], place: Place) -> tuple[Place, ...]:
+    return tuple(other for other in places if other != place)

@@ -34,11 +34,12 @@ from anabranch.core.decide_writers import (
 )
 from anabranch.core.ids import check_name, check_number
 from anabranch.core.journal_index import JournalIndex, Weighed
+from anabranch.core.memory import Merging
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import TRANSACTIONS, born
 from anabranch.core.stream_settings import MAX_MESSAGE
-from anabranch.core.turn import Hearing, Turn, refuse
+from anabranch.core.turn import Turn, refuse
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -193,7 +194,7 @@ def _can_merge(turn: Turn, txn_id: bytes) -> bool:
 
 
 def next_due_ms(
-    state: State, index: JournalIndex, hearing: Hearing, wall_ms: int, now_ms: int
+    state: State, index: JournalIndex, merging: Merging, wall_ms: int, now_ms: int
 ) -> int | None:
     """In how many milliseconds the next commit is to be looked at: 0 if one can be merged at once.
 
@@ -204,7 +205,7 @@ def next_due_ms(
         pending = state.open[txn_id].pending
         if pending is not None and pending.decided:
             if index.covers(pending.writers):
-                due.append(max(0, hearing.not_before_ms.get(txn_id, 0) - now_ms))
+                due.append(max(0, merging.not_before_ms.get(txn_id, 0) - now_ms))
         elif pending is not None:
             due.append(max(0, pending.deadline_ms - wall_ms))
     return min(due, default=None)
@@ -228,7 +229,7 @@ def _why_not(
 ) -> AnabranchError | None:
     gone = [s for s in sorted(turn.open(txn_id).participants) if not turn.usable(s)]
     if gone:
-        why = turn.hearing.waiting.get(gone[0], "it is lost")
+        why = turn.memory.waiting.get(gone[0], "it is lost")
         return NotReady(f"{gone[0]} waits: {why}; the transaction is still open")
     if not weighed.covered:
         return ReceiptsNotCovered(

@@ -107,7 +107,7 @@ class _Layouts:
             self.switch(stream, row.reference_epoch, segments, {})
             epoch = self.rolled[stream].stream_epoch
             turn.put(k.stream_key(stream), replace(row, stream_epoch=epoch, segments=segments))
-            turn.hearing.may_roll_ms[stream] = turn.now_ms + turn.settings.collate_ms
+            turn.merging.may_roll_ms.put(stream, turn.now_ms + turn.settings.collate_ms)
         self.rolled.clear()
 
 
@@ -158,7 +158,7 @@ def plan_of(turn: Turn, txn_id: bytes, txn: OpenTxn) -> Plan:
 
 def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     """The plan of a transaction that can be merged in this round."""
-    if turn.hearing.not_before_ms.get(txn_id, 0) > turn.now_ms:
+    if turn.merging.not_before_ms.get(txn_id, 0) > turn.now_ms:
         return None
     txn = turn.open(txn_id)
     if not all(turn.usable(stream) for stream in txn.participants):
@@ -167,7 +167,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     if not all(carry.done for carry in txn.carries.values()):
         _wait(turn, txn_id, LOOK_AGAIN_MS)
         return None
-    waits = txn_id in turn.hearing.to_carry and not txn.carries
+    waits = turn.merging.to_carry.get(txn_id, False) and not txn.carries
     if waits and any(turn.state.reserved(stream) for stream in txn.participants):
         _wait(turn, txn_id, LOOK_AGAIN_MS)  # a big one is not planned in vain: that takes time
         return None
@@ -188,10 +188,11 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     if plan.size > turn.settings.chunk_bytes and not plan.carried:
         _carry_aside(turn, plan)
         return None
-    until = max((turn.hearing.may_roll_ms.get(s, 0) for s, _ in _rolled(turn, plan)), default=0)
+    until = max((turn.merging.may_roll_ms.get(s, 0) for s, _ in _rolled(turn, plan)), default=0)
     if until > turn.now_ms:
         # Not longer in all: of several streams another one may just have rolled, again and again.
-        due = turn.hearing.rolls_by_ms.setdefault(txn_id, turn.now_ms + turn.settings.collate_ms)
+        due = turn.merging.rolls_by_ms.get(txn_id, turn.now_ms + turn.settings.collate_ms)
+        turn.merging.rolls_by_ms.put(txn_id, due)
         until = min(until, due)
     if until > turn.now_ms:
         _wait(turn, txn_id, until - turn.now_ms)
@@ -211,12 +212,12 @@ def _is_whole(txn: OpenTxn, plan: Plan) -> bool:
 
 def _torn(turn: Turn, txn_id: bytes) -> None:
     """A carried transaction that can't be merged whole, nor be aborted any more: an operator settles it."""
-    turn.hearing.trouble[txn_id] = TORN
+    turn.merging.trouble.put(txn_id, TORN)
     _wait(turn, txn_id, TORN_MS)
 
 
 def _wait(turn: Turn, txn_id: bytes, ms: int) -> None:
-    turn.hearing.not_before_ms[txn_id] = turn.now_ms + ms
+    turn.merging.not_before_ms.put(txn_id, turn.now_ms + ms)
 
 
 def _rolled(turn: Turn, plan: Plan) -> tuple[tuple[str, int], ...]:
@@ -327,7 +328,7 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
     rows = []
     for target in plan.targets:
         if turn.state.reserved(target.stream):
-            turn.hearing.to_carry.add(plan.txn_id)
+            turn.merging.to_carry.put(plan.txn_id, True)
             _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
             return
         stream = turn.state.streams[target.stream]
@@ -335,7 +336,7 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
         lacking = len(target.sources) - len(idle)
         if lacking > 0:
             want_partitions(turn, target.stream, stream.partitions + lacking)
-            refused_ms = turn.hearing.may_grow_ms.get(target.stream, 0) - turn.now_ms
+            refused_ms = turn.merging.may_grow_ms.get(target.stream, 0) - turn.now_ms
             _wait(turn, plan.txn_id, max(LOOK_AGAIN_MS, refused_ms))
             return
         rows += [

@@ -78,7 +78,7 @@ def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:
         )
         for partition, its in writes:
             _done(turn, stream, partition, its)
-            turn.index.plain_served(stream, partition)
+            turn.served.append((stream, partition))
 
 
 def give_up(turn: Turn, refused: Round) -> list[tuple[str, int, tuple[StoredRun, ...]]]:

@@ -87,10 +87,10 @@ def want_partitions(turn: Turn, stream: str, count: int) -> None:
     More than a stream may have are not wanted: the merge that needs them waits until a scaling leaves it some.
     """
     row = turn.state.streams[stream]
-    if turn.now_ms < turn.hearing.may_grow_ms.get(stream, 0):
+    if turn.now_ms < turn.merging.may_grow_ms.get(stream, 0):
         return
     if count > MAX_PARTITIONS:
-        turn.hearing.may_grow_ms[stream] = turn.now_ms + GROW_AGAIN_MS
+        turn.merging.may_grow_ms.put(stream, turn.now_ms + GROW_AGAIN_MS)
     elif count > row.wanted_partitions:
         turn.put(k.stream_key(stream), replace(row, wanted_partitions=count))
 
@@ -106,7 +106,7 @@ def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
     """The topics have so many partitions: a scaling that waited goes on."""
     row = replace(turn.state.streams[stream], partitions=partitions)
     turn.put(k.stream_key(stream), row)
-    turn.hearing.may_grow_ms.pop(stream, None)
+    turn.merging.may_grow_ms.put(stream, None)
     if row.scaling is not None and not _perform(turn, row, row.scaling):
         # Others took them meanwhile (a merge is carried there): some more.
         try:
@@ -121,7 +121,7 @@ def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
     """The topics can't be grown: the intent is taken back."""
     row = turn.state.streams[stream]
     turn.put(k.stream_key(stream), replace(row, wanted_partitions=row.partitions, scaling=None))
-    turn.hearing.may_grow_ms[stream] = turn.now_ms + GROW_AGAIN_MS
+    turn.merging.may_grow_ms.put(stream, turn.now_ms + GROW_AGAIN_MS)
     if row.scaling is not None:
         turn.reply(asker(row.scaling), refuse(error))
 

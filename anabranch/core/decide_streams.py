@@ -234,9 +234,9 @@ def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None
         if not repeated and row.correlation_id:
             raise NotReady(f"{stream} is being forgotten: ask again")
         return  # it is answered when it is done
-    if stream in turn.hearing.waiting:
+    if stream in turn.memory.waiting:
         raise NotReady(
-            f"{stream}: {turn.hearing.waiting[stream]}; it is not given up yet: ask again"
+            f"{stream}: {turn.memory.waiting[stream]}; it is not given up yet: ask again"
         )
     STREAMS.judge(row.state, "begin_forget", stream)
     for txn_id in sorted(turn.state.open):
@@ -308,10 +308,10 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
     row = turn.row(token.txn_id)
     if TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
         txn = turn.open(token.txn_id)
-        torn = turn.hearing.trouble.get(token.txn_id) == TORN
+        torn = turn.memory.trouble(token.txn_id) == TORN
         if not torn and not any(_is_lost(turn, stream) for stream in txn.participants):
             raise IllegalState("no stream of the transaction is lost: its merge goes on by itself")
-        if token.txn_id in turn.hearing.carrying:
+        if token.txn_id in turn.memory.carrying:
             raise NotReady("a chunk of the transaction is being carried: ask again")
         for (stream, _), carry in sorted(txn.carries.items()):
             if carry.count and not _is_lost(turn, stream):

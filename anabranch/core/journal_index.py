@@ -228,10 +228,6 @@ class JournalIndex:
             return None
         return next((run.batch_base for run in self.plain_runs(state, *place)), None)
 
-    def plain_served(self, stream: str, partition: int) -> None:
-        """It was this journal partition's turn: others come before it now."""
-        self.plain_ends[stream, partition] = self.plain_ends.pop((stream, partition))
-
     def forget(self, state: State, txn_id: bytes) -> list[bytes]:
         """The table keys of a finished transaction's runs, to be dropped with the round."""
         keys = [key for key, _ in self._rejections(txn_id)]
@@ -264,8 +260,18 @@ class JournalIndex:
         self.copies = {copy for copy in self.copies if copy[0] != stream}
         self.rejected.pop(stream, None)
 
-    def settle(self, ended: Iterable[bytes], cut: Mapping[tuple[str, int], int]) -> None:
-        """A round has happened in which these transactions ended and journals were cut."""
+    def round_done(
+        self,
+        ended: Iterable[bytes],
+        cut: Mapping[tuple[str, int], int],
+        served: Iterable[tuple[str, int]],
+    ) -> None:
+        """A round has happened in which these transactions ended and journals were cut.
+
+        ``served``: journal partitions whose plain writes had their turn: others come before them now.
+        """
+        for place in served:
+            self.plain_ends[place] = self.plain_ends.pop(place)
         self.staged.ended(ended)
         for place, offset in cut.items():
             if place in self.read:

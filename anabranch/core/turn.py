@@ -2,13 +2,13 @@
 
 Decisions are functions over a `Turn` (state, index, settings, time given from outside). They judge first and
 only then put rows; a refusal is an error raised before anything was put. `put` applies each row at once, so
-that the next command of the same round sees it.
+that the next command of the same round sees it. What is kept in memory alone is changed in the turn's drafts
+(`core.memory`). All of a turn that is not written comes to nothing.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.ids import made_ms_of
 from anabranch.core.journal_index import JournalIndex
+from anabranch.core.memory import Cleaning, Keepalives, LeaderMemory, Merging
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import FINISHED, TRANSACTIONS, Op
@@ -78,54 +79,6 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Hearing:
-    """Times that live in memory only and begin afresh with each leader, monotonic ms: when each open
-    transaction was last heard of, until when rolling commits wait to be collated, and when
-    journals are cleaned up."""
-
-    since_ms: int
-    heard: dict[bytes, int] = field(default_factory=dict)
-    next_check_ms: int = 0
-    may_roll_ms: dict[str, int] = field(default_factory=dict)  # stream -> when it may roll again
-    not_before_ms: dict[bytes, int] = field(default_factory=dict)  # decided commits that wait
-    rolls_by_ms: dict[bytes, int] = field(default_factory=dict)  # … at most so long to be collated
-    to_carry: set[bytes] = field(default_factory=set)  # known to be big; another one is carried
-    trouble: dict[bytes, str] = field(default_factory=dict)  # why a carried one does not go on
-    waiting: dict[str, str] = field(default_factory=dict)  # streams in trouble -> which
-    carrying: set[bytes] = field(default_factory=set)  # transactions that a carrier is at
-    may_grow_ms: dict[str, int] = field(default_factory=dict)  # stream -> when it may ask again
-    next_clean_ms: int = 0
-    commands_end: int = 0  # of the commands, as read last
-    may_warn_ms: int = 0  # when it is said again that somebody can't be answered
-    cuttable_ms: dict[tuple[str, int], int] = field(default_factory=dict)  # since when something is
-    since_epoch: dict[str, int] = field(default_factory=dict)  # stream -> commits in its history
-    spare: dict[str, int] = field(default_factory=dict)  # -> history that speaks of nothing left
-    crowded: list[tuple[str, int]] = field(default_factory=list)  # where something may have to move
-    may_move_ms: dict[tuple[str, int], int] = field(default_factory=dict)
-    foreign: Counter[str] = field(default_factory=Counter)  # stream -> records of others there
-
-    def last(self, txn_id: bytes) -> int:
-        return self.heard.get(txn_id, self.since_ms)
-
-    def forget_txn(self, txn_id: bytes) -> None:
-        """It is over, and that is on the log."""
-        for kept in (self.heard, self.not_before_ms, self.rolls_by_ms, self.trouble):
-            kept.pop(txn_id, None)
-        self.to_carry.discard(txn_id)
-
-    def forget_stream(self, stream: str) -> None:
-        """It is no more; what comes under its name is another one."""
-        self.may_roll_ms.pop(stream, None)
-        self.may_grow_ms.pop(stream, None)
-        self.since_epoch.pop(stream, None)
-        self.spare.pop(stream, None)
-        self.crowded = [place for place in self.crowded if place[0] != stream]
-        for times in (self.may_move_ms, self.cuttable_ms):
-            for place in [place for place in times if place[0] == stream]:
-                del times[place]
-
-
-@dataclass(slots=True)
 class Turn:
     """The state as this round leaves it, and the round itself.
 
@@ -136,12 +89,13 @@ class Turn:
     state: State
     index: JournalIndex
     settings: Settings
-    hearing: Hearing
+    memory: LeaderMemory
     now_us: int
     now_ms: int
     round: Round = field(default_factory=Round)
     hybrid_time: int = 0
     at: int | None = None  # the offset of the command that is decided
+    commands_end: int = 0  # of the commands, as read last
     command_bytes: int = 1 << 62  # of that command, as far as is known: nothing in it is bigger
     puts: int = 0
     size: int = 0  # bytes of rows and answers, about
@@ -152,10 +106,18 @@ class Turn:
     ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
     cut: dict[tuple[str, int], int] = field(default_factory=dict)  # low waters
     forgotten: list[str] = field(default_factory=list)  # streams that are no more with this round
+    # Journal partitions whose plain writes had their turn: others come first now.
+    served: list[tuple[str, int]] = field(default_factory=list)
+    keepalives: Keepalives = field(init=False)
+    merging: Merging = field(init=False)
+    cleaning: Cleaning = field(init=False)
 
     _finished: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.keepalives = self.memory.keepalives.draft()
+        self.merging = self.memory.merging.draft()
+        self.cleaning = self.memory.cleaning.draft()
         self._finished = self.state.finished
         self.hybrid_time = self.state.round.hybrid_time
         self.expired_ms = self.state.round.expired_ms
@@ -249,15 +211,21 @@ class Turn:
 
     def usable(self, stream: str) -> bool:
         """Whether the stream's topics can be read and written, as far as is known."""
-        return is_usable(self.state, self.hearing, stream)
+        return is_usable(self.state, self.memory.waiting, stream)
 
     def trouble(self, txn_id: bytes) -> str:
         """Why a transaction that is being committed does not go on; empty if nothing is known against it."""
-        return trouble_of(self.state, self.hearing, txn_id)
+        return trouble_of(self.state, self.memory, txn_id)
 
     def hear(self, txn_id: bytes) -> None:
         """A command about this transaction was received."""
-        self.hearing.heard[txn_id] = self.now_ms
+        self.keepalives.heard.put(txn_id, self.now_ms)
+
+    def done(self) -> None:
+        """The round is on the log, or had nothing to log: what is in memory follows."""
+        self.index.round_done(self.ended, self.cut, self.served)
+        parts = self.keepalives, self.merging, self.cleaning
+        self.memory.follow(*parts, self.ended, self.forgotten)
 
     def outcome(self, row: TxnRow, *, full: bool = True) -> Outcome:
         """A transaction as its askers see it: one whose commit waits is not called OPEN."""
@@ -283,21 +251,21 @@ class Turn:
         )
 
 
-def is_usable(state: State, hearing: Hearing, stream: str) -> bool:
+def is_usable(state: State, waiting: Mapping[str, str], stream: str) -> bool:
     """Whether a stream's topics can be read and written, as far as is known."""
     row = state.streams.get(stream)
-    return row is not None and row.state == ACTIVE and stream not in hearing.waiting
+    return row is not None and row.state == ACTIVE and stream not in waiting
 
 
-def trouble_of(state: State, hearing: Hearing, txn_id: bytes) -> str:
+def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:
     """Why a transaction that is being committed does not go on; empty if nothing is known against it."""
     txn = state.open.get(txn_id)
     if txn is not None and txn.row.state == "FINALIZE_IN_PROGRESS":
         for stream in sorted(txn.participants):
-            if not is_usable(state, hearing, stream):
-                why = hearing.waiting.get(stream, "a topic of it is gone")
+            if not is_usable(state, memory.waiting, stream):
+                why = memory.waiting.get(stream, "a topic of it is gone")
                 return f"{IN_TROUBLE}: {stream}: {why}"
-    return hearing.trouble.get(txn_id, "")
+    return memory.trouble(txn_id)
 
 
 def refuse(error: AnabranchError) -> Refusal:

@@ -152,15 +152,24 @@ class Autoscaling:
 
     # -- what shall be done ---------------------------------------------------------------------------
 
-    def decide(self, turn: Turn) -> None:
-        """About once a second: start the scalings that the policies ask for. A part of a round's decisions."""
+    def decide(self, turn: Turn) -> dict[str, _Asked] | None:
+        """About once a second: start the scalings that the policies ask for. A part of a round's decisions.
+
+        Returns what `has_asked` takes when the round is written.
+        """
         if turn.now_ms < self._ask_at_ms:
-            return
-        self._ask_at_ms = turn.now_ms + ASK_MS
+            return None
+        asked: dict[str, _Asked] = {}
         for stream, row in list(turn.state.streams.items()):
             scaler = self._scaler(row)
             if scaler is not None and row.scaling is None and turn.usable(stream):
-                self._scale(turn, stream, row, scaler)
+                self._scale(turn, row, scaler, asked)
+        return asked
+
+    def has_asked(self, asked: Mapping[str, _Asked], now_ms: int) -> None:
+        """The round with these scalings happened."""
+        self._ask_at_ms = now_ms + ASK_MS
+        self._asked.update(asked)
 
     def _scaler(self, row: StreamRow) -> Autoscaler | None:
         if row.stream not in self._scalers and row.state == ACTIVE:
@@ -175,7 +184,10 @@ class Autoscaling:
             self._any |= policy is not None
         return self._scalers.get(row.stream)
 
-    def _scale(self, turn: Turn, stream: str, row: StreamRow, scaler: Autoscaler) -> None:
+    def _scale(
+        self, turn: Turn, row: StreamRow, scaler: Autoscaler, asks: dict[str, _Asked]
+    ) -> None:
+        stream = row.stream
         proposal = scaler.propose(row.segments, turn.now_ms)
         if proposal is None:
             return
@@ -183,7 +195,7 @@ class Autoscaling:
         asked = self._asked.get(stream)
         if asked is not None and asked.numbers == numbers and turn.now_ms < asked.until_ms:
             return  # the broker did not add the partitions: asking it at once again would not help
-        self._asked[stream] = _Asked(numbers, turn.now_ms + scaler.policy.cooldown_ms)
+        asks[stream] = _Asked(numbers, turn.now_ms + scaler.policy.cooldown_ms)
         log.info(
             "scaling %s: %s; %d segments instead of %d",
             stream, proposal.why, len(proposal.ranges), len(proposal.seal),

@@ -1,10 +1,7 @@
 """Carrying big merges aside (`docs/epochs.md`): chunks of a decided transaction go to reserved partitions.
 
-The order of a chunk: *append* its data; *append* the CARRY row, which moves the cursor over it and names the
-offsets that the data got; *commit* both in one native transaction; *tell* the leader, whose table follows.
-So the cursor on the log never says more, or less, than what stands in the partition, and whoever comes next
-goes on from it. The transactional ids are initialised together with the leader's own (`leadership`): never
-later, or a process that leads no more could take them back.
+The order of a chunk stands in `durability`. The transactional ids are initialised together with the leader's own
+(`leadership`): never later, or a process that leads no more could take them back.
 """
 
 from __future__ import annotations
@@ -13,12 +10,12 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from anabranch.batches.builder import BatchBuilder
-from anabranch.batches.journal_refetch import JournalReaders, are_gone, records_gone
+from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import batch_limit
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core import rows as k
@@ -34,8 +31,10 @@ from anabranch.ports import (
     LogUnavailable,
     OffsetOutOfRange,
     Producer,
+    RecordsGone,
     TopicPartition,
 )
+from anabranch.processors.durability import native_transaction
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CarryRow
 from anabranch.topics.names import journal_topic, stream_topic
@@ -109,35 +108,35 @@ class Lane:
         target = TopicPartition(stream_topic(row.stream), row.partition)
         splice = Splice(self._readers, target, [Piece(source, runs)], limit=job.limit)
         try:
-            splice.note(producer.append_stream(splice.batches()))
-            landed = splice.landed()[0]
-            job.row = replace(
-                row,
-                cursor=runs[-1].first + 1 if runs else row.cursor,
-                first=landed.first if row.first < 0 else row.first,
-                end=landed.end if runs else row.end,
-                count=row.count + landed.records,
-                done=not job.runs,
-            )
-            key = k.carry_key(row.txn_id, row.stream, row.number)
-            builder = BatchBuilder()
-            builder.add(key, encode(job.row), (), wall_ms)
-            producer.append([(self._status, builder.build())])
-        except (LogRefused, LogUnavailable):
+            with native_transaction(producer):
+                splice.note(producer.append_stream(splice.batches()))
+                landed = splice.landed()[0]
+                job.row = replace(
+                    row,
+                    cursor=runs[-1].first + 1 if runs else row.cursor,
+                    first=landed.first if row.first < 0 else row.first,
+                    end=landed.end if runs else row.end,
+                    count=row.count + landed.records,
+                    done=not job.runs,
+                )
+                key = k.carry_key(row.txn_id, row.stream, row.number)
+                builder = BatchBuilder()
+                builder.add(key, encode(job.row), (), wall_ms)
+                producer.append([(self._status, builder.build())])
+        except (LogRefused, LogUnavailable) as error:
             self._read_anew()  # the journal may be another one when there is something to carry next
-            producer.abort()
+            if isinstance(error.__cause__, OffsetOutOfRange):
+                self._check_gone(error.__cause__)
             raise
-        except OffsetOutOfRange as error:
-            self._read_anew()
-            producer.abort()
-            start = self._log.start_offsets([error.partition], failed={}).get(error.partition, 0)
-            if start <= error.position:  # a broker that is behind ends before it
-                raise LogUnavailable(str(error), error.topics) from error
-            raise records_gone(error) from error
-        producer.commit()
         if job.row.done:
             self._read_anew()
         return job.row
+
+    def _check_gone(self, error: OffsetOutOfRange) -> None:
+        """`LogUnavailable` if it may be there still: the log of a broker that is behind ends before it."""
+        start = self._log.start_offsets([error.partition], failed={}).get(error.partition, 0)
+        if start <= error.position:
+            raise LogUnavailable(str(error), error.topics) from error
 
     def _read_anew(self) -> None:
         """Readers keep what they fetched ahead, for each journal partition: let it go."""
@@ -181,16 +180,11 @@ class Carriers:
         lanes: Sequence[Lane],
         *,
         threads: bool,
-        trouble: dict[bytes, str] | None = None,
-        carrying: set[bytes] | None = None,
     ) -> None:
-        """``trouble``: transaction id -> what the broker refuses of it; kept up here.
-
-        ``carrying``: transactions of which a chunk may be on its way; as `sync` has left it, or more.
-        """
-        self._carrying = set() if carrying is None else carrying
+        # Transactions of which a chunk may be on its way; as `sync` has left it, or more.
+        self.carrying: set[bytes] = set()
+        self.trouble: dict[bytes, str] = {}  # transaction id -> what the broker refuses of it
         self._lanes = lanes
-        self._trouble = {} if trouble is None else trouble
         self._jobs: dict[Key, Job] = {}
         self._waiting: deque[Job] = deque()
         self._todo: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
@@ -218,8 +212,8 @@ class Carriers:
         ``usable``: whether a stream's topics are there. Where one's are not, nothing of the transaction is carried.
         """
         self._begin(state, index, wall_ms, usable)
-        self._carrying.clear()
-        self._carrying.update(txn_id for txn_id, _, _ in self._jobs)
+        self.carrying.clear()
+        self.carrying.update(txn_id for txn_id, _, _ in self._jobs)
 
     def _begin(
         self, state: State, index: JournalIndex, wall_ms: int, usable: Callable[[str], bool]
@@ -263,18 +257,23 @@ class Carriers:
                 raise told
             if isinstance(told, CarryRow):
                 rows.append(told)
-                self._trouble.pop(told.txn_id, None)
+                self.trouble.pop(told.txn_id, None)
                 if told.done:
                     self._forget((told.txn_id, told.stream, told.number))
             else:
                 log.warning("a decided merge can't be carried on: %s", told.error)
                 self.failed.append(told.error)
-                self._trouble[told.key[0]] = (
-                    TORN if are_gone(told.error) else f"{IN_TROUBLE}: {told.error}"
+                self.trouble[told.key[0]] = (
+                    TORN if isinstance(told.error, RecordsGone) else f"{IN_TROUBLE}: {told.error}"
                 )
                 self._forget(told.key)
                 self._not_before_ms[told.key] = wall_ms + RETRY_MS
         return rows
+
+    def forget(self, ended: Iterable[bytes]) -> None:
+        """These transactions ended."""
+        for txn_id in ended:
+            self.trouble.pop(txn_id, None)
 
     def _forget(self, key: Key) -> None:
         self._jobs.pop(key, None)

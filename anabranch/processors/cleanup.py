@@ -1,9 +1,6 @@
 """Cutting journals and histories, and moving what keeps journals long (`core.decide_cleanup`).
 
-Both follow the log. Records are deleted only below a low water that is on it, by whoever leads; a successor
-does it again, which is harmless. Copies are appended first and the rows that say where they stand after
-them, in one native transaction: before its end nothing is moved, after it everything of the chunk is, for
-everyone, and the low water rises in a later round only.
+Both follow the log; their order stands in `durability`.
 """
 
 from __future__ import annotations
@@ -19,16 +16,17 @@ from anabranch.core.journal_usage import Place
 from anabranch.core.rows import HISTORY
 from anabranch.core.turn import Turn
 from anabranch.ports import (
+    CORRUPT_MESSAGE,
     CorruptBatch,
     Log,
     LogError,
     LogRefused,
     LogUnavailable,
-    OffsetOutOfRange,
     Producer,
     TopicPartition,
 )
 from anabranch.processors.beside import helper
+from anabranch.processors.durability import undone_on_failure
 from anabranch.processors.histories import Histories
 from anabranch.topics.names import history_topic, journal_topic
 
@@ -151,7 +149,7 @@ def move_next(
     ``write``: makes this turn's round durable in the native transaction of that producer. `LogRefused`: nothing
     happened, and the state has to be read again.
     """
-    place = turn.hearing.crowded[0]
+    place = turn.cleaning.crowded[0]
     lying = runs_to_move(turn, place)
     if not lying:
         not_now(turn, place)
@@ -159,10 +157,9 @@ def move_next(
     producer = next_producer()
     limit = batch_limit(turn.state.streams[place[0]].settings)
     try:
-        copies = copy_runs(source, producer, place, lying, limit)
-    except (LogRefused, LogUnavailable, OffsetOutOfRange, CorruptBatch):
-        # Not an end of leading: the same would come again.
-        producer.abort()
+        with undone_on_failure(producer):
+            copies = copy_runs(source, producer, place, lying, limit)
+    except (LogRefused, LogUnavailable):  # not an end of leading: the same would come again
         not_now(turn, place)
         return
     moved(turn, place, lying, copies)
@@ -179,8 +176,8 @@ def copy_runs(
 ) -> list[Copied]:
     """Append copies of these runs to their own journal partition; where each stands.
 
-    ``limit``: the most bytes of a batch. All errors are those of the reading and of `Producer.append_stream`;
-    the native transaction is left to the caller.
+    ``limit``: the most bytes of a batch. The native transaction is left to the caller. `LogRefused` also for a
+    batch that can't be read; other errors are those of the reading and of `Producer.append_stream`.
     """
     target = TopicPartition(journal_topic(place[0]), place[1])
     readers = JournalReaders(source)
@@ -200,6 +197,8 @@ def copy_runs(
 
     try:
         bases = producer.append_stream(batches())
+    except CorruptBatch as error:
+        raise LogRefused(str(error), CORRUPT_MESSAGE, error.topics) from error
     finally:
         readers.close()
     copies = []

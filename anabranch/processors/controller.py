@@ -7,7 +7,7 @@ time and I/O come through the ports, so the same loop runs on Kafka and in the s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from anabranch.core import limits
@@ -19,9 +19,10 @@ from anabranch.core.decide_commit import next_due_ms
 from anabranch.core.decide_plain import give_up
 from anabranch.core.decide_streams import give_up_stream
 from anabranch.core.decide_txn import abort_txn
+from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.round import Tail
 from anabranch.core.state import State
-from anabranch.core.turn import IN_TROUBLE, Hearing, Settings, Turn, close_round, is_usable, refuse
+from anabranch.core.turn import IN_TROUBLE, Settings, Turn, close_round, is_usable, refuse
 from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
 from anabranch.ports import (
     CORRUPT_MESSAGE,
@@ -44,15 +45,14 @@ from anabranch.processors.carrier import Carriers, is_carrying, lanes_of
 from anabranch.processors.cleanup import Cutter, move_next
 from anabranch.processors.culprit import Culprit
 from anabranch.processors.durability import Durable, write_round
-from anabranch.processors.failpoints import AFTER_DECISION
 from anabranch.processors.gaps import Gaps
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Command, Intake, decide_command
 from anabranch.processors.leadership import Lease, take_lead
 from anabranch.processors.metrics import Metrics
-from anabranch.processors.offset_guess import Foresight
+from anabranch.processors.offset_guess import OffsetGuess
 from anabranch.processors.stream_topics import StreamTopics
-from anabranch.processors.stream_trouble import Lookout, places_of
+from anabranch.processors.stream_trouble import StreamTrouble, places_of
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 
 log = logging.getLogger("anabranch.controller")
@@ -80,32 +80,33 @@ class Controller:
     settings: Settings
     leader: str
     native_timeout: float = 60.0
-    on_event: Callable[[str, str], None] | None = None  # a failpoint's hook
     threads: bool = False  # may use helper threads: to read ahead, and to carry big merges aside
     lease: Lease | None = None
     rounds: int = 0
     metrics: Metrics = field(default_factory=Metrics)
     _state: State = field(init=False)
     _intake: Intake = field(init=False)
-    _hearing: Hearing = field(init=False)
+    _memory: LeaderMemory = field(init=False)
     _carriers: Carriers | None = None
     _topics: StreamTopics | None = None
     _cutter: Cutter | None = None
     _gaps: Gaps | None = None
     _tails: dict[str, Tail] = field(default_factory=dict)
-    _foresight: Foresight = field(default_factory=Foresight)
+    _offset_guess: OffsetGuess = field(default_factory=OffsetGuess)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
-    _lookout: Lookout = field(init=False)
+    _stream_trouble: StreamTrouble = field(init=False)
     _term: int | None = None  # the last one that was led in
     _culprit: Culprit = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
 
     def __post_init__(self) -> None:
         self._state = State(self.table)
-        self._intake = Intake(self.log, self.table, self.settings)
-        self._hearing = Hearing(0)
+        self._memory = LeaderMemory(Keepalives(0))
         self._culprit = Culprit(self.settings.skip_commands)
-        self._lookout = Lookout(self.log, self.clock, status_topic(self.settings.prefix))
+        status = status_topic(self.settings.prefix)
+        self._stream_trouble = StreamTrouble(self.log, self.clock, status)
+        waiting = self._stream_trouble.waiting
+        self._intake = Intake(self.log, self.table, self.settings, waiting)
 
     # -- leading --------------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class Controller:
         """Take the lead (design §5). Everything unlogged is dropped first."""
         self.resign()
         try:
-            with self._lookout.hinting():
+            with self._stream_trouble.hinting():
                 self._lead()
         except LogError as error:
             self._culprit.failed(error, ())
@@ -134,28 +135,29 @@ class Controller:
             former_term=self._term,
         )
         self._term = self.lease.term
-        self._hearing = Hearing(self._now_ms())
-        self._intake.waiting = self._hearing.waiting
-        self._lookout.begin(self._state, self._hearing.waiting)
+        keepalives = Keepalives(self._now_ms())
+        self._stream_trouble.begin(self._state)
         self._intake.begin(self._state)
         self._culprit.begin(self._state)
-        self._lookout.find_journals(self._intake, self._state)
+        self._stream_trouble.find_journals(self._intake, self._state)
         self._tails.clear()
         self._autoscaling = Autoscaling()
         status = TopicPartition(status_topic(self.settings.prefix), self.settings.control_partition)
-        self._carriers = Carriers(
-            lanes_of(
-                self.log, status, self.lease.carriers, self.settings.chunk_bytes, self.threads
-            ),
-            threads=self.threads,
-            trouble=self._hearing.trouble,
-            carrying=self._hearing.carrying,
-        )
+        how = self.settings.chunk_bytes, self.threads
+        lanes = lanes_of(self.log, status, self.lease.carriers, *how)
+        self._carriers = Carriers(lanes, threads=self.threads)
         every_ms = self.settings.clean_history_ms
         self._cutter = Cutter(self.log, threads=self.threads, histories_ms=every_ms)
-        self._gaps = Gaps(self.log, self._hearing.foreign, threads=self.threads)
+        self._gaps = Gaps(self.log, threads=self.threads)
         self._topics = StreamTopics(
             self.log, self.clock, status.topic, self._cutter, threads=self.threads
+        )
+        self._memory = LeaderMemory(
+            keepalives,
+            waiting=self._stream_trouble.waiting,
+            carrying=self._carriers.carrying,
+            refused=self._carriers.trouble,
+            foreign=self._gaps.found,
         )
         self._cutter.logged(  # a former leader may not have come to it
             {place: low for place, low in self._state.low_water.items() if self._usable(place[0])}
@@ -191,7 +193,7 @@ class Controller:
     def look(self) -> None:
         """Bring the metrics up to date."""
         ended_ms = int(self.clock.wall() * 1000) - self.settings.retention_ms
-        parts = self._state, self._intake, self._hearing, self._foresight
+        parts = self._state, self._intake, self._memory, self._offset_guess
         self.metrics.look(*parts, ended_ms, self._tails)
         self.metrics.set("commands_set_aside", self._intake.unreadable + self._culprit.count)
 
@@ -202,7 +204,7 @@ class Controller:
         check(self.lease is not None, "step is for a controller that leads")
         self._trying = ()
         try:
-            with self._lookout.hinting():
+            with self._stream_trouble.hinting():
                 return self._step(max_wait)
         except LogError as error:
             self._culprit.failed(error, self._trying)
@@ -215,7 +217,7 @@ class Controller:
         queue = self._intake.queue
         if not queue:
             failed = self._intake.fetch(self._state, self._wait_for(max_wait))
-            if failed and not self._lookout.find(self._state, *failed):
+            if failed and not self._stream_trouble.find(self._state, *failed):
                 raise failed[0]
         batch = self._culprit.take(queue, self._intake.commands_end)
         try:
@@ -230,7 +232,7 @@ class Controller:
         turn = self._turn()
         at_end = (
             len(batch) == len(queue)
-            and anything_stale(self._state, self._hearing, turn.now_ms)
+            and anything_stale(self._state, self._memory.keepalives, turn.now_ms)
             and self._intake.all_read()
         )
         try:
@@ -249,6 +251,7 @@ class Controller:
             self._culprit.raised(turn.at, error)
             return True
         self._intake.passed_over.clear()
+        self._intake.warn_unheard(batch, turn.now_ms)
         self._culprit.done(batch)
         del queue[: len(batch)]
         self._finish_topics()
@@ -264,12 +267,15 @@ class Controller:
                 read_to_end = read_to_end and i + 1 == len(commands)
                 del commands[i + 1 :]
         turn.at = None
-        horizon = None
+        horizon = asked = None
         if not self._culprit.careful:
-            self._autoscaling.decide(turn)
+            asked = self._autoscaling.decide(turn)
         if not (self._culprit.careful and commands):
             horizon = decide_due(turn, read_to_end=read_to_end)
-        return self._write(turn, commands, horizon)
+        wrote = self._write(turn, commands, horizon)
+        if asked is not None:
+            self._autoscaling.has_asked(asked, turn.now_ms)
+        return wrote
 
     def _after_refusal(
         self, turn: Turn, commands: list[Command], error: LogRefused | LogUnavailable
@@ -302,8 +308,8 @@ class Controller:
             if fresh.open(txn_id).row.state == "COMMIT_IN_PROGRESS":
                 abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
             else:  # carried aside: there is no way back
-                self._hearing.not_before_ms[txn_id] = turn.now_ms + REFUSED_WAIT_MS
-                self._hearing.trouble[txn_id] = f"{IN_TROUBLE}: {error}"
+                fresh.merging.not_before_ms.put(txn_id, turn.now_ms + REFUSED_WAIT_MS)
+                fresh.merging.trouble.put(txn_id, f"{IN_TROUBLE}: {error}")
         for stream, partition, runs in give_up(fresh, turn.round):
             first, end = runs[0].first, runs[-1].end
             log.error(
@@ -315,10 +321,9 @@ class Controller:
         self._write(fresh)
 
     def _drop(self) -> None:
-        """A turn's round was not written: the table holds what is committed, and nothing else."""
+        """A turn's round was not written: the table has the state before it, the log the histories' ends."""
         self._state = State(self.table)
         self._tails.clear()
-        self._hearing.next_check_ms = self._hearing.next_clean_ms = 0  # what was due is due still
 
     def _is_contained(self, error: LogError) -> bool:
         """After a round that was not written: whether it can be decided again, without what was in its way."""
@@ -331,8 +336,8 @@ class Controller:
             topics = {topic(stream) for stream in self._state.streams for topic in own}
             if not error.topics & topics:
                 streams = {s for s in self._state.streams if stream_topic(s) in error.topics}
-                return not self._lookout.may_be_refused(self._state, streams)
-        return self._lookout.find(self._state, error)
+                return not self._stream_trouble.may_be_refused(self._state, streams)
+        return self._stream_trouble.find(self._state, error)
 
     def _write(
         self,
@@ -350,10 +355,11 @@ class Controller:
         say_epochs_again(turn)
         round_ = close_round(turn, *self._intake.done(commands), expired_ms=horizon)
         if round_.empty:
+            turn.done()
             return False
         if self.lease is None:
             raise NotLeading("a round is for a controller that leads")
-        self._lookout.check(self._state, round_.touched)
+        self._stream_trouble.check(self._state, round_.touched)
         for stream in round_.streams:
             if stream not in self._tails:
                 self.lease.check(places_of(self._state, stream))
@@ -370,7 +376,7 @@ class Controller:
                     self.settings.prefix,
                     self.settings.control_partition,
                     self.threads,
-                    self._foresight,
+                    self._offset_guess,
                     self._gaps,
                 ),
                 producer,
@@ -386,40 +392,37 @@ class Controller:
             self.lease.set_aside(producer)
             raise
         self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
-        self._intake.index.settle(turn.ended, turn.cut)
-        for txn_id in turn.ended:
-            self._hearing.forget_txn(txn_id)
+        turn.done()
+        if self._carriers is not None:
+            self._carriers.forget(turn.ended)
         for stream in turn.forgotten:
             self._forget_stream(stream)
         if self._cutter is not None:
             self._cutter.logged(turn.cut)
         self.rounds += 1
         self.metrics.wrote(round_, len(commands), begun)
-        if self.on_event is not None and any(op.op == "BEGIN_COMMIT" for _, _, op in round_.ops):
-            self.on_event(AFTER_DECISION, "after")
         return True
 
     def _forget_stream(self, stream: str) -> None:
         """What is kept in memory of a stream that is no more; another one may come under its name."""
         self._tails.pop(stream, None)
         self._intake.forget_stream(stream)
-        self._hearing.forget_stream(stream)
         self._autoscaling.forget_stream(stream)
         for part in (self._cutter, self._gaps):
             if part is not None:
                 part.forget_stream(stream)
 
     def _turn(self) -> Turn:
-        self._hearing.commands_end = self._intake.commands_end
         return Turn(
             state=self._state,
             index=self._intake.index,
             settings=self.settings,
-            hearing=self._hearing,
+            memory=self._memory,
             now_us=int(self.clock.wall() * 1_000_000),
             now_ms=self._now_ms(),
             merge_limit=1 if self._culprit.one_each else None,
             plain_waits=self._culprit.plain_waits,
+            commands_end=self._intake.commands_end,
         )
 
     def _now_ms(self) -> int:
@@ -430,12 +433,10 @@ class Controller:
     def _wait_for(self, max_wait: float) -> float:
         """Seconds that this pass may wait for new records: until the next deadline."""
         plain = self._intake.index.plain_waiting(self._state)
-        if self._hearing.crowded or any(self._usable(stream) for stream, _ in plain):
+        if self._memory.cleaning.crowded or any(self._usable(stream) for stream, _ in plain):
             return 0.0  # there is more to move, or the round before was full
-        wall_ms = int(self.clock.wall() * 1000)
-        due_ms = next_due_ms(
-            self._state, self._intake.index, self._hearing, wall_ms, self._now_ms()
-        )
+        parts = self._state, self._intake.index, self._memory.merging
+        due_ms = next_due_ms(*parts, int(self.clock.wall() * 1000), self._now_ms())
         if due_ms is not None:
             max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:
@@ -447,24 +448,24 @@ class Controller:
     # -- topics that are gone -------------------------------------------------------------------------
 
     def _usable(self, stream: str) -> bool:
-        return is_usable(self._state, self._hearing, stream)
+        return is_usable(self._state, self._stream_trouble.waiting, stream)
 
     def _give_up_streams(self) -> None:
         """Log which streams are lost, and what that ends. One round each: it may end many transactions."""
         after_s = self.settings.lost_after_ms / 1000
-        while self.lease is not None and self._lookout.rested:
-            self._tails.pop(self._lookout.rested[-1], None)
+        while self.lease is not None and self._stream_trouble.rested:
+            self._tails.pop(self._stream_trouble.rested[-1], None)
             try:
-                self.lease.check(places_of(self._state, self._lookout.rested.pop()))
+                self.lease.check(places_of(self._state, self._stream_trouble.rested.pop()))
             except (LogRefused, LogUnavailable) as error:
-                if not self._lookout.find(self._state, error):
+                if not self._stream_trouble.find(self._state, error):
                     raise
-        for stream, why in self._lookout.given_up(self._state, after_s):
+        for stream, why in self._stream_trouble.given_up(self._state, after_s):
             turn = self._turn()
             aborted = give_up_stream(turn, stream, why)
             if not self._written(turn):
                 return
-            self._lookout.settled(stream)
+            self._stream_trouble.forget_stream(stream)
             log.error("%s is lost: %s; %d transactions are aborted", stream, why, len(aborted))
 
     # -- effects --------------------------------------------------------------------------------------
@@ -478,26 +479,25 @@ class Controller:
         for row in rows:
             self._state.apply(k.carry_key(row.txn_id, row.stream, row.number), row)
             if row.done:
-                self._hearing.not_before_ms.pop(row.txn_id, None)
+                self._memory.merging.not_before_ms.put(row.txn_id, None)
         if rows:
             self.table.write(self._state.take_changes())
         failed, self._carriers.failed = self._carriers.failed, []
         if failed:
-            self._lookout.find(self._state, *failed)
+            self._stream_trouble.find(self._state, *failed)
         self._carriers.sync(self._state, self._intake.index, wall_ms, self._usable)
 
     def _shorten_journals(self) -> None:
         """Delete what is below the logged low waters; move the next chunk of what keeps them low."""
         if self._cutter is not None:
-            resting = self._hearing.waiting
-            self._cutter.cut(
-                self._now_ms(),
-                {topic(s) for s in resting for topic in (journal_topic, history_topic)},
-            )
-            self._hearing.spare.update(self._cutter.spare(self._now_ms(), self._kept))
+            own = (journal_topic, history_topic)
+            topics = {topic(s) for s in self._stream_trouble.waiting for topic in own}
+            self._cutter.cut(self._now_ms(), topics)
+            for stream, offset in self._cutter.spare(self._now_ms(), self._kept).items():
+                self._memory.cleaning.spare.put(stream, offset)
         if self._gaps is not None:
             self._gaps.look(self._now_ms())
-        if not self._hearing.crowded or self._culprit.careful or self.lease is None:
+        if not self._memory.cleaning.crowded or self._culprit.careful or self.lease is None:
             return
         turn = self._turn()
         producer = self.lease.next_producer
@@ -516,7 +516,7 @@ class Controller:
         """What is logged about topics is done; also what a former leader left."""
         if self._topics is None:
             return
-        for stream, decide_done in self._topics.step(self._state, self._hearing.waiting):
+        for stream, decide_done in self._topics.step(self._state, self._stream_trouble.waiting):
             turn = self._turn()
             decide_done(turn)
             try:
@@ -534,7 +534,7 @@ class Controller:
                     raise
                 return  # the state is another object now
         if self._topics.missed:
-            self._lookout.look(self._state, self._topics.missed)
+            self._stream_trouble.look(self._state, self._topics.missed)
             self._topics.missed.clear()
 
     def _written(self, turn: Turn) -> bool:

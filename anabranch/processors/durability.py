@@ -1,32 +1,43 @@
-"""The one home of the order in which a round becomes durable.
+"""The one home of the orders in which things become durable.
+
+A round:
 
 1. *append* stream data, journal ops, status rows, replies and commands to other control partitions. Nothing
    of it is visible yet. Data first, because
 2. *append* the history records, which name the offsets that step 1 returned. They can't be known before: the
    markers of the round before may land in between. Mostly they don't, so a small round is first tried with
-   offsets that are foreseen (`foresight`), data and history in one request. If the broker returns others, that
+   guessed offsets (`offset_guess`), data and history in one request. If the broker returns others, that
    native transaction is aborted, and the round is written with the steps one after the other.
 3. *commit* the native transaction. From here the round has happened, for everyone, whole.
 4. *write* the table: the rows and how far the status log is folded, in one batch. A crash before it costs
    nothing: the rows are read again from the log.
-5. only then look at the next command. Memory, too, is a copy of what is on the log.
+5. only then let memory follow, and look at the next command. Memory, too, is a copy of what is on the log.
 
 Why not the table before the commit: a round that never happened would be believed. Why replies inside the
 native transaction: an answer that leaves any other way could come from a process that leads no more.
 
-If 1 is refused by the broker, the native transaction is aborted and nothing happened. If anything in 1 to 3
-is uncertain, everything unlogged is dropped and leadership begins anew (`leadership`).
+A chunk that is carried aside (`carrier`): *append* its data; *append* the CARRY row, which moves the cursor over it
+and names the offsets that the data got; *commit* both; *tell* the leader, whose table follows. So the cursor on the
+log never says more, or less, than what stands in the partition, and whoever comes next goes on from it.
+
+Runs that are moved (`cleanup`): *append* copies to their journal; then the rows that say where they stand, as a
+round of the same native transaction. Before its end nothing is moved, after it everything is. The low water rises
+in a later round, and records are deleted only below a low water that is on the log: a successor does that again.
+
+If an append is refused by the broker, the native transaction is aborted and nothing happened. If anything up to the
+commit is uncertain, everything unlogged is dropped and leadership begins anew (`leadership`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
 from anabranch.batches.builder import BatchBuilder
-from anabranch.batches.journal_refetch import JournalReaders, records_gone
+from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import BATCH_BYTES, batch_limit
 from anabranch.core import hybrid_time
 from anabranch.core.ids import OP_HEADER
@@ -42,15 +53,16 @@ from anabranch.ports import (
     LogUnavailable,
     OffsetOutOfRange,
     Producer,
+    RecordsGone,
     Table,
+    TopicGone,
     TopicPartition,
 )
 from anabranch.processors.gaps import Appended, Gaps
 from anabranch.processors.history_tail import check_unread
-from anabranch.processors.intake import made_anew
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.merge import Merge, Placed
-from anabranch.processors.offset_guess import Foresight
+from anabranch.processors.offset_guess import OffsetGuess
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import EpochRecord, Reply
 from anabranch.topics.names import (
@@ -77,8 +89,37 @@ class Durable:
     prefix: str
     control_partition: int
     read_ahead: bool = False  # fetch journals on a helper thread while merging
-    foresight: Foresight | None = None  # write the history together with the data
+    offset_guess: OffsetGuess | None = None  # write the history together with the data
     gaps: Gaps | None = None  # look for records of others
+
+
+@contextmanager
+def native_transaction(producer: Producer) -> Iterator[None]:
+    """What is appended inside is committed at the end. See `undone_on_failure`."""
+    with undone_on_failure(producer):
+        yield
+    producer.commit()
+
+
+@contextmanager
+def undone_on_failure(producer: Producer) -> Iterator[None]:
+    """What fails inside aborts the native transaction, unless nobody can tell what happened: then lead anew.
+
+    Raises: RecordsGone, for an `OffsetOutOfRange`; all else as it comes.
+    """
+    try:
+        yield
+    except (LogRefused, LogUnavailable):
+        producer.abort()
+        raise
+    except OffsetOutOfRange as error:
+        producer.abort()
+        raise RecordsGone(error) from error
+    except LogError:
+        raise
+    except Exception:
+        producer.abort()  # what was to be appended could not be made
+        raise
 
 
 def write_round(
@@ -107,28 +148,17 @@ def write_round(
         LogUncertain, LogFenced: lead anew.
         TableError: the round has happened; the table can't follow.
     """
-    try:
+    with native_transaction(producer):
         _find_starts(to.log, round_, tails)
-        done = _append(to, producer, round_, state, tails, wall_ms, to.foresight)
+        done = _append(to, producer, round_, state, tails, wall_ms, to.offset_guess)
         if done is None:
             producer.abort()
             done = _append(to, producer, round_, state, tails, wall_ms, None)
         if done is None:
-            raise InvariantViolation("what is not foreseen can't come out otherwise")
-    except (LogRefused, LogUnavailable):
-        producer.abort()
-        raise
-    except OffsetOutOfRange as error:
-        producer.abort()
-        raise records_gone(error) from error
-    except LogError:
-        raise
-    except Exception:
-        producer.abort()  # what was to be appended could not be made
-        raise
-    producer.commit()
-    if to.foresight is not None and done.history:
-        to.foresight.committed(done.data, done.bases)
+            raise InvariantViolation("what is not guessed can't come out otherwise")
+    tails.update(done.tails)
+    if to.offset_guess is not None and done.history:
+        to.offset_guess.committed(done.data, done.bases)
     if to.gaps is not None:
         to.gaps.appended(done.appended)
     changes = index_rows.take() | state.take_changes()  # what ended with this round is forgotten
@@ -157,7 +187,7 @@ def _find_starts(log: Log, round_: Round, tails: Mapping[str, Tail]) -> None:
 class _Appended(NamedTuple):
     """A round's native transaction: small data batches and where they stand; the status log's end.
 
-    ``appended``: where all of its data stands.
+    ``appended``: where all of its data stands. ``tails``: of the histories, once it is committed.
     """
 
     data: list[Placed]
@@ -165,6 +195,7 @@ class _Appended(NamedTuple):
     history: bool
     status_end: int | None
     appended: list[Appended]
+    tails: Mapping[str, Tail]
 
 
 def _append(
@@ -172,22 +203,22 @@ def _append(
     producer: Producer,
     round_: Round,
     state: State,
-    tails: MutableMapping[str, Tail],
+    tails: Mapping[str, Tail],
     wall_ms: int,
-    foresight: Foresight | None,
+    offset_guess: OffsetGuess | None,
 ) -> _Appended | None:
-    """Steps 1 and 2, at once where offsets are foreseen; None if they came out otherwise."""
+    """Steps 1 and 2, at once where offsets are guessed; None if they came out otherwise."""
     readers = JournalReaders(to.log, ahead=to.read_ahead)
     try:
         merge = Merge(readers, round_, _limits(state, round_))
         status = TopicPartition(status_topic(to.prefix), to.control_partition)
         small = _append_if_big(producer, merge)
         records = list(_records(to, round_, state, status, wall_ms))
-        foreseen = foresight.bases(small) if foresight is not None and small else None
+        guessed = offset_guess.guess(small) if offset_guess is not None and small else None
         history = None
         first: list[_Batch] = []
-        if foreseen is not None:
-            merge.note(foreseen)
+        if guessed is not None:
+            merge.note(guessed)
             history = _Histories(round_, merge, tails)
             first = history.next()
         bases = producer.append([*small, *(record[:2] for record in (*records, *first))])
@@ -195,17 +226,17 @@ def _append(
         if history is None:
             merge.note(data)
             history = _Histories(round_, merge, tails)
-        elif foresight is not None:
-            if data != foreseen:
-                foresight.wrong()
+        elif offset_guess is not None:
+            if data != guessed:
+                offset_guess.miss()
                 return None
-            foresight.right()
+            offset_guess.hit()
             history.stands(bases[len(small) + len(records) :])
         while more := history.next():
             stand = producer.append([record[:2] for record in more])
             history.stands(stand)
             bases += stand
-        # Only now: offsets that were foreseen, perhaps before somebody else led, prove nothing.
+        # Only now: offsets that were guessed, perhaps before somebody else led, prove nothing.
         appended = _check_behind(round_, merge.landed(), tails)
     finally:
         readers.close()
@@ -217,12 +248,12 @@ def _append(
         place = TopicPartition(history_topic(stream), 0)
         begins, before = offsets[0], tails[stream]
         if begins <= before.last:
-            raise made_anew(place, offsets[-1] + 1, before.last + 1, certain=True)
+            raise TopicGone.made_anew(place, offsets[-1] + 1, before.last + 1, certain=True)
         if before.read_to is not None and begins > before.read_to:
             # The first record of this leader: what lies between has to be markers.
             check_unread(to.log, to.clock, place, before.read_to, begins)
-    history.move(tails)
-    return _Appended(small, data, bool(round_.history), ends.get(status), appended)
+    moved = history.moved()
+    return _Appended(small, data, bool(round_.history), ends.get(status), appended, moved)
 
 
 def _limits(state: State, round_: Round) -> dict[str, int]:
@@ -310,7 +341,7 @@ def _check_behind(
                 continue
             if at.first < known.get(part.partition, 0):
                 topic = TopicPartition(stream_topic(commit.stream), part.partition)
-                raise made_anew(topic, at.first, known[part.partition], certain=True)
+                raise TopicGone.made_anew(topic, at.first, known[part.partition], certain=True)
             place = commit.stream, part.partition
             if ends.get(place) != at.first:  # else it adds to the one before
                 behind = ends.get(place, known.get(part.partition, 0))
@@ -360,8 +391,8 @@ class _Histories:
         """(stream, where its records stand)."""
         return self._offsets.items()
 
-    def move(self, tails: MutableMapping[str, Tail]) -> None:
-        """Move the tails to the new ends."""
+    def moved(self) -> Mapping[str, Tail]:
+        """The tails, at the new ends."""
         for stream, tail in self._moved.items():
             tail.stands(self._offsets[stream])
-        tails.update(self._moved)
+        return self._moved

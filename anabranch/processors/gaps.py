@@ -58,9 +58,9 @@ class _Partition:
 class Gaps:
     """The gaps of one leader. ``found``: stream -> records of others."""
 
-    def __init__(self, source: Log, found: Counter[str], *, threads: bool) -> None:
+    def __init__(self, source: Log, *, threads: bool) -> None:
         self._log = source
-        self._found = found
+        self.found: Counter[str] = Counter()
         self._helper = helper("anabranch-gaps", threads=threads)
         self._partitions: dict[tuple[str, int], _Partition] = {}
         self._waiting: deque[_Gap] = deque()
@@ -103,7 +103,7 @@ class Gaps:
         self._waiting = deque(gap for gap in self._waiting if gap.stream != stream)
         self._partitions = {at: p for at, p in self._partitions.items() if at[0] != stream}
         self._under_way = None  # … and what is found there is of nobody
-        self._found.pop(stream, None)
+        self.found.pop(stream, None)
         self._tell_ms.pop(stream, None)
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Gaps:
             self._waiting.appendleft(gap._replace(first=after, tries=tries))
         if not records:
             return
-        self._found[gap.stream] += records
+        self.found[gap.stream] += records
         if now_ms >= self._tell_ms.get(gap.stream, now_ms):
             self._tell_ms[gap.stream] = now_ms + _TELL_EVERY_MS
             log.warning(
@@ -149,5 +149,5 @@ class Gaps:
                 stream_topic(gap.stream),
                 gap.partition,
                 gap.first,
-                self._found[gap.stream],
+                self.found[gap.stream],
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -47,16 +47,6 @@ _WARN_MS = 60_000
 _RECORD_BYTES = 300  # what a queued command takes, beyond its payload
 
 
-def made_anew(place: TopicPartition, end: int, known: int, *, certain: bool) -> TopicGone:
-    """What a partition is that holds less than it once did: another one of the same name. See `TopicGone`."""
-    return TopicGone(
-        f"{place.topic}[{place.partition}] ends at {end} and was known up to {known}: it was made anew",
-        place.topic,
-        lost=True,
-        certain=certain,
-    )
-
-
 @dataclass(slots=True)
 class Command:
     """A record of the commands topic."""
@@ -77,13 +67,6 @@ class Command:
 def decide_command(turn: Turn, command: Command) -> None:
     """Decide it. What is no command is answered, too."""
     turn.at, turn.command_bytes = command.key, len(command.payload)
-    if command.unheard and turn.now_ms >= turn.hearing.may_warn_ms:
-        turn.hearing.may_warn_ms = turn.now_ms + _WARN_MS
-        log.warning(
-            "the command at offset %d, and perhaps more, can't be answered: header %s has 1 to %d bytes, %s has 4, "
-            "the number of a partition of the replies",
-            command.offset, CORRELATION_HEADER, limits.CORRELATION_ID.value, REPLY_HEADER,
-        )  # fmt: skip
     try:
         _check_size(turn, command.payload)
         record = decode(command.payload)
@@ -131,13 +114,14 @@ class Intake:
     log: Log
     table: Table
     settings: Settings
+    waiting: Mapping[str, str]  # streams whose journals are not read
     rows: Overlay = field(init=False)
     index: JournalIndex = field(init=False)
     queue: list[Command] = field(default_factory=list)
-    waiting: Mapping[str, str] = field(default_factory=dict)  # streams whose journals are not read
     unreadable: int = 0
     passed_over: dict[int, str] = field(default_factory=dict)
     commands_end: int = 0
+    _may_warn_ms: int = 0
     _commands_at: int = 0
     _control_at: int = 0  # up to where the control topic is read, committed
     _control_seen: int = 0  # … and up to where it is known that something stands there
@@ -190,6 +174,17 @@ class Intake:
             next((command.offset for command in left if not command.control), self._commands_at),
             next((c.offset for c in self.queue[at : at + 1] if c.control), self._control_at),
         )
+
+    def warn_unheard(self, commands: Iterable[Command], now_ms: int) -> None:
+        """Say now and then that somebody can't be answered."""
+        unheard = next((command for command in commands if command.unheard), None)
+        if unheard is not None and now_ms >= self._may_warn_ms:
+            self._may_warn_ms = now_ms + _WARN_MS
+            log.warning(
+                "the command at offset %d, and perhaps more, can't be answered: header %s has 1 to %d bytes, %s "
+                "has 4, the number of a partition of the replies",
+                unheard.offset, CORRELATION_HEADER, limits.CORRELATION_ID.value, REPLY_HEADER,
+            )  # fmt: skip
 
     @property
     def lag(self) -> int:
@@ -277,7 +272,7 @@ class Intake:
         for problem in failed.values():
             raise problem
         if ends[place] < error.position:
-            raise made_anew(place, ends[place], error.position, certain=False)
+            raise TopicGone.made_anew(place, ends[place], error.position, certain=False)
         raise LogUnavailable(str(error), (place.topic,))
 
     def _journal_positions(self, state: State) -> list[tuple[TopicPartition, tuple[str, int]]]:

@@ -7,15 +7,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 from anabranch.core.turn import Settings
 from anabranch.errors import AnabranchError, InvariantViolation, NotLeading
 from anabranch.ports import Clock, Log, LogError, LogFenced, Table, TableError
-from anabranch.processors import failpoints
-from anabranch.processors.checkpoint import open_checkpoint, touch_checkpoint
+from anabranch.processors.checkpoint import open_checkpoint, size_on_disk, touch_checkpoint
 from anabranch.processors.controller import Controller
 from anabranch.processors.metrics import Metrics
-from anabranch.processors.rocks_table import size_on_disk
 
 log = logging.getLogger("anabranch.controller")
 
@@ -37,6 +36,8 @@ class Leader:
     healthy disk and the right key, must take over. Whatever else fails, a defect too, stops this leader for a
     pause, which grows, and nothing else; ``on_stuck`` is called when that does not help.
     """
+
+    controller: ClassVar[Callable[..., Controller]] = Controller  # some are made to fail
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Leader:
             source = self._make_log()
             table = self._open(source)
             if table is not None:
-                self._loop(*_with_failpoints(source, table))
+                self._loop(source, table)
         except (TableError, AnabranchError) as error:
             log.error("control partition %d: %s", partition, error)
             self._on_failure(error)
@@ -117,15 +118,14 @@ class Leader:
                 self._pause(TROUBLE_PAUSE_S)
         return None
 
-    def _loop(self, source: Log, table: Table, hook: failpoints.Hook | None) -> None:
-        controller = Controller(
+    def _loop(self, source: Log, table: Table) -> None:
+        controller = self.controller(
             source,
             table,
             self._clock,
             self._settings,
             leader=self._leader,
             native_timeout=self._native_timeout,
-            on_event=hook,
             threads=True,
             metrics=self.metrics,
         )
@@ -211,10 +211,3 @@ class Leader:
                 f"leading, term {self.term}" if leading else "leads no more",
             )
             self._on_change()
-
-
-def _with_failpoints(source: Log, table: Table) -> tuple[Log, Table, failpoints.Hook | None]:
-    hook = failpoints.hook_from_environment()
-    if hook is None:
-        return source, table, None
-    return failpoints.FailingLog(source, hook), failpoints.FailingTable(table, hook), hook

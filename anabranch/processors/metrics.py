@@ -18,11 +18,11 @@ from anabranch.schemas.records import Refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from anabranch.core.memory import LeaderMemory
     from anabranch.core.round import Round, Tail
     from anabranch.core.state import State
-    from anabranch.core.turn import Hearing
     from anabranch.processors.intake import Intake
-    from anabranch.processors.offset_guess import Foresight
+    from anabranch.processors.offset_guess import OffsetGuess
 
 LOOK_S = 1.0
 MOST_OVERDUE = 1_000
@@ -47,9 +47,7 @@ TABLE = {
     "commands": Number("counter", "Commands decided"),
     "refusals": Number("counter", "Answers that were refusals, by code", ("code",)),
     "refused_rounds": Number("counter", "Rounds that a broker refused; their rest is written anew"),
-    "native_aborts": Number(
-        "counter", "Native transactions aborted as offsets were foreseen wrong"
-    ),
+    "native_aborts": Number("counter", "Native transactions aborted as offsets were guessed wrong"),
     "commands_lag": Number("gauge", "Records of the commands topic that are not decided yet"),
     "commands_set_aside": Number("gauge", "Records or batches of commands that were passed over"),
     "open_transactions": Number("gauge", "Transactions that are not finished"),
@@ -122,15 +120,15 @@ class Metrics:
         self,
         state: State,
         intake: Intake,
-        hearing: Hearing,
-        foresight: Foresight,
+        memory: LeaderMemory,
+        offset_guess: OffsetGuess,
         ended_ms: int,
         tails: Mapping[str, Tail],
     ) -> None:
         """Take what the controller has. ``ended_ms``: outcomes older than that are to be purged."""
         index = intake.index
         for name, value in {
-            "native_aborts": foresight.wrongs,
+            "native_aborts": offset_guess.misses,
             "commands_lag": intake.lag,
             "open_transactions": len(state.open),
             "committing_transactions": len(state.committing),
@@ -146,9 +144,9 @@ class Metrics:
             self.set(name, value)
         states = Counter(row.state for row in state.streams.values())
         self.values["streams"] = {(name,): count for name, count in states.items()}
-        self.values["stream_trouble"] = dict.fromkeys(((s,) for s in hearing.waiting), 1)
-        self.values["foreign_records"] = {(s,): n for s, n in hearing.foreign.items()}
-        troubles = (trouble_of(state, hearing, txn_id) for txn_id in state.committing)
+        self.values["stream_trouble"] = dict.fromkeys(((s,) for s in memory.waiting), 1)
+        self.values["foreign_records"] = {(s,): n for s, n in memory.foreign.items()}
+        troubles = (trouble_of(state, memory, txn_id) for txn_id in state.committing)
         stuck = Counter("torn" if why == TORN else "waiting" for why in troubles if why)
         self.values["stuck_merges"] = {(why,): stuck[why] for why in ("torn", "waiting")}
         rejected = sum(index.rejected.values(), Counter[str]())

@@ -3,7 +3,7 @@
 A leader appends to a stream's partitions in one native transaction after the other, and each leaves one marker
 behind its data. So the next batch stands right behind the marker, unless the marker is late or somebody else
 wrote: then the offsets that the broker returns differ, and nothing of the attempt may become visible. What is
-foreseen here is only ever a hint.
+guessed here is only ever a hint.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ MOST_SKIPPED = 1024  # rounds without an attempt, where attempts keep failing
 _MARKER = 1
 
 
-class Foresight:
+class OffsetGuess:
     """Of one leader; it may be kept from term to term."""
 
     def __init__(self) -> None:
         self._next: dict[TopicPartition, int] = {}
         self._skip = 0
         self._failures = 0
-        self.wrongs = 0  # in all
+        self.misses = 0  # in all
 
-    def bases(self, batches: Sequence[Placed]) -> list[int] | None:
+    def guess(self, batches: Sequence[Placed]) -> list[int] | None:
         """The offsets that the batches should get, in their order; None: not known, so wait for them."""
         if self._skip:
             self._skip -= 1
@@ -42,14 +42,14 @@ class Foresight:
             coming[partition] = base + read_header(data, whole=False).record_count
         return bases
 
-    def right(self) -> None:
-        """An attempt went as foreseen."""
+    def hit(self) -> None:
+        """An attempt went as guessed."""
         self._failures = 0
 
-    def wrong(self) -> None:
+    def miss(self) -> None:
         """It did not. Where that goes on, attempts get rare: each costs an aborted native transaction."""
         self._failures += 1
-        self.wrongs += 1
+        self.misses += 1
         self._skip = min(1 << self._failures, MOST_SKIPPED)
 
     def committed(self, batches: Sequence[Placed], bases: Sequence[int]) -> None:

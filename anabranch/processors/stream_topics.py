@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -32,12 +33,26 @@ from anabranch.errors import (
     NotReady,
     TopicMisconfigured,
 )
-from anabranch.ports import Clock, Log, LogError, LogFenced, LogRefused, TableError, TopicInfo
+from anabranch.ports import (
+    Clock,
+    Log,
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    TableError,
+    TopicInfo,
+)
+from anabranch.processors.beside import helper
 from anabranch.processors.cleanup import Cutter
-from anabranch.processors.growth import Growth
 from anabranch.processors.history_tail import load_tail
 from anabranch.schemas.records import StreamRow
-from anabranch.topics.declarations import create_stream_topics, refusal_of, topic_ids
+from anabranch.topics.declarations import (
+    create_stream_topics,
+    grow_stream_topics,
+    refusal_of,
+    topic_ids,
+)
 from anabranch.topics.names import history_topic, journal_topic, stream_topic, topics_of
 
 log = logging.getLogger("anabranch.controller")
@@ -263,3 +278,65 @@ def _as_kafka_compares(stream: str) -> set[str]:
 
 def _names(topics: Sequence[TopicInfo]) -> str:
     return ", ".join(topic.name for topic in topics)
+
+
+class Growth:
+    """Adds the partitions that are logged as wanted, beside the loop; also those that a former leader left."""
+
+    def __init__(self, log: Log, *, threads: bool) -> None:
+        self._log = log
+        self._helper = helper("anabranch-growth", threads=threads)
+        self._under_way: dict[str, tuple[int, Future[None]]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether topics are being grown."""
+        return bool(self._under_way)
+
+    def is_at(self, stream: str) -> bool:
+        """Whether this stream's topics are being grown."""
+        return stream in self._under_way
+
+    def step(
+        self, state: State, waiting: Container[str] = ()
+    ) -> Iterator[tuple[str, int | AnabranchError]]:
+        """Begin what is wanted; (stream, partitions that it has now, or why it can't be grown).
+
+        ``waiting``: streams in trouble.
+
+        Raises: LogError, if the log can't be reached.
+        """
+        for stream in [s for s, (_, work) in self._under_way.items() if work.done()]:
+            row = state.streams.get(stream)
+            if row is None or row.wanted_partitions <= row.partitions:
+                del self._under_way[stream]  # it was given up meanwhile
+        for stream, row in list(state.streams.items()):
+            if row.wanted_partitions <= row.partitions:
+                continue
+            if stream not in self._under_way:
+                if stream in waiting:
+                    continue
+                wanted = row.wanted_partitions
+                work = self._helper.submit(grow_stream_topics, self._log, stream, wanted)
+                self._under_way[stream] = wanted, work
+            partitions, work = self._under_way[stream]
+            if work.done():
+                del self._under_way[stream]
+                try:
+                    work.result()
+                except AnabranchError as error:
+                    yield stream, error
+                except LogRefused as error:
+                    yield stream, refusal_of(error)
+                except LogUnavailable as error:
+                    yield stream, NotReady(f"the brokers can't add partitions now: {error}")
+                else:
+                    yield stream, partitions
+
+    def close(self) -> None:
+        """Work under way is not waited for: whoever leads next does it again.
+
+        It adds to topics that are there; to those of a later stream of that name, too, as anybody's hand may.
+        """
+        self._helper.shutdown(wait=False, cancel_futures=True)
+        self._under_way.clear()

@@ -62,8 +62,8 @@ class _Trouble:
 
 
 @dataclass(slots=True)
-class Lookout:
-    """``waiting``: stream -> why it waits; decisions see it. It lasts as long as its leader leads.
+class StreamTrouble:
+    """``waiting``: stream -> why it waits; decisions see it, and the intake.
 
     ``witness``: a topic that is there, since this partition is led: who does not know it knows nothing.
     ``_hints``: what failed; these outlast a change of leadership, which such a failure may be the end of.
@@ -90,21 +90,18 @@ class Lookout:
                 self._hints.append(error)
             raise
 
-    def begin(self, state: State, waiting: dict[str, str]) -> None:
-        """A leader begins: what waited waits on, until a look; ``waiting`` is kept up from now on."""
-        waiting.update(
-            (stream, why)
-            for stream, why in self.waiting.items()
-            if (row := state.streams.get(stream)) is not None and row.state == ACTIVE
-        )
-        self.waiting = waiting
+    def begin(self, state: State) -> None:
+        """A leader begins: what waited waits on, until a look."""
+        active = {stream for stream, row in state.streams.items() if row.state == ACTIVE}
+        for stream in self.waiting.keys() - active:
+            del self.waiting[stream]
         self._seen.clear()
         for trouble in self._troubles.values():
             trouble.gone_since, trouble.lost = None, False
         hints, self._hints = self._hints, []
         for error in hints:
             self._note_all(state, error)
-        if hints or waiting:
+        if hints or self.waiting:
             self.look(state)
 
     def find(self, state: State, *errors: LogError) -> bool:
@@ -157,7 +154,7 @@ class Lookout:
                     trouble.gone_since = now
         return found
 
-    def settled(self, stream: str) -> None:
+    def forget_stream(self, stream: str) -> None:
         """It is on the log that a stream is lost, or that it is no more."""
         self.waiting.pop(stream, None)
         self._troubles.pop(stream, None)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LEAD_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 60.0
 SESSION_TIMEOUT_S = 2.0
-FAILPOINT = {"ANABRANCH_FAILPOINT": "after-decision:kill"}
+ARMED = "examples.flights.armed"
 GROUPS_WITHIN_S = 20.0  # a killed member leaves its group after its session timeout
 _POLL_S = 0.02
 
@@ -125,7 +125,7 @@ class Controllers:
         """Starts the plain one, which leads, and then the armed one."""
         self._plain.start()
         await_leader([self._plain], 0, LEAD_TIMEOUT_S)
-        self._armed.start(FAILPOINT)
+        self._armed.start(ARMED)
 
     def stop(self) -> None:
         """Ends both, at the same time."""
@@ -151,7 +151,10 @@ class Controllers:
         at = time.monotonic()
         successor = await_leader(others, partition, LEAD_TIMEOUT_S)
         taken_over = time.monotonic()
-        leader.start(FAILPOINT if leader is self._armed else None)
+        if leader is self._armed:
+            leader.start(ARMED)
+        else:
+            leader.start()
         return Killed(leader.name, at, taken_over, successor.name)
 
     def armed_is_gone(self) -> bool:

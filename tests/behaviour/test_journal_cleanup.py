@@ -14,9 +14,9 @@ import anabranch
 from anabranch.errors import AnabranchError
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from anabranch.processors.failpoints import VARIABLE
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
+from tests.failpoints import VARIABLE
 
 pytestmark = pytest.mark.broker
 
@@ -90,6 +90,7 @@ def test_an_old_transaction_holds_no_journal_and_commits_whole(
         second = write_old(300)
         own.controller.stop()
         own.controller.environment = {VARIABLE: "append:stream#1:after:kill"}
+        own.controller.module = "tests.failpoints"
         own.controller.start().wait_leading()
         with (
             anabranch.connect(own.bootstrap, prefix=own.prefix, timeout=5) as brief,
@@ -99,6 +100,7 @@ def test_an_old_transaction_holds_no_journal_and_commits_whole(
         assert not own.controller.running, "killed in mid-move"
         # Its successor has no table.
         own.controller.environment = {}
+        own.controller.module = "anabranch.cli"
         shutil.rmtree(own.controller.folder / "data")
         own.controller.start().wait_leading()
         young(8)

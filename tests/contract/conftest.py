@@ -14,7 +14,7 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.memory.log import MemoryCluster
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
-from anabranch.processors.rocks_table import RocksTable
+from anabranch.processors.checkpoint import RocksTable
 
 
 @dataclass

@@ -16,7 +16,7 @@ OFTEN: dict[str, Any] = {"clean_ms": 0, "clean_records": 1, "clean_bytes": 1}
 def cleaning(world: World, **changes: Any) -> World:
     """Cut whenever it is possible, unless said otherwise."""
     world.settings = dataclasses.replace(world.settings, **(OFTEN | changes))
-    world.hearing.next_clean_ms = world.now_ms + world.settings.clean_ms
+    world.memory.cleaning.next_ms = world.now_ms + world.settings.clean_ms
     return world
 
 

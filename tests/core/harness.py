@@ -22,9 +22,10 @@ from anabranch.core.decide import decide, decide_due
 from anabranch.core.decide_commit import next_due_ms
 from anabranch.core.decide_streams import stream_created, stream_refused
 from anabranch.core.journal_index import JournalIndex
+from anabranch.core.memory import Keepalives, Kept, LeaderMemory
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import State
-from anabranch.core.turn import Hearing, Settings, Turn, close_round
+from anabranch.core.turn import Settings, Turn, close_round
 from anabranch.errors import AnabranchError
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
@@ -74,7 +75,7 @@ class World(Journals):
         self.state = State(self.table)
         self.index = JournalIndex(self.table)
         self.index.load()
-        self.hearing = Hearing(since_ms=self.now_ms)
+        self.memory = LeaderMemory(Keepalives(self.now_ms))
         term = self.state.term.term + 1 if self.state.term else 1
         self.log_rows([(k.TERM_KEY, r.TermRow(term, "me", self.wall_us // 1000, b"key!", False))])
 
@@ -91,24 +92,39 @@ class World(Journals):
         self.now_ms += ms
         return self.turn()
 
+    def heard(self) -> dict[bytes, int]:
+        """When each transaction was last heard of, by this leader."""
+        return self.memory.keepalives.heard.as_dict()
+
     # -- turns -----------------------------------------------------------------------------------
 
     def next_due_ms(self) -> int | None:
         """When the next commit is to be looked at."""
-        return next_due_ms(self.state, self.index, self.hearing, self.wall_ms, self.now_ms)
+        merging = self.memory.merging
+        return next_due_ms(self.state, self.index, merging, self.wall_ms, self.now_ms)
 
     def new_turn(self) -> Turn:
-        return Turn(self.state, self.index, self.settings, self.hearing, self.wall_us, self.now_ms)
+        return Turn(self.state, self.index, self.settings, self.memory, self.wall_us, self.now_ms)
 
     def turn(self, *asked: tuple[str, Any]) -> str:
         """One round: these commands, each with the name of who asks, then what is due."""
         self.read_journals()
         turn = self.new_turn()
+        kept = self._kept()
         for name, command in asked:
             self.offset += 1
             self._decide(turn, decode(encode(command)), self.asker(name))
         expired_ms = decide_due(turn, read_to_end=self.read_to_end)
+        assert self._kept() == kept, "memory was changed before the round happened"
         return self.close(turn, expired_ms, asked[-1][0] if len(asked) == 1 else None)
+
+    def _kept(self) -> Any:
+        """All that is in memory alone, but what of the journals was read."""
+        memory = self.memory
+        parts = [memory.keepalives, memory.merging, memory.cleaning]
+        fields = [getattr(part, name) for part in parts for name in part.__slots__]
+        rows = [each.as_dict() if isinstance(each, Kept) else each for each in fields]
+        return [*rows, list(self.index.plain_ends.items()), dict(self.index.staged.stays)]
 
     def asker(self, name: str) -> ReplyTo:
         correlation_id = name.encode()
@@ -155,9 +171,7 @@ class World(Journals):
         if round_.rows:
             self.log.append(list(round_.rows.items()))
         self.table.write(changes)
-        self.index.settle(turn.ended, turn.cut)
-        for txn_id in turn.ended:
-            self.hearing.forget_txn(txn_id)
+        turn.done()
         self.said = list(round_.replies)
         return "; ".join(self._said(to, result, asker) for to, result in self.said)
 

@@ -30,7 +30,7 @@ def test_an_open_one(opened: World) -> None:
     assert (opened.result.streams, len(opened.result.writers)) == (("nyc/a",), 1)
     assert opened.row("A").finished_ms == opened.wall_ms
     assert index_keys(opened) == [], "its journal records are forgotten"
-    assert opened.id("A") not in opened.hearing.heard
+    assert opened.id("A") not in opened.heard()
     assert not opened.state.open
 
 
@@ -238,7 +238,7 @@ def test_whether_anything_is_stale_is_known_before_the_commands_are_read() -> No
     world = quiet()
 
     def stale() -> bool:
-        return anything_stale(world.state, world.hearing, world.now_ms)
+        return anything_stale(world.state, world.memory.keepalives, world.now_ms)
 
     world.begin("B", keepalive_ms=60_000)
     world.read_to_end = False

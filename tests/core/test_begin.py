@@ -55,7 +55,7 @@ def test_repeating_it_after_the_end(world: World) -> None:
     world.commit("A")
     assert world.turn() == "[commit A] A COMMITTED 0"
     assert world.begin("A") == "A COMMITTED 0"
-    assert world.id("A") not in world.hearing.heard, "what has ended is not waited for"
+    assert world.id("A") not in world.heard(), "what has ended is not waited for"
     world.begin("B")
     world.abort("B", "why not")
     assert world.begin("B") == "TransactionAborted"

@@ -89,7 +89,7 @@ def test_whatever_happens_what_is_needed_is_kept(played: list[tuple[str, str, in
             world.abort(label)
             assert world.row(label).rejected == rejected[label]
         world.wait(300)
-        if world.hearing.crowded:
+        if world.memory.cleaning.crowded:
             with mock.patch.object(decide_cleanup, "MAX_MOVED", 2):
                 relocated += relocate(world)
         check_kept(world, written)

@@ -33,9 +33,9 @@ def test_an_old_one_that_keeps_much_is_moved() -> None:
     runs = [world.write("A", "w1", count=2), world.write("A", "w2", count=3)]
     for _ in range(2):
         crowd(world)
-    assert world.hearing.crowded == []
+    assert list(world.memory.cleaning.crowded) == []
     crowd(world)
-    assert world.hearing.crowded == [PLACE]
+    assert list(world.memory.cleaning.crowded) == [PLACE]
     until = world.ends[PLACE]
     assert relocate(world) == 2
     stored = sorted(world.index.runs(world.id("A"), *PLACE), key=lambda run: run.first)
@@ -123,10 +123,10 @@ def test_where_nothing_can_move_it_is_tried_later() -> None:
     for _ in range(3):
         crowd(world)
     world.wait(1_000)
-    assert world.hearing.crowded == [PLACE]
+    assert list(world.memory.cleaning.crowded) == [PLACE]
     assert relocate(world) == 0
-    assert world.hearing.crowded == []
+    assert list(world.memory.cleaning.crowded) == []
     world.wait(1_000)
-    assert world.hearing.crowded == []
+    assert list(world.memory.cleaning.crowded) == []
     world.wait(12_000)
-    assert world.hearing.crowded == [PLACE]
+    assert list(world.memory.cleaning.crowded) == [PLACE]

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from anabranch.core import rows as k
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.state import State
-from anabranch.core.turn import Hearing
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc
 from tests.core.moves import everything, lives, new_world, play
@@ -237,8 +236,8 @@ def test_what_goes_from_the_rows_goes_from_the_views() -> None:
     assert views_of(state) == views_of(State(Memory()))
 
 
-def test_a_hearing_is_not_in_the_log() -> None:
+def test_who_was_heard_of_is_not_in_the_log() -> None:
     world = nyc()
     world.begin("A")
     world.lead()
-    assert world.hearing == Hearing(since_ms=world.now_ms)
+    assert (world.heard(), world.memory.keepalives.since_ms) == ({}, world.now_ms)

@@ -109,7 +109,7 @@ class Watch:
             else:
                 assert row.txn_id not in self.times, "only what is committed is merged"
         unfinished = self.world.state.open.keys()
-        assert self.world.hearing.heard.keys() <= unfinished
+        assert self.world.heard().keys() <= unfinished
         for key in self.world.table.rows:
             if key[:1] == k.INDEX:
                 assert key[-32:-16] in unfinished, "runs of an ended one are forgotten"

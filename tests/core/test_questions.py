@@ -32,7 +32,9 @@ def test_it_is_answered_when_one_is_not_open(world: World) -> None:
     world.turn()
     assert world.heartbeat("A", "B", "C") == "not open: A ABORTED (why), C COMMITTED 0"
     world.wait(100)
-    assert world.hearing.last(world.id("B")) == world.now_ms - 100, "B is heard all the same"
+    assert world.memory.keepalives.last(world.id("B")) == world.now_ms - 100, (
+        "B is heard all the same"
+    )
 
 
 def test_a_bad_token_among_them_is_refused_and_the_others_are_heard(world: World) -> None:
@@ -41,7 +43,7 @@ def test_a_bad_token_among_them_is_refused_and_the_others_are_heard(world: World
     world.wait(1_000)
     tokens = (world.token("A"), b"bad", world.token("B"))
     assert world.ask("heartbeat", r.Heartbeat(tokens)) == "InvalidToken"
-    assert [world.hearing.last(world.id(x)) for x in "AB"] == [world.now_ms] * 2
+    assert [world.memory.keepalives.last(world.id(x)) for x in "AB"] == [world.now_ms] * 2
 
 
 def test_a_transaction_that_commits_is_still_alive(world: World) -> None:
@@ -52,7 +54,7 @@ def test_a_transaction_that_commits_is_still_alive(world: World) -> None:
 
 def test_of_an_unknown_one_nothing_is_said_or_kept(world: World) -> None:
     assert world.heartbeat("A") == ""
-    assert world.hearing.heard == {}
+    assert world.heard() == {}
 
 
 # -- get ---------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from anabranch.core import rows as k
 from anabranch.core.decide import decide, decide_due
 from anabranch.core.ids import make_txn_id
 from anabranch.core.journal_index import JournalIndex
+from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import State
-from anabranch.core.turn import Hearing, Turn, attempt, close_round
+from anabranch.core.turn import Turn, attempt, close_round
 from anabranch.errors import InvariantViolation, NotReady
 from anabranch.memory.table import MemoryStore
 from anabranch.schemas import records as r
@@ -303,11 +304,12 @@ def test_outcomes_are_forgotten_as_fast_as_they_are_made() -> None:
     rate, retention_ms = 5_000, 1_000
     store = MemoryStore()
     table, given = store.open("c"), settings(retention_ms=retention_ms)
-    state, index, hearing = State(table), JournalIndex(table), Hearing(0)
+    state, index = State(table), JournalIndex(table)
+    memory = LeaderMemory(Keepalives(0))
     most = []
     for number in range(60):
         now_ms = number * 100
-        turn = Turn(state, index, given, hearing, (START_MS + now_ms) * 1000, now_ms)
+        turn = Turn(state, index, given, memory, (START_MS + now_ms) * 1000, now_ms)
         for one in range(rate // 10):
             txn_id = make_txn_id(0, START_MS + now_ms, one)
             name = f"n{number}-{one}"
@@ -317,6 +319,7 @@ def test_outcomes_are_forgotten_as_fast_as_they_are_made() -> None:
             turn.put(k.name_key("nyc", name), r.NameRow(txn_id))
             turn.put(k.txn_key(txn_id), row)
         close_round(turn, 0, 0, expired_ms=decide_due(turn, read_to_end=True))
+        turn.done()
         table.write(state.take_changes())
         most.append(len(store.snapshot()))
     level = 3 * rate * (retention_ms + 300) // 1000  # of each: its row, its name, its derived key

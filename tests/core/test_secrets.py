@@ -28,12 +28,12 @@ def public(world: World, label: str) -> bytes:
 def test_a_stranger_who_repeats_begin_gets_no_token(world: World) -> None:
     world.begin("A", name="daily")
     world.wait(1_000)
-    heard = dict(world.hearing.heard)
+    heard = world.heard()
     stranger = r.Begin(world.id("A"), "nyc", "daily", MINUTE, OTHER)
     for _ in range(2):
         assert world.ask("stranger", stranger) == "InvalidToken"
         assert "begun with another secret" in world.message
-    assert world.hearing.heard == heard
+    assert world.heard() == heard
     assert world.begin("A", name="daily") == "begun A", "byte for byte it is answered again"
     world.touch("A")
     world.held = True
@@ -72,7 +72,7 @@ def test_every_command_with_a_token_asks_for_its_proof(world: World, name: str) 
     world.begin("A")
     world.touch("A")
     signed = public(world, "A")
-    heard = dict(world.hearing.heard)
+    heard = world.heard()
     world.now_ms += 1_000
     for data in (
         signed,
@@ -82,7 +82,7 @@ def test_every_command_with_a_token_asks_for_its_proof(world: World, name: str) 
     ):
         assert world.ask(name, make(world, data)) == "InvalidToken"
         assert world.turn() == ""
-    assert (world.get("A"), world.hearing.heard) == ("A OPEN", heard)
+    assert (world.get("A"), world.heard()) == ("A OPEN", heard)
     for data in (world.token("A"), signed + operator_proof(signed, KEY)):
         again = nyc()
         again.begin("A")

@@ -15,8 +15,8 @@ from anabranch.core import rows as k
 from anabranch.core.state import State
 from anabranch.memory.table import MemoryStore, MemoryTable
 from anabranch.ports import Log, TopicPartition
+from anabranch.processors.checkpoint import RocksTable
 from anabranch.processors.leadership import fold_to_end
-from anabranch.processors.rocks_table import RocksTable
 from anabranch.processors.system_clock import SystemClock
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import status_topic

@@ -18,12 +18,11 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import Log, LogError, LogFenced, Producer, Table
 from anabranch.processors.checkpoint import open_checkpoint
-from anabranch.processors.controller import Controller
-from anabranch.processors.failpoints import FailingLog, FailingProducer, FailingTable
 from anabranch.topics.declarations import create_control_topics
 from tests.core.labels import SECRET
 from tests.crash.points import Cut, Point
 from tests.crash.zygote import Spec, say
+from tests.failpoints import DecidingController, FailingLog, FailingProducer, FailingTable
 
 IDLE_WAIT_S = 0.5
 PAUSE_S = 0.05
@@ -85,8 +84,8 @@ class FastClock:
 def warm_up() -> None:
     """Import, and have compiled, whatever a controller uses, so that children have it."""
     from anabranch.ports import Fetched, RawBatch
+    from anabranch.processors import checkpoint, merge  # noqa: F401
     from anabranch.processors import index_journals as journals
-    from anabranch.processors import merge, rocks_table  # noqa: F401
     from anabranch.schemas import codec, records
 
     record = records.Begin(bytes(16), "s", None, 1000, SECRET)
@@ -133,7 +132,7 @@ def lead(number: int, told: dict[str, Any]) -> int:
     table: Table = FailingTable(
         open_checkpoint(Path(spec.folder), source, clock, spec.prefix, 0), cut
     )
-    controller = Controller(
+    controller = DecidingController(
         source,
         table,
         clock,
@@ -147,7 +146,7 @@ def lead(number: int, told: dict[str, Any]) -> int:
             **(TIDY if spec.tidy else {}),
         ),
         leader=f"{spec.name or 'child'}/{os.getpid()}",
-        on_event=cut,
+        hook=cut,
         threads=spec.threads,
     )
     while not ending:

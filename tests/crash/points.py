@@ -23,7 +23,6 @@ from anabranch.processors.durability import write_round
 from anabranch.schemas.codec import decode
 
 _SHELL = ("anabranch.processors.", "anabranch.topics.declarations")
-_FAILPOINTS = "anabranch.processors.failpoints"
 
 
 class Point(NamedTuple):
@@ -57,7 +56,7 @@ def site() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module.startswith(_SHELL) and module != _FAILPOINTS:
+        if module.startswith(_SHELL):
             names.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
             if frame.f_code is write_round.__code__:
                 held = f" of a round with {holds(frame.f_locals['round_'])}"

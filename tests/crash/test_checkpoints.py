@@ -15,17 +15,16 @@ import pytest
 from anabranch.core import rows as k
 from anabranch.core.turn import Settings
 from anabranch.ports import Fetched, Log, LogError, TopicPartition
-from anabranch.processors.checkpoint import ORIGIN, WRITTEN, open_checkpoint
+from anabranch.processors.checkpoint import ORIGIN, WRITTEN, RocksTable, open_checkpoint
 from anabranch.processors.controller import Controller
-from anabranch.processors.failpoints import FailingLog
 from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.processors.rocks_table import RocksTable
 from anabranch.processors.system_clock import SystemClock
 from anabranch.schemas import records as r
 from tests.conftest import Broker
 from tests.crash.cases import Case, Place
 from tests.crash.leader import KEY
 from tests.crash.zygote import Zygote
+from tests.failpoints import FailingLog
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 STEPS = 50

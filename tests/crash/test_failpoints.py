@@ -19,7 +19,6 @@ from typing import NamedTuple
 import pytest
 
 from anabranch.ports import Log
-from anabranch.processors.failpoints import AFTER_DECISION
 from tests.conftest import Broker
 from tests.crash.cases import LAST_DECISION, Case, Place
 from tests.crash.leader import Lead
@@ -27,6 +26,7 @@ from tests.crash.points import Point
 from tests.crash.reshaping import CHUNK_BYTES, Reshaping
 from tests.crash.scenario import Scenario
 from tests.crash.zygote import Zygote
+from tests.failpoints import AFTER_DECISION
 
 LANES = 4
 CASES_A_PLACE = 12

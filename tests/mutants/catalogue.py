@@ -85,7 +85,7 @@ class Mutant:
 CATALOGUE: tuple[Mutant, ...] = (
     # -- durability
     Mutant("answer before the commit", rounds.answer_early, quick=True, broker="kills"),
-    Mutant("offsets are foreseen and not checked", rounds.unchecked_foresight, quick=True, seed=59,
+    Mutant("offsets are foreseen and not checked", rounds.unchecked_guess, quick=True, seed=59,
            weather=MARKERS),
     Mutant("table before the commit", rounds.table_early, quick=True, broker="unborn"),
     Mutant("position ahead of the rows", rounds.position_ahead, quick=True, seed=2, broker="passed"),
@@ -101,7 +101,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("acts before TERM", rounds.act_before_term, broker="rivals"),
     Mutant("silence judged too early", rounds.hasty_staleness, weather=BEHIND,
            play=plays.heartbeats_wait_unread),
-    Mutant("keepalives do not begin afresh at takeover", rounds.old_hearing, quick=True),
+    Mutant("keepalives do not begin afresh at takeover", rounds.old_keepalives, quick=True),
     # -- answers
     Mutant("RESOLVE does not log ABORTED", rounds.resolve_unlogged, quick=True, seed=9),
     Mutant("safe times are not logged", rounds.safe_unlogged, weather=SAFE),

@@ -22,13 +22,13 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, LogError, LogFenced, Table
 from anabranch.processors.checkpoint import open_checkpoint
 from anabranch.processors.controller import Controller
-from anabranch.processors.failpoints import FailingLog, FailingTable
 from anabranch.processors.system_clock import SystemClock
 from anabranch.topics.declarations import create_control_topics
 from checker.recorder import Recorder
 from tests.crash.children import run_guarded, until_told
 from tests.crash.points import Cut, Point
 from tests.crash.zygote import Spec, say
+from tests.failpoints import FailingLog, FailingTable
 from tests.mutants.catalogue import planted
 from tests.mutants.reading import Readers
 from tests.mutants.writing import Plainly, Writing

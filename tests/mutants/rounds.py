@@ -11,12 +11,13 @@ from unittest.mock import patch
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core import decide, decide_txn, questions
 from anabranch.core import rows as k
+from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
 from anabranch.core.tokens import key_id
-from anabranch.core.turn import Hearing, Turn
+from anabranch.core.turn import Turn
 from anabranch.ports import Producer, TopicPartition
 from anabranch.processors import controller, durability, leadership
-from anabranch.processors.offset_guess import Foresight
+from anabranch.processors.offset_guess import OffsetGuess
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import Reply, Resolve, SafeTime, SafeTimeIs, TermRow
 from anabranch.topics.names import carrier_ids, replies_topic, status_topic, transactional_ids
@@ -135,15 +136,15 @@ class _NeverWrong(list[int]):
         return False
 
 
-def unchecked_foresight() -> Planted:
+def unchecked_guess() -> Planted:
     """A history is committed with foreseen offsets though the data landed elsewhere."""
-    real = Foresight.bases
+    real = OffsetGuess.guess
 
-    def bases(self: Foresight, batches: Any) -> list[int] | None:
+    def guess(self: OffsetGuess, batches: Any) -> list[int] | None:
         found = real(self, batches)
         return None if found is None else _NeverWrong(found)
 
-    return patch.object(Foresight, "bases", bases)
+    return patch.object(OffsetGuess, "guess", guess)
 
 
 # -- leading ------------------------------------------------------------------------------------------
@@ -295,9 +296,9 @@ def act_before_term() -> Planted:
     return planted()
 
 
-def old_hearing() -> Planted:
+def old_keepalives() -> Planted:
     """A new leader takes silence from before its time for silence."""
-    return patch.object(controller, "Hearing", lambda _: Hearing(0))
+    return patch.object(controller, "Keepalives", lambda _: Keepalives(0))
 
 
 def hasty_staleness() -> Planted:

@@ -12,10 +12,9 @@ from anabranch.core.state import State
 from anabranch.core.turn import Turn
 from anabranch.memory.producer import MemoryProducer
 from anabranch.ports import LogError, TopicGone, TopicInfo
-from anabranch.processors import controller, durability
-from anabranch.processors import stream_trouble as lookout
+from anabranch.processors import controller, durability, stream_trouble
 from anabranch.processors.leadership import Lease
-from anabranch.processors.stream_trouble import Lookout
+from anabranch.processors.stream_trouble import StreamTrouble
 
 Planted = AbstractContextManager[object]
 
@@ -23,12 +22,12 @@ Planted = AbstractContextManager[object]
 @contextmanager
 def given_up_at_once() -> Iterator[None]:
     """A stream is given up the first time that a topic of it is not found: the broker may only lag behind."""
-    real = Lookout.given_up
+    real = StreamTrouble.given_up
 
-    def given_up(self: Lookout, state: State, after_s: float) -> list[tuple[str, str]]:
+    def given_up(self: StreamTrouble, state: State, after_s: float) -> list[tuple[str, str]]:
         return real(self, state, 0.0)
 
-    with patch.object(Lookout, "given_up", given_up):
+    with patch.object(StreamTrouble, "given_up", given_up):
         yield
 
 
@@ -70,16 +69,16 @@ def lost_and_going_on() -> Iterator[None]:
 @contextmanager
 def all_wait_for_one() -> Iterator[None]:
     """A stream that can't be reached or written is not left out: what it is in fails, again and again."""
-    real = Lookout.find
+    real = StreamTrouble.find
 
-    def find(self: Lookout, state: State, *errors: LogError) -> bool:
+    def find(self: StreamTrouble, state: State, *errors: LogError) -> bool:
         gone = [error for error in errors if isinstance(error, TopicGone)]
         return len(gone) == len(errors) and real(self, state, *gone)
 
     with (
-        patch.object(Lookout, "find", find),
-        patch.object(lookout, "_unwell", lambda *_: ""),
-        patch.object(Lookout, "_note_all", _note_none),
+        patch.object(StreamTrouble, "find", find),
+        patch.object(stream_trouble, "_unwell", lambda *_: ""),
+        patch.object(StreamTrouble, "_note_all", _note_none),
     ):
         yield
 
@@ -91,15 +90,15 @@ def _note_none(*_: object) -> bool:
 @contextmanager
 def trouble_taken_for_loss() -> Iterator[None]:
     """A stream that can't be reached for long is given up, as if its topics were gone."""
-    gone, unwell = lookout._gone, lookout._unwell
+    gone, unwell = stream_trouble._gone, stream_trouble._unwell
 
     def is_gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) -> str:
         why = gone(topic, info, partitions, topic_id)
         return why if why or info is None else unwell(info, partitions)
 
     with (
-        patch.object(lookout, "_gone", is_gone),
-        patch.object(Lookout, "_is_gone", lambda *_: True),
+        patch.object(stream_trouble, "_gone", is_gone),
+        patch.object(StreamTrouble, "_is_gone", lambda *_: True),
     ):
         yield
 

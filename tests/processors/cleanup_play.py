@@ -13,7 +13,6 @@ from anabranch.core.turn import Settings
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors.controller import Controller
-from anabranch.processors.failpoints import FailingLog, FailingTable
 from anabranch.schemas.records import (
     Begin,
     Begun,
@@ -28,6 +27,7 @@ from anabranch.schemas.records import (
 )
 from anabranch.topics.names import journal_topic, stream_topic
 from tests.core.labels import SECRET
+from tests.failpoints import FailingLog, FailingTable
 from tests.processors.world import KEY, World
 
 STREAM = "nyc/flights"

@@ -1,8 +1,7 @@
-"""The order of a round's writes: history with foreseen offsets, and what happens when they are wrong."""
+"""The order of a round's writes: history with guessed offsets, and what happens when they are wrong."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from anabranch.ports import Log, LogRefused, LogUnavailable, TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
 from anabranch.processors.gaps import Appended, Gaps
-from anabranch.processors.offset_guess import MOST_SKIPPED, Foresight
+from anabranch.processors.offset_guess import MOST_SKIPPED, OffsetGuess
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
     CommitRecord,
@@ -120,7 +119,7 @@ def check_history(world: World, commits: int, segments: int = 1) -> None:
     assert found == commits
 
 
-def test_data_and_history_go_in_one_append_where_the_offsets_are_foreseen(calls: Calls) -> None:
+def test_data_and_history_go_in_one_append_where_the_offsets_are_guessed(calls: Calls) -> None:
     world = World()
     controller = leading(world, 2)
     commit(world, controller, 20)
@@ -140,7 +139,7 @@ def test_the_first_round_of_a_partition_waits_for_its_offsets(calls: Calls) -> N
     check_history(world, 1)
 
 
-def test_what_was_foreseen_wrong_is_never_seen(calls: Calls) -> None:
+def test_what_was_guessed_wrong_is_never_seen(calls: Calls) -> None:
     world = World()
     controller = leading(world)
     commit(world, controller)
@@ -173,7 +172,7 @@ def test_after_a_wrong_one_it_is_right_again(calls: Calls) -> None:
     check_history(world, 3 + waited)
 
 
-def test_a_late_marker_is_foreseen_wrong(calls: Calls) -> None:
+def test_a_late_marker_is_guessed_wrong(calls: Calls) -> None:
     """The data of the next round lands before the marker of the last one."""
     world = World()
     controller = leading(world)
@@ -194,7 +193,7 @@ def test_a_late_marker_is_foreseen_wrong(calls: Calls) -> None:
     check_history(world, commits)
 
 
-def test_a_refusal_of_a_foreseen_round_leaves_nothing(calls: Calls) -> None:
+def test_a_refusal_of_a_guessed_round_leaves_nothing(calls: Calls) -> None:
     world = World()
     controller = leading(world)
     commit(world, controller)
@@ -235,7 +234,7 @@ def test_who_leads_again_foresees_wrong_what_others_wrote_meanwhile(calls: Calls
     check_history(world, 5)
 
 
-def test_after_big_data_nothing_is_foreseen(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_big_data_nothing_is_guessed(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     controller = leading(world)
     commit(world, controller)
@@ -253,30 +252,30 @@ def batch(records: int) -> bytes:
 
 
 def test_several_batches_of_a_partition_follow_each_other() -> None:
-    foresight = Foresight()
+    offsets = OffsetGuess()
     other = TopicPartition("t", 1)
-    assert foresight.bases([(DATA, batch(2))]) is None
-    foresight.committed([(DATA, batch(2)), (DATA, batch(3)), (other, batch(1))], [10, 12, 7])
-    assert foresight.bases([(DATA, batch(4)), (other, batch(1)), (DATA, batch(1))]) == [16, 9, 20]
-    assert foresight.bases([(DATA, batch(4)), (TopicPartition("t", 2), batch(1))]) is None
-    foresight.committed([], [])
-    assert foresight.bases([(other, batch(1))]) is None
+    assert offsets.guess([(DATA, batch(2))]) is None
+    offsets.committed([(DATA, batch(2)), (DATA, batch(3)), (other, batch(1))], [10, 12, 7])
+    assert offsets.guess([(DATA, batch(4)), (other, batch(1)), (DATA, batch(1))]) == [16, 9, 20]
+    assert offsets.guess([(DATA, batch(4)), (TopicPartition("t", 2), batch(1))]) is None
+    offsets.committed([], [])
+    assert offsets.guess([(other, batch(1))]) is None
 
 
 def test_where_it_keeps_failing_attempts_get_rare() -> None:
-    foresight = Foresight()
+    offsets = OffsetGuess()
     one = [(DATA, batch(1))]
-    foresight.committed(one, [0])
+    offsets.committed(one, [0])
     attempts = 0
     for _ in range(20_000):
-        if foresight.bases(one) is not None:
+        if offsets.guess(one) is not None:
             attempts += 1
-            foresight.wrong()
+            offsets.miss()
     assert attempts <= 11 + 20_000 // MOST_SKIPPED
-    while foresight.bases(one) is None:
+    while offsets.guess(one) is None:
         pass
-    foresight.right()
-    assert foresight.bases(one) is not None
+    offsets.hit()
+    assert offsets.guess(one) is not None
 
 
 def test_records_of_others_are_counted_and_nothing_else(
@@ -320,7 +319,7 @@ def test_markers_may_come_late() -> None:
             looked.append(positions)
             return {}
 
-    gaps = Gaps(cast("Log", Empty()), Counter(), threads=False)
+    gaps = Gaps(cast("Log", Empty()), threads=False)
     known = 10
     for gap in (1, 0, 0, 3, 1, 0, 2, 1):
         gaps.appended([Appended(STREAM, 0, known, known + gap)])

@@ -76,19 +76,19 @@ def unknown(play: Play, count: int) -> None:
 
 def in_memory(controller: Controller) -> set[object]:
     """Everything by which the controller keeps something in memory."""
-    hearing, index = controller._hearing, controller._intake.index
+    memory, index = controller._memory, controller._intake.index
     assert controller._cutter is not None
     assert controller._topics is not None
     return {
         *controller._tails,
         *controller._autoscaling._scalers,
         *controller._autoscaling._asked,
-        *controller._lookout._troubles,
-        *controller._lookout.waiting,
+        *controller._stream_trouble._troubles,
+        *controller._stream_trouble.waiting,
         *controller._topics._deleting,
-        *hearing.may_roll_ms,
-        *hearing.may_grow_ms,
-        *(stream for stream, _ in hearing.may_move_ms),
+        *memory.merging.may_roll_ms.as_dict(),
+        *memory.merging.may_grow_ms.as_dict(),
+        *(stream for stream, _ in memory.cleaning.may_move_ms.as_dict()),
         *(stream for stream, _ in controller._intake._known_until),
         *(stream for stream, _ in index.positions),
         *(stream for stream, _ in index.plain_ends),
@@ -153,8 +153,9 @@ def test_nothing_names_it_any_more_but_that_it_is_forgotten() -> None:
     play = lost()
     assert play.one_shot(OTHER) == "COMMITTED"
     controller = play.controller
-    controller._hearing.may_grow_ms[GONE] = controller._hearing.may_roll_ms[GONE] = 1 << 60
-    controller._hearing.may_move_ms[GONE, 0] = 1 << 60
+    controller._memory.merging.may_grow_ms.put(GONE, 1 << 60)
+    controller._memory.merging.may_roll_ms.put(GONE, 1 << 60)
+    controller._memory.cleaning.may_move_ms.put((GONE, 0), 1 << 60)
     controller._tails[GONE] = controller._tails[OTHER]
     assert GONE in in_memory(controller)
     assert forget(play) == DONE
@@ -181,7 +182,7 @@ def test_what_was_to_be_deleted_of_the_old_journal_is_not_deleted_of_the_new_one
         assert journal_topic(GONE) in in_memory(play.controller)
     never = replace(play.controller.settings, clean_ms=1 << 50)
     play.controller.settings = never
-    play.controller._hearing.next_clean_ms = 1 << 60
+    play.controller._memory.cleaning.next_ms = 1 << 60
     forget(play)
     play.ask(CreateStream(GONE, 2, {}))
     for _ in range(20):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -13,11 +13,11 @@ from anabranch.batches.records import Record
 from anabranch.core import decide_scale
 from anabranch.core.rows import stream_key
 from anabranch.core.state import State
-from anabranch.errors import AnabranchError, InvalidArgument, NotReady
+from anabranch.errors import InvalidArgument, NotReady
 from anabranch.kafka.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
 from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
-from anabranch.processors.growth import Growth
+from anabranch.processors.stream_topics import Growth
 from anabranch.schemas.codec import decode_as
 from anabranch.schemas.records import (
     CreateStream,
@@ -49,16 +49,9 @@ def test_brokers_that_are_away_for_long(monkeypatch: pytest.MonkeyPatch) -> None
     controller.lead()
     world.stream(controller, "s/a", 1)
     monkeypatch.setattr(MemoryLog, "add_partitions", away)
-    with pytest.raises(LogUnavailable):
-        world.ask(controller, Scale("s/a", 3, (), ()))
-    state = State(controller.table)
-    growth = Growth(world.cluster.log("g"), threads=True)
-    until = time.monotonic() + 30
-    found: list[tuple[str, int | AnabranchError]] = []
-    while not found and time.monotonic() < until:
-        found = list(growth.step(state))
-    growth.close()
-    assert [(stream, type(error)) for stream, error in found] == [("s/a", NotReady)]
+    assert world.ask(controller, Scale("s/a", 3, (), ())).code == NotReady.__name__
+    row = controller.state.streams["s/a"]
+    assert (row.scaling, row.wanted_partitions) == (None, 1)
 
 
 def test_whoever_leads_no_more_does_not_wait_for_brokers_that_are_away(
@@ -100,7 +93,8 @@ def test_a_stream_that_is_given_up_while_it_grows_keeps_nobody_busy() -> None:
     growth = Growth(world.cluster.log("g"), threads=False)
     state.apply(stream_key("s/a"), replace(row, wanted_partitions=3))
     steps = growth.step(state)
-    growth._under_way["s/a"] = 3, growth._begin("s/a", 3)
+    growth._under_way["s/a"] = 3, Future()
+    growth._under_way["s/a"][1].set_result(None)
     state.apply(stream_key("s/a"), replace(row, state="LOST"))
     assert (growth.busy, growth.is_at("s/a")) == (True, True)
     assert list(steps) == []
@@ -155,7 +149,9 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
     row = turn.state.streams["s/a"]
     decide_scale.want_partitions(turn, "s/a", 3)
     assert turn.state.streams["s/a"] == row
-    assert turn.hearing.may_grow_ms["s/a"] > turn.now_ms, "looked at again later, not in each round"
+    assert turn.merging.may_grow_ms.get("s/a", 0) > turn.now_ms, (
+        "looked at again later, not in each round"
+    )
     # A scaling whose partitions others took meanwhile.
     waits = Scaling((0,), (KeyRange(0, 7), KeyRange(8, (1 << 32) - 1)), b"c" * 16, 0, b"d" * 8)
     turn.put(stream_key("s/a"), replace(row, scaling=waits, wanted_partitions=3))

@@ -15,10 +15,10 @@ from anabranch.memory.log import MemoryLog
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogFenced, LogUnavailable, TopicInfo
 from anabranch.processors import membership
+from anabranch.processors.checkpoint import size_on_disk
 from anabranch.processors.controller import Controller
 from anabranch.processors.leader import ASIDE_S, Leader
 from anabranch.processors.membership import Membership
-from anabranch.processors.rocks_table import size_on_disk
 from tests.processors.world import KEY, World
 
 DEADLINE_S = 30.0
@@ -130,7 +130,7 @@ def test_pauses_after_failures(
 
     monkeypatch.setattr(leader, "_pause", pause)
     monkeypatch.setattr(Controller, "lead", lead)
-    leader._loop(world.cluster.log("c"), MemoryStore().open("c"), None)
+    leader._loop(world.cluster.log("c"), MemoryStore().open("c"))
     assert leader.metrics.values["lead_failures"] == {(type(error).__name__,): len(pauses)}
     if not rounds:
         assert found == pytest.approx(pauses)

@@ -227,7 +227,7 @@ def test_a_merge_whose_journal_a_broker_that_is_behind_shows_cannot_be_settled(
         seen = set()
         for _ in range(100):
             play.play(1, 0.05)
-            seen.add(play.controller._hearing.trouble.get(play.txn_id, ""))
+            seen.add(play.controller._memory.trouble(play.txn_id))
         assert any("has no offset" in trouble for trouble in seen)
         assert TORN not in seen
         assert play.settle().code == "IllegalState"
@@ -245,7 +245,7 @@ def test_a_missing_stream_is_not_lost_yet() -> None:
 
 def test_a_chunk_under_way_is_waited_for() -> None:
     play = Stuck()
-    play.controller._hearing.carrying.add(play.txn_id)
+    play.controller._carriers.carrying.add(play.txn_id)  # type: ignore[union-attr]
     refused = play.world.send(Settle(play.token, ""))
     play.controller._carriers.sync = lambda *_: None  # type: ignore[union-attr,method-assign]
     play.play(2)
@@ -255,7 +255,7 @@ def test_a_chunk_under_way_is_waited_for() -> None:
 
 def test_what_carriers_are_at_is_known() -> None:
     play = Stuck(lost=False)
-    assert play.controller._hearing.carrying == {play.txn_id}
+    assert play.controller._memory.carrying == {play.txn_id}
     play.play(20, 1.0)
     assert play.state(play.txn_id)[0] == "COMMITTED"
     play.begun(OTHER)
@@ -264,7 +264,7 @@ def test_what_carriers_are_at_is_known() -> None:
     seen = set()
     for _ in range(20):
         play.play(1, 0.05)
-        seen |= play.controller._hearing.carrying
+        seen |= set(play.controller._memory.carrying)
     assert seen == {big[0]}
 
 

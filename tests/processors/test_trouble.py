@@ -138,7 +138,7 @@ def test_a_topic_that_takes_hardly_anything_is_at_fault(topic: Callable[[str], s
     trouble = _Small(play, topic(GONE), limit=70)
     commit = play.world.send(Commit(token, (receipt,), None, None, 600_000))
     play.play(3)
-    assert "set max.message.bytes to 16384 or more" in play.controller._hearing.waiting[GONE]
+    assert "set max.message.bytes to 16384 or more" in play.controller._memory.waiting[GONE]
     _waits_then_goes_on(play, trouble)
     outcome = play.world.reply(commit)
     assert isinstance(outcome, Outcome)
@@ -172,7 +172,7 @@ def test_what_a_lowered_limit_refuses_is_not_given_up() -> None:
     trouble = _Small(play, stream_topic(GONE), limit=20_000)
     commit = play.world.send(Commit(token, (receipt,), None, None, 600_000))
     play.play(3)
-    assert "is less than its journal's; set 1048588" in play.controller._hearing.waiting[GONE]
+    assert "is less than its journal's; set 1048588" in play.controller._memory.waiting[GONE]
     before = play.events(GONE)
     _waits_then_goes_on(play, trouble)
     assert play.events(GONE) == before + 100 + len(KEYS) + 1
@@ -331,7 +331,7 @@ def test_one_brokers_word_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) -> N
         return describe(self, [name for name in names if name != stream_topic(GONE)])
 
     monkeypatch.setattr(MemoryLog, "describe_topics", described)
-    play.controller._lookout.look(play.controller.state, {GONE})
+    play.controller._stream_trouble.look(play.controller.state, {GONE})
     play.play(50, 200.0)
     assert play.stream_state(GONE) == WAITING
     assert play.state(txn_id)[0] == "OPEN"
@@ -351,7 +351,7 @@ def test_one_brokers_other_id_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) 
         return found | {name: replace(found[name], topic_id="x") for name in found if name == topic}
 
     monkeypatch.setattr(MemoryLog, "describe_topics", described)
-    play.controller._lookout.look(play.controller.state, {GONE})
+    play.controller._stream_trouble.look(play.controller.state, {GONE})
     play.play(50, 200.0)
     assert play.stream_state(GONE) == WAITING
     monkeypatch.undo()

@@ -20,10 +20,8 @@ _LOOK_S = 0.02
 def carriers_beside(world: World) -> Callable[..., Carriers]:
     """What takes the place of `Carriers` in a run."""
 
-    def make(
-        lanes: Sequence[Lane], *, threads: bool, trouble: dict[bytes, str], carrying: set[bytes]
-    ) -> Carriers:
-        return CarriersBeside(world, lanes, trouble, carrying)
+    def make(lanes: Sequence[Lane], *, threads: bool) -> Carriers:
+        return CarriersBeside(world, lanes)
 
     return make
 
@@ -31,10 +29,8 @@ def carriers_beside(world: World) -> Callable[..., Carriers]:
 class CarriersBeside(Carriers):
     """See `Carriers`: what a lane does and says is the same, only who runs it is another."""
 
-    def __init__(
-        self, world: World, lanes: Sequence[Lane], trouble: dict[bytes, str], carrying: set[bytes]
-    ) -> None:
-        super().__init__(lanes, threads=False, trouble=trouble, carrying=carrying)
+    def __init__(self, world: World, lanes: Sequence[Lane]) -> None:
+        super().__init__(lanes, threads=False)
         self._world = world
         self._busy = 0
         self._started = False

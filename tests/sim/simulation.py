@@ -293,7 +293,7 @@ class _Run:
             return False
         for partition in range(self.partitions):
             leader = self.fleet.leading(partition)
-            if leader is None or leader._hearing.waiting.keys() - self.ledger.deleted:
+            if leader is None or leader._memory.waiting.keys() - self.ledger.deleted:
                 return False  # a stream's pause may outlast its trouble
             stuck = len(stuck_of(leader.state, self.ledger.deleted))
             if len(leader.state.open) > stuck or sum(1 for _ in leader.table.scan(k.OPEN)) > stuck:

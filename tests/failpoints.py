@@ -1,9 +1,11 @@
-"""Every port call is a failpoint, by construction.
+"""Every port call of a controller is a failpoint, by construction.
 
 `FailingLog` and `FailingTable` stand before the real ports and call a hook before and after each call, with the
-name of the call. A test's hook records the names, raises, stops or kills. In production they are used only
-when ``ANABRANCH_FAILPOINT`` is set: ``name[#n]:before|after:kill|stop`` (the n-th such call of the process), or
-``after-decision:kill``: right after the round that logs a commit's decision.
+name of the call. The hook records the names, raises, stops or kills. `DecidingController` calls it once more, right
+after the round that logs a commit's decision.
+
+``python -m tests.failpoints`` is ``anabranch`` with controllers that ``ANABRANCH_FAILPOINT`` kills or freezes:
+``name[#n]:before|after:kill|stop`` (the n-th such call of the process).
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from unittest.mock import patch
 
-from anabranch.errors import InvalidArgument
+from anabranch.core.turn import Turn
 from anabranch.ports import (
     Fetched,
     Log,
@@ -25,6 +29,8 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
+from anabranch.processors.controller import Controller
+from anabranch.processors.leader import Leader
 
 Hook = Callable[[str, str], None]  # (name of the call, "before" or "after")
 T = TypeVar("T")
@@ -207,22 +213,24 @@ class FailingTable:
         self._table.close()
 
 
-def hook_from_environment() -> Hook | None:
-    """The hook that ``ANABRANCH_FAILPOINT`` asks for, or None."""
-    spec = os.environ.get(VARIABLE, "")
-    return parse(spec) if spec else None
+@dataclass(slots=True)
+class DecidingController(Controller):
+    """A `Controller` that calls ``hook`` when a commit's decision is logged."""
+
+    hook: Hook = lambda name, phase: None
+
+    def _write(self, turn: Turn, *given: Any, **named: Any) -> bool:
+        wrote = super(DecidingController, self)._write(turn, *given, **named)
+        if wrote and any(op.op == "BEGIN_COMMIT" for _, _, op in turn.round.ops):
+            self.hook(AFTER_DECISION, "after")
+        return wrote
 
 
 def parse(spec: str) -> Hook:
     """A hook that kills (SIGKILL) or freezes (SIGSTOP) this process at a point."""
-    parts = spec.split(":")
-    action = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}.get(parts[-1])
-    if parts[0] == AFTER_DECISION and len(parts) == 2:
-        parts.insert(1, "after")
-    phase, target = parts[-2], ":".join(parts[:-2])
+    target, phase, do = spec.rsplit(":", 2)
+    action = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[do]
     name, _, number = target.partition("#")
-    if action is None or phase not in ("before", "after") or not name:
-        raise InvalidArgument(f"{VARIABLE}={spec!r}: name[#n]:before|after:kill|stop")
     wanted = int(number or 1)
     seen: Counter[str] = Counter()
 
@@ -233,3 +241,20 @@ def parse(spec: str) -> Hook:
                 os.kill(os.getpid(), action)
 
     return hook
+
+
+def main() -> None:
+    """The command line, with a failpoint."""
+    from anabranch.cli import app
+
+    hook = parse(os.environ[VARIABLE])
+
+    def controller(log: Log, table: Table, *given: Any, **named: Any) -> Controller:
+        return Controller(FailingLog(log, hook), FailingTable(table, hook), *given, **named)
+
+    with patch.object(Leader, "controller", staticmethod(controller)):
+        app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""What a leader keeps in memory alone: it begins afresh with each one, and follows the log.
+
+A turn changes its own *draft* of each part. `LeaderMemory.follow` takes the drafts over when the turn's round is on
+the log, or had nothing to log. So a round that is not written leaves nothing behind. Times are monotonic ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Self, TypeVar
+
+from anabranch.core.journal_usage import Place
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+
+class Kept(Generic[K, V]):
+    """A dict; or, ``over`` another one, a turn's changes of that."""
+
+    __slots__ = ("_over", "_rows")
+
+    def __init__(self, over: Kept[K, V] | None = None) -> None:
+        self._over = over
+        self._rows: dict[K, V | None] = {}
+
+    def get(self, key: K, default: D) -> V | D:
+        if key in self._rows:
+            found = self._rows[key]
+            return default if found is None else found
+        return default if self._over is None else self._over.get(key, default)
+
+    def put(self, key: K, value: V | None) -> None:
+        """None: nothing is kept of it any more."""
+        if value is None and self._over is None:
+            self._rows.pop(key, None)
+        else:
+            self._rows[key] = value
+
+    def as_dict(self) -> dict[K, V]:
+        """All that is kept."""
+        rows: dict[K, V | None] = {} if self._over is None else {**self._over.as_dict()}
+        rows |= self._rows
+        return {key: value for key, value in rows.items() if value is not None}
+
+    def follow(self, draft: Kept[K, V]) -> None:
+        """Take over what a draft of this changes."""
+        for key, value in draft._rows.items():
+            self.put(key, value)
+
+    def forget(self, is_gone: Callable[[K], bool]) -> None:
+        """Keep nothing of such keys."""
+        for key in [key for key in self._rows if is_gone(key)]:
+            self.put(key, None)
+
+
+class Part:
+    """One concern. Its fields are `Kept`, or values that are not changed but replaced."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def draft(self) -> Self:
+        """The part as a turn may change it."""
+        values = (getattr(self, name) for name in self.__slots__)
+        return type(self)(*(Kept(v) if isinstance(v, Kept) else v for v in values))
+
+    def follow(self, draft: Self) -> None:
+        """Take over what a draft of this changes."""
+        for name in self.__slots__:
+            mine, its = getattr(self, name), getattr(draft, name)
+            if isinstance(mine, Kept):
+                mine.follow(its)
+            else:
+                setattr(self, name, its)
+
+
+@dataclass(slots=True)
+class Keepalives(Part):
+    """When each open transaction was last heard of, and when it is looked again for silent ones."""
+
+    since_ms: int
+    heard: Kept[bytes, int] = field(default_factory=Kept)
+    next_check_ms: int = 0
+
+    def last(self, txn_id: bytes) -> int:
+        return self.heard.get(txn_id, self.since_ms)
+
+
+@dataclass(slots=True)
+class Merging(Part):
+    """When decided commits and streams' layouts may go on; by transaction, and by stream.
+
+    ``rolls_by_ms``: so long at most a rolling commit waits for others. ``to_carry``: known to be big while another
+    one is carried. ``trouble``: why one that was carried does not go on. ``may_grow_ms``: of asking for partitions.
+    """
+
+    not_before_ms: Kept[bytes, int] = field(default_factory=Kept)
+    rolls_by_ms: Kept[bytes, int] = field(default_factory=Kept)
+    to_carry: Kept[bytes, bool] = field(default_factory=Kept)
+    trouble: Kept[bytes, str] = field(default_factory=Kept)
+    may_roll_ms: Kept[str, int] = field(default_factory=Kept)
+    may_grow_ms: Kept[str, int] = field(default_factory=Kept)
+
+    def forget_txn(self, txn_id: bytes) -> None:
+        self.not_before_ms.put(txn_id, None)
+        self.rolls_by_ms.put(txn_id, None)
+        self.to_carry.put(txn_id, None)
+        self.trouble.put(txn_id, None)
+
+    def forget_stream(self, stream: str) -> None:
+        self.may_roll_ms.put(stream, None)
+        self.may_grow_ms.put(stream, None)
+
+
+@dataclass(slots=True)
+class Cleaning(Part):
+    """When and where journals and histories are shortened.
+
+    ``cuttable_ms``: since when something can be cut there. ``since_epoch``: commits in a stream's history since its
+    last EPOCH record. ``spare``: below that offset a history speaks of nothing left. ``crowded``: where something
+    may have to move.
+    """
+
+    next_ms: int = 0
+    cuttable_ms: Kept[Place, int] = field(default_factory=Kept)
+    since_epoch: Kept[str, int] = field(default_factory=Kept)
+    spare: Kept[str, int] = field(default_factory=Kept)
+    crowded: tuple[Place, ...] = ()
+    may_move_ms: Kept[Place, int] = field(default_factory=Kept)
+
+    def forget_stream(self, stream: str) -> None:
+        self.since_epoch.put(stream, None)
+        self.spare.put(stream, None)
+        self.crowded = tuple(place for place in self.crowded if place[0] != stream)
+        self.may_move_ms.forget(lambda place: place[0] == stream)
+        self.cuttable_ms.forget(lambda place: place[0] == stream)
+
+
+@dataclass(slots=True)
+class LeaderMemory:
+    """All that decisions see beside the fold and the index.
+
+    The last four belong to the shell: streams in trouble and which, transactions that a carrier is at, carried ones
+    of which chunks are refused and why, records of others by stream.
+    """
+
+    keepalives: Keepalives
+    merging: Merging = field(default_factory=Merging)
+    cleaning: Cleaning = field(default_factory=Cleaning)
+    waiting: Mapping[str, str] = field(default_factory=dict)
+    carrying: Collection[bytes] = ()
+    refused: Mapping[bytes, str] = field(default_factory=dict)
+    foreign: Mapping[str, int] = field(default_factory=dict)
+
+    def trouble(self, txn_id: bytes) -> str:
+        """Why a carried transaction does not go on by itself; empty if nothing is known against it."""
+        return self.merging.trouble.get(txn_id, "") or self.refused.get(txn_id, "")
+
+    def follow(
+        self,
+        keepalives: Keepalives,
+        merging: Merging,
+        cleaning: Cleaning,
+        ended: Iterable[bytes],
+        forgotten: Iterable[str],
+    ) -> None:
+        """Take over a turn's drafts. ``ended``: transactions. ``forgotten``: streams; others may come so named."""
+        self.keepalives.follow(keepalives)
+        self.merging.follow(merging)
+        self.cleaning.follow(cleaning)
+        for txn_id in ended:
+            self.keepalives.heard.put(txn_id, None)
+            self.merging.forget_txn(txn_id)
+        for stream in forgotten:
+            self.merging.forget_stream(stream)
+            self.cleaning.forget_stream(stream)

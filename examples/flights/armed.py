@@ -1,0 +1,27 @@
+"""`anabranch controller` with an accident: it kills itself right after it logged a commit's decision."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from anabranch.cli import app
+from anabranch.core.turn import Turn
+from anabranch.processors.controller import Controller
+from anabranch.processors.leader import Leader
+
+
+class Armed(Controller):
+    """A controller that does not outlive a decision."""
+
+    def _write(self, turn: Turn, *given: Any, **named: Any) -> bool:
+        wrote = super()._write(turn, *given, **named)
+        if wrote and any(op.op == "BEGIN_COMMIT" for _, _, op in turn.round.ops):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return wrote
+
+
+if __name__ == "__main__":
+    Leader.controller = Armed
+    app()
