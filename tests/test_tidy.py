@@ -24,18 +24,18 @@ MOST_FILES, MOST_LINES = 20, 420
 # Folders with more files, and files with more lines.
 FOLDERS = {
     "anabranch/core": 37,
-    "anabranch/processors": 31,
-    "anabranch/cli": 28,
+    "anabranch/processors": 27,
+    "anabranch/cli": 26,
     "anabranch/spark": 23,
 }
 FILES = {
-    "anabranch/kafka/transactional_producer.py": 459,
+    "anabranch/kafka/transactional_producer.py": 456,
     "anabranch/processors/controller.py": 547,
     "anabranch/client/session.py": 521,
-    "anabranch/kafka/wire/cluster.py": 470,
+    "anabranch/kafka/wire/cluster.py": 466,
     "anabranch/core/state.py": 447,
     "anabranch/client/client.py": 442,
-    "anabranch/kafka/log.py": 439,
+    "anabranch/kafka/log.py": 432,
     "anabranch/topics/declarations.py": 445,
     "anabranch/schemas/fast.py": 448,
 }
@@ -58,7 +58,7 @@ IMPORTERS = {
 # A docstring's subject comes first, and the code names it.
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")
 _VAGUE = re.compile(r"\b(?:nobody|anew|whoever|come to stand|for ever)\b", re.IGNORECASE)
-HEADLESS, VAGUE, SEE_ONLY = 258, 90, 102
+HEADLESS, VAGUE, SEE_ONLY = 221, 88, 15
 # The topics' names begin likewise.
 _DOTTED = re.compile(r"`(anabranch(?!\.(?:commands|control|replies|status)\b)(?:\.\w+)+)`")
 _PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)\b")

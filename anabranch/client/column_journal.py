@@ -93,7 +93,6 @@ class ColumnJournals:
         producer.close()
 
     def close(self) -> None:
-        """See `Journals`."""
         with self._lock:
             self._closed = True
             producers = [*self._spare, *self._used]

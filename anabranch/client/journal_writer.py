@@ -117,7 +117,6 @@ class KafkaJournals:
         channel.close()
 
     def close(self) -> None:
-        """See `Journals`."""
         with self._lock:
             self._closed = True
             channels = [*self._spare, *self._used]
@@ -130,7 +129,6 @@ class KafkaJournals:
             self._columns.close()
 
     def after_fork(self) -> None:
-        """See `Journals`."""
         if self._columns is not None:
             self._columns.after_fork()
         for channel in [*self._spare, *self._used]:
@@ -156,7 +154,6 @@ class KafkaJournal:
         self._missing: str | None = None  # the topic that was not there when it was looked for last
 
     def open(self, topic: str, partitions: Sequence[int], deadline: float) -> Opened:
-        """See `JournalWriter`."""
         limit = self._admin.max_message_bytes([topic], deadline)[topic]
         ends = self._admin.end_offsets([(topic, p) for p in partitions], deadline)
         channel = self._channels.get(limit)
@@ -184,7 +181,6 @@ class KafkaJournal:
         headers: RecordHeaders,
         timestamp_ms: int,
     ) -> None:
-        """See `JournalWriter`."""
         try:
             # By position: keywords cost a third of the call.
             self._produce[topic](topic, value, key, partition, None, None, timestamp_ms, headers)
@@ -205,7 +201,6 @@ class KafkaJournal:
             self._check()
 
     def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
-        """See `JournalWriter`."""
         if topic not in self._produce:
             self._back_to_events(topic)
         channel, produce = self._by_topic[topic], self._produce[topic]
@@ -259,7 +254,6 @@ class KafkaJournal:
     def flush(
         self, written: Iterable[TopicPartition], deadline: float
     ) -> dict[TopicPartition, int]:
-        """See `JournalWriter`."""
         self._flush_events(deadline)
         self._flush_columns(deadline)
         places = list(written)
@@ -369,7 +363,6 @@ class KafkaJournal:
         return WriteFailed(f"{self._failure}; join again and rewrite")
 
     def discard(self) -> None:
-        """See `JournalWriter`."""
         self._fail("the writer was discarded")
         self._produce.clear()
         channels, self._channels = self._channels, {}
@@ -382,7 +375,6 @@ class KafkaJournal:
             self._columns.end()
 
     def release(self) -> None:
-        """See `JournalWriter`."""
         self._fail("the writer was released")
         self._produce.clear()
         channels, self._channels = self._channels, {}

@@ -63,7 +63,6 @@ class MemoryBus:
         self._closed = False
 
     def ready(self, deadline: float) -> None:
-        """See `CommandBus`."""
         while not self._started():
             if self._clock.monotonic() >= deadline:
                 raise NotReady("the topics do not exist: start `anabranch controller`")
@@ -88,15 +87,12 @@ class MemoryBus:
             self._place = place
 
     def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
-        """See `CommandBus`."""
         return self._partitions
 
     def max_command_bytes(self) -> int:
-        """See `CommandBus`."""
         return self._max_bytes - _FRAMING
 
     def send(self, control_partition: int, correlation_id: bytes, payload: bytes) -> None:
-        """See `CommandBus`."""
         if self._closed or self._place is None:
             return
         self._slots.setdefault(correlation_id, deque())
@@ -111,7 +107,6 @@ class MemoryBus:
             self._trouble = str(error)  # the command may be there or not: only an answer tells
 
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
-        """See `CommandBus`."""
         slot = self._slots.setdefault(correlation_id, deque())
         while True:
             if slot:
@@ -163,15 +158,12 @@ class MemoryBus:
             self._position = max(self._position, end)
 
     def forget(self, correlation_id: bytes) -> None:
-        """See `CommandBus`."""
         self._slots.pop(correlation_id, None)
 
     def trouble(self) -> str:
-        """See `CommandBus`."""
         return self._trouble
 
     def close(self) -> None:
-        """See `CommandBus`."""
         self._closed = True
 
     def after_fork(self) -> None:
@@ -187,7 +179,6 @@ class MemoryJournals:
         self._batch_records = batch_records
 
     def writer(self) -> MemoryJournal:
-        """See `Journals`."""
         return MemoryJournal(self._log, self._clock, self._batch_records)
 
     def close(self) -> None:
@@ -208,7 +199,6 @@ class MemoryJournal:
         self._failure: str | None = None
 
     def open(self, topic: str, partitions: Sequence[int], deadline: float) -> Opened:
-        """See `JournalWriter`."""
         while True:
             try:
                 places = [TopicPartition(topic, p) for p in partitions]
@@ -231,7 +221,6 @@ class MemoryJournal:
         headers: RecordHeaders,
         timestamp_ms: int,
     ) -> None:
-        """See `JournalWriter`."""
         self._check()
         place = TopicPartition(topic, partition)
         stamp = timestamp_ms or _now_ms(self._clock)
@@ -241,7 +230,6 @@ class MemoryJournal:
             self._write_batch(place)
 
     def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
-        """See `JournalWriter`."""
         for record in records:
             self.write(topic, *record)
 
@@ -251,7 +239,6 @@ class MemoryJournal:
     def flush(
         self, written: Iterable[TopicPartition], deadline: float
     ) -> dict[TopicPartition, int]:
-        """See `JournalWriter`."""
         self._check()
         for place in list(self._queued):
             self._write_batch(place)
@@ -282,12 +269,10 @@ class MemoryJournal:
             raise WriteFailed(f"{self._failure}; join again and rewrite")
 
     def discard(self) -> None:
-        """See `JournalWriter`."""
         self._queued.clear()
         self._failure = self._failure or "the writer was discarded"
 
     def release(self) -> None:
-        """See `JournalWriter`."""
         self._failure = self._failure or "the writer was released"
 
 

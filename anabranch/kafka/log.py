@@ -261,13 +261,11 @@ class KafkaLog:
         committed: bool,
         failed: Failed | None = None,
     ) -> dict[TopicPartition, int]:
-        """See `anabranch.ports.Log.end_offsets`."""
         return self._offsets(partitions, _LATEST, committed=committed, failed=failed)
 
     def start_offsets(
         self, partitions: Iterable[TopicPartition], *, failed: Failed | None = None
     ) -> dict[TopicPartition, int]:
-        """See `anabranch.ports.Log.start_offsets`."""
         return self._offsets(partitions, kafka_admin.EARLIEST, committed=False, failed=failed)
 
     def offsets_for_time(
@@ -306,7 +304,6 @@ class KafkaLog:
     # -- writing --------------------------------------------------------------------------------------
 
     def producer(self, transactional_id: str, *, timeout: float) -> KafkaProducer:
-        """See `anabranch.ports.Log.producer`."""
         return KafkaProducer(self._cluster, transactional_id, timeout)
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
@@ -330,14 +327,12 @@ class KafkaLog:
             kafka_admin.wait_for_leaders(self._cluster, (spec.name for spec in specs), deadline)
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
-        """See `anabranch.ports.Log.delete_topics`."""
         self._repeat(
             "delete topics",
             lambda deadline: kafka_admin.delete_topics(self._cluster, topics, deadline),
         )
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """See `anabranch.ports.Log.add_partitions`."""
         deadline = self._cluster.deadline()
         if kafka_admin.count_partitions(self._cluster, topic, deadline) < partitions:
             self._cluster.repeat(
@@ -355,14 +350,12 @@ class KafkaLog:
         )
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
-        """See `anabranch.ports.Log.describe_topics`."""
         return self._repeat(
             "describe topics",
             lambda deadline: kafka_admin.describe_topics(self._cluster, names, deadline),
         )
 
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
-        """See `anabranch.ports.Log.is_gone`."""
         deadline = self._cluster.soon(self._cluster.deadline())
         return self._cluster.repeat(
             "ask whether a topic is gone",

@@ -143,13 +143,11 @@ class KafkaProducer:
         return offsets
 
     def commit(self) -> None:
-        """See `anabranch.ports.Producer.commit`."""
         self._check_usable()
         if self._begun:
             self._end(commit=True)
 
     def abort(self) -> None:
-        """See `anabranch.ports.Producer.abort`."""
         if self._ended is not None:
             raise self._ended
         self._refusal = None
@@ -168,7 +166,6 @@ class KafkaProducer:
         self._end_lost()
 
     def close(self) -> None:
-        """See `anabranch.ports.Producer.close`."""
         self._ended = self._ended or LogFenced(f"{self._id}: the producer is closed")
         for link in self._links.values():
             link.close()

@@ -308,7 +308,6 @@ class KafkaBus:
             self._producer = None
 
     def after_fork(self) -> None:
-        """See `CommandBus`."""
         leak(self._producer)
         if self._consumer is not None:
             leak(self._consumer.native)

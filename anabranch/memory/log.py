@@ -84,7 +84,6 @@ class MemoryLog:
         committed: bool,
         failed: Failed | None = None,
     ) -> dict[TopicPartition, Fetched]:
-        """See `anabranch.ports.Log.fetch`."""
         self.called("fetch")
         cluster = self.cluster
         self._await(list(positions), failed)
@@ -140,7 +139,6 @@ class MemoryLog:
         committed: bool,
         failed: Failed | None = None,
     ) -> dict[TopicPartition, int]:
-        """See `anabranch.ports.Log.end_offsets`."""
         self.called("end_offsets")
         places = list(partitions)
         self._await(places, failed)
@@ -156,7 +154,6 @@ class MemoryLog:
     def start_offsets(
         self, partitions: Iterable[TopicPartition], *, failed: Failed | None = None
     ) -> dict[TopicPartition, int]:
-        """See `anabranch.ports.Log.start_offsets`."""
         self.called("start_offsets")
         places = list(partitions)
         self._await(places, failed)
@@ -170,7 +167,6 @@ class MemoryLog:
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int | None]:
-        """See `anabranch.ports.Log.offsets_for_time`."""
         self.called("offsets_for_time")
         places = list(partitions)
         self._await(places)
@@ -181,7 +177,6 @@ class MemoryLog:
         return result
 
     def producer(self, transactional_id: str, *, timeout: float) -> MemoryProducer:
-        """See `anabranch.ports.Log.producer`."""
         self.called("producer")
         given: list[tuple[int, int]] = []
 
@@ -222,7 +217,6 @@ class MemoryLog:
         return offset
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
-        """See `anabranch.ports.Log.delete_records`."""
         self.called("delete_records")
         self._await(list(before))
         with self.cluster.lock:
@@ -231,14 +225,12 @@ class MemoryLog:
         self.called("delete_records.after")
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
-        """See `anabranch.ports.Log.create_topics`."""
         self.called("create_topics")
         with self.cluster.lock:
             self.cluster.create(specs)
         self.called("create_topics.after")
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
-        """See `anabranch.ports.Log.delete_topics`."""
         self.called("delete_topics")
         with self.cluster.lock:
             for topic in topics:
@@ -248,18 +240,15 @@ class MemoryLog:
         self.called("delete_topics.after")
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """See `anabranch.ports.Log.add_partitions`."""
         self.called("add_partitions")
         with self.cluster.lock:
             self.cluster.grow(topic, partitions)
         self.called("add_partitions.after")
 
     def default_replication_factor(self, topic: str) -> int | None:
-        """See `anabranch.ports.Log.default_replication_factor`."""
         return 1
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
-        """See `anabranch.ports.Log.describe_topics`."""
         self.called("describe_topics")
         with self.cluster.lock:
             known = [n for n in names if n in self.cluster.topics]
@@ -268,7 +257,6 @@ class MemoryLog:
         return result
 
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
-        """See `anabranch.ports.Log.is_gone`."""
         self.called("is_gone")
         with self.cluster.lock:
             found = self.cluster.topics.get(topic)

@@ -46,7 +46,6 @@ class MemoryProducer:
         self._refusal: LogRefused | None = None
 
     def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """See `anabranch.ports.Producer.append`."""
         self._check_usable()
         if not batches:
             return []
@@ -66,7 +65,6 @@ class MemoryProducer:
         return offsets
 
     def append_stream(self, batches: Iterable[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """See `anabranch.ports.Producer.append_stream`."""
         try:
             listed = list(batches)
         except BaseException as error:
@@ -76,13 +74,11 @@ class MemoryProducer:
         return self.append(listed)
 
     def commit(self) -> None:
-        """See `anabranch.ports.Producer.commit`."""
         self._check_usable()
         if self._begun:
             self._end("commit")
 
     def abort(self) -> None:
-        """See `anabranch.ports.Producer.abort`."""
         if self._ended is not None:
             raise type(self._ended)(str(self._ended))
         self._refusal = None
@@ -90,13 +86,11 @@ class MemoryProducer:
             self._end("abort")
 
     def check(self, partitions: Iterable[TopicPartition]) -> None:
-        """See `anabranch.ports.Producer.check`."""
         with self._cluster.lock:
             for partition in partitions:
                 self._cluster.land_lost(partition, self.producer_id)
 
     def close(self) -> None:
-        """See `anabranch.ports.Producer.close`."""
         self._ended = self._ended or LogFenced(f"{self._id}: the producer is closed")
 
     def _check_usable(self) -> None:

@@ -96,29 +96,24 @@ class MemoryTable:
         self._open = True
 
     def get(self, key: bytes) -> bytes | None:
-        """See `anabranch.ports.Table.get`."""
         self._enter("table.get")
         return self._store.row(key)
 
     def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """See `anabranch.ports.Table.scan`."""
         self._enter("table.scan")
         return iter(self._store.rows_from(prefix, first))
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See `anabranch.ports.Table.scan_back`."""
         self._enter("table.scan")
         return iter(self._store.rows_below(before))
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """See `anabranch.ports.Table.write`."""
         self._enter("table.write")
         # Taken now, as a write batch takes them: the hook behind may change the caller's mapping.
         self._store.change(changes)
         self._called("table.write.after")
 
     def close(self) -> None:
-        """See `anabranch.ports.Table.close`."""
         if self._open and self._store.is_owned_by(self._process):
             self._store.release()
         self._open = False

@@ -141,7 +141,6 @@ class RocksTable:
             raise self._error(error, "opened") from error
 
     def get(self, key: bytes) -> bytes | None:
-        """See `anabranch.ports.Table.get`."""
         rows = self._opened()
         try:
             value: bytes | None = rows.get(key)
@@ -150,12 +149,10 @@ class RocksTable:
         return value
 
     def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """See `anabranch.ports.Table.scan`."""
         rows = self._rows_from(max(prefix, first))
         return takewhile(lambda row: row[0].startswith(prefix), rows)
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See `anabranch.ports.Table.scan_back`."""
         # RocksDB begins at the key itself where it is there.
         return dropwhile(lambda row: row[0] == before, self._rows_from(before, backwards=True))
 
@@ -179,7 +176,6 @@ class RocksTable:
             yield row
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """See `anabranch.ports.Table.write`."""
         batch = WriteBatch(raw_mode=True)
         for key, value in changes.items():
             if value is None:
@@ -193,7 +189,6 @@ class RocksTable:
             raise self._error(error, "written") from error
 
     def close(self) -> None:
-        """See `anabranch.ports.Table.close`."""
         with self._lock:
             rows, self._rows = self._rows, None
         if rows is not None:

@@ -129,7 +129,6 @@ class StreamTopics:
         return None
 
     def close(self) -> None:
-        """See `Growth.close`."""
         self._growth.close()
 
     def _create(self, row: StreamRow, state: State) -> Done | None:

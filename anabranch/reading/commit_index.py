@@ -74,11 +74,9 @@ class LogParts:
         self._offset = 0
 
     def seek(self, topic: str, offset: int) -> None:
-        """See `HistoryParts.seek`."""
         self._place, self._offset = TopicPartition(topic, 0), offset
 
     def next(self, partition: int, end: int, deadline: float) -> Part | None:
-        """See `HistoryParts.next`."""
         wait = deadline - time.monotonic()
         found = fetch_committed(
             self._log, self._place, self._offset, wait=wait, max_bytes=_FETCH_BYTES
@@ -115,11 +113,9 @@ class KafkaParts:
         self._consumer = consumer
 
     def seek(self, topic: str, offset: int) -> None:
-        """See `HistoryParts.seek`."""
         self._consumer.assign({(topic, 0): offset})
 
     def next(self, partition: int, end: int, deadline: float) -> Part | None:
-        """See `HistoryParts.next`."""
         batch = self._consumer.next_batch(deadline)
         if not batch:
             return None

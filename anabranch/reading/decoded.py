@@ -116,7 +116,6 @@ class RecordsBlock:
         self._txn_ids = [txn_id for _, txn_id in split]
 
     def rows(self, low: int, high: int) -> Rows:
-        """See `Block.rows`."""
         some = self._records[low:high]
         return Rows(
             [record.key for record in some],
@@ -126,11 +125,9 @@ class RecordsBlock:
         )
 
     def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
-        """See `Block.txn_ids`."""
         return [txn_id or default for txn_id in self._txn_ids[low:high]]
 
     def of_txn(self, low: int, high: int, txn_id: bytes | None) -> int:
-        """See `Block.of_txn`."""
         return _same(self._txn_ids[low:high], low, txn_id)
 
 
@@ -142,7 +139,6 @@ class ColumnsBlock:
         self._columns = columns
 
     def rows(self, low: int, high: int) -> Rows:
-        """See `Block.rows`."""
         columns = self._columns
         return Rows(
             _cut(columns.keys, low, high),
@@ -167,7 +163,6 @@ class ColumnsBlock:
         return map(list, map(islice, repeat(pairs), counts.tolist()))
 
     def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
-        """See `Block.txn_ids`."""
         txns = self._columns.txns
         data = txns.data[low * TXN_ID_SIZE : high * TXN_ID_SIZE]
         # Mostly all are of the commit that names them.
@@ -180,7 +175,6 @@ class ColumnsBlock:
         return [txn_id if is_told else default for txn_id, is_told in zip(found, told, strict=True)]
 
     def of_txn(self, low: int, high: int, txn_id: bytes | None) -> int:
-        """See `Block.of_txn`."""
         valid = self._columns.txns.valid
         if txn_id is None and valid is not None and not valid[low:high].any():
             return high

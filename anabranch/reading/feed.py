@@ -127,11 +127,9 @@ class RawFeed:
         self._positions = {TopicPartition(*place): offset for place, offset in places.items()}
 
     def stop(self) -> None:
-        """See `Feed.stop`."""
         self.assign({})
 
     def add(self, topic: str, offsets: Mapping[int, int]) -> None:
-        """See `Feed.add`."""
         self._positions |= {TopicPartition(topic, p): offset for p, offset in offsets.items()}
 
     def next(self, deadline: float, waiting: Mapping[tuple[str, int], int]) -> list[Portion]:
@@ -210,12 +208,10 @@ class RawFeed:
             self._closed.wait(seconds)
 
     def serve(self) -> None:
-        """See `Feed.serve`."""
         if self._member is not None:
             self._member.serve(0.0)
 
     def positions(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """See `Feed.positions`."""
         places = [TopicPartition(topic, partition) for partition in partitions]
         return {p.partition: self._positions[p] for p in places if p in self._positions}
 
@@ -233,20 +229,16 @@ class KafkaFeed:
         self._paused: set[tuple[str, int]] = set()
 
     def assign(self, places: Mapping[tuple[str, int], int]) -> None:
-        """See `Feed.assign`."""
         self._paused.clear()
         self._consumer.assign(places)
 
     def stop(self) -> None:
-        """See `Feed.stop`."""
         self._paused.clear()
 
     def add(self, topic: str, offsets: Mapping[int, int]) -> None:
-        """See `Feed.add`."""
         self._consumer.add(topic, offsets)
 
     def next(self, deadline: float, waiting: Mapping[tuple[str, int], int]) -> list[Portion]:
-        """See `Feed.next`."""
         self._pause({place for place, size in waiting.items() if size >= _MUCH}, waiting)
         messages: dict[tuple[str, int], list[CommittedMessage]] = {}
         for message in self._consumer.next_batch(deadline):
@@ -274,7 +266,6 @@ class KafkaFeed:
         """See `Feed.serve`: to ask here would bring records."""
 
     def positions(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """See `Feed.positions`."""
         return self._consumer.positions(topic, partitions)
 
     def close(self) -> None:

@@ -64,11 +64,9 @@ class RawSource:
     def fetch(
         self, place: TopicPartition, position: int, wait: float, max_bytes: int
     ) -> Fetched | None:
-        """See `Source.fetch`."""
         return fetch_committed(self._log, place, position, wait=wait, max_bytes=max_bytes)
 
     def commits(self, stream: str, partition: int) -> CommitHistory:
-        """See `Source.commits`."""
         search = HistorySearch(self._history, self._history, stream, self._timeout)
         return CommitHistory(LogParts(self._log), search, stream, partition, self._timeout)
 
@@ -91,7 +89,6 @@ class KafkaSource:
     def fetch(
         self, place: TopicPartition, position: int, wait: float, max_bytes: int
     ) -> Fetched | None:
-        """See `Source.fetch`."""
         if self._next != (place, position):
             self._consumer.assign([Place(place.topic, place.partition, position)])
             self._next = place, position
@@ -146,7 +143,6 @@ class KafkaSource:
         time.sleep(BEHIND_S)
 
     def commits(self, stream: str, partition: int) -> CommitHistory:
-        """See `Source.commits`."""
         partitions_of(self._admin, [stream], time.monotonic() + self._timeout)
         search = HistorySearch(self._history, self._admin, stream, self._timeout)
         return CommitHistory(KafkaParts(self._history), search, stream, partition, self._timeout)
