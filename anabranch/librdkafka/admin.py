@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -36,9 +37,8 @@ _FORBIDDEN = (
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
 _TRY_S = 5.0
-_FIRST_TRY_S = (
-    1.0  # librdkafka goes on trying where it is not let in: then there is somebody to tell
-)
+# librdkafka goes on trying where it is not let in: then there is somebody to tell.
+_FIRST_TRY_S = 1.0
 _LEAST_S = 0.05
 _GRACE_S = 1.0
 _LOOK_S = 1.0
@@ -164,10 +164,12 @@ class KafkaAdmin:
 
     def _ask(self, deadline: float, ask: Callable[[AdminClient, float], T]) -> T:
         """Ask until there is an answer: leaders may be moving, and new topics are known late."""
-        pause = _FIRST_PAUSE_S
+        pause, trouble = _FIRST_PAUSE_S, ""
         while True:
             client = self._connected()
             left = deadline - self._clock.monotonic()
+            if left <= 0 and trouble:
+                raise self._not_ready(trouble)
             if left <= 0:
                 raise DeadlineExceeded("no time was left to ask the brokers; call again with more")
             try:
@@ -186,20 +188,23 @@ class KafkaAdmin:
                 denied, self._denied = self._denied, ""
                 raise NotAuthorized(f"the brokers don't let this client in: {denied}")
             if self._clock.monotonic() + pause >= deadline:
-                if not self._heard:
-                    trouble = _no_broker(self._options.bootstrap)
-                raise NotReady(f"the brokers can't be asked: {trouble}")
+                raise self._not_ready(trouble)
             self._clock.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE_S)
-            self._refresh(client)
+            self._refresh(client, deadline)
 
-    def _refresh(self, client: AdminClient) -> None:
+    def _not_ready(self, trouble: str) -> NotReady:
+        why = trouble if self._heard else _no_broker(self._options.bootstrap)
+        return NotReady(f"the brokers can't be asked: {why}")
+
+    def _refresh(self, client: AdminClient, deadline: float) -> None:
         """Learn the leaders anew: questions about offsets go by the leaders known, for ever.
 
         A client that is not answered is let go: it may have lost all brokers for good (decision 0010).
         """
         try:
-            client.list_topics(timeout=_TRY_S)
+            left = deadline - self._clock.monotonic()
+            client.list_topics(timeout=max(min(left, _TRY_S), _LEAST_S))
             self._heard = True
         except KafkaException as error:
             log.debug("metadata: %s", error)
@@ -212,7 +217,11 @@ class KafkaAdmin:
         with self._lock:
             if self._client is None:
                 try:
-                    config = with_error_callback(self._options.admin(), self._on_error)
+                    # No circle: the last reference to this frees the threads.
+                    heard = weakref.WeakMethod(self._on_error)
+                    config = with_error_callback(
+                        self._options.admin(), lambda error: (heard() or _unheard)(error)
+                    )
                     self._client = AdminClient(config)
                 except (KafkaException, TypeError, ValueError) as error:
                     raise UnsupportedSetting(f"librdkafka refuses the options: {error}") from error
@@ -226,6 +235,10 @@ class KafkaAdmin:
     def native(self) -> object:
         """The connection itself, if there is one."""
         return self._client
+
+
+def _unheard(_: KafkaError) -> None:
+    """The asker is gone."""
 
 
 def _no_broker(bootstrap: str) -> str:

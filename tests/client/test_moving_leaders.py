@@ -52,6 +52,9 @@ class Brokers:
     def list_topics(self, **_: Any) -> None:
         self.learnt += 1
 
+    def poll(self, _: float) -> int:
+        return 0
+
 
 class Admin(KafkaAdmin):
     """It stands before `Brokers`."""
