@@ -70,7 +70,7 @@ class Run(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """What is compiled: `anabranch.batches.kernels.scan` and `anabranch.batches.kernels.copy`."""
+    """The compiled walks: `anabranch.batches.kernels.scan` and `anabranch.batches.kernels.copy`."""
 
     scan: ModuleType
     copy: ModuleType

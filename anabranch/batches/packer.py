@@ -50,7 +50,7 @@ class JournalRun(Protocol):
 
     @property
     def at(self) -> int:
-        """Where its first record lies now: it may have been moved."""
+        """The offset of its first record now: it may have been moved."""
 
     @property
     def records(self) -> int:
@@ -62,7 +62,7 @@ class JournalRun(Protocol):
 
     @property
     def batch_crc(self) -> int:
-        """What the batch's head says, by which it is known again; 0: not known."""
+        """The checksum in the batch's head, which identifies it; 0: not known."""
 
 
 class Made(NamedTuple):

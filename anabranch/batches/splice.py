@@ -22,7 +22,7 @@ from anabranch.ports import RawBatch, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one commit brings to the target: runs of a journal partition, in order, then events, then batches.
+    """The share of one commit in the target: runs of a journal partition, in order, then events, then batches.
 
     ``batches``: of records that all go to the target (`anabranch.batches.split`).
     """
@@ -52,7 +52,7 @@ class Splice:
         self._target = target
         self._pieces = pieces
         self._packer = Packer(limit)
-        # Of each batch yielded: (index of the piece, records) in order.
+        # (index of the piece, records) in order, for each batch yielded.
         self._yielded: deque[list[tuple[int, int]]] = deque()
         self._landed = [Landed(0, 0, 0)] * len(pieces)
 
@@ -81,7 +81,7 @@ class Splice:
         yield from packer.flush()
 
     def note(self, base_offsets: Sequence[int]) -> None:
-        """Where the next batches that were yielded stand."""
+        """Take the base offsets of the next batches that were yielded."""
         for base in base_offsets:
             at = base
             for index, records in self._yielded.popleft():
@@ -91,6 +91,6 @@ class Splice:
                 self._landed[index] = Landed(first, at, before.records + records)
 
     def landed(self) -> list[Landed]:
-        """Where each piece stands, once all base offsets were noted."""
+        """The place of each piece, once all base offsets were noted."""
         check(not self._yielded and self._packer.empty, "batches whose offsets are not known yet")
         return list(self._landed)

@@ -43,8 +43,8 @@ def read_history(target: Target, stream: str, *, last: int) -> History:
     Raises:
         NotReady: the end was not reached within the target's timeout.
     """
+    from anabranch.clock import SystemClock
     from anabranch.librdkafka.admin import KafkaAdmin
-    from anabranch.librdkafka.command_bus import SystemClock
     from anabranch.librdkafka.group_member import CommittedConsumer
     from anabranch.librdkafka.options import Options, named_options
     from anabranch.reading.history_search import HistorySearch

@@ -31,7 +31,7 @@ BLOCK_BYTES = 2 << 20  # Arrow reads up to 32 ahead
 MAX_RECORD_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
 _UNCLOSED = "unexpected end of data"  # what the csv module says
-# What stands beside a quote: a comma, a line's end, or another quote.
+# A quote has one of these beside it: a comma, a line's end, or another quote.
 _BESIDE_QUOTE = np.isin(np.arange(256), list(b',\r\n"'))
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -39,7 +39,7 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What becomes of a row: how its value looks, and the columns of its key and its time."""
+    """The event of a row: the form of its value, and the columns of its key and its time."""
 
     as_json: bool = True
     key: str | None = None

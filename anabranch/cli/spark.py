@@ -106,8 +106,8 @@ class JobOptions(
         """
         import time
 
+        from anabranch.clock import SystemClock
         from anabranch.librdkafka.admin import KafkaAdmin
-        from anabranch.librdkafka.command_bus import SystemClock
         from anabranch.librdkafka.options import Options, named_options
         from anabranch.spark.options import Connection
 

@@ -9,10 +9,11 @@ from typing import Any
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
 from anabranch.client.journal_writer import KafkaJournals
 from anabranch.client.ports import ClientPorts
+from anabranch.clock import SystemClock
 from anabranch.errors import InvalidArgument
 from anabranch.kafka.settings import addresses
 from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.command_bus import KafkaBus, SystemClock
+from anabranch.librdkafka.command_bus import KafkaBus
 from anabranch.librdkafka.options import Options, named_options
 from anabranch.reading.reader_factory import KafkaReaders
 from anabranch.topics.names import DEFAULT_PREFIX, check_prefix

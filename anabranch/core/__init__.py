@@ -2,5 +2,5 @@
 
 `states`, `stream_states` legal transitions · `rows` keys of the status table · `state` the fold of the status log ·
 `turn` and `decide_*` commands to records and replies · `journal_index` who wrote what where ·
-`plan` what a commit round merges · `ids`, `keyspace`, `hybrid_time`, `tokens` the small parts.
+`round` what a pass decided, and how it is merged · `ids`, `keyspace`, `hybrid_time`, `tokens` the small parts.
 """

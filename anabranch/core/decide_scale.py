@@ -169,7 +169,7 @@ def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
 
 
 def asker(of: Scaling | StreamRow) -> ReplyTo | None:
-    """Who waits for a scaling, or for what is done to a stream's topics."""
+    """The asker that waits for a scaling, or for the work on a stream's topics."""
     if not of.correlation_id:
         return None
     return ReplyTo(of.correlation_id, of.reply_partition, of.command)

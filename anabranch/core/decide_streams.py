@@ -82,7 +82,7 @@ def _move(
 
 
 def _end(turn: Turn, stream: str, op: StreamOp, error: AnabranchError | None = None) -> None:
-    """What was to be done to the topics is done, or refused: tell whoever waits."""
+    """The work on the topics is done, or refused: tell the asker."""
     row = turn.state.streams[stream]
     moved = _move(turn, row, op)
     if moved is not None:
@@ -277,7 +277,7 @@ def stream_forgotten(turn: Turn, stream: str) -> None:
 
 
 def forget_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
-    """What is left of its topics can't be deleted: it is LOST again."""
+    """The rest of its topics can't be deleted: it is LOST again."""
     _end(turn, stream, "refuse_forget", error)
 
 

@@ -313,22 +313,6 @@ class KafkaBus:
             leak(self._consumer.native)
 
 
-class SystemClock:
-    """The machine's clock."""
-
-    def wall(self) -> float:
-        """Unix seconds."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Seconds that never go back."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        time.sleep(seconds)
-
-
 def make(
     kind: Callable[[dict[str, Any]], Any], config: dict[str, Any], on_error: Callable[[Any], None]
 ) -> Any:

@@ -23,6 +23,7 @@ from typing import Any
 import mode
 
 from anabranch.batches.framing import warm
+from anabranch.clock import SystemClock
 from anabranch.core import limits
 from anabranch.core.turn import Settings
 from anabranch.errors import AnabranchError, FixCallError, InvalidToken, NotAuthorized, NotReady
@@ -36,7 +37,6 @@ from anabranch.processors.leadership import check_key, last_term
 from anabranch.processors.membership import Membership
 from anabranch.processors.metrics import Metrics
 from anabranch.processors.monitor import Monitor
-from anabranch.processors.system_clock import SystemClock
 from anabranch.topics.declarations import ControlTopics, create_control_topics
 from anabranch.topics.names import commands_topic, controllers_group, status_topic
 

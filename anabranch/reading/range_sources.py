@@ -10,9 +10,10 @@ from confluent_kafka import KafkaError, Message
 from confluent_kafka import TopicPartition as Place
 
 from anabranch.batches.records import Record, encode_sparse
+from anabranch.clock import SystemClock
 from anabranch.errors import FixCallError, UnknownStream
 from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.command_bus import SystemClock, make_consumer
+from anabranch.librdkafka.command_bus import make_consumer
 from anabranch.librdkafka.group_member import HOPELESS, NO_GROUP, CommittedConsumer, partitions_of
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Fetched, RawBatch, TopicPartition

@@ -9,10 +9,10 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
+from anabranch.clock import SystemClock
 from anabranch.core.ids import split_stream
 from anabranch.core.round import DIRECTLY_BEFORE
 from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.command_bus import SystemClock
 from anabranch.librdkafka.group_member import CommittedConsumer, partitions_of
 from anabranch.librdkafka.options import Options, named_options
 from anabranch.reading.history_search import Found, HistorySearch

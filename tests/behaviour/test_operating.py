@@ -31,11 +31,11 @@ from confluent_kafka.admin import (
 import anabranch
 from anabranch.client.client import Client
 from anabranch.client.journal_writer import KafkaJournals
+from anabranch.clock import SystemClock
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady, OutcomeUnknown
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.free_ports import free_port
 from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.command_bus import SystemClock
 from anabranch.librdkafka.group_member import CommittedConsumer
 from anabranch.librdkafka.options import Options
 from anabranch.processors.metrics import TABLE

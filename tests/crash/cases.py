@@ -11,13 +11,13 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
+from anabranch.clock import SystemClock
 from anabranch.core import rows as k
 from anabranch.core.state import State
 from anabranch.memory.table import MemoryStore, MemoryTable
 from anabranch.ports import Log, TopicPartition
 from anabranch.processors.checkpoint import RocksTable
 from anabranch.processors.leadership import fold_to_end
-from anabranch.processors.system_clock import SystemClock
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import status_topic
 from tests.crash.leader import Lead

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
+from anabranch.clock import SystemClock
 from anabranch.core.turn import Settings
 from anabranch.errors import NotLeading
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, LogError, LogFenced, Table
 from anabranch.processors.checkpoint import open_checkpoint
 from anabranch.processors.controller import Controller
-from anabranch.processors.system_clock import SystemClock
 from anabranch.topics.declarations import create_control_topics
 from checker.recorder import Recorder
 from tests.crash.children import run_guarded, until_told

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.clock import SystemClock
 from anabranch.errors import ClockSkew, InvalidToken, NotReady, TopicMisconfigured
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, LogUnavailable
@@ -20,7 +21,6 @@ from anabranch.processors.config import ControllerOptions
 from anabranch.processors.keyfile import load_or_create
 from anabranch.processors.leader import Leader
 from anabranch.processors.metrics import Metrics
-from anabranch.processors.system_clock import SystemClock
 from anabranch.schemas.records import TermRow
 from anabranch.topics.declarations import ControlTopics
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
+from anabranch.clock import SystemClock
 from anabranch.errors import FixCallError, SnapshotExpired
-from anabranch.librdkafka.command_bus import SystemClock
 from anabranch.memory.log import MemoryCluster, MemoryLog
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
+from anabranch.clock import SystemClock
 from anabranch.core.hybrid_time import from_us, to_ms
 from anabranch.errors import InvalidArgument, MalformedRecord, NotReady, SnapshotExpired
-from anabranch.librdkafka.command_bus import SystemClock
 from anabranch.memory.log import MemoryCluster, MemoryLog
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.reading.commit_index import CommitHistory, LogParts

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from anabranch.clock import SystemClock
 from anabranch.errors import NotReady
-from anabranch.librdkafka.command_bus import SystemClock
 from anabranch.librdkafka.options import Options
 from anabranch.memory.log import MemoryCluster, MemoryLog
 from anabranch.ports import TopicPartition

@@ -9,9 +9,11 @@ class SystemClock:
     """`anabranch.ports.Clock` by the operating system."""
 
     def wall(self) -> float:
+        """Unix seconds."""
         return time.time()
 
     def monotonic(self) -> float:
+        """Seconds that never go back."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
