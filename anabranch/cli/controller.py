@@ -187,7 +187,7 @@ def command(given: Given) -> None:
 def warm(json: Json = False, verbose: Verbose = False) -> None:
     """Compile all machine code of anabranch ahead of time, for example when an image is built.
 
-    It takes half a minute; processes that find the code start at once.
+    This takes half a minute; processes that find the code start at once.
     """
     from anabranch.batches import columns_read, columns_write, framing
     from anabranch.batches.kernels import parts as kernel_parts

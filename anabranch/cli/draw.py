@@ -236,7 +236,7 @@ class _Picture:
             f"stroke-width='1.4'/>{dots}</g>"
         )
 
-    # -- what is written around it ----------------------------------------------------------------------
+    # -- title, scales, legend ----------------------------------------------------------------------------
 
     def _borders(self) -> Iterable[str]:
         for at in range(1, len(self._epochs)):

@@ -61,7 +61,7 @@ def arms_of(epochs: Sequence[EpochRecord], rolled: Sequence[bool]) -> list[Arm]:
 
 
 def columns_of(counts: Sequence[int]) -> tuple[list[float], float]:
-    """Where each epoch begins (and the last ends), and the width of the flow between two."""
+    """The left edge of each epoch (and the right one of the last), and the width of the flow between two."""
     least = 118.0 if len(counts) <= 10 else 44.0 if len(counts) <= 40 else 16.0
     widths = [least + min(150.0, 9 * sqrt(count)) for count in counts]
     total = sum(widths)

@@ -90,7 +90,7 @@ def _bytes(array: pa.Array, name: str, *, text_only: bool = False) -> BytesColum
 
 
 def _spans(array: pa.Array, buffer: Any, wide: bool, name: str) -> tuple[Numbers, Numbers]:
-    """Where each row's bytes start, and how many there are; size -1: null."""
+    """Start and size of each row's bytes; size -1: null."""
     if not len(array):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     whole = np.frombuffer(buffer, dtype=np.int64 if wide else np.int32)

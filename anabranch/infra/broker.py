@@ -45,8 +45,8 @@ _ADDRESS_IN_USE = "Address already in use"
 class EmbeddedBroker:
     """One broker with its data folder, as a context manager.
 
-    It listens on the loopback interface only, without authentication except with ``secure``. It ends with the
-    process that started it, even a killed one. Restarting keeps data and ports.
+    The broker listens on the loopback interface only, without authentication but for ``secure``. With the
+    process that started it the broker ends, too, however that ends. Restarting keeps data and ports.
 
     >>> with EmbeddedBroker() as broker:
     ...     connect(broker.bootstrap)

@@ -146,7 +146,7 @@ def _fetch(
     from jgo.maven import MavenContext
 
     for left_over in folder.glob(f"{_STAGING}*"):
-        # Of a fetch that was killed: we hold the lock, so it is nobody's.
+        # A killed fetch left it: we hold the lock, so no process uses it.
         shutil.rmtree(left_over, ignore_errors=True)
     # Inside the cache folder, so that the final rename stays on one file system.
     with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:

@@ -118,7 +118,7 @@ def ensure_formatted(
 
 
 def new_cluster_id() -> str:
-    """Kafka's form of an id. It must not begin with a dash, as an argument."""
+    """An id in Kafka's form, without a leading dash: the id becomes an argument."""
     return "A" + urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 
 

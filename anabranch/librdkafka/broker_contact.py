@@ -27,7 +27,7 @@ class Handle(Protocol):
     """A producer, consumer or admin client of confluent-kafka."""
 
     def list_topics(self, topic: str, timeout: float) -> ClusterMetadata:
-        """What the brokers say about a topic, and about themselves."""
+        """The brokers' metadata about a topic, and about themselves."""
 
 
 class Contact:
