@@ -202,7 +202,6 @@ class Client(Reading):
         its `result`; an open transaction of that name is aborted. ``keepalive``: seconds (at least 1) of silence
         after which the controller aborts the transaction; the handle sends heartbeats by itself.
 
-
         Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, ClockSkew, NotReady,
         DeadlineExceeded.
         """

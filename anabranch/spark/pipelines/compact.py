@@ -67,7 +67,6 @@ def compact(
     A null value deletes its key. ``at``: as of this commit timestamp or time (None: now). ``overwrite``: replace
     an existing folder. ``name``: of the transaction (committed once). ``segments``: create the other stream first.
 
-
     Raises:
         InvalidArgument: no target or two; the folder exists. UnknownStream. SnapshotExpired: retention has
         passed ``at``. JobFailed: repeating is safe.
