@@ -77,9 +77,7 @@ class CsvFile:
             with open_csv(
                 _Source(self._blocks(block_bytes)),
                 ReadOptions(block_size=2 * MAX_RECORD_BYTES),
-                ParseOptions(
-                    newlines_in_values=False
-                ),  # a matter of cutting: values may hold line ends
+                ParseOptions(newlines_in_values=False),  # for cutting blocks only
                 ConvertOptions(default_column_type=pa.string(), strings_can_be_null=False),
             ) as reader:
                 for batch in reader:

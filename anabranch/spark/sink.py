@@ -53,7 +53,7 @@ BATCH_ID = "streaming.sql.batchId"
 _RESOLVE_SHARE = 1 / 3
 
 log = logging.getLogger("anabranch.spark")
-# In Spark's workers these lines go nowhere unless worker logging is on.
+# Set here, as no other code can in Spark's workers; the lines show if worker logging is on.
 log.setLevel(logging.INFO)
 # Streams that this process has seen: Spark makes a planner for every micro-batch.
 _seen: set[tuple[Connection, str]] = set()

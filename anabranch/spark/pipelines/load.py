@@ -90,8 +90,8 @@ def load(
 ) -> Loaded:
     """Load files (paths or patterns, as Spark takes them) into a stream, in one transaction.
 
-    ``name``: unique in the stream's scope; one name is loaded once. ``segments``:
-    create the stream first, with so many.
+    ``name``: unique in the stream's scope; one name is loaded once. ``segments``: create the
+    stream first, with so many.
 
     Raises:
         InvalidArgument: wrong files, data or columns; nothing is written.
