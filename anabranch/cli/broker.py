@@ -43,7 +43,7 @@ def command(
 ) -> None:
     """Run an embedded Kafka broker until Ctrl-C or SIGTERM.
 
-    The first start fetches it (44 MB). The broker listens on this machine only, without authentication.
+    The first start fetches it (45 MB). The broker listens on this machine only, without authentication.
     """
     from anabranch.infra.broker import EmbeddedBroker
     from anabranch.infra.cluster import EmbeddedCluster
