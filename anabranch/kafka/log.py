@@ -54,15 +54,11 @@ class _Asked:
 class KafkaLog:
     """The `Log` port over Kafka's protocol. Safe for threads: each call uses connections of its own.
 
-    ``options`` as librdkafka names them; what can't be honoured raises `UnsupportedSetting`. Or settings as parsed.
+    ``where``: ``host:port,…``, with ``options`` as librdkafka names them (`UnsupportedSetting`); or settings.
     """
 
-    def __init__(
-        self, bootstrap: str | Settings, options: Mapping[str, object] | None = None
-    ) -> None:
-        if isinstance(bootstrap, str):
-            bootstrap = parse_settings(bootstrap, options or {})
-        self._cluster = Cluster(bootstrap)
+    def __init__(self, where: str | Settings, options: Mapping[str, object] | None = None) -> None:
+        self._cluster = Cluster(parse_settings(where, options or {}))
         self._turn = 0
         # Brokers that did not answer a fetch: until when they are passed over, and for how long then.
         self._silent: dict[int, tuple[float, float]] = {}

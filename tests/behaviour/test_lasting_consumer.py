@@ -87,7 +87,9 @@ def test_what_is_assigned_is_read_on(
         reading = Reading(consumer)
         consumer.assign([TopicPartition(topic, 0, 2)])
         reading.until(lambda: len(reading.found[0]) == 5)
+        consumer.pause([TopicPartition(topic, 0)])
         consumer.incremental_assign([TopicPartition(topic, 1, 8)])
+        consumer.pause([TopicPartition(topic, 1)])
         lose(consumer)
         reading.until(lambda: sum(map(len, reading.found.values())) == 10)
         assert reading.found == {0: [2, 3, 4, 5, 6, 7, 8, 9], 1: [8, 9]}
