@@ -321,6 +321,42 @@ class CorruptBatch(LogError):
     """A batch's CRC does not match, or its bytes are no RecordBatch v2, or its records are malformed."""
 
 
+class GroupMember(Protocol):
+    """A member of a consumer group: its part of the partitions, and the group's offsets. One thread at a time.
+
+    Errors are the client's (`anabranch.errors`).
+    """
+
+    def join(
+        self,
+        topics: Sequence[str],
+        gained: Callable[[list[TopicPartition]], None],
+        lost: Callable[[list[TopicPartition], bool], None],
+    ) -> None:
+        """Join the group. Later calls of `serve` call back with all partitions of this member, and when all go.
+
+        ``lost`` is told whether offsets can still be committed. Both are bound methods, and are held weakly.
+        """
+
+    def serve(self, wait: float) -> None:
+        """Hear what is new in the group, for so many seconds. `NotAuthorized`, `FixCallError`."""
+
+    def look(self) -> None:
+        """Ask for the topics' partitions now: a group shares new ones out once a member knows them."""
+
+    def committed(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The group's offsets, where there are any. `NotReady`, `NotAuthorized`."""
+
+    def commit(self, offsets: Mapping[TopicPartition, int], *, wait: bool) -> bool:
+        """Commit offsets in one request. False: not all were taken (known with ``wait`` only); that is logged."""
+
+    def close(self) -> None:
+        """Leave the group and free everything."""
+
+    def leak(self) -> None:
+        """In a forked child: free nothing, ever."""
+
+
 class Table(Protocol):
     """A sorted table of bytes. All writes are atomic. Errors are `TableError`."""
 

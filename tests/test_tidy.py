@@ -47,12 +47,6 @@ IMPORTERS = {
         "anabranch/librdkafka/",
         "anabranch/client/journal_writer.py",
         "anabranch/processors/membership.py",
-        "anabranch/reading/feed.py",
-        "anabranch/reading/ordered_reader.py",
-        "anabranch/reading/range_sources.py",
-        "anabranch/reading/snapshot_reader.py",
-        "anabranch/reading/stream_order.py",
-        "anabranch/reading/transaction_reader.py",
     ),
 }
 # A docstring's subject comes first, and the code names it.

@@ -10,7 +10,7 @@ from typing import TypeVar
 from anabranch.batches.format import read_header, split_batches
 from anabranch.batches.records import decode_records
 from anabranch.kafka import admin as kafka_admin
-from anabranch.kafka.settings import parse_settings
+from anabranch.kafka.settings import Settings, parse_settings
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.kafka.wire import codes, data
 from anabranch.kafka.wire.calls import FETCH
@@ -54,11 +54,11 @@ class _Asked:
 class KafkaLog:
     """The `Log` port over Kafka's protocol. Safe for threads: each call uses connections of its own.
 
-    ``options`` as librdkafka names them; what can't be honoured raises `UnsupportedSetting`.
+    ``where``: ``host:port,…``, with ``options`` as librdkafka names them (`UnsupportedSetting`); or settings.
     """
 
-    def __init__(self, bootstrap: str, options: Mapping[str, object] | None = None) -> None:
-        self._cluster = Cluster(parse_settings(bootstrap, options or {}))
+    def __init__(self, where: str | Settings, options: Mapping[str, object] | None = None) -> None:
+        self._cluster = Cluster(parse_settings(where, options or {}))
         self._turn = 0
         # Brokers that did not answer a fetch: until when they are passed over, and for how long then.
         self._silent: dict[int, tuple[float, float]] = {}

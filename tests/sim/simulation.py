@@ -33,7 +33,6 @@ from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
 from tests.sim.check_log import check_log, check_lost, hold
 from tests.sim.check_readers import check_readers, check_snapshots
 from tests.sim.clients import Worker
-from tests.sim.consumers import simulated
 from tests.sim.controllers import Fleet
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
@@ -168,8 +167,7 @@ def _simulate(
             beside = patch.object(controller, "Carriers", carriers_beside(world))
         with _limits(small=drawn.small), beside, poison.failing_decisions(), bug or nullcontext():
             run = _Run(world, faults)
-            with simulated(run.cluster):
-                commits, epochs = run.play()
+            commits, epochs = run.play()
             judged = run.judged
             if history is not None:
                 run.history.write(history)
