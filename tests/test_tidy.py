@@ -1,6 +1,6 @@
 """The rules of the house that no linter knows: circles, importers, folders, references, prose.
 
-Where the tree does not keep a rule yet, what is still allowed stands in a table here. Its numbers may only fall.
+Tables here hold the exceptions that the tree still needs. Their numbers may only fall.
 """
 
 from __future__ import annotations
