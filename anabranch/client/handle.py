@@ -156,8 +156,8 @@ class Handle:
         ``events``: (value, key, headers, timestamp) of each, as `write` takes them; the last ones may be left
         out. The call takes a thousand events at a time from the iterable, which may be of any length.
 
-        All or nothing: if the call ends early once an event was written (by a refused event, or an exception of
-        the iterable), every later call of this handle raises `WriteFailed`, so that no part can be committed.
+        All or nothing. A refused event or an exception of the iterable ends the call early. If an event was
+        written before, every later call of this handle raises `WriteFailed`: so no part can be committed.
 
         Raises: as `write`.
         """
