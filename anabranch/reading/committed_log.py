@@ -91,10 +91,16 @@ class CommittedLog:
         self.raw = raw
         self.clock = clock
         self.trouble = ""  # why the last fetch brought nothing, if the brokers said so
+        self._closed = False
 
     def close(self) -> None:
-        """Close all connections; a call under way ends soon."""
+        """Close all connections, perhaps from another thread; a call under way ends soon."""
+        self._closed = True
         self.raw.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise NotReady("the reader is closed")
 
     # -- records --------------------------------------------------------------------------------------
 
@@ -105,6 +111,7 @@ class CommittedLog:
 
         Raises: SnapshotExpired (retention has removed the position), NotAuthorized, FixCallError, MalformedRecord.
         """
+        self._check_open()
         left = max(0.0, deadline - self.clock.monotonic())
         failed: dict[TopicPartition, LogError] = {}
         self.trouble = ""
@@ -170,6 +177,7 @@ class CommittedLog:
         pause, longest = _PAUSES_S
         with client_errors("Describe"):
             while True:
+                self._check_open()
                 failed: dict[TopicPartition, LogError] = {}
                 try:
                     answer = question(failed)

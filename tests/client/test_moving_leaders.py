@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -62,27 +61,16 @@ class Admin(KafkaAdmin):
         self._client = cast("AdminClient", brokers)
 
 
-ASK: tuple[Callable[[KafkaAdmin, float], dict[tuple[str, int], int]], ...] = (
-    lambda admin, deadline: admin.end_offsets([PLACE], deadline),
-)
-
-
 @pytest.mark.parametrize("nothing", [-1, NO_OFFSET])
-@pytest.mark.parametrize("ask", ASK, ids=["end"])
-def test_no_offset_is_asked_for_again(
-    nothing: int, ask: Callable[[KafkaAdmin, float], dict[tuple[str, int], int]]
-) -> None:
+def test_no_offset_is_asked_for_again(nothing: int) -> None:
     """After the leaders were asked for anew, by which such questions go."""
     clock = ManualClock()
     brokers = Brokers([nothing, nothing, 7])
-    assert ask(Admin(brokers, clock), clock.monotonic() + 60) == {PLACE: 7}
+    assert Admin(brokers, clock).end_offsets([PLACE], clock.monotonic() + 60) == {PLACE: 7}
     assert (brokers.asked, brokers.learnt) == ([nothing, nothing, 7], 2)
 
 
-@pytest.mark.parametrize("ask", ASK, ids=["end"])
-def test_no_offset_for_ever(
-    ask: Callable[[KafkaAdmin, float], dict[tuple[str, int], int]],
-) -> None:
+def test_no_offset_for_ever() -> None:
     clock = ManualClock()
     with pytest.raises(NotReady):
-        ask(Admin(Brokers([NO_OFFSET]), clock), clock.monotonic() + 60)
+        Admin(Brokers([NO_OFFSET]), clock).end_offsets([PLACE], clock.monotonic() + 60)
