@@ -119,7 +119,7 @@ def test_a_task_that_waits_for_rows_keeps_the_transaction(
 
 
 def test_commits_are_logged(spark: SparkSession, place: Place) -> None:
-    """The setting that makes Spark keep its Python workers' log."""
+    """Spark's table of its Python workers' log has a line for each commit, if it is turned on."""
     spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
     try:
         place.save(numbers(spark, 20))
