@@ -35,7 +35,7 @@ log = logging.getLogger("anabranch.controller")
 MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
 PIECE = 45  # what waited for a leader: so many rounds of so many
 COMMANDS, MERGES, PLAIN = range(3)  # what a careful round holds
-_DIED = "whoever tried it did not come to the end of its round"
+DIED = "whoever tried it did not come to the end of its round"
 _UNSURE = "its round can't be written, and others can"
 
 Write = Callable[[Turn, Sequence[Command]], object]
@@ -128,7 +128,7 @@ class Culprit:
         said = self._raised.get(first.key, ())
         unsure = self._unsure[0] == first.key and self._unsure[1] >= limits.UNSURE.value
         if len(batch) == 1 and (max(tries, len(said)) >= limits.TRIES.value or unsure):
-            reason = said[-1] if said else _UNSURE if unsure else _DIED
+            reason = said[-1] if said else _UNSURE if unsure else DIED
             self._set_aside(first, reason, begin, write)
             return False
         if not first.control and first.offset < max(self._alone, self._waited or 0):
