@@ -1,6 +1,6 @@
 """All limits of what others send and ask for, in one table: checked before anything is logged.
 
-`docs/operations.md` prints it, and a test holds the two together. What an operator may choose stands in
+`docs/operations.md` prints it, and a test holds the two together. Limits that an operator may choose are in
 `anabranch.core.turn.Settings`.
 """
 
@@ -14,19 +14,19 @@ from anabranch.schemas import records as r
 
 
 class Limit(NamedTuple):
-    """The most there may be of something. ``unit``: of what; ``bounds``: in what."""
+    """The most that is allowed of something, counted in ``unit``; an operator's choice lies within ``bounds``."""
 
     value: int
     unit: str
     bounds: str
 
     def check(self, found: int, what: str) -> None:
-        """`InvalidArgument` beyond it."""
+        """`InvalidArgument` if ``found`` exceeds the limit."""
         if found > self.value:
             raise InvalidArgument(f"{what} has {found:,} {self.unit}; {self.value:,} are allowed")
 
 
-MAX_WAIT_MS = 600_000  # of a commit for what it needs
+MAX_WAIT_MS = 600_000  # for a commit's receipts to be covered
 
 COMMAND = Limit(
     1 << 20,
@@ -81,12 +81,12 @@ def cut(text: str, most: int = TEXT.value) -> str:
 
 
 def size_of(receipts: Iterable[r.Receipt]) -> int:
-    """The bytes of receipts, about; not less."""
+    """The bytes of receipts, about, and never too few."""
     return sum(48 + sum(len(e.stream) + 40 for e in receipt.extents) for receipt in receipts)
 
 
 def weight(answer: object) -> int:
-    """The bytes of an answer, about: what it may grow with."""
+    """The bytes of an answer, about."""
     match answer:
         case r.Outcome():
             size = 256 + 4 * (len(answer.name or "") + len(answer.reason))

@@ -21,7 +21,7 @@ MAX_SEGMENTS = limits.SEGMENTS.value
 
 
 class TxnSegment(NamedTuple):
-    """What a transaction wrote to one segment."""
+    """A transaction's data for one segment."""
 
     number: int
     sealed: bool  # its commit is decided: nothing can be added

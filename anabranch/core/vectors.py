@@ -1,8 +1,8 @@
-"""Vectors of history records (`docs/protocol.md`, section 13): where each partition ends as of a record.
+"""Vectors of history records (`docs/protocol.md`, section 13): the end of each partition as of a record.
 
-In a stream of few partitions each record has its vector. In a wide one only EPOCH records and every so-manieth
-record have it: a COMMIT record between them tells where its own events end, and where the last record with a vector
-stands. So a reader finds that one in one step, and the records from there on tell the rest.
+In a stream of few partitions each record has its vector. In a wide one only EPOCH records and one of `EVERY`
+records have it: a COMMIT record between them tells where its own events end, and where the last record with a
+vector is. A reader finds that one in one step, and the records from there on tell the rest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def told(record: Record) -> Iterable[Position]:
 
 
 def positions(vector: dict[int, int]) -> tuple[Position, ...]:
-    """As it stands in a record."""
+    """The vector as a record has it."""
     new = tuple.__new__
     return tuple([new(Position, place) for place in sorted(vector.items())])
 

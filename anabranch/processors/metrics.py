@@ -73,7 +73,7 @@ TABLE = {
 
 
 class Metrics:
-    """The numbers of one leader. Each mapping is replaced or grows: who reads copies it first."""
+    """The numbers of one leader. Each mapping is replaced or grows: a reader copies it first."""
 
     def __init__(self) -> None:
         self.values: dict[str, dict[Labels, float]] = {
@@ -85,20 +85,20 @@ class Metrics:
         self._looked_at = 0.0
 
     def add(self, name: str, *labels: str, by: float = 1) -> None:
-        """Count."""
+        """Count, one or ``by``, under these labels."""
         values = self.values[name]
         values[labels] = values.get(labels, 0) + by
 
     def set(self, name: str, value: float) -> None:
-        """The value as it is now."""
+        """Set the present value of a number without labels."""
         self.values[name] = {(): value}
 
     def begin(self) -> float:
-        """The time at which something begins that is measured."""
+        """The time at which a measured step begins."""
         return time.monotonic()
 
     def wrote(self, round_: Round, commands: int, begun: float) -> None:
-        """A round that was begun at that time is durable."""
+        """Count a round, begun at that time, that is durable."""
         took = time.monotonic() - begun
         self.seconds[bisect_left(BOUNDS_S, took)] += 1
         self.seconds_sum += took
@@ -109,7 +109,7 @@ class Metrics:
                 self.add("refusals", result.code)
 
     def passed(self) -> bool:
-        """A pass has ended. Whether it is time to `look`."""
+        """Note the end of a pass. Whether it is time to `look`."""
         self.passed_at = time.monotonic()
         due = self.passed_at - self._looked_at >= LOOK_S
         if due:
@@ -125,7 +125,7 @@ class Metrics:
         ended_ms: int,
         tails: Mapping[str, Tail],
     ) -> None:
-        """Take what the controller has. ``ended_ms``: outcomes older than that are to be purged."""
+        """Take the controller's numbers. ``ended_ms``: outcomes older than that are to be purged."""
         index = intake.index
         for name, value in {
             "native_aborts": offset_guess.misses,

@@ -1,7 +1,7 @@
-"""What each of the brokers' error codes means for a call: one table an operation, each with its reason.
+"""The meaning of brokers' error codes for each call: one table an operation, with a reason for each code.
 
 The codes are Kafka's (``org.apache.kafka.common.protocol.Errors``). The rule: a call is repeated only
-where the broker says that nothing happened; a code that is not in a table is *uncertain*.
+if the broker says that nothing happened; a code that is not in a table is *uncertain*.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INVALID_PARTITIONS = 37
 
 
 class Act(Enum):
-    """What the caller does with a code."""
+    """The caller's next step after a code."""
 
     RETRY = "nothing happened: the same request again, soon"
     REFRESH = "nothing happened: find the leader or coordinator anew, then again"
@@ -68,7 +68,7 @@ _COORDINATOR = {
 }
 
 # Inside a transaction, a request that may have been stored is never sent again: the transaction is
-# given up instead, so that nothing hangs on the brokers' deduplication.
+# given up instead, so that nothing depends on the brokers' deduplication.
 PRODUCE_CODES = {
     **_FENCING,
     **_FORBIDDEN,
@@ -133,7 +133,7 @@ ADD_PARTITIONS_CODES = {
 }
 
 # A coordinator that loses its log in mid-append says 15 or 16, though its successor may find the decision
-# there. Asking for the same end again is then answered as the first time (KIP-98, KIP-890).
+# there. A repeated request for the same end then gets the first one's answer (KIP-98, KIP-890).
 END_TXN_CODES = {
     **_FENCING,
     14: _COORDINATOR[14],
@@ -158,7 +158,7 @@ INIT_CODES = {
     50: Meaning("INVALID_TRANSACTION_TIMEOUT", _X, "above the broker's transaction.max.timeout.ms"),
 }
 
-# For calls that only read: all that may pass by itself is asked again.
+# For calls that only read: repeat after any error that may pass by itself.
 READ_CODES = {
     **_FORBIDDEN,
     3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _F, "not known to this broker (yet)"),
@@ -197,7 +197,7 @@ DELETE_CODES = {
     89: CREATE_CODES[89],
 }
 
-# INVALID_PARTITIONS is the caller's: it says that the topic has as many already.
+# INVALID_PARTITIONS is for the caller to judge: the topic has as many already.
 GROW_CODES = {
     **CREATE_CODES,
     38: Meaning("INVALID_REPLICATION_FACTOR", _R, "some of the topic's brokers are away"),
@@ -215,7 +215,7 @@ def meaning(table: dict[int, Meaning], code: int) -> Meaning:
 def error_for(
     meant: Meaning, code: int, what: str, detail: str | None = None, topics: Iterable[str] = ()
 ) -> LogError:
-    """The error to raise, once retrying is over. ``topics``: those that the broker says it of."""
+    """The error to raise, once retrying is over. ``topics``: those that the code is about."""
     text = f"{what}: {meant.name} ({code}), {detail or meant.reason}"
     match meant.act:
         case Act.REFUSED:
