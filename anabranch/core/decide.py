@@ -53,9 +53,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
 }
 
 
-CHECK_MS = (
-    250  # how often to look for silent transactions, and for old outcomes if no new ones come
-)
+CHECK_MS = 250  # how often to look for silent transactions and, without new ones, old outcomes
 # A round forgets so many old outcomes for each that it adds: the table never outgrows them.
 PURGE_SHARE = 2
 

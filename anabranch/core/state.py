@@ -86,7 +86,7 @@ class OpenTxn:
     pending: PendingCommitRow | None = None
     due: dict[tuple[int, str, int], Extent] = field(
         default_factory=dict
-    )  # extents that the pending commit takes
+    )  # the pending commit takes these
     carries: dict[tuple[str, int], CarryRow] = field(default_factory=dict)  # by segment number
     # By journal partition and place.
     moved: dict[tuple[str, int, int], MovedRow] = field(default_factory=dict)

@@ -246,9 +246,7 @@ def _oauthbearer(options: Mapping[str, str], callback: Callable[..., Any] | None
         options, "oidc", *(f"sasl.oauthbearer.{name}" for name in _OIDC[:3])
     )
     if not url.lower().startswith(("https://", "http://")):
-        raise UnsupportedSetting(
-            "sasl.oauthbearer.token.endpoint.url is not an http or https address"
-        )
+        raise UnsupportedSetting("sasl.oauthbearer.token.endpoint.url is no http(s) address")
     scope = options.get("sasl.oauthbearer.scope", "")
     try:
         token = KeptToken(

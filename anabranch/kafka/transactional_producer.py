@@ -197,9 +197,7 @@ class KafkaProducer:
             self._ended = LogUncertain(f"{self._id}: an append was interrupted: {error!r}")
         elif not self._drain() and not self.is_v2:
             # Without a new epoch an unknown sequence could make new data look like old.
-            self._ended = LogUncertain(
-                f"{self._id}: it is not known which batches were appended: {error}"
-            )
+            self._ended = LogUncertain(f"{self._id}: the appended batches are unknown: {error}")
         elif isinstance(error, LogRefused):
             self._refusal = error
         else:
@@ -304,9 +302,7 @@ class KafkaProducer:
             epoch = self._cluster.epoch
             if unseen := [place for place in new if link.checked.get(place) != epoch(place)]:
                 self._find_lost(link, unseen)
-                if (
-                    self._unmarked
-                ):  # ending it changes the epoch, and these batches have the old one
+                if self._unmarked:  # ending it changes the epoch, these have the old one
                     raise self._lacking()
             for partition in new:
                 self._cluster.ended.pop((self.producer_id, partition), None)

@@ -151,9 +151,7 @@ class Culprit:
             turn.settings.control_partition, command.offset, name_of(command.payload), limits.cut(reason),
         )  # fmt: skip
         answer = begin()  # by itself: brokers may have trouble with its partition
-        answer.reply(
-            command.to, refuse(SetAside(f"the command had no effect: {limits.cut(reason)}"))
-        )
+        answer.reply(command.to, refuse(SetAside(f"it had no effect: {limits.cut(reason)}")))
         write(answer, (command,))
 
     def done(self, batch: Sequence[Command]) -> None:

@@ -161,9 +161,7 @@ def write_round(
         to.offset_guess.committed(done.data, done.bases)
     if to.gaps is not None:
         to.gaps.appended(done.appended)
-    changes = (
-        index_rows.take() | state.take_changes()
-    )  # transactions that ended with this round are forgotten
+    changes = index_rows.take() | state.take_changes()  # ended transactions' rows go, too
     if done.status_end is not None and not carrying:
         changes[STATUS_POSITION] = done.status_end.to_bytes(8, "big")
     to.table.write(changes)
