@@ -145,7 +145,7 @@ class IllegalState(FixCallError):
 
 
 class AlreadyCommitted(FixCallError):
-    """The transaction (or its name, or its number) is committed: its result stands; nothing can be added.
+    """The transaction (or its name, or its number) is committed: nothing can be added to its result.
 
     ``result``: that `anabranch.Result`, where it is known here, else None.
     """

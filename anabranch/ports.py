@@ -148,7 +148,7 @@ class Log(Protocol):
         ``failed`` takes the error of each partition that can't be read now; the others are read without waiting
         for it. Without ``failed`` the first such error is raised, and leaders are waited for.
 
-        ``max_wait`` in seconds (0: don't wait). ``max_bytes``: about so many per answer; a bigger single
+        ``max_wait`` in seconds (0: don't wait). ``max_bytes``: of an answer, about; a bigger single
         batch comes all the same. ``committed``: the isolation level. Partitions with nothing new may be
         missing in the answer. A position below the log's start raises `OffsetOutOfRange`, and so does one
         beyond its end. A batch that spans the position comes whole.
@@ -202,7 +202,7 @@ class Log(Protocol):
         """
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """Grow a topic until it has so many partitions; one that has as many or more is left as it is.
+        """Grow a topic to ``partitions``; one that has as many or more is left as it is.
 
         Returns when all are led and their leaders serve them. Safe to repeat, by several at once too.
 

@@ -22,7 +22,7 @@ Longs: TypeAlias = NDArray[np.int64]
 Ints: TypeAlias = NDArray[np.int32]
 Bytes: TypeAlias = NDArray[np.uint8]
 
-# A chunk is full with so many rows, or bytes; one batch more may exceed that.
+# A chunk is full at this many rows, or bytes; its last batch may exceed them.
 MAX_ROWS = 32_768
 MAX_BYTES = 8 << 20
 _USUAL_HEADERS = MAX_ROWS  # room at first; a batch with more gets more
@@ -90,7 +90,7 @@ class ColumnsBuilder:
     """Puts batches into chunks of columns. One thread at a time."""
 
     def __init__(self, rows: int = MAX_ROWS, size: int = MAX_BYTES) -> None:
-        """A chunk is full with so many ``rows``, or bytes (``size``) of keys, values and headers."""
+        """A chunk is full at ``rows`` rows, or ``size`` bytes of keys, values and headers."""
         self._rows = rows
         self._bytes = size
         self._kernel = _load()
@@ -207,7 +207,7 @@ class _Room:
         return int(sum(sizes)) + int(filled[k.HEADER_BYTES])
 
     def fits(self, count: int, size: int) -> bool:
-        """Whether so many records of so many bytes together have room."""
+        """Whether ``count`` records of ``size`` bytes in all have room."""
         return self.rows + count <= self._most_rows and self.bytes + size <= self._most_bytes
 
     def take(self) -> Columns:

@@ -1,8 +1,8 @@
 """Columns of events straight into record batches: no Python object for each row.
 
-The rows are walked once, in compiled code that places each by its key, lays out its record in the batch of its
-journal partition, and sums the checksums of receipts: 13 million rows/s of 100 bytes on one core. numba takes
-half a second to load, so that a few rows are better written as events (`worth_it`).
+Compiled code walks the rows once: 13 million rows/s of 100 bytes on one core. It places each row by its key, lays
+out its record in the batch of its journal partition, and sums the checksums of receipts. numba takes half a second
+to load, so a few rows are better written as events (`worth_it`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Numbers: TypeAlias = "npt.NDArray[np.int64]"
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 Headers: TypeAlias = "list[tuple[str, bytes | None]]"
 
-# So many rows are written before numba would be loaded.
+# Up to this many rows, plain Python is quicker than loading numba.
 _FEW = 500
 # All batches of a writer that are being filled take no more than this, unless single rows are that big.
 _ROOM_BYTES = 64 << 20
@@ -50,7 +50,7 @@ def warm() -> None:
 
 
 def worth_it(rows: int) -> bool:
-    """Whether so many rows go quicker by compiled code, loading it included."""
+    """Whether compiled code writes ``rows`` rows quicker, loading it included."""
     # The kernel reads numbers as they lie in memory.
     return sys.byteorder == "little" and (_kernel is not None or rows > _FEW)
 

@@ -21,7 +21,7 @@ from anabranch.ports import CorruptBatch, RawBatch
 if TYPE_CHECKING:
     from types import ModuleType
 
-# Up to so many records, plain Python is quicker than loading numba.
+# Up to this many records, plain Python is quicker than loading numba.
 _SMALL = 256
 _FIRST_ROWS = 256
 # A small batch can unpack to millions of records; a run each would cost the reader a GB and many seconds.
@@ -34,7 +34,7 @@ class Kind(IntEnum):
     WRITE = 0  # one ab.txn header of 28 bytes
     PLAIN = 1  # no header that starts with ab.
     OP = 2  # one ab.op header
-    MALFORMED = 3  # the batch can't be read, or has over `MAX_RUNS` runs; this run stands for all
+    MALFORMED = 3  # the batch can't be read, or has over `MAX_RUNS` runs; this run is for all
     DOUBLE_TXN = 4  # several ab.txn headers
     TXN_AND_OP = 5  # ab.txn and ab.op
     DOUBLE_OP = 6  # several ab.op headers
@@ -102,7 +102,7 @@ def _load() -> Kernels | None:
 
 
 def kernels_for(records: int) -> Kernels | None:
-    """The compiled code, if it is there or worth loading for so many records."""
+    """The compiled code, if it is loaded or worth loading for this number of records."""
     if _kernels is not None or records <= _SMALL:
         return _kernels
     return _load()

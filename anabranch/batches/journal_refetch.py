@@ -18,7 +18,7 @@ from anabranch.ports import (
 
 # Enough for a round trip to be cheap; little enough that the broker stores while we fetch the next.
 FETCH_BYTES = 2 << 20
-# So many fetches ahead at most: they go on while a native transaction ends and the next begins.
+# The most fetches ahead: they go on while a native transaction ends and the next begins.
 MAX_AHEAD = 4
 _FETCH_WAIT_S = 0.5
 _EMPTY_FETCHES = 20

@@ -170,7 +170,7 @@ class Packer:
     ) -> Iterator[Made]:
         """Let compiled code take some of a batch's records, from number ``at`` to before ``end``.
 
-        ``copy``: as `BatchBuilder.add_encoded` has it; ``starts``: an array that says where each record starts;
+        ``copy``: as `BatchBuilder.add_encoded` has it; ``starts``: an array of the records' starts;
         ``codec``: packs a record that is too big by itself. `CorruptBatch` if they can't be taken apart.
         """
         while True:

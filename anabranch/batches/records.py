@@ -304,7 +304,7 @@ class Reader:
         self.end = len(self.body)
 
     def skip(self, count: int) -> None:
-        """Go on by so many bytes."""
+        """Go on by ``count`` bytes."""
         if self.at + count > self.end:
             raise CorruptBatch("a record ends in the middle of a field")
         self.at += count

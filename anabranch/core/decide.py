@@ -54,7 +54,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
 
 
 CHECK_MS = 250  # how often to look for silent transactions and, without new ones, old outcomes
-# A round forgets so many old outcomes for each that it adds: the table never outgrows them.
+# A round forgets this many old outcomes for each that it adds: the table never outgrows them.
 PURGE_SHARE = 2
 
 
@@ -117,7 +117,7 @@ def _abort_stale(turn: Turn) -> None:
 
 
 def _forget_old(turn: Turn, most: int) -> int | None:
-    """Delete the rows of transactions that ended longer ago than the retention, of so many at most."""
+    """Delete the rows of up to ``most`` transactions that ended longer ago than the retention."""
     ended_before = turn.wall_ms - turn.settings.retention_ms
     for txn_id in turn.state.finished_before(ended_before, most):
         row = turn.state.txn_row(txn_id)

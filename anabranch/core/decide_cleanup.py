@@ -5,7 +5,7 @@ anything is deleted, so the next leader, with a table or without, reads on from 
 outlive the journal: counts of open transactions' rejected records below the low water.
 
 An old open transaction would hold all that comes after its data. If a partition keeps much more than it needs, such
-runs are copied to its end; only then, in a later round, the low water rises.
+runs are copied to its end. The low water rises in a later round.
 
 A history is cut only behind events: up to an EPOCH record below whose vector brokers have no event any more. That
 record tells all that a reader needs. Therefore the active epoch is logged again after some thousand commits.
@@ -25,7 +25,7 @@ from anabranch.core.round import NewEpoch
 from anabranch.core.turn import Turn
 from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
 
-MAX_MOVED = 2_000  # runs moved in one round: they stand in one row for each transaction
+MAX_MOVED = 2_000  # runs moved in one round: one row for each transaction has them all
 LATER = 12  # times `clean_ms`: the wait where nothing could be moved
 
 
@@ -193,7 +193,7 @@ def _chunk(turn: Turn, lying: Sequence[Lying]) -> list[Lying]:
 
 
 def moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Copied]) -> None:
-    """Log where these runs stand now. Their copies are part of the same native transaction."""
+    """Log the new places of these runs. Their copies are part of the same native transaction."""
     pairs = sorted(zip(lying, copies, strict=True), key=lambda pair: pair[0].txn_id)
     for txn_id, group in groupby(pairs, key=lambda pair: pair[0].txn_id):
         fresh = [_moved_run(one.run, copy) for one, copy in group]

@@ -96,7 +96,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         return
     turn.hear(token.txn_id)
     if _waits(txn.pending, to):
-        return  # repeated: its first request and deadline stand
+        return  # repeated: the first request and its deadline count
     check_name(command.name)
     check_number(command.name, command.number)
     claims.check_jump(turn, row.scope, command.name, command.number)
@@ -128,7 +128,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
 
 
 def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
-    """The answer that an aborted transaction's commit got; None: only that it is aborted."""
+    """The answer to an aborted transaction's repeated commit; None: only that it is aborted."""
     yielded = turn.state.yielded(row.txn_id)
     if yielded is not None and (yielded.name, yielded.number) == (command.name, command.number):
         earlier = claims.answer(turn, yielded)
@@ -323,7 +323,7 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     placed = _place(turn, command)
     earlier = earlier_outcome(turn, command.scope, command.name)
     if earlier is not None:
-        # Its own id must not commit when the name is forgotten and the command comes again.
+        # Its own id must not commit when the name is forgotten and the command is repeated.
         reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
         never = born("give_way", command.txn_id, turn.wall_ms, scope=command.scope, reason=reason)
         turn.put(k.txn_key(command.txn_id), never)

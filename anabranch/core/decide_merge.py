@@ -86,7 +86,7 @@ class _Layouts:
         self, stream: str, reference_epoch: int, segments: tuple[SegmentRange, ...],
         starts: dict[int, int],
     ) -> None:  # fmt: skip
-        """Seal what is current and open these segments."""
+        """Seal the current segments and open these."""
         before = self.of(stream)
         epoch = before.stream_epoch + 1
         self.turn.round.history.append(
@@ -172,13 +172,11 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     plan = plan_of(turn, txn_id, txn)
     if plan.records != txn.row.committed:
-        # Never merge less, or more, than was decided: nothing else can be done with it.
+        # Never merge less, or more, than was decided: abort it while that is legal.
         if plan.carried:
             _torn(turn, txn_id)
             return None
-        reason = (
-            f"its journals show {plan.records} of the {txn.row.committed} records that were decided"
-        )
+        reason = f"its journals show {plan.records} of the {txn.row.committed} decided records"
         abort_txn(turn, txn_id, reason)
         return None
     if plan.carried and not _is_whole(txn, plan):

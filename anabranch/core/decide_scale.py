@@ -81,7 +81,7 @@ def start(
 
 
 def want_partitions(turn: Turn, stream: str, count: int) -> None:
-    """Log that a stream shall have so many partitions; the shell adds them.
+    """Log that a stream shall have ``count`` partitions; the shell adds them.
 
     A count above the limit is not logged: the merge that needs it waits until a scaling leaves it some.
     """
@@ -102,7 +102,7 @@ def check_partitions(count: int) -> int:
 
 
 def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
-    """The topics have so many partitions: a scaling that waited goes on."""
+    """The topics have grown: a scaling that waited goes on."""
     row = replace(turn.state.streams[stream], partitions=partitions)
     turn.put(k.stream_key(stream), row)
     turn.merging.may_grow_ms.put(stream, None)
@@ -126,7 +126,7 @@ def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
 
 
 def idle_partitions(turn: Turn, row: StreamRow) -> list[int]:
-    """Partitions that no active segment is on, no merge is being carried to, and no stray chunk stands in."""
+    """Partitions without an active segment, a carried merge or a stray chunk."""
     taken = {s.partition for s in row.segments} | turn.state.reserved(row.stream)
     taken |= turn.state.retired(row.stream)
     return [p for p in range(row.partitions) if p not in taken]

@@ -169,7 +169,7 @@ def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
 
 
 def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
-    """Register a stream and who writes to it; the first one pins the reference epoch for all writers."""
+    """Register a stream and its writer; the first one pins the reference epoch for all writers."""
     token = turn.token(command.token)
     row = turn.row(token.txn_id)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
@@ -257,7 +257,7 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
 
 
 def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list[ReplyTo]:
-    """Take the waiting commit away; with an error, tell those who wait."""
+    """Take the waiting commit away; with an error, answer its askers."""
     pending = turn.open(txn_id).pending
     if pending is None:
         return []

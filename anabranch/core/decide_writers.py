@@ -1,4 +1,4 @@
-"""Decisions on writers: who has written, which receipts stand for them, and which of them a commit takes.
+"""Decisions on writers: the known ones, their receipts, and which of them a commit takes.
 
 Receipts are cumulative: of two of one writer the higher sequence counts, wherever it comes from. Until its first
 receipt a writer is known by its touch, as sequence 0.

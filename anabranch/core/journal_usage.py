@@ -31,7 +31,7 @@ class Stay:
 class Staged:
     """The data of open transactions in the journals.
 
-    Call ``ended`` only when a transaction's end is on the log: a round before that may come to nothing.
+    Call ``ended`` only when a transaction's end is on the log: the round before that may fail.
     """
 
     stays: dict[bytes, dict[Place, Stay]] = field(default_factory=dict)

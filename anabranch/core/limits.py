@@ -31,11 +31,11 @@ MAX_WAIT_MS = 600_000  # for a commit's receipts to be covered
 COMMAND = Limit(
     1 << 20,
     "bytes",
-    "a command, unpacked; `OneShot`, `Commit`, `Register`: what their topic takes",
+    "a command, unpacked; `OneShot`, `Commit`, `Register`: the limit of their topic",
 )
 BATCH = Limit(32 << 20, "bytes", "a record batch of commands, unpacked")
 BATCH_RECORDS = Limit(100_000, "records", "a record batch of commands")
-TEXT = Limit(1 << 10, "characters", "a reason, or a refusal's text: what is beyond is cut off")
+TEXT = Limit(1 << 10, "characters", "a reason, or a refusal's text: the rest is cut off")
 NAME = Limit(256, "characters", "the name of a transaction or a series")
 SETTING = Limit(256, "characters", "a setting's name, or its value")
 DIGITS = Limit(20, "digits", "a number in a setting")
@@ -43,7 +43,7 @@ CORRELATION_ID = Limit(64, "bytes", "a correlation id")
 TOKENS = Limit(1_000, "tokens", "a heartbeat")
 EXTENTS = Limit(20_000, "extents", "a receipt")
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
-WAITERS = Limit(1_000, "askers", "who waits for one commit")
+WAITERS = Limit(1_000, "askers", "askers that wait for one commit")
 HEADERS = Limit(1_000, "headers", "an event of a one-shot")
 EVENT_TIME = Limit(
     253_402_300_799_999, "ms", "the time of an event of a one-shot, Unix (the end of 9999)"
@@ -51,7 +51,7 @@ EVENT_TIME = Limit(
 SEGMENTS = Limit(10_000, "segments", "a stream, and what one scaling seals or opens")
 STREAM_PARTITIONS = Limit(20_000, "partitions", "a stream")
 MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
-LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: so many or more")
+LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this or more")
 SCOPES = Limit(10_000, "scopes", "a control partition")
 ANSWER = Limit(4 << 20, "bytes", "an answer; lists go on in the next one (`more`)")
 ROUND = Limit(
@@ -66,7 +66,7 @@ TRIES = Limit(
 UNSURE = Limit(
     10,
     "rounds",
-    "a command alone in rounds that end uncertain, others don't; then the same",
+    "a command alone in rounds with an unknown outcome, while others succeed; then the same",
 )
 
 TABLE = tuple(found for found in list(globals().values()) if isinstance(found, Limit))

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Protocol
 
-_FEW = 32  # up to so many fresh keys are inserted one by one; more are sorted in
+_FEW = 32  # fresh keys up to this many are inserted one by one; more are sorted in
 
 
 class Rows(Protocol):

@@ -1,7 +1,7 @@
 """One commit round, as it goes on the log: rows, replies, journal ops, merges and history records.
 
 A `Round` is data. The shell appends it in one native transaction (`processors.durability` has the order) and
-tells where the merged events landed; `history_records` then makes the COMMIT and EPOCH records.
+tells where the merged events landed. `history_records` then makes the COMMIT and EPOCH records.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ TERM_KEY = NO_TXN + bytes((Entry.TERM,))
 ROUND_KEY = NO_TXN + bytes((Entry.ROUND,))
 SUSPECT_KEY = NO_TXN + bytes((Entry.SUSPECT,))
 
-HISTORY = -1  # the number in a low water's key that stands for the stream's history
+HISTORY = -1  # in place of the partition in a low water's key: the stream's history
 
 # Table prefixes.
 STATUS = b"s"  # + status key -> row

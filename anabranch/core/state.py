@@ -84,9 +84,7 @@ class OpenTxn:
     writers: dict[int, Receipt] = field(default_factory=dict)
     receipt_bytes: int = 0  # bytes of the writers', about
     pending: PendingCommitRow | None = None
-    due: dict[tuple[int, str, int], Extent] = field(
-        default_factory=dict
-    )  # the pending commit takes these
+    due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # pending's
     carries: dict[tuple[str, int], CarryRow] = field(default_factory=dict)  # by segment number
     # By journal partition and place.
     moved: dict[tuple[str, int, int], MovedRow] = field(default_factory=dict)

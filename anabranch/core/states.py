@@ -1,7 +1,7 @@
 """Every legal transition of a transaction, as one table (Kudu's transaction status manager, YDB).
 
-An op on a state is *applied* (it moves), *already applied* (nothing changes, the caller is answered as if it had
-moved it; Kudu's TXN_OP_ALREADY_APPLIED) or *illegal* (a named error, nothing changes; TXN_ILLEGAL_STATE).
+An op on a state is *applied* (it moves), *already applied* (nothing changes, the caller gets the same answer;
+Kudu's TXN_OP_ALREADY_APPLIED) or *illegal* (nothing changes, the caller gets a named error; TXN_ILLEGAL_STATE).
 The table is complete: each op has a verdict on each state. `stream_states` has the one of streams.
 """
 
@@ -66,7 +66,7 @@ class Machine(Generic[StateT, OpT]):
     def judge(self, state: StateT, op: OpT, what: str = "") -> StateT | None:
         """The state after the op; None: already applied.
 
-        Raises the error of an illegal op, which says ``what``.
+        Raises the error of an illegal op, with ``what`` in its message.
         """
         verdict = self.transitions[state, op]
         if verdict is Verdict.ALREADY:

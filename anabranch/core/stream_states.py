@@ -58,7 +58,7 @@ _TABLE: dict[StreamOp, tuple[StreamState | Verdict, ...]] = {
 
 
 def state_of(row: StreamRow | None) -> StreamState:
-    """The state that a stream's row says, or that there is none."""
+    """The state in a stream's row; FORGOTTEN without one."""
     return row.state if row is not None else FORGOTTEN
 
 

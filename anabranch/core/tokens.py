@@ -76,8 +76,7 @@ def check_proof(data: bytes, secret: bytes | None, key: bytes) -> None:
     own = secret is not None and hmac.compare_digest(proof, _mac(signed, secret))
     if not own and not hmac.compare_digest(proof, operator_proof(signed, key)):
         raise InvalidToken(
-            "the token's proof is not of the secret that began the transaction: ask the client that began it "
-            "begun"
+            "the token's proof is not of the secret that began the transaction: ask for the token of its begin"
         )
 
 

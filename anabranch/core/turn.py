@@ -34,7 +34,7 @@ from anabranch.errors import (
 from anabranch.schemas.records import Outcome, Refusal, RoundRow, TxnRow
 
 DAY_MS = 86_400_000
-WAITING = "its commit is not decided: it waits for the journal to show what the receipts say"
+WAITING = "its commit is not decided: it waits for the journal to cover the receipts"
 IN_TROUBLE = "its commit is decided, but its merge does not go on"  # the answer to askers
 
 
@@ -53,11 +53,11 @@ class Settings:
     # Unneeded bytes that an old open transaction may keep in a journal before it is moved.
     move_bytes: int = 256 << 20
     clean_ms: int = 5_000  # how often to look for journals to cut
-    clean_records: int = 10_000  # a journal partition is cut by so many offsets at least,
-    clean_bytes: int = 8 << 20  # or by so many bytes,
+    clean_records: int = 10_000  # a journal partition is cut by at least this many offsets,
+    clean_bytes: int = 8 << 20  # or bytes,
     clean_after_ms: int = 3_600_000  # or by anything, once unneeded for so long
     clean_history_ms: int = 60_000  # how often to look for histories to cut
-    # After so many commits a history has its epoch again: it may be cut there.
+    # After this many commits a history has its epoch again: it may be cut there.
     epoch_again: int = 4_096
     max_keepalive_ms: int = MAX_KEEPALIVE_MS
     max_streams: int = 10_000
@@ -66,7 +66,7 @@ class Settings:
     # The most that the commands topic takes of big commands, unpacked.
     command_bytes: int = limits.COMMAND.value
     round_bytes: int = 16 << 20  # merges of one round, about
-    chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of so many bytes
+    chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of this many bytes
     collate_ms: int = 200  # a stream rolls at most once in this time; earlier commits are collated
     purge_per_look: int = 500  # old outcomes, beside two for each one that a round adds
     lost_after_ms: int = 30_000  # a stream is given up when a topic of it is not found for so long
@@ -100,7 +100,7 @@ class Turn:
     command_bytes: int = 1 << 62  # an upper bound of that command's size
     puts: int = 0
     size: int = 0  # bytes of rows and answers, about
-    merge_limit: int | None = None  # at most so many merges in this round
+    merge_limit: int | None = None  # the most merges in this round
     plain_waits: bool = False  # no plain writes in this round
     plain_bytes: int = 0  # bytes of plain writes that this round commits
     expired_ms: int = 0  # the horizon of forgotten ids

@@ -13,9 +13,9 @@ from anabranch.schemas.records import CommitRecord, EpochRecord, Position
 
 Record = EpochRecord | CommitRecord
 
-FEW = 16  # with so many partitions or fewer, each record has its vector
-EVERY = 64  # with more, at least one of so many records in a row
-OWN = -1  # ``vector_at`` of a record with a vector; below: so many records before, and one more, in the same batch
+FEW = 16  # up to this many partitions, each record has its vector
+EVERY = 64  # with more, at least one of this many records in a row
+OWN = -1  # ``vector_at`` of a record with a vector; OWN - n: n records before, in the same batch
 
 
 def has_vector(record: Record) -> bool:

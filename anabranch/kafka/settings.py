@@ -87,7 +87,7 @@ class Settings:
     """The way to the brokers. Times in seconds.
 
     ``request_timeout``: how long one answer may take. ``retry_backoff``: the wait before a retry that needs new
-    metadata. ``max_request_bytes``: about so many bytes of batches go into one Produce request; a bigger single
+    metadata. ``max_request_bytes``: of batches in one Produce request, about; a bigger single
     batch goes alone.
     """
 

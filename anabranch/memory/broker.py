@@ -169,7 +169,7 @@ class MemoryBroker:
             self._add(spec.name, range(spec.partitions), config)
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Add partitions until there are so many; `LogRefused` (3) if there is no such topic."""
+        """Grow a topic to ``partitions``; `LogRefused` (3) if there is no such topic."""
         info = self.topics.get(topic)
         if info is None:
             raise LogRefused(f"{topic} does not exist", UNKNOWN_TOPIC)

@@ -1,8 +1,8 @@
 """The in-memory log: the ports of `anabranch.ports` over plain lists, for simulation and tests.
 
-Deterministic: no clock, thread or chance of its own. One `MemoryCluster` is shared by many processes;
-each has a `MemoryLog` handle, and each call passes through the cluster's hook, where a simulator may
-switch to another process, raise a crash, or inject an error before or after the call's effect.
+Deterministic: no clock, thread or chance of its own. Many processes share one `MemoryCluster`; each has
+a `MemoryLog` handle. Each call passes through the cluster's hook: there a simulator may switch to another
+process, raise a crash, or inject an error before or after the call's effect.
 """
 
 from __future__ import annotations

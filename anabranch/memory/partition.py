@@ -64,7 +64,7 @@ class Partition:
 
     @property
     def stable_offset(self) -> int:
-        """The last stable offset: where the first open native transaction starts, or what is left of it."""
+        """The last stable offset: where the first open native transaction starts, or the start offset."""
         return max(min(self.open.values(), default=self.end_offset), self.start_offset)
 
     def check(self, data: bytes, now_ms: int) -> list[Record]:

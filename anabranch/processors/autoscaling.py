@@ -26,7 +26,7 @@ from anabranch.schemas.records import Event, SegmentRange, StreamRow
 log = logging.getLogger("anabranch.controller")
 
 ASK_MS = 1_000
-_SAMPLED = 16  # one of so many events is a sample of the keys
+_SAMPLED = 16  # one of this many events is a sample of the keys
 _MOST_SAMPLES = 256  # per part: no gauge keeps more
 _GOLDEN = 0.6180339887498949  # the fractions of its multiples lie evenly
 
@@ -45,8 +45,8 @@ class Taken(NamedTuple):
 class StreamLoad:
     """The load that a round merges into one stream.
 
-    ``plain``: records and bytes of plain writes, whose segments only the log tells: ``ends`` are the stream's
-    partitions' before the round, ``layout`` the segments they were placed by.
+    ``plain``: records and bytes of plain writes; only the log tells into which segments they went. ``ends``: of the
+    partitions before the round. ``layout``: the segments they were placed by.
     """
 
     taken: list[Taken] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """A control partition's table in RocksDB, a checkpoint of its logs: kept, or thrown away when it can't be trusted.
 
-A table is thrown away when it is of another cluster, of replaced topics or of another version, when it is ahead
-of the log, and when it is older than the status topic keeps tombstones: it would miss compacted deletions.
+A table is thrown away when it is of another cluster, of replaced topics or of another version, or ahead of the
+log. Nor may it be older than the status topic keeps tombstones: it would miss compacted deletions.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def parse_place(text: str) -> tuple[int, int]:
     """(partition, offset) of ``PARTITION:OFFSET``."""
     partition, _, offset = text.partition(":")
     if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
-        raise InvalidArgument(f"{text!r} is no place of a command: PARTITION:OFFSET")
+        raise InvalidArgument(f"{text!r} is not the place of a command: give PARTITION:OFFSET")
     return int(partition), int(offset)
 
 

@@ -7,7 +7,7 @@
   each it logs a `SuspectRow`, in a round of its own. If it dies before the piece's round, the next leader finds
   the row at the offset of the next command, and takes that piece's commands one by one, with a row before each.
   A row that counts three tries of one command alone sets it aside.
-- *A round's outcome is unknown.* Mostly the brokers cause that, so it takes more tries: the command is isolated in
+- *A round's outcome is unknown.* Mostly the brokers cause that, so the command gets more tries. It is isolated in
   the same way, and set aside after ten such rounds in a row, each with its row logged before. A failure without
   commands takes one of them back.
 
@@ -42,7 +42,7 @@ Write = Callable[[Turn, Sequence[Command]], object]
 
 
 class Culprit:
-    """How many commands go into the next round, and what is known against them. Offsets are the commands'.
+    """How many commands go into the next round, and which are suspect. Offsets are the commands'.
 
     ``careful``: a round holds one of `COMMANDS`, `MERGES`, `PLAIN`, as one before it failed, or may have.
     ``count``: commands that this process set aside.

@@ -142,7 +142,7 @@ def write_round(
     commit proves that no other leader led while they were made; a zombie's are made with an old state.
 
     Raises:
-        LogRefused: the broker refused some of it, or what it merges is gone from a journal; the native
+        LogRefused: the broker refused some of it, or merged records are gone from a journal; the native
             transaction is aborted, nothing happened.
         LogUnavailable: likewise: a broker can't be reached, or a journal not be read.
         LogUncertain, LogFenced: lead again.

@@ -22,7 +22,7 @@ _MOST_FETCHES = 64  # per history in one look; the next look goes on
 class _Walk(NamedTuple):
     """How far a history was looked through. ``spare``: the last EPOCH record that it may begin with.
 
-    ``ahead``: the next one, at ``read_to``: its vector is still above what is deleted.
+    ``ahead``: the next one, at ``read_to``: its vector is still above the deleted events.
     """
 
     read_to: int

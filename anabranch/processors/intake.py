@@ -75,9 +75,7 @@ def decide_command(turn: Turn, command: Command) -> None:
         return
     refusal = None
     if isinstance(record, AdoptScope) != command.control:
-        refusal = InvalidArgument(
-            "AdoptScope is what controllers say to each other, and nothing else is"
-        )
+        refusal = InvalidArgument("controllers send each other AdoptScope only, clients never do")
     elif command.native and not command.control:
         # Read before its transaction ends, it could take effect and yet be aborted.
         refusal = InvalidArgument("send commands outside of native transactions")
@@ -313,7 +311,7 @@ class Intake:
         self._commands_at = fetched.next_offset
 
     def _queue_control(self) -> None:
-        """Read what is committed of the control topic.
+        """Read the committed records of the control topic.
 
         The fetch beside the commands is read_uncommitted: it tells that something came, be it only the marker
         after earlier records.

@@ -24,7 +24,7 @@ TROUBLE_PAUSE_S = 0.2  # grows while leading keeps failing; after a defect it be
 DEFECT_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 PATIENCE_S = 10.0  # brokers away for less are asked without a growing pause
-ASIDE_AFTER_S = 30.0  # of failures without a round: another process may do better
+ASIDE_AFTER_S = 30.0  # failures without a round for so long: another process may do better
 ASIDE_S = 15.0
 TOUCH_S = 60.0
 

@@ -64,7 +64,7 @@ class Membership:
             self._thread.join(timeout)
 
     def stand_aside(self, seconds: float) -> None:
-        """Leave the group for so long: the partitions go to others, who may have no such trouble."""
+        """Leave the group for ``seconds``: other members get the partitions, and may have no such trouble."""
         self._aside_until = time.monotonic() + seconds
 
     @property

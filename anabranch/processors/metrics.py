@@ -46,27 +46,27 @@ TABLE = {
     "rounds": Number("counter", "Rounds written"),
     "commands": Number("counter", "Commands decided"),
     "refusals": Number("counter", "Answers that were refusals, by code", ("code",)),
-    "refused_rounds": Number("counter", "Rounds that a broker refused; their rest is written anew"),
+    "refused_rounds": Number("counter", "Rounds that a broker refused; the rest is written again"),
     "native_aborts": Number("counter", "Native transactions aborted as offsets were guessed wrong"),
     "commands_lag": Number("gauge", "Records of the commands topic that are not decided yet"),
     "commands_set_aside": Number("gauge", "Records or batches of commands that were passed over"),
     "open_transactions": Number("gauge", "Transactions that are not finished"),
-    "committing_transactions": Number("gauge", "Those of which the commit is decided, not done"),
-    "staged_bytes": Number("gauge", "What open transactions have in journals"),
+    "committing_transactions": Number("gauge", "Transactions whose commit is decided, not done"),
+    "staged_bytes": Number("gauge", "Bytes of open transactions in journals"),
     "streams": Number("gauge", "Streams by state", ("state",)),
     "stream_trouble": Number("gauge", "1 for a stream that waits for its topics", ("stream",)),
     "stuck_merges": Number(
         "gauge", "Decided commits that don't go on: torn (`txn settle`), or waiting", ("why",)
     ),
     "foreign_records": Number(
-        "gauge", "Records of others found in a stream's topic in this term", ("stream",)
+        "gauge", "Foreign records found in a stream's topic in this term", ("stream",)
     ),
     "plain_writes_refused": Number("gauge", "Plain writes passed over as brokers refused them"),
     "history_offsets": Number(
         "gauge", "Length of the histories, in offsets, as far as this leader knows them"
     ),
     "table_bytes": Number("gauge", "Size on disk of the table"),
-    "outcomes": Number("gauge", "Outcomes that are kept"),
+    "outcomes": Number("gauge", "Outcomes kept"),
     "rejected_records": Number("gauge", "Journal records rejected in this term", ("reason",)),
     "outcomes_overdue": Number("gauge", "Outcomes past their retention, not purged; 1,000 at most"),
 }

@@ -243,8 +243,8 @@ class StreamTopics:
             return self._refused(
                 stream,
                 NotReady(
-                    f"still there, or made anew, after {GIVE_UP_S:.0f} s: {wrong}; end what writes there, then "
-                    "repeat this"
+                    f"still there, or created again, after {GIVE_UP_S:.0f} s: {wrong}; stop the clients that "
+                    "write there, then repeat this"
                 ),
             )
         under_way.look_at = now + (LOOK_AGAIN_S if left or not found else 0)

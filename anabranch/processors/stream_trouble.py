@@ -5,11 +5,11 @@ read or written, all others go on. A look at the brokers' metadata says more: a 
 a partition has no leader; too few replicas are in sync; a right is missing. A stream goes on by itself once a look
 finds it well and its pause is over; the pause grows while the same stream fails again and again.
 
-Only a lost topic is given up, since that can't be undone: one that the brokers' quorum says does not exist, or one
-with another id, each for as long as `Settings.lost_after_ms`. Or, at once, one whose new events land below its old
-ones, as all replicas in sync took them. One broker's word is not enough: it may have just started, or be cut off.
-An answer counts only if it knows the status topic, too. A partition that reads shorter than it was is waited for: a
-former leader of it that does not know of the new one answers so.
+Only a stream with a lost topic is given up, since that can't be undone. A topic is lost if, for as long as
+`Settings.lost_after_ms`, the brokers' quorum does not have it, or all brokers have another id for it. Or, at once,
+if new events land below its old ones, as all replicas in sync took them. One broker's word is not enough: it may
+have just started, or be cut off. An answer counts only if it knows the status topic, too. A partition that reads
+shorter than before is waited for: a former leader may have answered that does not know of the new one.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def _gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) ->
     if info is None:
         return f"there is no topic {topic}"
     if topic_id and info.topic_id != topic_id:
-        return f"topic {topic} is another one: it was deleted, and made anew"
+        return f"topic {topic} is another one: it was deleted and created again"
     if info.partitions < partitions:
         return f"topic {topic} has only {info.partitions} partitions"
     return ""

@@ -1,12 +1,12 @@
 """The hottest records by hand: a one-shot on its way in, and the records about it on the way out.
 
-`anabranch.schemas.codec` asks here first. These functions know the common form of a few records and decide
-nothing: unusual ones (long forms of numbers, arrays in several blocks, values of other types, bytes that end
-early) raise one of `DECLINED`, and fastavro then reads or writes them, or says what is wrong. So acceptance and
-errors are fastavro's alone, and results here equal fastavro's, byte for byte.
+`anabranch.schemas.codec` asks here first. These functions know the common form of a few records. Any other (long
+forms of numbers, arrays in several blocks, values of other types, bytes that end early) raises one of `DECLINED`:
+then fastavro reads or writes the record, or says what is wrong. So acceptance and errors are fastavro's alone,
+and results here equal fastavro's, byte for byte.
 
-Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one
-byte, never goes back, and at the end the place must be that of the data's end.
+Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one byte
+and never goes back, and the last one must end where the data ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Unusual(ValueError):
 
 @lru_cache(1 << 12, typed=True)
 def _long(value: int) -> bytes:
-    """An int or long. Times and offsets come again and again in the records of a round."""
+    """An int or long. Times and offsets often repeat in the records of a round."""
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
         raise Unusual
     return _varint(value << 1 ^ value >> 63)

@@ -82,7 +82,7 @@ def _created(name: str, value: str, why: str) -> Setting:
 
 
 _VERBATIM = _is(
-    "compression.type", "producer", "spliced batches are stored as they come, not packed anew"
+    "compression.type", "producer", "spliced batches are stored as they come, not packed again"
 )
 _CREATE_TIME = _is("message.timestamp.type", "CreateTime", "events carry their own time")
 _ANY_FUTURE = _at_least(
@@ -98,7 +98,7 @@ _CLEAN = _is(
     "false",
     "a replica that lags must not undo what was acknowledged",
 )
-_ANY_SIZE = _forever("retention.bytes", "nothing may go because much else came")
+_ANY_SIZE = _forever("retention.bytes", "size must not delete unread records")
 
 COMMANDS: tuple[Setting, ...] = (
     _is("cleanup.policy", "delete", "requests are not keyed"),
@@ -160,7 +160,7 @@ STATUS: tuple[Setting, ...] = (
     _CLEAN,
 )
 JOURNAL: tuple[Setting, ...] = (
-    _is("cleanup.policy", "delete", "the controller deletes what nobody needs"),
+    _is("cleanup.policy", "delete", "the controller deletes unneeded records"),
     _forever("retention.ms", "an open transaction may be old; time must not delete its writes"),
     _ANY_SIZE,
     _created("segment.ms", str(HOUR_MS), "only closed segments are freed once they are cut"),
@@ -318,7 +318,7 @@ def refusal_of(error: LogRefused) -> AnabranchError:
 
 
 def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
-    """Grow a stream's topics to so many partitions, and check them; nothing is ever taken away.
+    """Grow a stream's topics to ``partitions``, and check them; no partition is ever taken away.
 
     Safe to repeat; topics with more partitions are left as they are. No partition of theirs is read: one in
     trouble must not make this fail once they have grown, as any client may write plainly to new ones.
@@ -341,7 +341,7 @@ def _check_topics(log: Log, stream: str, partitions: int, *, all_partitions: boo
     if all_partitions and partitions <= journal.partitions < target.partitions:
         wrong.append(
             f"{journal.name}: it has {journal.partitions} partitions and {target.name} {target.partitions}; add "
-            "some until they are equal (who writes to a segment writes to the journal's partition of its number)"
+            "some until they are equal (a segment's writers write to the journal partition of its number)"
         )
     _refuse(wrong)
     return target.partitions
@@ -390,7 +390,7 @@ def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int
     if int(target.config.get(MAX_MESSAGE, 0)) < int(journal.config.get(MAX_MESSAGE, 0)):
         wrong.append(
             f"{target.name}: {MAX_MESSAGE}={target.config[MAX_MESSAGE]} is less than its journal's; "
-            f"set {journal.config[MAX_MESSAGE]} (what the journal took must fit into the stream)"
+            f"set {journal.config[MAX_MESSAGE]} (the journal's records must fit into the stream)"
         )
     return wrong
 

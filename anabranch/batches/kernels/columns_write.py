@@ -84,7 +84,7 @@ def _lay(
 ):
     """Lay out rows from ``walk[ROW]`` on, until all are or one has no room in its slot.
 
-    A column is starts, sizes (-1: null) and data; one that is not there has no sizes (keys: all null).
+    A column is starts, sizes (-1: null) and data. A missing one has no sizes (keys: all null).
     ``timestamps``: 0, or none at all, is ``now``. ``constant``: the encoded ab.txn header. ``lows``:
     rising, the first 0: where key ranges begin; ``slots_of``: the slot of each of them.
     """

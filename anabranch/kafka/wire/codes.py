@@ -25,9 +25,9 @@ class Act(Enum):
     """The caller's next step after a code."""
 
     RETRY = "nothing happened: the same request again, soon"
-    REFRESH = "nothing happened: find the leader or coordinator anew, then again"
+    REFRESH = "nothing happened: find the leader or coordinator again, then repeat"
     REFUSED = "the broker refused the content: LogRefused"
-    FENCED = "somebody else has the transactional id: LogFenced"
+    FENCED = "another producer has the transactional id: LogFenced"
     UNCERTAIN = "it can't be told: LogUncertain"
 
 
@@ -88,7 +88,7 @@ PRODUCE_CODES = {
     19: Meaning(
         "NOT_ENOUGH_REPLICAS", _R, "checked before the append; also: partition not added yet"
     ),
-    3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _U, "the topic went away, or was made anew"),
+    3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _U, "the topic was deleted or replaced"),
     6: Meaning(
         "NOT_LEADER_OR_FOLLOWER", _U, "also the answer of a leader that lost it in mid-append"
     ),
@@ -102,11 +102,11 @@ PRODUCE_CODES = {
     56: Meaning("KAFKA_STORAGE_ERROR", _U, "the leader's disk failed"),
     59: Meaning("UNKNOWN_PRODUCER_ID", _U, "the leader forgot this producer"),
     74: Meaning("FENCED_LEADER_EPOCH", _U, "the leader moved"),
-    100: Meaning("UNKNOWN_TOPIC_ID", _U, "the topic was made anew"),
+    100: Meaning("UNKNOWN_TOPIC_ID", _U, "the topic was replaced"),
     120: Meaning("TRANSACTION_ABORTABLE", _U, "the broker asks for an abort (KIP-890)"),
 }
 
-# Outside of transactions brokers tell a batch that they have by its sequence (KIP-98), so that the very same
+# Outside of transactions brokers recognise a stored batch by its sequence (KIP-98), so that the very same
 # one may be sent again, stored or not.
 IDEMPOTENT_CODES = {
     **PRODUCE_CODES,
@@ -119,7 +119,7 @@ IDEMPOTENT_CODES = {
     20: Meaning("NOT_ENOUGH_REPLICAS_AFTER_APPEND", _R, "too few are in sync"),
     56: Meaning("KAFKA_STORAGE_ERROR", _F, "the leader's disk failed: another leads soon"),
     74: Meaning("FENCED_LEADER_EPOCH", _F, "the leader moved"),
-    100: Meaning("UNKNOWN_TOPIC_ID", _F, "the topic is new here, or was made anew"),
+    100: Meaning("UNKNOWN_TOPIC_ID", _F, "the topic is new here, or was replaced"),
 }
 
 ADD_PARTITIONS_CODES = {
@@ -176,8 +176,8 @@ READ_CODES = {
     74: Meaning("FENCED_LEADER_EPOCH", _F, "the leader changed"),
     75: Meaning("UNKNOWN_LEADER_EPOCH", _F, "this broker is behind"),
     78: Meaning("OFFSET_NOT_AVAILABLE", _R, "the leader is new and waits for its high watermark"),
-    100: Meaning("UNKNOWN_TOPIC_ID", _F, "the topic is new here, or was made anew"),
-    103: Meaning("INCONSISTENT_TOPIC_ID", _F, "the topic was made anew"),
+    100: Meaning("UNKNOWN_TOPIC_ID", _F, "the topic is new here, or was replaced"),
+    103: Meaning("INCONSISTENT_TOPIC_ID", _F, "the topic was replaced"),
 }
 
 CREATE_CODES = {

@@ -336,7 +336,7 @@ class Connection:
 
 
 def open_connection(address: tuple[str, int], settings: Settings, deadline: float) -> Connection:
-    """A new connection that has learnt the broker's versions, and has said who we are."""
+    """A new connection that knows the broker's versions and has authenticated."""
     limit = min(deadline, time.monotonic() + settings.connect_timeout)
     connection = Connection(
         *address,

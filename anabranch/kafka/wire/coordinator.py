@@ -48,9 +48,9 @@ def busy(transactional_id: str) -> LogBusy:
 class Coordinator:
     """The producer's side of the transaction coordinator, over a connection of its own.
 
-    `producer_id` and `producer_epoch` are those to write with; ``is_v2``: the cluster's transactions are
-    those of KIP-890, where each end gives a new epoch and Produce adds partitions by itself. ``last``: how the
-    native transaction before ended.
+    Write with `producer_id` and `producer_epoch`. ``is_v2``: the cluster has transactions of KIP-890, where
+    each end gives a new epoch and Produce adds partitions by itself. ``last``: how the native transaction
+    before ended.
     """
 
     def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
