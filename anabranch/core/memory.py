@@ -142,7 +142,7 @@ class Cleaning(Part):
 class LeaderMemory:
     """All that decisions see beside the fold and the index.
 
-    The shell sets the last four: streams in trouble and which, transactions with a carrier, carried ones with
+    The shell sets the last four: streams in trouble and why, transactions with a carrier, carried ones with
     refused chunks and why, foreign records by stream.
     """
 

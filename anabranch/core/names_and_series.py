@@ -105,7 +105,7 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
 
 
 def overtaken(turn: Turn, scope: str, series: str, number: int) -> YieldedRow | None:
-    """The claim that a commit of this number gives way to. `NotReady` while a lower one is being committed."""
+    """The claim that a commit of this number gives way to. `NotReady` while the series commits."""
     row = turn.state.series(scope, series)
     if row is None:
         return None

@@ -60,7 +60,7 @@ class KafkaLog:
     def __init__(self, where: str | Settings, options: Mapping[str, object] | None = None) -> None:
         self._cluster = Cluster(parse_settings(where, options or {}))
         self._turn = 0
-        # Brokers that did not answer a fetch -> passed over until, and the next such pause.
+        # Brokers that did not answer a fetch -> passed over until, and for how long.
         self._silent: dict[int, tuple[float, float]] = {}
 
     # -- reading --------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ class Connection:
         sasl = self._sasl
         if sasl is None:
             return
-        self._renew_at = math.inf  # not for the requests sent here
+        self._renew_at = math.inf  # no renewal before the requests sent here
         began = time.monotonic()
         try:
             life = self._exchange(sasl, deadline)
