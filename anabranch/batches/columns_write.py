@@ -1,8 +1,8 @@
 """Columns of events straight into record batches: no Python object for each row.
 
-Compiled code walks the rows once: 13 million rows/s of 100 bytes on one core. It places each row by its key, lays
-out its record in the batch of its journal partition, and sums the checksums of receipts. numba takes half a second
-to load, so a few rows are better written as events (`worth_it`).
+Compiled code walks the rows once: 13 million rows/s of 100 bytes on one core. The walk places each row by its key,
+lays out its record in the batch of its journal partition, and sums the checksums of receipts. numba takes half a
+second to load, so a few rows are better written as events (`worth_it`).
 """
 
 from __future__ import annotations

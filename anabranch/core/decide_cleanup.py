@@ -1,6 +1,6 @@
 """Keeping journals and histories short (`docs/epochs.md`): how far they may be cut, and what has to move for that.
 
-The *low water* of a journal partition is the least offset that anything may still need. It is logged before
+The *low water* of a journal partition is the least offset that anything may still need. A round logs it before
 anything is deleted, so the next leader, with a table or without, reads on from there. The same round logs what must
 outlive the journal: counts of open transactions' rejected records below the low water.
 

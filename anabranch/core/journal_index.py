@@ -1,8 +1,8 @@
 """The journal index: which writer of which transaction wrote what, where.
 
 Journals are read to their end; each batch is cut into *runs*, consecutive records of one writer. The index
-keeps the runs of transactions that may still commit and counts what it rejects, by reason. It is derived
-from the journals and the status rows alone, so it can be rebuilt at any time.
+keeps the runs of transactions that may still commit and counts what it rejects, by reason. All derives
+from the journals and the status rows alone, so the index can be rebuilt at any time.
 
 Runs of plain records, which belong to no transaction, are kept until they are committed (`decide_plain`).
 """

@@ -1,6 +1,6 @@
 """The state of a control partition: the fold of its status log.
 
-Only `State.apply` changes it, live and on replay alike. It upserts whole rows and judges nothing (compaction
+Only `State.apply` changes it, live and on replay alike: whole rows are upserted, none judged (compaction
 skips states). The decoded views (open transactions, streams, scopes) derive from the rows alone, so folding a
 log, compacted or not, gives the same tables.
 """

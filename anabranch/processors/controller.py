@@ -1,6 +1,6 @@
 """The controller of one control partition: a thin loop round the core.
 
-`Controller.step` is one pass, as `docs/architecture.md` lists it. It has no thread, clock or sleep of its own:
+`Controller.step` is one pass, as `docs/architecture.md` lists it. The loop has no thread, clock or sleep of its own:
 time and I/O come through the ports, so the same loop runs on Kafka and in the simulator.
 """
 

@@ -7,8 +7,8 @@
   each it logs a `SuspectRow`, in a round of its own. If it dies before the piece's round, the next leader finds
   the row at the offset of the next command, and takes that piece's commands one by one, with a row before each.
   A row that counts three tries of one command alone sets it aside.
-- *A round's outcome is unknown.* Mostly the brokers cause that, so the command gets more tries. It is isolated in
-  the same way, and set aside after ten such rounds in a row, each with its row logged before. A failure without
+- *A round's outcome is unknown.* Mostly the brokers cause that, so the command gets more tries: isolated in
+  the same way, it is set aside after ten such rounds in a row, each with its row logged before. A failure without
   commands takes one of them back.
 
 Controllers' messages to each other have a topic of their own. They go before commands, in rounds of their own, and

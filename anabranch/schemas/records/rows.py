@@ -112,7 +112,7 @@ class ForgottenRow:
 
 @dataclass(frozen=True, slots=True)
 class RetiredRow:
-    """Status row: a partition with stray chunks of an aborted transaction. It is used no more."""
+    """Status row: a partition with stray chunks of an aborted transaction, used no more."""
 
     stream: str
     partition: int
