@@ -176,7 +176,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         if plan.carried:
             _torn(turn, txn_id)
             return None
-        reason = f"its journals show {plan.records} of the {txn.row.committed} decided records"
+        reason = f"its journals show {plan.records} of the {txn.row.committed} records decided"
         abort_txn(turn, txn_id, reason)
         return None
     if plan.carried and not _is_whole(txn, plan):
