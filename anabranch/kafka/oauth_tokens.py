@@ -107,7 +107,7 @@ class ClientCredentials:
     """Asks an identity provider for a token."""
 
     def __init__(self, url: str, client: str, secret: str, scope: str, ca: str | None) -> None:
-        """``ca``: file of the authorities that are trusted to know the provider. Raises `OSError`."""
+        """``ca``: file of the authorities that may certify the provider. Raises `OSError`."""
         self._url = url
         self._basic = base64.b64encode(f"{client}:{secret}".encode()).decode()
         self._form = {"grant_type": "client_credentials"} | ({"scope": scope} if scope else {})
