@@ -7,8 +7,8 @@ outlive the journal: counts of open transactions' rejected records below the low
 An old open transaction would hold all that comes after its data. If a partition keeps much more than it needs, such
 runs are copied to its end. The low water rises in a later round.
 
-A history is cut only behind events: up to an EPOCH record below whose vector brokers have no event any more. A reader
-needs nothing before it. Therefore the active epoch is logged again after some thousand commits.
+A history is cut only behind events: up to an EPOCH record below whose vector brokers have no event any more. A
+reader needs nothing before it. Therefore the active epoch is logged again after some thousand commits.
 """
 
 from __future__ import annotations
