@@ -22,15 +22,15 @@ from anabranch.kafka.sasl import SaslError
 log = logging.getLogger("anabranch.kafka")
 
 _MOST_BYTES = 1 << 20
-_ANSWER_S = 5.0  # the longest that a provider is waited for
+_ANSWER_S = 5.0  # the longest wait for a provider
 _FRESH = 0.7  # a new token is asked for after this part of the old one's life
 _OPAQUE_S = 300.0
-_AGAIN_S = 5.0  # and after so long again, if there was none
+_AGAIN_S = 5.0  # … and again after so long, if there was none
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """A file that holds the token and that somebody else keeps fresh: it is read for each authentication."""
+    """A token file that another program keeps fresh: it is read for each authentication."""
 
     path: Path
 
@@ -41,7 +41,7 @@ class TokenFile:
 
 
 def token_and_end(file: Path, _: str = "") -> tuple[str, float]:
-    """The token in a file, and when to read it again (Unix seconds): what librdkafka's ``oauth_cb`` is to return.
+    """The token in a file, and when to read it again (Unix seconds): the answer of librdkafka's ``oauth_cb``.
 
     Raises `OSError`.
     """
@@ -50,7 +50,7 @@ def token_and_end(file: Path, _: str = "") -> tuple[str, float]:
         body = token.split(".")[1]
         end = float(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"])
     except (ValueError, KeyError, TypeError, IndexError):
-        end = time.time() + _OPAQUE_S  # nobody but the brokers can tell
+        end = time.time() + _OPAQUE_S  # only the brokers can tell
     return token, end
 
 
@@ -107,7 +107,7 @@ class ClientCredentials:
     """Asks an identity provider for a token."""
 
     def __init__(self, url: str, client: str, secret: str, scope: str, ca: str | None) -> None:
-        """``ca``: file of the authorities that are trusted to know the provider. Raises `OSError`."""
+        """``ca``: file of the authorities that may certify the provider. Raises `OSError`."""
         self._url = url
         self._basic = base64.b64encode(f"{client}:{secret}".encode()).decode()
         self._form = {"grant_type": "client_credentials"} | ({"scope": scope} if scope else {})
@@ -140,7 +140,7 @@ class ClientCredentials:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The client's secret goes to the address that was given, and to no other."""
+    """Refuses redirects: the client's secret goes only to the address that was given."""
 
     def redirect_request(self, *_: object) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Settings of the raw connection, named as librdkafka names them. What can't be honoured is refused."""
+"""Settings of the raw connection, named as librdkafka names them. Others are refused."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from anabranch.kafka.tls import Tls
 TOKEN_FILE = "anabranch.oauthbearer.token.file"
 CALLBACK = "oauth_cb"  # confluent-kafka's own
 
-# librdkafka's options that only tune its own clients: without meaning here, so they are accepted and
-# ignored. Everything else that is not in `_KNOWN` is refused by name.
+# librdkafka's options that only tune its own clients: accepted and ignored. Others that are not in `_KNOWN` are
+# refused by name.
 CLIENT_ONLY = frozenset(
     {
         "acks",
@@ -84,11 +84,11 @@ CLIENT_ONLY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to reach the brokers. Times in seconds.
+    """The way to the brokers. Times in seconds.
 
-    ``request_timeout``: how long one answer may take. ``retry_backoff``: the wait before a retry that
-    needs new metadata. ``max_request_bytes``: batches of about so many bytes go into one Produce
-    request; a bigger single batch goes alone.
+    ``request_timeout``: how long one answer may take. ``retry_backoff``: the wait before a retry that needs new
+    metadata. ``max_request_bytes``: of batches in one Produce request, about; a bigger single
+    batch goes alone.
     """
 
     bootstrap: tuple[tuple[str, int], ...]
@@ -188,7 +188,7 @@ _MECHANISMS = ("PLAIN", *SCRAM, "OAUTHBEARER")
 
 
 def _protocol(options: Mapping[str, str]) -> tuple[bool, bool]:
-    """Whether TLS is spoken, and SASL. Options of what is not spoken are refused."""
+    """Whether TLS is used, and SASL. Options of an unused one are refused."""
     protocol = options.get("security.protocol", "plaintext").lower()
     if protocol not in _PROTOCOLS:
         raise UnsupportedSetting(
@@ -246,7 +246,7 @@ def _oauthbearer(options: Mapping[str, str], callback: Callable[..., Any] | None
         options, "oidc", *(f"sasl.oauthbearer.{name}" for name in _OIDC[:3])
     )
     if not url.lower().startswith(("https://", "http://")):
-        raise UnsupportedSetting("sasl.oauthbearer.token.endpoint.url is no address of the web")
+        raise UnsupportedSetting("sasl.oauthbearer.token.endpoint.url is no http(s) address")
     scope = options.get("sasl.oauthbearer.scope", "")
     try:
         token = KeptToken(
@@ -276,7 +276,7 @@ def _extensions(text: str) -> dict[str, str]:
 
 
 def addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:
-    """The brokers' hosts and ports. `UnsupportedSetting` names what is none."""
+    """The brokers' hosts and ports. `UnsupportedSetting` names a part that is none."""
     found = []
     for part in bootstrap.split(","):
         # librdkafka allows a protocol in front.

@@ -55,14 +55,14 @@ def test_names_are_escaped() -> None:
     [
         (FIRST.replace("4096", "4095"), "4095 iterations"),
         (FIRST.replace("4096", "999999999"), "999999999 iterations"),
-        (FIRST.replace("4096", "0"), "none of SCRAM"),
+        (FIRST.replace("4096", "0"), "not one of SCRAM"),
         (FIRST.replace("r=r", "r=s"), "does not continue ours"),
         (FIRST.replace("%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0", ""), "does not continue ours"),
         (FIRST.replace("W22Z", "W2 Z"), "no base64"),
         (FIRST.replace("W22Z", "W2öZ"), "no base64"),
-        (f"m=ext,{FIRST}", "none of SCRAM"),
-        ("e=unknown-user", "none of SCRAM"),
-        ("", "none of SCRAM"),
+        (f"m=ext,{FIRST}", "not one of SCRAM"),
+        ("e=unknown-user", "not one of SCRAM"),
+        ("", "not one of SCRAM"),
     ],
 )
 def test_a_first_answer_that_is_none(first: str, said: str) -> None:

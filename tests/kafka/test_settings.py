@@ -157,7 +157,7 @@ def test_mechanisms(option: str, mechanism: str, given: dict[str, str], principa
             {"sasl.mechanism": "OAUTHBEARER"}
             | OIDC
             | {"sasl.oauthbearer.token.endpoint.url": "file:///etc/passwd"},
-            "no address of the web",
+            r"no http\(s\) address",
         ),
     ],
 )

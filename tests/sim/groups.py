@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.errors import NotReady
 from anabranch.ports import LogError, TopicPartition
-from tests.sim.world import Process
+from tests.sim.world import Crash, Process
 
 if TYPE_CHECKING:
     from tests.sim.ports import SimCluster
@@ -214,7 +214,10 @@ class Member:
             return False
         try:
             self._world.point("commit offsets")
-        except LogError:
+        except (
+            LogError,
+            Crash,
+        ):  # Python drops what a reader's `__del__` raises; a dead process does no more
             return False
         if not self._may_commit():
             return False

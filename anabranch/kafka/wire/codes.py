@@ -1,7 +1,7 @@
-"""What each of the brokers' error codes means for a call: one table an operation, each with its reason.
+"""The meaning of brokers' error codes for each call: one table an operation, with a reason for each code.
 
 The codes are Kafka's (``org.apache.kafka.common.protocol.Errors``). The rule: a call is repeated only
-where the broker says that nothing happened; a code that is not in a table is *uncertain*.
+if the broker says that nothing happened; a code that is not in a table is *uncertain*.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ INVALID_PARTITIONS = 37
 
 
 class Act(Enum):
-    """What the caller does with a code."""
+    """The caller's next step after a code."""
 
     RETRY = "nothing happened: the same request again, soon"
-    REFRESH = "nothing happened: find the leader or coordinator anew, then again"
+    REFRESH = "nothing happened: find the leader or coordinator again, then repeat"
     REFUSED = "the broker refused the content: LogRefused"
-    FENCED = "somebody else has the transactional id: LogFenced"
+    FENCED = "another producer has the transactional id: LogFenced"
     UNCERTAIN = "it can't be told: LogUncertain"
 
 
@@ -68,7 +68,7 @@ _COORDINATOR = {
 }
 
 # Inside a transaction, a request that may have been stored is never sent again: the transaction is
-# given up instead, so that nothing hangs on the brokers' deduplication.
+# given up instead, so that nothing depends on the brokers' deduplication.
 PRODUCE_CODES = {
     **_FENCING,
     **_FORBIDDEN,
@@ -88,7 +88,7 @@ PRODUCE_CODES = {
     19: Meaning(
         "NOT_ENOUGH_REPLICAS", _R, "checked before the append; also: partition not added yet"
     ),
-    3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _U, "the topic went away, or was made anew"),
+    3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _U, "the topic was deleted or replaced"),
     6: Meaning(
         "NOT_LEADER_OR_FOLLOWER", _U, "also the answer of a leader that lost it in mid-append"
     ),
@@ -102,11 +102,11 @@ PRODUCE_CODES = {
     56: Meaning("KAFKA_STORAGE_ERROR", _U, "the leader's disk failed"),
     59: Meaning("UNKNOWN_PRODUCER_ID", _U, "the leader forgot this producer"),
     74: Meaning("FENCED_LEADER_EPOCH", _U, "the leader moved"),
-    100: Meaning("UNKNOWN_TOPIC_ID", _U, "the topic was made anew"),
+    100: Meaning("UNKNOWN_TOPIC_ID", _U, "the topic was replaced"),
     120: Meaning("TRANSACTION_ABORTABLE", _U, "the broker asks for an abort (KIP-890)"),
 }
 
-# Outside of transactions brokers tell a batch that they have by its sequence (KIP-98), so that the very same
+# Outside of transactions brokers recognise a stored batch by its sequence (KIP-98), so that the very same
 # one may be sent again, stored or not.
 IDEMPOTENT_CODES = {
     **PRODUCE_CODES,
@@ -119,7 +119,7 @@ IDEMPOTENT_CODES = {
     20: Meaning("NOT_ENOUGH_REPLICAS_AFTER_APPEND", _R, "too few are in sync"),
     56: Meaning("KAFKA_STORAGE_ERROR", _F, "the leader's disk failed: another leads soon"),
     74: Meaning("FENCED_LEADER_EPOCH", _F, "the leader moved"),
-    100: Meaning("UNKNOWN_TOPIC_ID", _F, "the topic is new here, or was made anew"),
+    100: Meaning("UNKNOWN_TOPIC_ID", _F, "the topic is new here, or was replaced"),
 }
 
 ADD_PARTITIONS_CODES = {
@@ -133,7 +133,7 @@ ADD_PARTITIONS_CODES = {
 }
 
 # A coordinator that loses its log in mid-append says 15 or 16, though its successor may find the decision
-# there. Asking for the same end again is then answered as the first time (KIP-98, KIP-890).
+# there. A repeated request for the same end then gets the first one's answer (KIP-98, KIP-890).
 END_TXN_CODES = {
     **_FENCING,
     14: _COORDINATOR[14],
@@ -158,7 +158,7 @@ INIT_CODES = {
     50: Meaning("INVALID_TRANSACTION_TIMEOUT", _X, "above the broker's transaction.max.timeout.ms"),
 }
 
-# For calls that only read: all that may pass by itself is asked again.
+# For calls that only read: repeat after any error that may pass by itself.
 READ_CODES = {
     **_FORBIDDEN,
     3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _F, "not known to this broker (yet)"),
@@ -176,8 +176,8 @@ READ_CODES = {
     74: Meaning("FENCED_LEADER_EPOCH", _F, "the leader changed"),
     75: Meaning("UNKNOWN_LEADER_EPOCH", _F, "this broker is behind"),
     78: Meaning("OFFSET_NOT_AVAILABLE", _R, "the leader is new and waits for its high watermark"),
-    100: Meaning("UNKNOWN_TOPIC_ID", _F, "the topic is new here, or was made anew"),
-    103: Meaning("INCONSISTENT_TOPIC_ID", _F, "the topic was made anew"),
+    100: Meaning("UNKNOWN_TOPIC_ID", _F, "the topic is new here, or was replaced"),
+    103: Meaning("INCONSISTENT_TOPIC_ID", _F, "the topic was replaced"),
 }
 
 CREATE_CODES = {
@@ -197,7 +197,7 @@ DELETE_CODES = {
     89: CREATE_CODES[89],
 }
 
-# INVALID_PARTITIONS is the caller's: it says that the topic has as many already.
+# INVALID_PARTITIONS is for the caller to judge: the topic has as many already.
 GROW_CODES = {
     **CREATE_CODES,
     38: Meaning("INVALID_REPLICATION_FACTOR", _R, "some of the topic's brokers are away"),
@@ -215,7 +215,7 @@ def meaning(table: dict[int, Meaning], code: int) -> Meaning:
 def error_for(
     meant: Meaning, code: int, what: str, detail: str | None = None, topics: Iterable[str] = ()
 ) -> LogError:
-    """The error to raise, once retrying is over. ``topics``: those that the broker says it of."""
+    """The error to raise, once retrying is over. ``topics``: those that the code is about."""
     text = f"{what}: {meant.name} ({code}), {detail or meant.reason}"
     match meant.act:
         case Act.REFUSED:
