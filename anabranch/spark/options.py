@@ -32,7 +32,7 @@ class Connection:
     librdkafka: tuple[tuple[str, str], ...] = field(repr=False)  # may hold secrets
 
     def reader_ports(self) -> ReaderPorts:
-        """What readers ask of it. `UnsupportedSetting`."""
+        """The ports that readers need of it. `UnsupportedSetting`."""
         return reader_ports(self.bootstrap, dict(self.librdkafka))
 
 
