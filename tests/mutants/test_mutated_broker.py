@@ -18,9 +18,14 @@ WORK_S = 2.5
 
 
 @pytest.mark.broker
-@pytest.mark.slow(12)
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["a merge is dropped", "plain writes are committed twice"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a merge is dropped",
+        pytest.param("plain writes are committed twice", marks=pytest.mark.soak),
+    ],
+)
 def test_a_planted_bug_is_found(
     broker: Broker, zygote: Zygote, tmp_path: Path, measured: Callable[[str], None], name: str
 ) -> None:
