@@ -21,8 +21,8 @@ from tests.failpoints import VARIABLE
 pytestmark = pytest.mark.broker
 
 SOON_S = 30.0
-EVENTS = 4_000  # of a young transaction: half a megabyte
-MOVE_BYTES = 2 << 20
+EVENTS = 1_500  # of a young transaction: a fifth of a megabyte
+MOVE_BYTES = 768 << 10
 
 
 @pytest.fixture

@@ -173,7 +173,14 @@ def test_a_session_is_renewed_with_answers_under_way(place: Place) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "PLAIN", "OAUTHBEARER"])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        "SCRAM-SHA-512",
+        pytest.param("PLAIN", marks=pytest.mark.soak),
+        pytest.param("OAUTHBEARER", marks=pytest.mark.soak),
+    ],
+)
 def test_who_is_not_known_is_told_at_once(
     place: Place, mechanism: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

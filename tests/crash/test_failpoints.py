@@ -147,8 +147,8 @@ def killings(
 ) -> list[Killing]:
     """What a used place's leaders call, and what only those of a new one do.
 
-    Where not ``every`` call is asked for: the first before and after each kind that changes something, but for
-    kinds that are ``done``.
+    Where not ``every`` call is asked for: the first of each kind that changes something, but for kinds that are
+    ``done``.
     """
     known = {(p.name, p.site) for points in used for p in points}
     new = [[p for p in points if (p.name, p.site) not in known] for points in fresh]
@@ -165,12 +165,14 @@ def is_read(point: Point) -> bool:
 
 
 def chosen(found: Iterable[Killing]) -> list[Killing]:
-    """The first call of each name, before and after it."""
-    out: dict[tuple[str, str], Killing] = {}
+    """Before the first call of each name.
+
+    Nothing happens between the end of a call and the beginning of the next, so this stands for both.
+    """
+    out: dict[str, Killing] = {}
     for killing in found:
-        point = killing.point
-        if not is_read(point):
-            out.setdefault((point.name, point.phase), killing)
+        if not is_read(killing.point):
+            out.setdefault(killing.point.name, killing)
     return list(out.values())
 
 

@@ -1,4 +1,4 @@
-"""Thousands of open transactions: all answer, a successor knows them all, and what they cost in memory."""
+"""Ten thousand open transactions: all answer, a successor knows them all, and what they cost in memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from tests.crash.oracle import check_stream, read_stream
 from tests.crash.raw import Raw, make_txn_id, make_writer, quick_producer
 from tests.crash.zygote import Child, Zygote
 
-MANY = 2_000
-MOST = int(os.environ.get("ANABRANCH_OPEN", "10000"))
+MANY = int(os.environ.get("ANABRANCH_OPEN", "10000"))
 AT_ONCE = 2_000
 KEEPALIVE_MS = 600_000
 # Python objects of a transaction with a stream and a writer, and what RocksDB keeps in memory of its rows.
@@ -37,15 +36,10 @@ def memory(child: Child) -> int:
 
 
 @pytest.mark.broker
+@pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("many", [MANY, pytest.param(MOST, marks=pytest.mark.soak)])
-def test_many_open(
-    broker: Broker,
-    zygote: Zygote,
-    log: Log,
-    tmp_path: Path,
-    measured: Callable[[str], None],
-    many: int,
+def test_ten_thousand_open(
+    broker: Broker, zygote: Zygote, log: Log, tmp_path: Path, measured: Callable[[str], None]
 ) -> None:
     prefix = f"mo{uuid.uuid4().hex[:6]}"
     scope, stream = f"{prefix}-scope", f"{prefix}-scope/wide"
@@ -84,8 +78,8 @@ def test_many_open(
     client.ask(r.CreateStream(stream, 2, {}))
     begin(AT_ONCE)  # whatever a process needs only once
     before = memory(first)
-    with timed(f"begin {many}"):
-        begun = begin(many)
+    with timed(f"begin {MANY}"):
+        begun = begin(MANY)
     with timed("touch"):
         touched = ask_all([r.Touch(b.token, stream) for b in begun])
         assert {type(t) for t in touched} == {r.Touched}
@@ -112,7 +106,7 @@ def test_many_open(
             [r.Register(b.token, receipt) for b, receipt in zip(begun, receipts, strict=True)]
         )
         assert set(registered) == {r.Registered(1)}
-    each = (memory(first) - before) / many
+    each = (memory(first) - before) / MANY
     lines.append(f"memory of each              {each:6.0f} bytes")
 
     def check_open() -> None:
@@ -138,13 +132,13 @@ def test_many_open(
     lines.append(
         f"its memory                  {memory(second) / 1e6:6.1f} MB, at first {before / 1e6:.1f}"
     )
-    half = many // 2
+    half = MANY // 2
     with timed(f"commit {half}"):
         outcomes = ask_all([r.Commit(b.token, (), None, None, 60_000) for b in begun[:half]])
         assert {(o.state, o.committed) for o in outcomes if isinstance(o, r.Outcome)} == {
             ("COMMITTED", 1)
         }
-    with timed(f"abort {many - half}"):
+    with timed(f"abort {MANY - half}"):
         outcomes = ask_all([r.Abort(b.token, "enough") for b in begun[half:]])
         assert {o.state for o in outcomes if isinstance(o, r.Outcome)} == {"ABORTED"}
     second.kill()

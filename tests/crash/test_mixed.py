@@ -39,7 +39,7 @@ from tests.crash.reshaping import check_nothing_left
 from tests.crash.test_random_kills import SEED, Chaos
 from tests.crash.zygote import Child, Spec, Zygote
 
-FEW_SCALINGS, FEW_TRANSACTIONS = 6, 60
+FEW_SCALINGS, FEW_TRANSACTIONS = 8, 100
 SCALINGS = int(os.environ.get("ANABRANCH_SCALINGS", "200"))
 TRANSACTIONS = int(os.environ.get("ANABRANCH_TRANSACTIONS", "2000"))
 KILL_EVERY_S = 1.5

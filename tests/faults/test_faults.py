@@ -36,7 +36,7 @@ def leader_of(cluster: EmbeddedCluster, topic: str) -> int:
     return int(admin.list_topics(topic, timeout=20).topics[topic].partitions[0].leader)
 
 
-@pytest.mark.slow(20)
+@pytest.mark.soak
 def test_the_log_follows_leaders(three_brokers: EmbeddedCluster, unique: str) -> None:
     """A leader that is dead, and one that takes requests but answers none, are left for the next one."""
     log = KafkaLog(three_brokers.bootstrap)

@@ -156,6 +156,7 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
     yield from (value if isinstance(value, dict) else value.asDict()).items()
 
 
+@pytest.mark.soak
 def test_export_ends_at_a_value_that_does_not_fit(
     client: anabranch.Client, stream: str, table: Table
 ) -> None:
@@ -183,6 +184,7 @@ def test_a_folder_belongs_to_its_checkpoint(
         export(spark, connection, [other], to)
 
 
+@pytest.mark.soak
 def test_export_continues_until_it_is_interrupted(
     spark: SparkSession, connection: Connection, client: anabranch.Client, stream: str,
     tmp_path: Path,
