@@ -34,6 +34,7 @@ def own(broker: Broker, unique: str, tmp_path: Path) -> Iterator[Cluster]:
     cluster.controller.kill()
 
 
+@pytest.mark.soak
 def test_an_old_transaction_holds_no_journal_and_commits_whole(
     own: Cluster, log: KafkaLog, unique: str, tmp_path: Path
 ) -> None:

@@ -250,7 +250,7 @@ def test_a_one_shot_made_under_an_old_layout_is_placed_again_by_key(
     assert len({e.partition for e in found.events}) > 2
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.soak)])
 def test_a_killed_controller_loses_and_doubles_none(
     broker: Broker, feed: Producer, log: KafkaLog, unique: str, tmp_path: Path, kills: int
 ) -> None:

@@ -29,7 +29,7 @@ _WINDOWS_S = (0.5, 1.0, 2.0, 0.5)  # each makes about a fifth of plain consumers
 _PLAIN = 8
 _OURS = 8
 _MEMBERS = 4
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.soak]
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,6 @@ def _consumers(bootstrap: str, topic: str, group: str) -> tuple[list[Polled], li
     return plain, ours
 
 
-@pytest.mark.soak
 def test_our_consumers_outlive_it(network: Network, blindness: Blindness, unique: str) -> None:
     stream = f"b{unique}/events"
     topic = stream_topic(stream)

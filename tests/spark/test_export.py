@@ -84,7 +84,9 @@ def table(
     return Table(spark, connection, tmp_path / "out", getattr(request, "param", "parquet"))
 
 
-both_formats = pytest.mark.parametrize("table", ["parquet", "delta"], indirect=True)
+both_formats = pytest.mark.parametrize(
+    "table", [pytest.param("parquet", marks=pytest.mark.soak), "delta"], indirect=True
+)
 
 
 def test_export_goes_on_where_it_was(client: anabranch.Client, stream: str, table: Table) -> None:
