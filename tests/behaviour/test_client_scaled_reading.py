@@ -161,7 +161,7 @@ def stopping() -> Iterator[threading.Event]:
     found.set()
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.soak), 3])
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_members_while_it_is_scaled(
     cluster: Cluster,
     client: anabranch.Client,

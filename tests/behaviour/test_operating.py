@@ -310,7 +310,11 @@ def refused(call: Callable[[], object], match: str) -> AnabranchError:
 
 
 @pytest.mark.parametrize(
-    ("topic", "right"), [("commands", AclOperation.WRITE), ("replies", AclOperation.READ)]
+    ("topic", "right"),
+    [
+        ("commands", AclOperation.WRITE),
+        pytest.param("replies", AclOperation.READ, marks=pytest.mark.soak),
+    ],
 )
 def test_a_right_that_is_taken_later_is_named_at_once(
     controller: ControllerProcess,

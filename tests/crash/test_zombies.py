@@ -267,6 +267,7 @@ def test_a_zombie_does_nothing(
             pytest.fail(why, pytrace=False)
 
 
+@pytest.mark.soak
 @pytest.mark.broker
 @pytest.mark.timeout(300)
 def test_a_zombie_does_nothing_under_the_older_protocol(

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from anabranch.infra.cluster import EmbeddedCluster
 
 SEED = int(os.environ.get("ANABRANCH_SEED", time.time_ns() % 1_000_000))
-SOON_S = 5.0
 STORM_S = float(os.environ.get("ANABRANCH_STORM_S", "120"))
 LONGER_S = 110.0
 LEAST = 10  # commits; the storm goes on until they are told
@@ -50,7 +49,7 @@ KINDS = frozenset(
 )
 # What of a history is a call of the library with a deadline.
 CALLS = frozenset({"begin", "write", "finish", "commit", "abort", "state", "scale", "snapshot"})
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300 + 3 * STORM_S)]
+pytestmark = [pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(300 + 3 * STORM_S)]
 
 
 @dataclass
@@ -60,8 +59,7 @@ class Behind:
     bootstrap: str
 
 
-@pytest.mark.parametrize("seconds", [SOON_S, pytest.param(STORM_S, marks=pytest.mark.soak)])
-def test_bad_weather(tmp_path: Path, measured: Callable[[str], None], seconds: float) -> None:
+def test_bad_weather(tmp_path: Path, measured: Callable[[str], None]) -> None:
     print(f"ANABRANCH_SEED={SEED}")
     began = time.monotonic()
     weather = Weather(str(SEED), KINDS)
@@ -75,8 +73,8 @@ def test_bad_weather(tmp_path: Path, measured: Callable[[str], None], seconds: f
             scaler = threading.Thread(target=team.scale)
             scaler.start()
             stormy = time.monotonic()
-            while (lasted := time.monotonic() - stormy) < seconds + LONGER_S:
-                if lasted > seconds and not weather.missing() and team.commits() > LEAST:
+            while (lasted := time.monotonic() - stormy) < STORM_S + LONGER_S:
+                if lasted > STORM_S and not weather.missing() and team.commits() > LEAST:
                     break
                 time.sleep(0.1)
             weather.calm()

@@ -161,7 +161,7 @@ CATALOGUE: tuple[Mutant, ...] = (
            broker="steady"),
     Mutant("a former layout is forgotten too early", merges.forget_layouts, quick=True, seed=1),
     Mutant("former layouts are kept", merges.keep_layouts, quick=True, seed=1),
-    Mutant("a touch is answered with the active layout", merges.answer_active, quick=True, seed=29),
+    Mutant("a touch is answered with the active layout", merges.answer_active, quick=True, seed=43),
     Mutant("a duplicate is pinned as reference epoch", merges.pin_the_epoch, quick=True),
     Mutant("segment numbers are used again", merges.numbers_again, quick=True, seed=1),
     # -- merges that are carried aside

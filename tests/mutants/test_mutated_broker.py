@@ -18,14 +18,9 @@ WORK_S = 2.5
 
 
 @pytest.mark.broker
+@pytest.mark.soak
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a merge is dropped",
-        pytest.param("plain writes are committed twice", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.parametrize("name", ["a merge is dropped", "plain writes are committed twice"])
 def test_a_planted_bug_is_found(
     broker: Broker, zygote: Zygote, tmp_path: Path, measured: Callable[[str], None], name: str
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_failed_job_leaves_nothing(spark: SparkSession, place: Place) -> None:
     }
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 def test_a_task_that_waits_for_rows_keeps_the_transaction(
     spark: SparkSession, place: Place
@@ -362,6 +363,7 @@ def test_a_commit_without_an_answer(
     assert place.values() == (texts(3) if arrived else [])
 
 
+@pytest.mark.soak
 def test_a_controller_that_does_not_answer(broker: Broker, tmp_path: Path) -> None:
     prefix = f"frozen{time.time_ns():x}"
     cluster = start_cluster(broker.bootstrap, tmp_path, prefix)
