@@ -6,9 +6,11 @@ With ``--bootstrap HOST:PORT`` (or ``$ANABRANCH_BOOTSTRAP``) ``broker`` is that 
 Tests share it: give topics names of your own (the ``unique`` fixture), and don't stop it. A test
 that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
 
-Workers of pytest-xdist (``-n 2``) get whole files, the long ones first, and a broker each. All files of
-tests/spark go to one worker: they share a JVM that takes long to warm up. How long files take stands in
-``durations.json``; ``scripts/test --store-durations`` measures again.
+Tests marked ``soak`` are left out unless ``-m soak`` asks for them (pyproject.toml, ``scripts/soak``).
+
+Workers of pytest-xdist (``-n 3``) get whole files, the long ones first, and a broker each. All files of
+tests/spark go to one worker: they share a JVM that takes long to warm up. ``durations.json`` has the seconds of
+each file, by tier; ``scripts/test --store-durations`` writes those of the tests that it runs.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import os
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -43,7 +45,8 @@ hypothesis.settings.load_profile("anabranch")
 
 MEASURED = "measured"
 TOGETHER = ("tests/spark/",)
-# Seconds that each file took, with what it had to start.
+TEST, SOAK = TIERS = ("test", "soak")
+# By tier: seconds that each file took, with what it had to start.
 DURATIONS = Path(__file__).with_name("durations.json")
 # Tests of a file that stands not there yet: with and without a broker.
 BROKER_TEST_S, OTHER_TEST_S = 0.7, 0.02
@@ -118,14 +121,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Workers take the long files first, so that they end at the same time."""
     if not hasattr(config, "workerinput"):
         return
-    measured = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    measured = stored_durations()
     seconds: dict[str, float] = defaultdict(float)
-    for file, took in measured.items():
-        seconds[scope_of(file)] += took
+    here = {(tier_of(item.keywords), item.nodeid.partition("::")[0]) for item in items}
+    for tier, file in here:
+        seconds[scope_of(file)] += measured[tier].get(file, 0.0)
     for item in items:
-        if item.nodeid.partition("::")[0] not in measured:
+        if item.nodeid.partition("::")[0] not in measured[tier_of(item.keywords)]:
             seconds[scope_of(item.nodeid)] += expected_seconds(item)
     items.sort(key=lambda item: -seconds[scope_of(item.nodeid)])
+
+
+def tier_of(keywords: Container[str]) -> str:
+    """Which tier a test belongs to, by its marks."""
+    return SOAK if SOAK in keywords else TEST
+
+
+def stored_durations() -> dict[str, dict[str, float]]:
+    """Tier -> file -> seconds."""
+    found = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    return {tier: found.get(tier, {}) for tier in TIERS}
 
 
 def expected_seconds(item: pytest.Item) -> float:
@@ -156,14 +171,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _store_durations(reporter: pytest.TerminalReporter) -> None:
     """Add up set-up, call and teardown of each file that ran; the others keep what they have."""
-    took: dict[str, float] = defaultdict(float)
+    took: dict[tuple[str, str], float] = defaultdict(float)
     for reports in reporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                took[report.nodeid.partition("::")[0]] += report.duration
-    known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-    known |= {file: round(seconds, 1) for file, seconds in took.items()}
-    there = {file: known[file] for file in sorted(known) if Path(file).exists()}
+                took[tier_of(report.keywords), report.nodeid.partition("::")[0]] += report.duration
+    known = stored_durations()
+    for (tier, file), seconds in took.items():
+        known[tier][file] = round(seconds, 1)
+    there = {
+        tier: {file: known[tier][file] for file in sorted(known[tier]) if Path(file).exists()}
+        for tier in TIERS
+    }
     DURATIONS.write_text(json.dumps(there, indent=1) + "\n")
 
 

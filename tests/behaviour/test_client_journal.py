@@ -137,6 +137,7 @@ def test_bounds_hold_beside_other_writers(journals: Journals, unique: str) -> No
     assert first.flush([Place(topic, 0)], soon())[Place(topic, 0)] == 3
 
 
+@pytest.mark.soak
 def test_a_full_queue_only_slows_down(journals: Journals, unique: str) -> None:
     options = Options(journals.bootstrap, {"queue.buffering.max.messages": 100})
     pool = KafkaJournals(options, journals.admin, SystemClock(), 30)
@@ -332,7 +333,7 @@ def test_no_answer_is_a_failure_for_ever(own_broker: EmbeddedBroker, unique: str
     assert time.monotonic() - started < 5
 
 
-@pytest.mark.slow(10)
+@pytest.mark.soak
 def test_a_broker_that_comes_back_has_everything_once(
     own_broker: EmbeddedBroker, unique: str
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_group_goes_on_where_it_stopped(
     assert (event.value, event.txn_id) == (b"late", late.txn_id)
 
 
+@pytest.mark.soak
 def test_an_iterator_taken_again_goes_on(client: anabranch.Client, stream: str, group: str) -> None:
     commit_many(client, stream, 10)
     with client.read(stream, group=group, timeout=QUIET_S) as reader:
@@ -110,6 +111,7 @@ def test_an_iterator_taken_again_goes_on(client: anabranch.Client, stream: str, 
     assert list(client.read(stream, group=group, timeout=QUIET_S)) == []
 
 
+@pytest.mark.soak
 def test_positions_far_into_the_history(client: anabranch.Client, stream: str, group: str) -> None:
     commit_many(client, stream, 150)
     with client.read(stream, group=group, timeout=10) as reader:

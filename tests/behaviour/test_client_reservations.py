@@ -146,7 +146,10 @@ def own_cluster(cluster: Cluster, unique: str, tmp_path: Path) -> Iterator[Clust
     own.controller.kill()
 
 
-def test_a_series_outlives_controllers_and_their_tables(own_cluster: Cluster, unique: str) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.soak)])
+def test_a_series_outlives_controllers_and_their_tables(
+    own_cluster: Cluster, unique: str, kills: int
+) -> None:
     prefix, controller = own_cluster.prefix, own_cluster.controller
     scope = f"s{unique}"
     with anabranch.connect(own_cluster.bootstrap, prefix=prefix, timeout=60) as client:
@@ -159,7 +162,7 @@ def test_a_series_outlives_controllers_and_their_tables(own_cluster: Cluster, un
             return client.commit(reserved, [writer.finish()], name="q", number=number)
 
         first, second = batch(3, b"3"), batch(4, b"4")
-        for _ in range(2):
+        for _ in range(kills):
             controller.kill()
             shutil.rmtree(controller.folder / "data")
             controller.start()

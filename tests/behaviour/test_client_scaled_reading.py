@@ -116,7 +116,9 @@ def test_whole_transactions(client: anabranch.Client, scenario: Scenario) -> Non
     check(scenario, [event for transaction in found for event in transaction.events])
 
 
-@pytest.mark.parametrize("number", [0, 3, 7])
+@pytest.mark.parametrize(
+    "number", [3, *(pytest.param(number, marks=pytest.mark.soak) for number in (0, 7))]
+)
 def test_start_at_a_result(client: anabranch.Client, scenario: Scenario, number: int) -> None:
     at = scenario.results[number].commit_timestamp
     check(scenario, client.read(scenario.stream, timeout=QUIET_S, start=at), number + 1)
@@ -159,7 +161,7 @@ def stopping() -> Iterator[threading.Event]:
     found.set()
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_members_while_it_is_scaled(
     cluster: Cluster,
     client: anabranch.Client,

@@ -211,7 +211,7 @@ def test_a_reader_that_is_left_goes_on_and_closes(client: anabranch.Client, one:
 # -- while much happens ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow(15)
+@pytest.mark.soak
 def test_while_transactions_commit_streams_scale_and_a_controller_dies(
     broker: Broker, unique: str, tmp_path: Path
 ) -> None:

@@ -333,6 +333,7 @@ def test_an_unknown_outcome_is_known_later(own_cluster: Cluster, scope: str) -> 
         assert values(client, stream) == {b"v": 1}
 
 
+@pytest.mark.soak
 def test_commits_outlive_a_controller(own_cluster: Cluster, scope: str) -> None:
     with anabranch.connect(own_cluster.bootstrap, prefix=own_cluster.prefix, timeout=60) as client:
         stream = f"{scope}/events"

@@ -13,7 +13,7 @@ from tests.conftest import Broker
 pytestmark = pytest.mark.broker
 
 
-@pytest.mark.slow(20)
+@pytest.mark.soak
 def test_others_are_served(broker: Broker, unique: str, tmp_path: Path) -> None:
     """No leader restarts, no commit is slow, and memory stays level."""
     cluster = start_cluster(broker.bootstrap, tmp_path, f"p{unique}")

@@ -21,8 +21,8 @@ from tests.failpoints import VARIABLE
 pytestmark = pytest.mark.broker
 
 SOON_S = 30.0
-EVENTS = 4_000  # of a young transaction: half a megabyte
-MOVE_BYTES = 2 << 20
+EVENTS = 1_500  # of a young transaction: a fifth of a megabyte
+MOVE_BYTES = 768 << 10
 
 
 @pytest.fixture
@@ -34,6 +34,7 @@ def own(broker: Broker, unique: str, tmp_path: Path) -> Iterator[Cluster]:
     cluster.controller.kill()
 
 
+@pytest.mark.soak
 def test_an_old_transaction_holds_no_journal_and_commits_whole(
     own: Cluster, log: KafkaLog, unique: str, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def until(found: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.soak
 def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique: str) -> None:
     scope = f"p{unique}"
     lost = [f"{scope}/lost{n}" for n in range(3)]

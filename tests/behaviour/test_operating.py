@@ -68,13 +68,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
         yield started
 
 
-@pytest.fixture
-def controller(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[ControllerProcess]:
+@pytest.fixture(scope="module")
+def controller(
+    broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControllerProcess]:
+    """Tests share it, and leave it the lead."""
     port = free_port()
+    folder = tmp_path_factory.mktemp("controller")
     started = ControllerProcess(
         broker.bootstrap,
-        tmp_path / "one",
-        tmp_path / "key",
+        folder / "one",
+        folder / "key",
         prefix=f"p{port}",
         arguments=("--http", f"127.0.0.1:{port}", "--log-json"),
     ).start()
@@ -135,7 +139,6 @@ def start(
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
 
 
-@pytest.mark.slow(30)
 def test_what_is_wrong_is_said_when_it_starts(
     broker: EmbeddedBroker, controller: ControllerProcess, tmp_path: Path
 ) -> None:
@@ -143,7 +146,7 @@ def test_what_is_wrong_is_said_when_it_starts(
     other = tmp_path / "other.key"
     other.write_text("ab" * 32)
     other.chmod(0o600)
-    key, missing, file = tmp_path / "key", tmp_path / "missing.key", tmp_path / "file"
+    key, missing, file = controller.key_file, tmp_path / "missing.key", tmp_path / "file"
     file.touch()
     fresh = tmp_path / "two"
     table = [
@@ -181,7 +184,7 @@ def test_it_says_that_it_stands_by(
         second.process.wait(30)
 
 
-@pytest.mark.slow(40)
+@pytest.mark.soak
 @pytest.mark.skipif(sys.platform != "linux", reason="the powers of root are Linux's")
 def test_it_merges_from_a_read_only_package_without_a_home(
     broker: EmbeddedBroker, tmp_path: Path
@@ -308,12 +311,20 @@ def refused(call: Callable[[], object], match: str) -> AnabranchError:
 
 
 @pytest.mark.parametrize(
-    ("topic", "right"), [("commands", AclOperation.WRITE), ("replies", AclOperation.READ)]
+    ("topic", "right"),
+    [
+        ("commands", AclOperation.WRITE),
+        pytest.param("replies", AclOperation.READ, marks=pytest.mark.soak),
+    ],
 )
 def test_a_right_that_is_taken_later_is_named_at_once(
-    controller: ControllerProcess, broker: EmbeddedBroker, topic: str, right: AclOperation
+    controller: ControllerProcess,
+    broker: EmbeddedBroker,
+    unique: str,
+    topic: str,
+    right: AclOperation,
 ) -> None:
-    scope = f"t{controller.prefix}"
+    scope = f"t{unique}"
     stream, name = f"{scope}/a", f"{controller.prefix}.{topic}"
     said = f"right {right.name.capitalize()} on the topic {name}"
 
@@ -349,9 +360,9 @@ def test_a_right_that_is_taken_later_is_named_at_once(
 
 @pytest.mark.parametrize("raw", [True, False])
 def test_a_group_without_the_right_is_named_at_once(
-    controller: ControllerProcess, broker: EmbeddedBroker, raw: bool
+    controller: ControllerProcess, broker: EmbeddedBroker, unique: str, raw: bool
 ) -> None:
-    stream, group = f"g{controller.prefix}/a", f"g{controller.prefix}"
+    stream, group = f"g{unique}/a", f"g{unique}"
     options = {} if raw else {"receive.message.max.bytes": 200_000_000}  # refused where it is raw
     with anabranch.connect(broker.bootstrap, prefix=controller.prefix, config=options) as client:
         client.create_stream(stream)

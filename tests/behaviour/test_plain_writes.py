@@ -247,8 +247,9 @@ def test_a_one_shot_made_under_an_old_layout_is_placed_again_by_key(
     assert len({e.partition for e in found.events}) > 2
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.soak)])
 def test_a_killed_controller_loses_and_doubles_none(
-    broker: Broker, feed: Producer, log: KafkaLog, unique: str, tmp_path: Path
+    broker: Broker, feed: Producer, log: KafkaLog, unique: str, tmp_path: Path, kills: int
 ) -> None:
     own = start_cluster(broker.bootstrap, tmp_path, prefix=f"plain{unique}")
     stream = f"p{unique}/killed"
@@ -257,7 +258,7 @@ def test_a_killed_controller_loses_and_doubles_none(
     try:
         with anabranch.connect(broker.bootstrap, prefix=own.prefix) as client:
             client.create_stream(stream, segments=3)
-            for kill in range(4):
+            for kill in range(kills):
                 until = time.monotonic() + 0.4 + kill / 10
                 while time.monotonic() < until:
                     for _ in range(50):
@@ -279,13 +280,12 @@ def test_a_killed_controller_loses_and_doubles_none(
             assert in_order(found, b"plain") == {
                 key: list(range(i, sent, 50)) for i, key in enumerate(keys)
             }
-            assert len(plain_commits(found)) > 4
+            assert len(plain_commits(found)) > kills
     finally:
         own.controller.kill()
 
 
-@pytest.mark.slow(15)
-@pytest.mark.parametrize("codec", ["none", "lz4"])
+@pytest.mark.parametrize("codec", [pytest.param("none", marks=pytest.mark.soak), "lz4"])
 def test_many_small_ones_are_quick(
     client: anabranch.Client,
     log: KafkaLog,

@@ -25,7 +25,7 @@ from anabranch.kafka.wire import calls
 from anabranch.kafka.wire.calls import METADATA
 from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.errors import ConnectionBroken
-from anabranch.ports import LogDenied
+from anabranch.ports import LogDenied, TopicSpec
 from tests.cluster import ControllerProcess
 
 PASSWORD = "wonder land"
@@ -85,16 +85,34 @@ def make_certificate(folder: Path, name: str, signer: str | None) -> None:
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "OAUTHBEARER"])
+MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "OAUTHBEARER")
+
+
+def known(place: Place, mechanism: str) -> dict[str, str]:
+    """How alice proves who she is."""
+    if mechanism == "OAUTHBEARER":
+        return {"sasl.mechanism": mechanism, TOKEN_FILE: str(place.folder / "token")}
+    return SCRAM | {"sasl.mechanism": mechanism}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_each_mechanism_lets_in(place: Place, mechanism: str, unique: str) -> None:
+    log = place.log(known(place, mechanism))
+    log.create_topics([TopicSpec(unique, 1, {})])
+    assert log.describe_topics([unique])[unique].partitions == 1
+    log.close()
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [MECHANISMS[0], *(pytest.param(name, marks=pytest.mark.soak) for name in MECHANISMS[1:])],
+)
 def test_a_cluster_that_knows_its_users(
     place: Place, mechanism: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Controller, writers and readers; sessions end several times, unnoticed."""
     caplog.set_level(logging.INFO)
-    given = SCRAM | {"sasl.mechanism": mechanism}
-    if mechanism == "OAUTHBEARER":
-        given = {"sasl.mechanism": mechanism, TOKEN_FILE: str(place.folder / "token")}
-    options = place.options(given)
+    options = place.options(known(place, mechanism))
     prefix = f"p-{mechanism.lower()}"
     scope = mechanism.lower()
     stream = f"{scope}/a"
@@ -155,7 +173,14 @@ def test_a_session_is_renewed_with_answers_under_way(place: Place) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "PLAIN", "OAUTHBEARER"])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        "SCRAM-SHA-512",
+        pytest.param("PLAIN", marks=pytest.mark.soak),
+        pytest.param("OAUTHBEARER", marks=pytest.mark.soak),
+    ],
+)
 def test_who_is_not_known_is_told_at_once(
     place: Place, mechanism: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

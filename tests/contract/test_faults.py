@@ -40,7 +40,7 @@ from tests.contract.proxy import Proxy
 pytestmark = pytest.mark.broker
 
 
-@pytest.fixture(params=["kafka-v2", "kafka-v0"])
+@pytest.fixture(params=["kafka-v2", pytest.param("kafka-v0", marks=pytest.mark.soak)])
 def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
     """Brokers only, with little patience."""
     fixture = "broker" if request.param == "kafka-v2" else "broker_tv0"

@@ -246,7 +246,7 @@ def test_another_thread_can_end_it(broker: Broker, proxy: Proxy) -> None:
     bench.close()
 
 
-@pytest.mark.slow(10)
+@pytest.mark.soak
 def test_a_broker_that_comes_back_has_everything_once() -> None:
     with EmbeddedBroker(quick_start=True) as broker:
         bench = Bench(broker.bootstrap, answer_s=10)

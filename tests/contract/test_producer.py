@@ -14,7 +14,7 @@ from anabranch.batches.format import (
 )
 from anabranch.batches.records import Record, decode_records, encode_batch, encode_sparse
 from anabranch.ports import Log, LogFenced, LogRefused, TopicPartition
-from tests.contract.conftest import Maker
+from tests.contract.conftest import MAKES, OLD_KAFKA, Maker
 from tests.contract.helpers import (
     TIME_MS,
     batch,
@@ -23,6 +23,8 @@ from tests.contract.helpers import (
     values,
     wait_stable,
 )
+
+pytestmark = pytest.mark.parametrize("maker", [*MAKES, OLD_KAFKA], indirect=True)
 
 
 def test_a_commit_shows_all_at_once(maker: Maker, log: Log) -> None:

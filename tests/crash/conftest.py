@@ -9,15 +9,6 @@ import pytest
 from tests.crash.zygote import Zygote
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Known when this folder is named on the command line, as `scripts/soak` does."""
-    parser.addoption(
-        "--all-failpoints",
-        action="store_true",
-        help="kill at every call, not at the first of a kind",
-    )
-
-
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """Forks controllers; they end with it."""

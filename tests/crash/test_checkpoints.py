@@ -197,7 +197,13 @@ def _origin(here: Stopped) -> bytes:
         table.close()
 
 
-@pytest.mark.parametrize("what", DISTRUST)
+FEW = ("of another control partition", "ahead of the log")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(what, marks=() if what in FEW else pytest.mark.soak) for what in DISTRUST],
+)
 def test_not_to_be_trusted_it_is_thrown_away(
     here: Stopped, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -143,16 +143,20 @@ def record(lanes: Lanes, place: Place, folder: Path) -> list[list[Point]]:
 
 
 def killings(
-    fresh: list[list[Point]], used: list[list[Point]], done: Set[tuple[str, str]], *, every: bool
+    fresh: list[list[Point]], used: list[list[Point]], done: Set[str], *, every: bool
 ) -> list[Killing]:
-    """What a used place's leaders call, and what only those of a new one do; but for what is ``done``."""
+    """What a used place's leaders call, and what only those of a new one do.
+
+    Where not ``every`` call is asked for: the first of each kind that changes something, but for kinds that are
+    ``done``.
+    """
     known = {(p.name, p.site) for points in used for p in points}
     new = [[p for p in points if (p.name, p.site) not in known] for points in fresh]
     found = [Killing(i, False, p) for i, points in enumerate(used) for p in points]
     found += [Killing(i, True, p) for i, points in enumerate(new) for p in points]
     if every:
         return [k for k in found if not is_read(k.point) or k.point.n == 1]
-    return [k for k in chosen(found) if (k.point.name, k.point.site) not in done]
+    return [k for k in chosen(found) if k.point.name not in done]
 
 
 def is_read(point: Point) -> bool:
@@ -161,19 +165,15 @@ def is_read(point: Point) -> bool:
 
 
 def chosen(found: Iterable[Killing]) -> list[Killing]:
-    """Before the first call of each name and site; after the first of each name.
+    """Before the first call of each name.
 
-    Nothing happens between the end of a call and the beginning of the next, so "before" stands for both.
+    Nothing happens between the end of a call and the beginning of the next, so this stands for both.
     """
-    out, seen = [], set()
+    out: dict[str, Killing] = {}
     for killing in found:
-        point = killing.point
-        if point.phase == "before" and point.n == 1:
-            out.append(killing)
-        elif point.phase == "after" and point.name not in seen:
-            seen.add(point.name)
-            out.append(killing)
-    return out
+        if not is_read(killing.point):
+            out.setdefault(killing.point.name, killing)
+    return list(out.values())
 
 
 def run(lanes: Lanes, killing: Killing) -> str:
@@ -198,8 +198,11 @@ def run(lanes: Lanes, killing: Killing) -> str:
 
 
 @pytest.mark.broker
-@pytest.mark.slow(130)
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "every",
+    [pytest.param(False, id="each kind"), pytest.param(True, id="all", marks=pytest.mark.soak)],
+)
 def test_killed_at_every_call(
     broker: Broker,
     zygote: Zygote,
@@ -207,10 +210,9 @@ def test_killed_at_every_call(
     tmp_path: Path,
     subtests: pytest.Subtests,
     measured: Callable[[str], None],
-    request: pytest.FixtureRequest,
+    every: bool,
 ) -> None:
-    every = bool(request.config.getoption("--all-failpoints", default=False))
-    done: set[tuple[str, str]] = set()
+    done: set[str] = set()
     for play in PLAYS:
         lanes = Lanes(zygote, broker.bootstrap, log, play)
         place = lanes.new()
@@ -222,7 +224,7 @@ def test_killed_at_every_call(
         names = {p.name for p in calls}
         assert names >= play.known, f"it does not make {play.known - names} any more"
         points = killings(fresh, used, done, every=every)
-        done |= {(p.name, p.site) for p in calls}
+        done |= names
         measured(f"{play.scenario.__name__}: {kill_at(lanes, points, subtests)}")
 
 

@@ -74,13 +74,28 @@ CARRIED = [
     Moment(CARRY, "end:commit", "after", 1, MERGE),
     Moment(CARRY, "table:rows", "before", 1, MERGE),
 ]
+# The order of what is appended and what is committed is at stake in these.
+FEW = [
+    Moment(GROW, "append:*", "after", 2, EPOCH),
+    Moment(WIDEN, "end:commit", "before", 1, EPOCH),
+    Moment(ROLL, "append:*history*", "after", 1, MERGE),
+    Moment(ROLL_TWICE, "end:commit", "before", 1, MERGE),
+    Moment(CARRY, "append:stream", "after", 3, CHUNK),
+    Moment(CARRY, "end:commit", "before", 4, CHUNK),
+    Moment(CARRY, "end:commit", "after", 1, MERGE),
+]
 
 
 @pytest.mark.broker
-@pytest.mark.slow(55)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "moments", [SCALINGS, ROLLING, CARRIED], ids=["scalings", "rolling", "carried"]
+    "moments",
+    [
+        pytest.param(FEW, id="two of each"),
+        pytest.param(SCALINGS, id="scalings", marks=pytest.mark.soak),
+        pytest.param(ROLLING, id="rolling", marks=pytest.mark.soak),
+        pytest.param(CARRIED, id="carried", marks=pytest.mark.soak),
+    ],
 )
 def test_a_frozen_controller_s_work_is_finished_once(
     broker: Broker, zygote: Zygote, log: Log, subtests: pytest.Subtests, moments: list[Moment]

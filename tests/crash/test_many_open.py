@@ -36,7 +36,7 @@ def memory(child: Child) -> int:
 
 
 @pytest.mark.broker
-@pytest.mark.slow(18)
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_ten_thousand_open(
     broker: Broker, zygote: Zygote, log: Log, tmp_path: Path, measured: Callable[[str], None]

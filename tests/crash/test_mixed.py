@@ -2,7 +2,7 @@
 
 Judged twice: the log, read raw, whose order is told by its history alone (`oracle.check_epochs`); and what the
 members of a group were given, in the order of time. Both must have each committed event, in the order of its
-key. `scripts/soak` runs it with bigger numbers.
+key.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from tests.crash.reshaping import check_nothing_left
 from tests.crash.test_random_kills import SEED, Chaos
 from tests.crash.zygote import Child, Spec, Zygote
 
-SCALINGS = int(os.environ.get("ANABRANCH_SCALINGS", "20"))
-TRANSACTIONS = int(os.environ.get("ANABRANCH_TRANSACTIONS", "200"))
+FEW_SCALINGS, FEW_TRANSACTIONS = 8, 100
+SCALINGS = int(os.environ.get("ANABRANCH_SCALINGS", "200"))
+TRANSACTIONS = int(os.environ.get("ANABRANCH_TRANSACTIONS", "2000"))
 KILL_EVERY_S = 1.5
 MOST_SEGMENTS = 6
 WRITERS, READERS = 2, 4
@@ -51,6 +52,8 @@ READ_DEADLINE_S = 60.0
 class Mixed(Chaos):
     """Writers, readers, controllers and a process that scales."""
 
+    wanted_scalings: int = FEW_SCALINGS
+    wanted_commits: int = FEW_TRANSACTIONS
     chunk_bytes: int = CHUNK_BYTES
     threads: bool = True
     tidy: bool = True
@@ -124,8 +127,8 @@ class Mixed(Chaos):
     def scale(self, client: anabranch.Client, stop: threading.Event) -> None:
         """Evenly spread over the transactions."""
         segments = 1
-        while self.scalings < SCALINGS and not stop.is_set():
-            if self.committed * SCALINGS < self.scalings * TRANSACTIONS:
+        while self.scalings < self.wanted_scalings and not stop.is_set():
+            if self.committed * self.wanted_scalings < self.scalings * self.wanted_commits:
                 stop.wait(0.02)
                 continue
             segments = self.chance.choice([n for n in range(1, MOST_SEGMENTS + 1) if n != segments])
@@ -145,8 +148,10 @@ class Mixed(Chaos):
         scaler.start()
         try:
             next_kill = time.monotonic() + KILL_EVERY_S
-            while self.committed < TRANSACTIONS or self.scalings < SCALINGS:
-                assert scaler.is_alive() or self.scalings == SCALINGS, "the scaling failed"
+            while self.committed < self.wanted_commits or self.scalings < self.wanted_scalings:
+                assert scaler.is_alive() or self.scalings == self.wanted_scalings, (
+                    "the scaling failed"
+                )
                 time.sleep(0.05)
                 self.kill_busy_reader()
                 if time.monotonic() > next_kill:
@@ -244,12 +249,31 @@ def figures(stream: StreamLog) -> str:
 
 
 @pytest.mark.broker
-@pytest.mark.slow(30)
 @pytest.mark.timeout(120 + 3 * SCALINGS + TRANSACTIONS)
+@pytest.mark.parametrize(
+    ("scalings", "transactions"),
+    [
+        (FEW_SCALINGS, FEW_TRANSACTIONS),
+        pytest.param(SCALINGS, TRANSACTIONS, marks=pytest.mark.soak),
+    ],
+)
 def test_scalings_and_transactions_under_kills(
-    broker: Broker, zygote: Zygote, log: Log, tmp_path: Path, measured: Callable[[str], None]
+    broker: Broker,
+    zygote: Zygote,
+    log: Log,
+    tmp_path: Path,
+    measured: Callable[[str], None],
+    scalings: int,
+    transactions: int,
 ) -> None:
-    mixed = Mixed(zygote, broker.bootstrap, tmp_path, random.Random(SEED))
+    mixed = Mixed(
+        zygote,
+        broker.bootstrap,
+        tmp_path,
+        random.Random(SEED),
+        wanted_scalings=scalings,
+        wanted_commits=transactions,
+    )
     mixed.spool.mkdir()
     print(f"ANABRANCH_SEED={SEED}")
     started = time.monotonic()

@@ -76,6 +76,21 @@ MOMENTS = [
     Moment("abort", "append:journal+replies+status", "before", 2),
     Moment("go stale", "append:*", "before", 1, "*ABORTED*"),
 ]
+# Around what fences it, and around what makes a round last.
+FEW = [
+    Moment(LEADING, "producer:a", "after"),
+    Moment(LEADING, "producer:b", "before"),
+    Moment(LEADING, "append:status", "after"),
+    Moment(LEADING, "end:commit", "before"),
+    Moment(COMMIT, "fetch:commands+control+journal", "before"),
+    Moment(COMMIT, "after-decision", "after"),
+    Moment(COMMIT, MERGE, "after"),
+    Moment(COMMIT, "end:commit", "before", 1, "*data*"),
+    Moment(COMMIT, "end:commit", "after", 1, "*data*"),
+    Moment(ONE_SHOT, "end:commit", "before"),
+    Moment("abort", "append:journal+replies+status", "before", 2),
+    Moment("go stale", "append:*", "before", 1, "*ABORTED*"),
+]
 # Without KIP-890 the epoch of a producer stays through all its transactions.
 OLD_PROTOCOL = [
     Moment(LEADING, "producer:a", "after"),
@@ -236,18 +251,24 @@ def haunt(
 
 
 @pytest.mark.broker
-@pytest.mark.slow(16)
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "moments",
+    [
+        pytest.param(FEW, id="few"),
+        pytest.param(MOMENTS, id="all", marks=pytest.mark.soak),
+    ],
+)
 def test_a_zombie_does_nothing(
-    broker: Broker, zygote: Zygote, log: Log, subtests: pytest.Subtests
+    broker: Broker, zygote: Zygote, log: Log, subtests: pytest.Subtests, moments: list[Moment]
 ) -> None:
-    for told, why in haunt(zygote, broker, log, MOMENTS).items():
+    for told, why in haunt(zygote, broker, log, moments).items():
         with subtests.test(told):
             pytest.fail(why, pytrace=False)
 
 
+@pytest.mark.soak
 @pytest.mark.broker
-@pytest.mark.slow(6)
 @pytest.mark.timeout(300)
 def test_a_zombie_does_nothing_under_the_older_protocol(
     broker_tv0: Broker, zygote: Zygote, subtests: pytest.Subtests

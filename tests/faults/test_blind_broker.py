@@ -29,7 +29,7 @@ _WINDOWS_S = (0.5, 1.0, 2.0, 0.5)  # each makes about a fifth of plain consumers
 _PLAIN = 8
 _OURS = 8
 _MEMBERS = 4
-pytestmark = [pytest.mark.broker, pytest.mark.slow(20)]
+pytestmark = [pytest.mark.broker, pytest.mark.soak]
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,11 @@
 
 Kafka's own matrix (its system test ``transactions_test.py``) is {hard, clean} x {client, broker} x {ordered,
 grouped}. Here there are frozen ones, brokers that have transactions or groups in hand, all brokers at once and
-our controllers, too. A cell takes half a minute, so they are run by ``scripts/soak`` and not collected by the test
-command, where the mixed run (`test_faults.py`) draws from the same faults.
+our controllers, too. A cell takes half a minute; the mixed run (`test_faults.py`) draws from the same faults.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable
@@ -22,14 +20,12 @@ from tests.faults.faults import HOWS, WHOMS, How, Whom, fault
 from tests.faults.judging import SEED, judged
 from tests.faults.team import Team
 
-__test__ = os.environ.get("ANABRANCH_FAULTS") == "all"
 CELLS = [(how, whom, group) for whom in WHOMS for how in HOWS for group in ("ordered", "grouped")]
 CELL_FAULTS = 2
 CELL_COMMITS = 10  # told before each of them
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.soak]
 
 
-@pytest.mark.slow(25)
 @pytest.mark.timeout(
     400
 )  # start, faults and end have their own deadlines, which say what they waited for

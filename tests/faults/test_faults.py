@@ -1,8 +1,7 @@
 """Faults on the real thing: three brokers, controllers, writers and readers, killed, frozen and restarted.
 
-All of it mixed, for a few seconds or as long as one likes (`ANABRANCH_FAULTS_S`, ``scripts/soak``); each kind by
-itself is in `test_cells.py`. The history of what everybody asked and was told is judged by the checker, which knows
-nothing of the product.
+All of it mixed; each kind by itself is in `test_cells.py`. The history of what everybody asked and was told is
+judged by the checker, which knows nothing of the product.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from tests.faults.faults import WHOMS, schedule
 from tests.faults.judging import SEED, judged
 from tests.faults.team import Team
 
-MIXED_S = float(os.environ.get("ANABRANCH_FAULTS_S", "15"))
+SOON_S = 10.0
+MIXED_S = float(os.environ.get("ANABRANCH_FAULTS_S", "180"))
 pytestmark = pytest.mark.broker
 
 
@@ -36,7 +36,7 @@ def leader_of(cluster: EmbeddedCluster, topic: str) -> int:
     return int(admin.list_topics(topic, timeout=20).topics[topic].partitions[0].leader)
 
 
-@pytest.mark.slow(20)
+@pytest.mark.soak
 def test_the_log_follows_leaders(three_brokers: EmbeddedCluster, unique: str) -> None:
     """A leader that is dead, and one that takes requests but answers none, are left for the next one."""
     log = KafkaLog(three_brokers.bootstrap)
@@ -85,13 +85,14 @@ def test_the_log_follows_leaders(three_brokers: EmbeddedCluster, unique: str) ->
     log.close()
 
 
-@pytest.mark.slow(45)
 @pytest.mark.timeout(300 + 3 * MIXED_S)
+@pytest.mark.parametrize("seconds", [SOON_S, pytest.param(MIXED_S, marks=pytest.mark.soak)])
 def test_mixed(
     three_brokers: EmbeddedCluster,
     zygote: Zygote,
     tmp_path: Path,
     measured: Callable[[str], None],
+    seconds: float,
 ) -> None:
     """Brokers, and the processes beside them, each as the schedule says, while a stream is scaled."""
     chance = random.Random(f"{SEED}/mixed")
@@ -112,7 +113,7 @@ def test_mixed(
     def work(plan: Iterator[object]) -> None:
         try:
             for one in plan:
-                if time.monotonic() - began > MIXED_S or problems:
+                if time.monotonic() - began > seconds or problems:
                     break
                 team.suffer(one)  # type: ignore[arg-type]
         except BaseException as error:  # noqa: BLE001 - raised again below

@@ -13,7 +13,7 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import TopicPartition, TopicSpec
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow(60), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(240)]
 
 PLACE = TopicPartition("solo", 0)
 # (who comes after, how the native transaction ends while its partition has no leader)

@@ -31,7 +31,7 @@ from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.cluster import EmbeddedCluster
 from tests.cluster import start_cluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow(45), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 SOLO = {"replication.factor": "1", "min.insync.replicas": "1"}
 PAIR = {"replication.factor": "2"}
@@ -97,6 +97,7 @@ def freeze(cluster: EmbeddedCluster, node: int) -> Callable[[], object]:
     return cluster.node(node).resume
 
 
+@pytest.mark.soak
 def test_others_commit_while_a_broker_of_one_stream_is_dead() -> None:
     others_commit_meanwhile(kill, SOLO, 6.0)
 

@@ -159,14 +159,14 @@ def test_native_transactions_work_on_the_old_protocol(
 OWNER = """
 import sys, time
 from anabranch.infra.broker import EmbeddedBroker
-broker = EmbeddedBroker()
+broker = EmbeddedBroker(quick_start=True)
 broker.start()
 print(broker.pid, broker.folder, flush=True)
 {then}
 """
 
 
-@pytest.mark.parametrize("end", ["killed", "exits"])
+@pytest.mark.parametrize("end", ["killed", pytest.param("exits", marks=pytest.mark.soak)])
 def test_it_ends_with_its_owner(end: str) -> None:
     then = "time.sleep(300)" if end == "killed" else "sys.exit()"
     owner = subprocess.Popen(

@@ -18,7 +18,7 @@ WORK_S = 2.5
 
 
 @pytest.mark.broker
-@pytest.mark.slow(12)
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["a merge is dropped", "plain writes are committed twice"])
 def test_a_planted_bug_is_found(

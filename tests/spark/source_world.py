@@ -15,7 +15,7 @@ import anabranch
 from anabranch.topics.names import journal_topic
 
 SOON_S = 60.0
-BIG = 3000  # events of the biggest transaction
+BIG = 1200  # events of the biggest transaction
 
 
 class Seen(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import Producer
@@ -323,23 +323,28 @@ def name_of(number: int) -> str:
     return f"{SCOPE}/plant-{number:02}"
 
 
-# -- both audits -----------------------------------------------------------------------------------------
+# -- the audits -----------------------------------------------------------------------------------------
+
+
+class Lived(NamedTuple):
+    """How many events two streams of a scope had at a moment of their life."""
+
+    events: dict[str, int]
+    moment: int
 
 
 @dataclass
-class Audits:
-    """The findings of the two audits, and the expected ones."""
+class Planted:
+    """The audit's findings of all that is planted."""
 
-    clean: AuditReport
-    events: dict[str, int]
-    planted: dict[str, Any]
+    report: dict[str, Any]
     exit_code: int
     error: str
 
     def found(self, stream: str) -> dict[str, int]:
         """The breaches in a stream, by check."""
         found: dict[str, int] = defaultdict(int)
-        for check in self.planted["checks"]:
+        for check in self.report["checks"]:
             for example in check["examples"]:
                 found[check["name"]] += example["stream"] == stream
         return {name: count for name, count in found.items() if count}
@@ -355,28 +360,44 @@ def audited(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def audits(audited: Cluster, spark: SparkSession) -> Audits:
-    """A real life, audited as of a moment in it; then every plant in a stream of its own, by the command."""
+def log(audited: Cluster) -> Iterator[KafkaLog]:
     with closing(KafkaLog(audited.bootstrap)) as log:
-        with anabranch.connect(audited.bootstrap, prefix=PREFIX) as client:
-            events = live(client, audited.bootstrap, MAIN, OTHER_STREAM)
-            wait_for_events(log, MAIN, events[MAIN])
-            with client.begin(SCOPE) as last:
-                last.write(OTHER_STREAM, b"last", key=b"k")
-                moment = last.commit().commit_timestamp
-            events[OTHER_STREAM] += 1
-            with client.begin(SCOPE) as later:
-                later.write(MAIN, b"later", key=b"k")
-                later.write(OTHER_STREAM, b"later", key=b"k")
-                later.commit()
-            create_streams(client)
-        connection = Connection(audited.bootstrap, PREFIX, SOON_S, ())
-        clean = audit(spark, connection, [MAIN, OTHER_STREAM], moment)
-        audited.controller.stop()
-        plant_all(log, audited.bootstrap)
+        yield log
+
+
+@pytest.fixture(scope="module")
+def lived(audited: Cluster, log: KafkaLog) -> Lived:
+    """A real life, which goes on behind the moment; and an empty stream for each plant."""
+    with anabranch.connect(audited.bootstrap, prefix=PREFIX) as client:
+        events = live(client, audited.bootstrap, MAIN, OTHER_STREAM)
+        wait_for_events(log, MAIN, events[MAIN])
+        with client.begin(SCOPE) as last:
+            last.write(OTHER_STREAM, b"last", key=b"k")
+            moment = last.commit().commit_timestamp
+        events[OTHER_STREAM] += 1
+        with client.begin(SCOPE) as later:
+            later.write(MAIN, b"later", key=b"k")
+            later.write(OTHER_STREAM, b"later", key=b"k")
+            later.commit()
+        create_streams(client)
+    return Lived(events, moment)
+
+
+@pytest.fixture(scope="module")
+def clean(audited: Cluster, lived: Lived, spark: SparkSession) -> AuditReport:
+    """As of the moment. Before anything is planted."""
+    connection = Connection(audited.bootstrap, PREFIX, SOON_S, ())
+    return audit(spark, connection, [MAIN, OTHER_STREAM], lived.moment)
+
+
+@pytest.fixture(scope="module")
+def planted(audited: Cluster, log: KafkaLog, lived: Lived, spark: SparkSession) -> Planted:
+    """Every plant in a stream of its own, and an audit of the scope by the command."""
+    audited.controller.stop()
+    plant_all(log, audited.bootstrap)
     command = ["spark", "audit", "--stream", SCOPE, "--json", "--prefix", PREFIX]
     result = CliRunner().invoke(app, [*command, "--bootstrap", audited.bootstrap])
-    return Audits(clean, events, json.loads(result.stdout), result.exit_code, result.stderr)
+    return Planted(json.loads(result.stdout), result.exit_code, result.stderr)
 
 
 def create_streams(client: anabranch.Client) -> None:
@@ -407,39 +428,39 @@ def wait_for_events(log: KafkaLog, stream: str, count: int) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.slow(45)
-def test_nothing_is_found_in_a_real_stream(audits: Audits) -> None:
-    report = audits.clean
-    for check in report.checks:
+@pytest.mark.soak
+def test_nothing_is_found_in_a_real_stream(clean: AuditReport) -> None:
+    for check in clean.checks:
         assert not check.breaches, check
         assert not check.unchecked, check
         # How far plain writes were committed is known as of now only.
         assert bool(check.examined) == (check.name != "plain-content"), check
 
 
-def test_the_audit_is_as_of_its_moment(audits: Audits) -> None:
-    assert audits.clean.events == sum(audits.events.values())
+@pytest.mark.soak
+def test_the_audit_is_as_of_its_moment(clean: AuditReport, lived: Lived) -> None:
+    assert clean.events == sum(lived.events.values())
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_what_is_planted_is_found_under_its_name(audits: Audits, plant: str) -> None:
+def test_what_is_planted_is_found_under_its_name(planted: Planted, plant: str) -> None:
     number = list(PLANTS).index(plant)
-    assert audits.found(name_of(number)) == PLANTS[plant][1]
+    assert planted.found(name_of(number)) == PLANTS[plant][1]
 
 
-def test_nothing_else_is_found(audits: Audits) -> None:
-    assert audits.found(MAIN) == audits.found(OTHER_STREAM) == {}
-    assert audits.planted["breaches"] == sum(sum(found.values()) for _, found in PLANTS.values())
+def test_nothing_else_is_found(planted: Planted) -> None:
+    assert planted.found(MAIN) == planted.found(OTHER_STREAM) == {}
+    assert planted.report["breaches"] == sum(sum(found.values()) for _, found in PLANTS.values())
 
 
-def test_what_can_not_be_proved_is_not_passed(audits: Audits) -> None:
-    unchecked = {check["name"]: check["unchecked"] for check in audits.planted["checks"]}
+def test_what_can_not_be_proved_is_not_passed(planted: Planted) -> None:
+    unchecked = {check["name"]: check["unchecked"] for check in planted.report["checks"]}
     assert {name: n for name, n in unchecked.items() if n} == UNCHECKED
-    gone = audits.planted["gone"]
+    gone = planted.report["gone"]
     assert min(place["low"] for place in gone) > 0
     assert sum(place["events"] for place in gone) > 0
 
 
-def test_a_breach_makes_the_exit_code_1(audits: Audits) -> None:
-    assert audits.exit_code == 1
-    assert json.loads(audits.error.strip().splitlines()[-1])["error"]["name"] == "CheckFailed"
+def test_a_breach_makes_the_exit_code_1(planted: Planted) -> None:
+    assert planted.exit_code == 1
+    assert json.loads(planted.error.strip().splitlines()[-1])["error"]["name"] == "CheckFailed"

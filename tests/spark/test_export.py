@@ -84,7 +84,9 @@ def table(
     return Table(spark, connection, tmp_path / "out", getattr(request, "param", "parquet"))
 
 
-both_formats = pytest.mark.parametrize("table", ["parquet", "delta"], indirect=True)
+both_formats = pytest.mark.parametrize(
+    "table", [pytest.param("parquet", marks=pytest.mark.soak), "delta"], indirect=True
+)
 
 
 def test_export_goes_on_where_it_was(client: anabranch.Client, stream: str, table: Table) -> None:
@@ -156,6 +158,7 @@ def _fields(value: Any) -> Iterator[tuple[str, Any]]:
     yield from (value if isinstance(value, dict) else value.asDict()).items()
 
 
+@pytest.mark.soak
 def test_export_ends_at_a_value_that_does_not_fit(
     client: anabranch.Client, stream: str, table: Table
 ) -> None:
@@ -183,6 +186,7 @@ def test_a_folder_belongs_to_its_checkpoint(
         export(spark, connection, [other], to)
 
 
+@pytest.mark.soak
 def test_export_continues_until_it_is_interrupted(
     spark: SparkSession, connection: Connection, client: anabranch.Client, stream: str,
     tmp_path: Path,

@@ -5,7 +5,7 @@ workers and the planner are killed; a batch job whose task attempts die at every
 whose micro-batches are before, in and behind their commit when the driver and its JVM are killed. The session of
 the other tests goes on from their checkpoints. The judge is a plain read_committed consumer.
 
-``ANABRANCH_SPARK_LIVES=3`` kills three drivers, one after the other (scripts/spark-kills).
+``ANABRANCH_SPARK_LIVES=3`` kills three drivers, one after the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.spark.plain_reader import values
 from tests.spark.sink_place import Place, place_in, put_file, texts
 from tests.spark.source_world import World
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow(100)]
+pytestmark = [pytest.mark.broker, pytest.mark.soak]
 
 LINES = 50  # of a file, which is a micro-batch
 

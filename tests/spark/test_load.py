@@ -188,6 +188,7 @@ def test_load_refuses_what_is_wrong_and_writes_nothing(
     assert read_all(connection.bootstrap, stream) == []
 
 
+@pytest.mark.soak
 def test_load_takes_lines_in_quotes_and_times_of_digits(
     spark: SparkSession, connection: Connection, stream: str, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 import anabranch
 from tests.spark.plain_reader import read_all
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow(80), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(900)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_pipeline.py"
 

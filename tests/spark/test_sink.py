@@ -6,6 +6,7 @@ On a real broker; what is visible is asked of a plain read_committed consumer.
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import signal
 import time
@@ -43,7 +44,7 @@ from tests.spark.sink_place import (
     texts,
 )
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow(40)]
+pytestmark = pytest.mark.broker
 
 COLUMNS = pa.schema([("key", pa.string()), ("value", pa.string())])
 SCHEMA = StructType([StructField("key", StringType()), StructField("value", StringType())])
@@ -101,6 +102,7 @@ def test_a_failed_job_leaves_nothing(spark: SparkSession, place: Place) -> None:
     }
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 def test_a_task_that_waits_for_rows_keeps_the_transaction(
     spark: SparkSession, place: Place
@@ -110,14 +112,15 @@ def test_a_task_that_waits_for_rows_keeps_the_transaction(
     def slow_half(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if "0" not in batch.column("value").to_pylist():
-                time.sleep(9)
+                time.sleep(7)
             yield batch
 
     rows = numbers(spark, 100)
-    place.save(rows.mapInArrow(slow_half, rows.schema), keepalive=4)
+    place.save(rows.mapInArrow(slow_half, rows.schema), keepalive=3)
     assert place.values() == texts(100)
 
 
+@pytest.mark.soak
 def test_commits_are_logged(spark: SparkSession, place: Place) -> None:
     """Spark's table of its Python workers' log has a line for each commit, if it is turned on."""
     spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
@@ -223,6 +226,14 @@ def batch_sink(place: Place, **options: str) -> BatchSink:
 def stream_sink(place: Place, **options: str) -> StreamSink:
     given = {"bootstrap": place.bootstrap, "stream": place.stream} | options
     return StreamSink(Options(given), SCHEMA, False)
+
+
+def test_commits_are_logged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    sink = batch_sink(place)
+    with caplog.at_level(logging.INFO, "anabranch.spark"):
+        sink.commit([attempt(place, sink, 20)])
+    (info,) = place.transactions()
+    assert f"committed 20 events in transaction {info.txn_id.hex()}" in caplog.messages
 
 
 def test_only_accepted_attempts_count(place: Place) -> None:
@@ -352,6 +363,7 @@ def test_a_commit_without_an_answer(
     assert place.values() == (texts(3) if arrived else [])
 
 
+@pytest.mark.soak
 def test_a_controller_that_does_not_answer(broker: Broker, tmp_path: Path) -> None:
     prefix = f"frozen{time.time_ns():x}"
     cluster = start_cluster(broker.bootstrap, tmp_path, prefix)

@@ -15,6 +15,13 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrE
 import anabranch
 from anabranch.core.hybrid_time import to_datetime
 from anabranch.core.ids import segment_epoch
+from anabranch.errors import (
+    AnabranchError,
+    CrossScope,
+    InvalidArgument,
+    NotReady,
+    UnknownStream,
+)
 from anabranch.spark.columns import EVENT_SCHEMA
 from anabranch.spark.options import Options
 from anabranch.spark.plan import EventRange
@@ -57,17 +64,24 @@ def test_a_plain_consumer_sees_the_same(load: Load, world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"rowsPerPartition": 200}, {"minPartitions": 12}, {"rowsPerPartition": 5000}]
+    "options",
+    [
+        {"rowsPerPartition": 80},
+        {"minPartitions": 12},
+        pytest.param({"rowsPerPartition": 5000}, marks=pytest.mark.soak),
+    ],
 )
 def test_however_it_is_cut(load: Load, world: World, options: dict[str, int]) -> None:
     frame = load(**options)
-    wanted = {"rowsPerPartition=200": 15, "minPartitions=12": 12, "rowsPerPartition=5000": 1}
+    wanted = {"rowsPerPartition=80": 15, "minPartitions=12": 12, "rowsPerPartition=5000": 1}
     (case,) = (f"{name}={value}" for name, value in options.items())
     assert frame.rdd.getNumPartitions() >= wanted[case]
     assert sorted(seen_by_spark(frame)) == sorted(world.expected)
 
 
-@pytest.mark.parametrize("number", [0, 3, 11, -2])
+@pytest.mark.parametrize(
+    "number", [3, -2, *(pytest.param(number, marks=pytest.mark.soak) for number in (0, 11))]
+)
 def test_as_of_a_result(load: Load, world: World, number: int) -> None:
     at = world.results[number].commit_timestamp
     wanted = sorted(e for e in world.expected if (e.commit_timestamp or 0) <= at)
@@ -165,23 +179,34 @@ def test_a_stream_without_events(
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"streams": "source/missing"}, "UnknownStream", "there is no stream"),
-        ({"streams": "source/events,nyc/flights"}, "CrossScope", "streams of one scope"),
-        ({"streams": None}, "InvalidArgument", "give option stream=scope/name"),
-        ({"at": "yesterday"}, "InvalidArgument", "option at='yesterday': a commit timestamp"),
-        ({"rowsperpartition": "0"}, "InvalidArgument", "a whole number, 1 or more"),
-        ({"colour": "red"}, "InvalidArgument", "unknown option colour; there are at, bootstrap"),
-        ({"bootstrap": "127.0.0.1:1", "timeout": "2"}, "NotReady", ""),
+        ({"streams": "source/missing"}, UnknownStream, "there is no stream"),
+        ({"streams": "source/events,nyc/flights"}, CrossScope, "streams of one scope"),
+        ({"streams": ""}, InvalidArgument, "give option stream=scope/name"),
+        ({"at": "yesterday"}, InvalidArgument, "option at='yesterday': a commit timestamp"),
+        ({"rowsperpartition": "0"}, InvalidArgument, "a whole number, 1 or more"),
+        ({"colour": "red"}, InvalidArgument, "unknown option colour; there are at, bootstrap"),
+        ({"bootstrap": "127.0.0.1:1", "timeout": "1"}, NotReady, ""),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
 def test_errors_say_what_to_do(
-    load: Load, options: dict[str, str | None], error: str, says: str
+    own_clients: None,
+    world: World,
+    options: dict[str, str],
+    error: type[AnabranchError],
+    says: str,
 ) -> None:
-    with pytest.raises(PySparkException) as raised:
-        load(**options).collect()
-    assert f"anabranch.errors.{error}: " in str(raised.value)
+    given = {"bootstrap": world.bootstrap, "streams": f"{world.events},{world.other}"} | options
+    with pytest.raises(error) as raised:
+        SnapshotReader(Options(given), EVENT_SCHEMA).partitions()
     assert says in str(raised.value)
+
+
+def test_errors_come_through_spark_by_name(load: Load) -> None:
+    with pytest.raises(
+        PySparkException, match=r"anabranch\.errors\.UnknownStream: .*there is no stream"
+    ):
+        load(streams="source/missing").collect()
 
 
 def test_another_schema_is_refused(spark: SparkSession, world: World) -> None:

@@ -88,9 +88,9 @@ def commits(batch: list[Seen]) -> dict[int | None, int]:
     [
         {},
         {"maxeventspertrigger": 100},
-        {"maxeventspertrigger": 1000},
+        pytest.param({"maxeventspertrigger": 1000}, marks=pytest.mark.soak),
         {"maxeventspertrigger": 10, "transactions": "whole"},
-        {"order": "epoch"},
+        pytest.param({"order": "epoch"}, marks=pytest.mark.soak),
         {"order": "epoch", "maxeventspertrigger": 10, "transactions": "whole"},
         {"maxeventspertrigger": 100, "rowsperpartition": 7},
     ],
@@ -138,7 +138,9 @@ def test_epochs_end_micro_batches(world: World, source: Callable[..., StreamRead
     assert len({t.partition for t in tasks if isinstance(t, EventRange)}) == len(tasks) == 2
 
 
-@pytest.mark.parametrize("number", [0, 4, 11])
+@pytest.mark.parametrize(
+    "number", [4, *(pytest.param(number, marks=pytest.mark.soak) for number in (0, 11))]
+)
 def test_start_behind_a_result(
     world: World, source: Callable[..., StreamReader], number: int
 ) -> None:

@@ -132,8 +132,8 @@ def test_all_that_the_journal_takes_is_merged(place: Place, what: str) -> None:
     assert (outcome.state, outcome.committed) == ("COMMITTED", sum(map(len, writers)))
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
-@pytest.mark.slow(8)
 def test_full_disk_under_the_table(cluster: Cluster, log: Log, unique: str, tmp_path: Path) -> None:
     """The controller says so and ends; the next one, with room, goes on where the log stands."""
     prefix = f"full{unique}"

@@ -166,6 +166,7 @@ def test_a_dead_group_goes_on_epochs_later(
     assert by_key([*before, *after]) == keys.expected
 
 
+@pytest.mark.soak
 def test_a_member_without_partition_0_waits_for_the_group_to_be_made(
     broker: Broker, written: WrittenStream, group: str
 ) -> None:

@@ -122,6 +122,7 @@ def test_whole_transactions_over_epochs(client: anabranch.Client, written: Writt
 # -- where to start -------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_start_at_a_timestamp(client: anabranch.Client, written: WrittenStream, group: str) -> None:
     keys = Keys(8)
     before = written.timestamp
