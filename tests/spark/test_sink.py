@@ -121,7 +121,7 @@ def test_a_task_that_waits_for_rows_keeps_the_transaction(
 
 
 @pytest.mark.soak
-def test_commits_are_logged(spark: SparkSession, place: Place) -> None:
+def test_spark_keeps_the_log_of_its_workers(spark: SparkSession, place: Place) -> None:
     """Spark's table of its Python workers' log has a line for each commit, if it is turned on."""
     spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
     try:
