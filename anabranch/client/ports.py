@@ -1,6 +1,6 @@
 """What the client protocol asks of the world: commands and their answers, the journal, time and chance.
 
-Two makes: `anabranch.librdkafka.command_bus` (confluent-kafka) and `anabranch.client.memory` (the simulator).
+Two makes: `anabranch.librdkafka.command_bus` (confluent-kafka) and `tests.client.memory` (the simulator).
 The clock is `anabranch.ports.Clock`. Deadlines are seconds of its monotonic clock.
 """
 
