@@ -133,7 +133,7 @@ class Writer(Handle):
             if self._finished is None:
                 self._check_writable()
                 self._finished = self._register(timeout, finished=True)
-                self._release()
+                self._discard()
             return self._finished
 
     def discard(self) -> None:

@@ -121,10 +121,7 @@ class JournalWriter(Protocol):
         """
 
     def discard(self) -> None:
-        """Drop what is queued and free everything; nothing can be written any more."""
-
-    def release(self) -> None:
-        """Free everything after a successful flush."""
+        """Drop what is queued, if anything is, and free everything; nothing can be written any more."""
 
 
 class Journals(Protocol):

@@ -338,7 +338,7 @@ class Transaction(Handle):
         self._result = result_of(outcome)
         self._in_doubt = False
         self._buffer.clear()
-        self._release()
+        self._discard()
 
     def _done(self) -> Result:
         if self._result is None:
@@ -395,7 +395,7 @@ class Transaction(Handle):
                 abort_reserved(self._session, sent, reason, deadline)
             except AlreadyCommitted as error:
                 self._result = error.result
-                self._release()
+                self._discard()
                 raise
 
     def _check_usable(self) -> None:
