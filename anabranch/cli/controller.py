@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,32 +19,14 @@ if TYPE_CHECKING:
 
 DEFAULT_RETENTION_S = 7 * 86_400.0
 
-# The one mapping of options to `ControllerOptions`: field -> option. `arguments_of` reads it for
-# child processes; a test holds it, the command below and the dataclass together. An option that is called
-# as its field is not named again.
-OPTIONS = {
-    "bootstrap": "--bootstrap",
-    "data_dir": "--data-dir",
-    "prefix": "--prefix",
-    "key_file": "--key-file",
-    "control_partitions": "--control-partitions",
-    "replication_factor": "--replication-factor",
+# The options that are not called as their field of `ControllerOptions`.
+RENAMED = {
     "session_timeout_s": "--session-timeout",
     "retention_s": "--retention",
-    "max_open": "--max-open",
-    "max_streams": "--max-streams",
-    "max_partitions": "--max-partitions",
-    "max_staged_bytes": "--max-staged-bytes",
-    "chunk_bytes": "--chunk-bytes",
     "collate_s": "--collate",
-    "move_bytes": "--move-bytes",
     "lost_after_s": "--lost-after",
     "native_timeout_s": "--native-timeout",
     "skip_commands": "--skip-command",
-    "status_file": "--status-file",
-    "http": "--http",
-    "log_json": "--log-json",
-    "kafka": "--kafka",
 }
 
 
@@ -67,7 +49,7 @@ class Given:
     session_timeout_s: Annotated[
         float,
         typer.Option(
-            OPTIONS["session_timeout_s"],
+            RENAMED["session_timeout_s"],
             min=1.0,
             metavar="SECONDS",
             help="How long after a crash another controller takes over.",
@@ -76,7 +58,7 @@ class Given:
     retention_s: Annotated[
         float,
         typer.Option(
-            OPTIONS["retention_s"],
+            RENAMED["retention_s"],
             min=1.0,
             metavar="SECONDS",
             help="How long the outcome of a transaction can be asked for.",
@@ -101,7 +83,7 @@ class Given:
     collate_s: Annotated[
         float,
         typer.Option(
-            OPTIONS["collate_s"],
+            RENAMED["collate_s"],
             min=0.0,
             metavar="SECONDS",
             help="A stream rolls at most once in this time; what comes sooner is collated.",
@@ -117,7 +99,7 @@ class Given:
     lost_after_s: Annotated[
         float,
         typer.Option(
-            OPTIONS["lost_after_s"],
+            RENAMED["lost_after_s"],
             metavar="SECONDS",
             min=0.0,
             help="How long a stream waits for a topic that is not found, before it is given up.",
@@ -126,7 +108,7 @@ class Given:
     native_timeout_s: Annotated[
         float,
         typer.Option(
-            OPTIONS["native_timeout_s"],
+            RENAMED["native_timeout_s"],
             min=1.0,
             metavar="SECONDS",
             help="The broker's limit for one commit round.",
@@ -135,7 +117,7 @@ class Given:
     skip_commands: Annotated[
         list[str] | None,
         typer.Option(
-            OPTIONS["skip_commands"],
+            RENAMED["skip_commands"],
             metavar="PARTITION:OFFSET",
             help="Set this command aside instead of trying it (may be given again).",
         ),
@@ -156,7 +138,7 @@ class Given:
         ),
     ] = None
     log_json: Annotated[
-        bool, typer.Option(OPTIONS["log_json"], help="Write the log as JSON, a document a line.")
+        bool, typer.Option("--log-json", help="Write the log as JSON, a document a line.")
     ] = False
     bootstrap: Bootstrap = None
     prefix: Prefix = DEFAULT_PREFIX
@@ -173,7 +155,8 @@ def command(given: Given) -> None:
     from anabranch.processors.config import ControllerOptions
     from anabranch.processors.service import run_controller
 
-    values = {name: getattr(given, name) for name in OPTIONS} | {
+    names = [each.name for each in fields(ControllerOptions)]
+    values = {name: getattr(given, name) for name in names} | {
         "bootstrap": need_bootstrap(given.bootstrap),
         "skip_commands": tuple(given.skip_commands or ()),
         "kafka": parse_kafka(given.kafka),
@@ -201,15 +184,13 @@ def arguments_of(options: ControllerOptions) -> Sequence[str]:
     """The arguments of `anabranch controller` for these options."""
     arguments = ["controller"]
     for each in fields(options):
+        option = RENAMED.get(each.name, "--" + each.name.replace("_", "-"))
         value = getattr(options, each.name)
-        if each.name == "kafka":
-            for name, setting in value.items():
-                arguments += [OPTIONS["kafka"], f"{name}={setting}"]
-        elif each.name == "skip_commands":
-            for place in value:
-                arguments += [OPTIONS["skip_commands"], place]
-        elif value is True:
-            arguments.append(OPTIONS[each.name])
-        elif value is not None and value is not False:
-            arguments += [OPTIONS[each.name], str(value)]
+        if isinstance(value, Mapping):
+            value = tuple(f"{name}={setting}" for name, setting in value.items())
+        for one in value if isinstance(value, tuple) else (value,):
+            if one is True:
+                arguments.append(option)
+            elif one is not None and one is not False:
+                arguments += [option, str(one)]
     return arguments
