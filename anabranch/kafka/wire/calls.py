@@ -6,10 +6,8 @@ left out. So the versions that older brokers speak need no code of their own.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import io
-import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple
 from kio.serial import entity_reader, entity_writer
 
 from anabranch.batches.format import Buffer
-from anabranch.kafka.wire.array_bounds import check_claims
+from anabranch.kafka.wire.array_bounds import check_claims, fields_of
 from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import TopicPartition
 
@@ -59,25 +57,12 @@ def _module(api: Api, version: int, kind: str) -> Any:
     return importlib.import_module(f"kio.schema.{api.folder}.v{version}.{kind}")
 
 
-@cache
-def _fields(kind: Any) -> dict[str, Any]:
-    """The fields of an entity; of those that are arrays of entities, which: else None."""
-    hints = typing.get_type_hints(kind)
-    found = {}
-    for field in dataclasses.fields(kind):
-        # An array is tuple[of, ...], or that or None.
-        kinds = [*typing.get_args(hints[field.name]), hints[field.name]]
-        items = [typing.get_args(each)[0] for each in kinds if typing.get_origin(each) is tuple]
-        found[field.name] = next(filter(dataclasses.is_dataclass, items), None)
-    return found
-
-
 def _built(kind: Any, given: Mapping[str, Any]) -> Any:
     """An entity of the given fields, but for those that it doesn't have."""
-    fields = _fields(kind)
+    fields = fields_of(kind)
     values = {name: value for name, value in given.items() if name in fields}
     for name, value in values.items():
-        if value is not None and (item := fields[name]) is not None:
+        if value is not None and (item := fields[name].entity) is not None:
             values[name] = tuple(_built(item, each) for each in value)
     return kind(**values)
 
