@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,11 @@ RENAMED = {
 }
 
 
+def _seconds(field: str, least: float, told: str) -> Any:
+    """The option of a field that is a time."""
+    return typer.Option(RENAMED[field], min=least, metavar="SECONDS", help=told)
+
+
 @dataclass(frozen=True)
 class Given:
     """The options of `anabranch controller`, named as those of `ControllerOptions`."""
@@ -48,21 +53,11 @@ class Given:
     replication_factor: Annotated[int, typer.Option(help="Of new topics; -1: the broker's.")] = -1
     session_timeout_s: Annotated[
         float,
-        typer.Option(
-            RENAMED["session_timeout_s"],
-            min=1.0,
-            metavar="SECONDS",
-            help="How long after a crash another controller takes over.",
-        ),
+        _seconds("session_timeout_s", 1.0, "How long after a crash another controller takes over."),
     ] = 6.0
     retention_s: Annotated[
         float,
-        typer.Option(
-            RENAMED["retention_s"],
-            min=1.0,
-            metavar="SECONDS",
-            help="How long the outcome of a transaction can be asked for.",
-        ),
+        _seconds("retention_s", 1.0, "How long the outcome of a transaction can be asked for."),
     ] = DEFAULT_RETENTION_S
     max_open: Annotated[int, typer.Option(min=1, help="Most open transactions.")] = 100_000
     max_streams: Annotated[
@@ -82,11 +77,10 @@ class Given:
     ] = 16 << 20
     collate_s: Annotated[
         float,
-        typer.Option(
-            RENAMED["collate_s"],
-            min=0.0,
-            metavar="SECONDS",
-            help="A stream rolls at most once in this time; what comes sooner is collated.",
+        _seconds(
+            "collate_s",
+            0.0,
+            "A stream rolls at most once in this time; what comes sooner is collated.",
         ),
     ] = 0.2
     move_bytes: Annotated[
@@ -98,21 +92,14 @@ class Given:
     ] = 256 << 20
     lost_after_s: Annotated[
         float,
-        typer.Option(
-            RENAMED["lost_after_s"],
-            metavar="SECONDS",
-            min=0.0,
-            help="How long a stream waits for a topic that is not found, before it is given up.",
+        _seconds(
+            "lost_after_s",
+            0.0,
+            "How long a stream waits for a topic that is not found, before it is given up.",
         ),
     ] = 30.0
     native_timeout_s: Annotated[
-        float,
-        typer.Option(
-            RENAMED["native_timeout_s"],
-            min=1.0,
-            metavar="SECONDS",
-            help="The broker's limit for one commit round.",
-        ),
+        float, _seconds("native_timeout_s", 1.0, "The broker's limit for one commit round.")
     ] = 60.0
     skip_commands: Annotated[
         list[str] | None,
