@@ -54,7 +54,7 @@ class DeadlineExceeded(RetryError):
 
 
 class ReceiptsNotCovered(RetryError):
-    """The journal did not show all that the receipts claim before the deadline; still open."""
+    """The journal did not show all that the receipts claim in time. The transaction is still open: commit again."""
 
 
 class TooManyTransactions(RetryError):
@@ -62,7 +62,7 @@ class TooManyTransactions(RetryError):
 
 
 class TooMuchStaged(RetryError):
-    """Open transactions have as much in journals as they may: end some, or wait for some to end."""
+    """Open transactions have all the bytes in journals that they may: end some, or wait for some to end."""
 
 
 class WriteFailed(RetryError):
@@ -88,9 +88,9 @@ class Expired(BeginAgainError):
 
 
 class OutcomeUnknown(AskOutcomeError):
-    """The deadline passed, or a commit is under way: the outcome is not known yet; ``client.state`` tells it later.
+    """The outcome is not known yet, after a deadline or during a commit: ``client.state`` tells it later.
 
-    ``token`` (bytes, or None for a one-shot) and ``txn_id`` (16 bytes) say of which transaction.
+    ``token`` (bytes, or None for a one-shot) and ``txn_id`` (16 bytes) name the transaction.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class UnknownStream(FixCallError):
 
 
 class StreamLost(FixCallError):
-    """A topic of the stream was deleted, or made anew: nothing can be committed there any more."""
+    """A topic of the stream was deleted or replaced: nothing can be committed there any more."""
 
 
 class UnknownScope(FixCallError):
@@ -145,7 +145,7 @@ class IllegalState(FixCallError):
 
 
 class AlreadyCommitted(FixCallError):
-    """The transaction (or its name, or its number) is committed: its result stands; nothing can be added.
+    """The transaction (or its name, or its number) is committed: nothing can be added to its result.
 
     ``result``: that `anabranch.Result`, where it is known here, else None.
     """
@@ -164,7 +164,7 @@ class UnsupportedSetting(FixCallError):
 
 
 class MalformedRecord(FixCallError):
-    """Bytes that are not what the protocol says."""
+    """Bytes that break the protocol."""
 
 
 class InvalidArgument(FixCallError):
@@ -176,11 +176,11 @@ class EventTooLarge(FixCallError):
 
 
 class TooManyStreams(FixCallError):
-    """A control partition has as many streams, or partitions of streams, as it may."""
+    """A control partition has all the streams, or partitions of streams, that it may."""
 
 
 class SetAside(FixCallError):
-    """Three tries to carry the command out failed, so that it was passed over: nothing of it was done."""
+    """The command failed three times and was passed over: it had no effect."""
 
 
 class ClockSkew(FixCallError):

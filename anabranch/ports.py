@@ -1,4 +1,4 @@
-"""The ports: all that a controller or a client may ask of the world outside.
+"""The ports: all calls of a controller or a client to the world outside.
 
 Every port has two makes: the real one (Kafka, RocksDB, the machine's clock) and the in-memory one that
 runs whole clusters in one thread under one seed. One contract suite runs over both. Nothing behind a
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
-Entropy: TypeAlias = Callable[[int], bytes]  # so many random bytes
+Entropy: TypeAlias = Callable[[int], bytes]  # a number of random bytes
 
 
 class TopicPartition(NamedTuple):
@@ -39,11 +39,11 @@ class RawBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What one fetch brought of one partition.
+    """One fetch of one partition.
 
     ``batches`` hold data (no control batches, none below the asked offset, none of an aborted native
     transaction if the fetch was read_committed). ``next_offset`` is where to fetch next: it also passes
-    what was filtered out.
+    filtered batches.
     """
 
     batches: Sequence[RawBatch]
@@ -71,9 +71,9 @@ class TopicInfo:
     partitions: int
     replication_factor: int
     config: Mapping[str, str]
-    topic_id: str = ""  # tells a topic made anew from its namesake
+    topic_id: str = ""  # tells a replaced topic from the old one
     leaderless: tuple[int, ...] = ()  # partitions without a leader now
-    in_sync: int = -1  # replicas in sync of the partition that has the fewest; -1: not told
+    in_sync: int = -1  # replicas in sync of the partition with the fewest; -1: not known
 
 
 class Clock(Protocol):
@@ -95,8 +95,8 @@ class Producer(Protocol):
     def append(self, batches: Sequence[tuple[TopicPartition, bytes | memoryview]]) -> list[int]:
         """Append batches inside the current native transaction (which begins by itself).
 
-        ``batches``: (partition, RecordBatch v2 bytes, whatever its base offset); of one partition they are
-        appended in the order given. Producer id, epoch, sequence, the transactional bit and the CRC are
+        ``batches``: (partition, RecordBatch v2 bytes with any base offset); appended in the order given for each
+        partition. Producer id, epoch, sequence, the transactional bit and the CRC are
         patched in here. Returns the base offsets, in the same order.
 
         `LogRefused`: the broker does not take the content (or a control batch, or one with gaps in its
@@ -106,24 +106,25 @@ class Producer(Protocol):
     def append_stream(
         self, batches: Iterable[tuple[TopicPartition, bytes | memoryview]]
     ) -> list[int]:
-        """Like `append`, for long lists: each batch is taken from ``batches`` when the ones before are
-        on their way, so that making it overlaps with the broker's work. Per partition in the order given.
+        """Like `append`, for long lists: each batch is taken when those before are on their way.
+
+        So making a batch overlaps with the broker's work. Per partition in the order given.
         """
 
     def commit(self) -> None:
         """End the native transaction: all appended since the last end becomes visible at once.
 
-        With nothing appended, no request is sent. `LogUncertain`: may have happened or not.
+        With nothing appended, no request is sent. `LogUncertain`: it may have happened or not.
         """
 
     def abort(self) -> None:
         """End the native transaction without effect."""
 
     def check(self, partitions: Iterable[TopicPartition]) -> None:
-        """End what former native transactions of this id left open there, as brokers lost their markers.
+        """End former native transactions of this id there that are open, as brokers lost their markers.
 
-        Outside a native transaction. `append` does so for the partitions it comes to, where that may be so.
-        `LogUnavailable`: how one ended is not known any more, or the partition can't be reached.
+        Call it outside a native transaction. `append` does the same for partitions where markers may be lost.
+        `LogUnavailable`: the end of one is not known any more, or the partition can't be reached.
         """
 
     def close(self) -> None:
@@ -142,12 +143,12 @@ class Log(Protocol):
         committed: bool,
         failed: MutableMapping[TopicPartition, LogError] | None = None,
     ) -> dict[TopicPartition, Fetched]:
-        """Fetch from several partitions at once; answers as soon as any has something new.
+        """Fetch from several partitions at once; answers as soon as any has new records.
 
-        ``failed`` takes, for each partition that can't be read now, why; the others are read without waiting
+        ``failed`` takes the error of each partition that can't be read now; the others are read without waiting
         for it. Without ``failed`` the first such error is raised, and leaders are waited for.
 
-        ``max_wait`` in seconds (0: don't wait). ``max_bytes``: about so many per answer; a bigger single
+        ``max_wait`` in seconds (0: don't wait). ``max_bytes``: of an answer, about; a bigger single
         batch comes all the same. ``committed``: the isolation level. Partitions with nothing new may be
         missing in the answer. A position below the log's start raises `OffsetOutOfRange`, and so does one
         beyond its end. A batch that spans the position comes whole.
@@ -181,7 +182,7 @@ class Log(Protocol):
         An ongoing native transaction of the predecessor is aborted first. ``timeout`` in seconds is the
         broker's limit for one native transaction.
 
-        `LogBusy`: the markers of the id's last native transaction can't be written, for some seconds now.
+        `LogBusy`: the markers of the id's last native transaction can't be written.
         """
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
@@ -194,14 +195,14 @@ class Log(Protocol):
         """Create topics; one that exists is left as it is (check it with `describe_topics`)."""
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
-        """Delete these very topics, and none made anew under such a name, where brokers tell them by ids.
+        """Delete these very topics, and no new ones of the same names, if brokers know ids.
 
-        That one is not there is fine. Brokers may know them for a while after this. `LogRefused`: they don't
-        delete them, with the reason.
+        A missing topic is fine. Brokers may know them for a while after this. `LogRefused`: they don't delete
+        them, with the reason.
         """
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """Grow a topic until it has so many partitions; one that has as many or more is left as it is.
+        """Grow a topic to ``partitions``; one that has as many or more is left as it is.
 
         Returns when all are led and their leaders serve them. Safe to repeat, by several at once too.
 
@@ -215,7 +216,7 @@ class Log(Protocol):
         """The topics of these names that exist, as one broker knows them: it may be behind."""
 
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
-        """Whether the topic does not exist, or has fewer partitions: by the word of the brokers' quorum.
+        """Whether the topic does not exist, or has fewer partitions, by the word of the brokers' quorum.
 
         Or whether it has another id than ``topic_id`` (if that is known): by the word of every broker.
 
@@ -251,7 +252,7 @@ class LogUnavailable(LogError):
 
 
 class LogDenied(LogUnavailable):
-    """The brokers don't let us in as whom we say we are: told at once, and so until somebody changes that."""
+    """The brokers refuse our identity: raised at once, and at each call until an operator changes that."""
 
 
 class LogBusy(LogUnavailable):
@@ -259,7 +260,7 @@ class LogBusy(LogUnavailable):
 
 
 class LogUncertain(LogError):
-    """The broker's answer was lost; the append or commit may have happened. Drop what is not logged, lead again."""
+    """The broker's answer was lost; the append or commit may have happened. Drop unlogged state, lead again."""
 
 
 class LogFenced(LogError):
@@ -267,7 +268,7 @@ class LogFenced(LogError):
 
 
 class LogRefused(LogError):
-    """The broker refused what was sent (too large, too old a timestamp, …): ``error`` is its code."""
+    """The broker refused a request (too large, too old a timestamp, …): ``error`` is its code."""
 
     def __init__(self, message: str, error: int, topics: Iterable[str] = ()) -> None:
         super().__init__(message, topics)
@@ -275,9 +276,9 @@ class LogRefused(LogError):
 
 
 class TopicGone(LogRefused):
-    """A topic, or a partition of it, does not exist, or is another one than it was. Nothing happened.
+    """A topic, or a partition of it, does not exist, or was replaced. Nothing happened.
 
-    ``lost``: what it held is known to be gone; else it may yet be found. ``certain``: known by an append that all
+    ``lost``: its records are known to be gone; else it may yet be found. ``certain``: known by an append that all
     replicas in sync took, not by reading alone.
     """
 
@@ -290,10 +291,10 @@ class TopicGone(LogRefused):
         self.certain = certain
 
     @classmethod
-    def made_anew(cls, place: TopicPartition, end: int, known: int, *, certain: bool) -> TopicGone:
-        """A partition that holds less than it once did is another one of the same name."""
+    def replaced(cls, place: TopicPartition, end: int, known: int, *, certain: bool) -> TopicGone:
+        """The error for a partition that ends before records known there: another one of the same name."""
         return cls(
-            f"{place.topic}[{place.partition}] ends at {end} and was known up to {known}: it was made anew",
+            f"{place.topic}[{place.partition}] ends at {end} and was known up to {known}: it was replaced",
             place.topic,
             lost=True,
             certain=certain,
@@ -301,7 +302,7 @@ class TopicGone(LogRefused):
 
 
 class RecordsGone(LogRefused):
-    """Somebody else deleted journal records that a merge needs: for good, and its own trouble alone."""
+    """Journal records that a merge needs were deleted, for good; other merges are not concerned."""
 
     def __init__(self, why: object) -> None:
         super().__init__(f"its journal records are gone: {why}", OFFSET_OUT_OF_RANGE)
@@ -321,6 +322,42 @@ class CorruptBatch(LogError):
     """A batch's CRC does not match, or its bytes are no RecordBatch v2, or its records are malformed."""
 
 
+class GroupMember(Protocol):
+    """A member of a consumer group: its part of the partitions, and the group's offsets. One thread at a time.
+
+    Errors are the client's (`anabranch.errors`).
+    """
+
+    def join(
+        self,
+        topics: Sequence[str],
+        gained: Callable[[list[TopicPartition]], None],
+        lost: Callable[[list[TopicPartition], bool], None],
+    ) -> None:
+        """Join the group. Later calls of `serve` call back with all partitions of this member, and when all go.
+
+        ``lost`` is told whether offsets can still be committed. Both are bound methods, and are held weakly.
+        """
+
+    def serve(self, wait: float) -> None:
+        """Hear what is new in the group, for so many seconds. `NotAuthorized`, `FixCallError`."""
+
+    def look(self) -> None:
+        """Ask for the topics' partitions now: a group shares new ones out once a member knows them."""
+
+    def committed(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The group's offsets, where there are any. `NotReady`, `NotAuthorized`."""
+
+    def commit(self, offsets: Mapping[TopicPartition, int], *, wait: bool) -> bool:
+        """Commit offsets in one request. False: not all were taken (known with ``wait`` only); that is logged."""
+
+    def close(self) -> None:
+        """Leave the group and free everything."""
+
+    def leak(self) -> None:
+        """In a forked child: free nothing, ever."""
+
+
 class Table(Protocol):
     """A sorted table of bytes. All writes are atomic. Errors are `TableError`."""
 
@@ -330,7 +367,7 @@ class Table(Protocol):
     def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """All (key, value) whose key starts with ``prefix``, in key order; a stable view.
 
-        ``first``: only from this key on, so that what was deleted before it is not walked over.
+        ``first``: only from this key on, so that deleted rows before it are not walked over.
         """
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -340,7 +377,7 @@ class Table(Protocol):
         """Put, or delete where the value is None, all at once."""
 
     def close(self) -> None:
-        """Release it."""
+        """Release the table."""
 
 
 class TableError(Exception):

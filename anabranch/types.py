@@ -1,4 +1,4 @@
-"""What callers get back: events, receipts, results and descriptions."""
+"""Types of results: events, receipts, results of commits and descriptions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Event(NamedTuple):
     """A committed event, as a reader sees it.
 
     ``timestamp``: Unix milliseconds, the event's own. ``txn_id``: None for a plain write. ``commit_timestamp``:
-    hybrid time (microseconds << 12 | logical). ``offset`` and ``partition``: where it lies in the stream's topic.
+    hybrid time (microseconds << 12 | logical). ``offset`` and ``partition``: its place in the stream's topic.
     """
 
     stream: str
@@ -72,9 +72,9 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of a commit, for ever the same.
+    """The outcome of a commit; it never changes.
 
-    ``txn_id`` is another than the handle's where a name was committed before. ``commit_timestamp``: hybrid time.
+    ``txn_id`` is not the handle's if the name was committed before. ``commit_timestamp``: hybrid time.
     """
 
     txn_id: bytes
@@ -85,7 +85,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One writer's account of what it wrote, to be carried to whoever commits."""
+    """One writer's account of its events, to be given to the process that commits."""
 
     record: r.Receipt
 
@@ -106,7 +106,7 @@ class Receipt:
 
     @property
     def events(self) -> int:
-        """How many events it stands for."""
+        """The number of its events."""
         return sum(extent.count for extent in self.record.extents)
 
     def to_bytes(self) -> bytes:
@@ -149,11 +149,11 @@ class StreamDescription:
     """A stream as it is now.
 
     ``segments``: the active ones, by key range. ``rejected``: journal records rejected, by reason, since the
-    present controller leads. ``journal``: how far each journal partition is indexed. ``partitions`` is how many
-    there are, of the stream and of its journal. ``low_water``: what lies below may be deleted from a journal
-    partition. ``staged_bytes``: what open transactions have in the journal, about. ``state``: ACTIVE; CREATING;
-    WAITING while it can't be read or written, and ``trouble`` says why; LOST once it is given up, as a topic of it
-    is gone. ``foreign``: records of others found in its topic since the present controller leads, at least.
+    present controller began to lead. ``journal``: how far each journal partition is indexed. ``partitions``: their
+    number, of the stream and of its journal. ``low_water``: offsets below which journal partitions may be cut.
+    ``staged_bytes``: of open transactions in the journal, about. ``state``: ACTIVE; CREATING; WAITING while it
+    can't be read or written, and ``trouble`` says why; LOST once it is given up, as a topic of it is gone.
+    ``foreign``: the least number of foreign records found in its topic since the present controller began to lead.
     """
 
     stream: str
@@ -176,8 +176,7 @@ class CommandsInfo:
     """A control partition's commands: those before ``position`` are dealt with, ``end`` is their end.
 
     ``set_aside``: those that could not be carried out, the oldest first, with ``offset``, ``at_ms`` (Unix
-    milliseconds), ``what`` it was and the ``reason``. ``open_transactions``, ``outcomes``: so many
-    are kept.
+    milliseconds), ``what`` it was and the ``reason``. ``open_transactions``, ``outcomes``: kept numbers.
     """
 
     control_partition: int
@@ -246,7 +245,7 @@ def committed(outcome: r.Outcome) -> r.Outcome:
 
 
 def warn_left_out(outcome: r.Outcome, receipts: object) -> None:
-    """Events were left out, and no receipts were named that say so."""
+    """Warn of left-out events, unless the caller named the receipts to take."""
     if receipts is None and outcome.left_out:
         log.warning(
             "transaction %s is committed without %d events that were written: their writers were not taken",

@@ -2,7 +2,7 @@
 
 Ours: every partition from its beginning to its end, one after the other, each event with its transaction, commit
 time and segment; columns are made, not Python objects. From the call to the last batch; all was read once
-before. Also over librdkafka, which is what clusters with Kerberos get.
+before.
 Plain: as in `bench.ordered`, from its first event on, key and value of each message; and with all its fields.
 Both have one thread that works; librdkafka has one more that fetches. In turn, in one run, medians.
 
@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 
 import anabranch
-from anabranch.librdkafka.options import Options
+from anabranch.client.connect import reader_ports
 from anabranch.reading.ranges import RangeReader
 from bench import ordered
 from bench.setting import Place, noise_values, write_events
@@ -53,12 +53,11 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
 def _measure(place: Place, stream: str, events: int, rounds: int) -> dict[str, Any]:
     ends = _ends(place, stream)
     ways: dict[str, Callable[[], float]] = {
-        "ranges": lambda: _ranges(place, stream, ends, events, {}),
-        "ranges_librdkafka": lambda: _ranges(place, stream, ends, events, {"socket.max.fails": 1}),
+        "ranges": lambda: _ranges(place, stream, ends, events),
         "plain": lambda: ordered._plain(place, stream, events, ordered._key_and_value),
         "plain_same_fields": lambda: ordered._plain(place, stream, events, ordered._all_fields),
     }
-    _ranges(place, stream, ends, events, {})  # when the last markers are there, and all is warm
+    _ranges(place, stream, ends, events)  # when the last markers are there, and all is warm
     took: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
         names = list(ways)
@@ -89,10 +88,8 @@ def _ends(place: Place, stream: str) -> list[int]:
         consumer.close()
 
 
-def _ranges(
-    place: Place, stream: str, ends: list[int], events: int, options: dict[str, Any]
-) -> float:
-    with RangeReader(Options(place.bootstrap, options), TIMEOUT_S) as reader:
+def _ranges(place: Place, stream: str, ends: list[int], events: int) -> float:
+    with RangeReader(reader_ports(place.bootstrap, {}), TIMEOUT_S) as reader:
         start = time.perf_counter()
         count = sum(
             batch.num_rows
@@ -110,7 +107,6 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     head = [
         "events",
         "ranges /s",
-        "over librdkafka /s",
         "plain /s",
         "of plain",
         "plain, same fields /s",
@@ -123,7 +119,6 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             [
                 name,
                 f"{rates['ranges']:,.0f}",
-                f"{rates['ranges_librdkafka']:,.0f}",
                 f"{rates['plain']:,.0f}",
                 f"{row['of_plain']:.1f} ×",
                 f"{rates['plain_same_fields']:,.0f}",

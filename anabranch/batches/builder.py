@@ -41,7 +41,7 @@ class _LastBody(threading.local):
     def __init__(self) -> None:
         self.data: object = None
         self.body: Buffer = b""
-        # Where the copying of it stopped: below this offset delta nothing is left behind that place.
+        # The place where copying stopped: lower offset deltas are all before it.
         self.at = 0
         self.next_delta = 0
 
@@ -74,7 +74,7 @@ class BatchBuilder:
 
     @property
     def count(self) -> int:
-        """How many records it has."""
+        """The number of records."""
         return self._count
 
     @property
@@ -83,11 +83,11 @@ class BatchBuilder:
         return HEADER_SIZE + len(self._body)
 
     def mark(self) -> Mark:
-        """Where it stands, for `rewind`."""
+        """The present state, for `rewind`."""
         return Mark(len(self._body), self._count, self._base_timestamp, self._max_timestamp)
 
     def rewind(self, mark: Mark) -> None:
-        """Take back all that was added since."""
+        """Take back all that was added since the mark."""
         del self._body[mark.size :]
         self._count, self._base_timestamp, self._max_timestamp = mark[1:]
 
@@ -98,7 +98,7 @@ class BatchBuilder:
         self.add_all(((key, value, headers, timestamp_ms),))
 
     def add_all(self, rows: Iterable[Row], limit: int = sys.maxsize) -> int:
-        """Add records until `size_estimate` reaches ``limit``; how many. Of an iterator no more are taken."""
+        """Add records until `size_estimate` reaches ``limit``; returns how many. Takes no more from an iterator."""
         body, count, room, table = self._body, self._count, limit - HEADER_SIZE, _VARINTS
         base, newest = self._base_timestamp, self._max_timestamp
         shared: Headers | None = None
@@ -147,11 +147,11 @@ class BatchBuilder:
         return added
 
     def add_from_batch(self, batch: RawBatch, first_delta: int, last_delta: int) -> int:
-        """Add the records of another batch with these offset deltas, both included; how many.
+        """Add the records of another batch with these offset deltas, both included; returns how many.
 
-        Timestamps stay (also where the batch's log gave them), keys, values and headers are copied as
-        they are. Taking the runs of one batch in rising order walks it once. Only what has to change is
-        looked at: `anabranch.batches.framing.scan_batch` says whether the records are whole.
+        Timestamps stay (also where the batch's log gave them), keys, values and headers are copied as they are.
+        Taking the runs of one batch in rising order walks it once. Records are not fully checked: before,
+        `anabranch.batches.framing.scan_batch` says whether they are whole.
 
         Raises:
             CorruptBatch: the batch can't be read; nothing was added.
@@ -204,7 +204,7 @@ class BatchBuilder:
         return int(copied)
 
     def add_encoded(self, copy: Callable[[Any, Any], int], at: int, room: int) -> int:
-        """Let compiled code add records, from its ``at`` on, in at most ``room`` bytes; where it stopped.
+        """Let compiled code add records, from its ``at`` on, in at most ``room`` bytes; returns where it stopped.
 
         ``copy`` is given the bytes to fill and a copy's state, as `anabranch.batches.kernels.copy` has it.
 
@@ -253,7 +253,7 @@ class BatchBuilder:
 
 def _unpacked(batch: RawBatch, header: BatchHeader) -> Buffer:
     if _last.data is not batch.data:
-        # Kept by identity: the reference makes sure that no other batch takes its place.
+        # Compared by identity: the reference keeps its address from being used again.
         _last.data = None
         _last.body = decompress(header.compression, memoryview(batch.data)[HEADER_SIZE:])
         _last.data = batch.data

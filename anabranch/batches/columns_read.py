@@ -1,6 +1,6 @@
 """Record batches into columns: compiled code walks each body once, and no Python object is made per record.
 
-Columns are numpy arrays in Arrow's layout (`Columns`); whoever has pyarrow wraps them without a copy.
+Columns are numpy arrays in Arrow's layout (`Columns`): pyarrow wraps them without a copy.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Longs: TypeAlias = NDArray[np.int64]
 Ints: TypeAlias = NDArray[np.int32]
 Bytes: TypeAlias = NDArray[np.uint8]
 
-# A chunk is full with so many rows, or bytes; what one batch more brings may be on top.
+# A chunk is full at this many rows, or bytes; its last batch may exceed them.
 MAX_ROWS = 32_768
 MAX_BYTES = 8 << 20
-_USUAL_HEADERS = MAX_ROWS  # room for so many; more is made for a batch that has more
+_USUAL_HEADERS = MAX_ROWS  # room at first; a batch with more gets more
 
 _kernel: ModuleType | None = None
 
 
 def warm() -> None:
-    """Load what is compiled (1 s; 10 s the first time on a machine). Call it where a wait does no harm."""
+    """Load the compiled code (1 s; 10 s the first time on a machine). Call it where a wait does no harm."""
     _load()
 
 
 def is_warm() -> bool:
-    """Whether it is loaded."""
+    """Whether the compiled code is loaded."""
     return _kernel is not None
 
 
@@ -68,8 +68,8 @@ class Columns:
 
     ``timestamps``: Unix milliseconds, the batch's where the broker sets them. ``txns``: the transaction id in the
     header ab.txn, null where there is none. ``header_ends``: where each record's headers end in ``names`` and
-    ``header_values``; headers whose names begin with ``ab.`` are left out. ``ascii_names``: else their bytes are
-    to be looked at before they are called text.
+    ``header_values``; headers whose names begin with ``ab.`` are left out. ``ascii_names``: whether all names are
+    ASCII; others may not be text.
     """
 
     offsets: Longs
@@ -90,7 +90,7 @@ class ColumnsBuilder:
     """Puts batches into chunks of columns. One thread at a time."""
 
     def __init__(self, rows: int = MAX_ROWS, size: int = MAX_BYTES) -> None:
-        """A chunk is done with so many ``rows``, or bytes (``size``) of keys, values and headers."""
+        """A chunk is full at ``rows`` rows, or ``size`` bytes of keys, values and headers."""
         self._rows = rows
         self._bytes = size
         self._kernel = _load()
@@ -147,7 +147,7 @@ class ColumnsBuilder:
             self._room = None
             headers = size // 2  # each takes two bytes at least
         if room.rows >= self._rows or room.bytes >= self._bytes:
-            # Never two chunks at once: what was there before leaves room for more than this batch.
+            # Never two chunks at once: the chunk before leaves room for more than this batch.
             return done or self.finish()
         return done
 
@@ -166,7 +166,7 @@ class _Room:
     """The columns of a chunk while it is filled."""
 
     def __init__(self, rows: int, size: int, headers: int, kernel: ModuleType) -> None:
-        # Pages that nothing is written to take no memory.
+        # Pages without a write take no memory.
         self._kernel = kernel
         self._most_rows, self._most_bytes = rows, size
         self._longs = np.empty((2, rows), dtype=np.int64)
@@ -207,7 +207,7 @@ class _Room:
         return int(sum(sizes)) + int(filled[k.HEADER_BYTES])
 
     def fits(self, count: int, size: int) -> bool:
-        """Whether so many records of so many bytes together have room, whatever they are."""
+        """Whether ``count`` records of ``size`` bytes in all have room."""
         return self.rows + count <= self._most_rows and self.bytes + size <= self._most_bytes
 
     def take(self) -> Columns:

@@ -1,8 +1,8 @@
 """Columns of events straight into record batches: no Python object for each row.
 
-The rows are walked once, in compiled code that places each by its key, lays out its record in the batch of its
-journal partition, and sums the checksums of receipts: 13 million rows/s of 100 bytes on one core. numba takes
-half a second to load, so that a few rows are better written as events (`worth_it`).
+Compiled code walks the rows once: 13 million rows/s of 100 bytes on one core. The walk places each row by its key,
+lays out its record in the batch of its journal partition, and sums the checksums of receipts. numba takes half a
+second to load, so a few rows are better written as events (`worth_it`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Numbers: TypeAlias = "npt.NDArray[np.int64]"
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 Headers: TypeAlias = "list[tuple[str, bytes | None]]"
 
-# So many rows are written before numba would be there.
+# Up to this many rows, plain Python is quicker than loading numba.
 _FEW = 500
 # All batches of a writer that are being filled take no more than this, unless single rows are that big.
 _ROOM_BYTES = 64 << 20
 _LEAST_SLOT_BYTES = 4 << 10
-_HEADER_FRAMING_BYTES = 6  # what the size limit counts for a header besides its name and value
+_HEADER_FRAMING_BYTES = 6  # counted for a header, besides its name and value, by the size limit
 
 _NO_NUMBERS: Numbers = np.empty(0, dtype=np.int64)
 _NO_BYTES: Bytes = np.empty(0, dtype=np.uint8)
@@ -41,7 +41,7 @@ _kernel: ModuleType | None = None
 
 
 def warm() -> None:
-    """Load and, the first time on a machine, compile what is compiled (0.5 s; 4 s the first time)."""
+    """Load the compiled code, which is compiled once on a machine (0.5 s; 4 s the first time)."""
     global _kernel
     if _kernel is None:
         from anabranch.batches.kernels import columns_write as columns_kernel
@@ -50,20 +50,20 @@ def warm() -> None:
 
 
 def worth_it(rows: int) -> bool:
-    """Whether so many rows go quicker by compiled code, loading it included."""
+    """Whether compiled code writes ``rows`` rows quicker, loading it included."""
     # The kernel reads numbers as they lie in memory.
     return sys.byteorder == "little" and (_kernel is not None or rows > _FEW)
 
 
 class BytesColumn(NamedTuple):
-    """Bytes of each row: where they start in ``data``, and how many; -1 is null."""
+    """Bytes of each row: their start in ``data``, and their size; -1 is null."""
 
     starts: Numbers = _NO_NUMBERS
     sizes: Numbers = _NO_NUMBERS
     data: Bytes = _NO_BYTES
 
     def at(self, row: int) -> bytes | None:
-        """One row's."""
+        """The bytes of one row."""
         size = int(self.sizes[row])
         if size < 0:
             return None
@@ -75,7 +75,7 @@ _NO_COLUMN = BytesColumn()
 
 
 class HeadersColumn(NamedTuple):
-    """Headers of each row: where they start in ``names`` (UTF-8) and ``values``, and how many."""
+    """Headers of each row: their start in ``names`` (UTF-8) and ``values``, and their number."""
 
     starts: Numbers = _NO_NUMBERS
     counts: Numbers = _NO_NUMBERS
@@ -101,7 +101,7 @@ class EventColumns:
 
     @property
     def rows(self) -> int:
-        """How many events."""
+        """The number of events."""
         return len(self.values.sizes)
 
     def sizes(self) -> Numbers:
@@ -140,7 +140,7 @@ class EventColumns:
 
 
 class Placing(NamedTuple):
-    """Where a writer's events go: key ranges, rising from 0, and the journal partition of each.
+    """The places of a writer's events: key ranges, rising from 0, and the journal partition of each.
 
     ``txn``: the value of the ab.txn header. Rows without a key go to one range for about ``sticky_bytes``, each
     counted with ``overhead`` bytes, then to the next; ``first_range`` is the first.
@@ -186,7 +186,7 @@ class ColumnEncoder:
             self._empty(slot)
 
     def encode(self, columns: EventColumns, now_ms: int) -> Iterator[tuple[int, Packed]]:
-        """Lay out all rows; the batches that became full on the way, each with its partition. Take all.
+        """Lay out all rows; yields batches that become full, each with its partition. Take all.
 
         ``now_ms``: Unix milliseconds, for rows without a timestamp.
         """
@@ -222,14 +222,14 @@ class ColumnEncoder:
                 self._lend(full, int(walk[kernel.NEEDED]))
 
     def rest(self) -> Iterator[tuple[int, Packed]]:
-        """What is not full yet. Take it all."""
+        """The batches that are not full yet. Take all."""
         kernel = _kernel_now()
         for slot in range(len(self._partitions)):
             if self._slots[slot, kernel.COUNT]:
                 yield self._seal(slot)
 
     def counted(self) -> list[Counted]:
-        """What was laid out since the last call."""
+        """The counts of rows laid out since the last call."""
         kernel = _kernel_now()
         sums = self._slots[:, [kernel.ROWS, kernel.CRC_SUM]].tolist()
         self._slots[:, [kernel.ROWS, kernel.CRC_SUM]] = 0

@@ -1,4 +1,4 @@
-"""The four codecs of RecordBatch v2, with a limit on what a hostile batch can unpack to."""
+"""The four codecs of RecordBatch v2, with a limit on the unpacked bytes of a hostile batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {number: name for name, number in CODECS.items()}
 MAX_UNPACKED_BYTES = 512 << 20
 _FIRST_SCRATCH_BYTES = 1 << 20
 _KEPT_SCRATCH_BYTES = 64 << 20  # more is given back at the next use
-# What cramjam says if only the room was too small; anything else is damage.
+# cramjam's words if only the room was too small; any other error is damage.
 _NO_ROOM = "failed to write whole buffer"
 # The framing of Java's snappy streams: magic, version and compatible version, then blocks with lengths.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
@@ -35,7 +35,7 @@ _ZSTD_LEVEL = 3
 
 
 class _Scratch(threading.local):
-    """A buffer of each thread that unpacking reuses; it grows up to what was needed most, but for rare giants."""
+    """A buffer of each thread for unpacking; it grows to the largest need, but for rare giants."""
 
     def __init__(self) -> None:
         self.room = bytearray(_FIRST_SCRATCH_BYTES)
@@ -68,7 +68,7 @@ def decompress_scratch(codec: int, data: Buffer, *, limit: int = MAX_UNPACKED_BY
     """``data`` unpacked, in a buffer that the next call of the same thread overwrites.
 
     Raises:
-        CorruptBatch: not what the codec packs, or more than ``limit`` bytes.
+        CorruptBatch: not of this codec, or more than ``limit`` bytes.
     """
     if codec == NONE:
         return memoryview(data)

@@ -35,7 +35,7 @@ Buffer = bytes | bytearray | memoryview
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _LENGTH_AND_MAGIC = struct.Struct(">iib")
 _OFFSET = struct.Struct(">q")
-# What the CRC does not cover (21 bytes), and the rest of the header (40 bytes).
+# The part that the CRC does not cover (21 bytes), and the rest of the header (40 bytes).
 _UNCOVERED = struct.Struct(">qiibI")
 _COVERED = struct.Struct(">hiqqqhii")
 _CRC_FROM = _UNCOVERED.size
@@ -69,22 +69,22 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_transactional(self) -> bool:
-        """Written inside a native transaction."""
+        """Whether it was written inside a native transaction."""
         return bool(self.attributes & TRANSACTIONAL)
 
     @property
     def is_control(self) -> bool:
-        """A marker of the broker (commit or abort), not data."""
+        """Whether it is a marker of the broker (commit or abort), not data."""
         return bool(self.attributes & CONTROL)
 
     @property
     def is_log_append_time(self) -> bool:
-        """All records have the batch's max timestamp."""
+        """Whether all records have the batch's max timestamp."""
         return bool(self.attributes & LOG_APPEND_TIME)
 
     @property
     def is_dense(self) -> bool:
-        """No record is missing (as in compacted batches): only these can be produced as they are."""
+        """Whether no record is missing (compaction leaves gaps): only dense batches can be produced as they are."""
         return self.record_count >= 1 and self.last_offset_delta == self.record_count - 1
 
     @property
@@ -118,7 +118,7 @@ def compute_crc(data: Buffer) -> int:
 
 
 def crc_of(data: Buffer) -> int:
-    """The CRC-32C that a batch's head says; not whether it is right."""
+    """The CRC-32C in a batch's header, right or wrong."""
     crc: int = _UNCOVERED.unpack_from(data)[4]
     return crc
 
@@ -171,8 +171,8 @@ def patch_parts(
     The records are not copied: ``data`` must stay as it is until they are sent.
 
     Base offset 0 and no leader epoch, as the broker asks; the bits for LogAppendTime, a delete horizon
-    and transactions are set for the new log (the broker would store wrong ones silently); the CRC is
-    computed anew, after the old one was checked.
+    and transactions are set for the new log (the broker would store wrong ones silently). The old CRC is
+    checked, then a new one computed.
 
     Raises:
         LogRefused: (87) a control batch, or one with gaps in its offsets. The broker refuses both, and
@@ -183,7 +183,7 @@ def patch_parts(
     view = memoryview(data)
     records = view[HEADER_SIZE:]
     if crc32c(view[_CRC_FROM:]) != header.crc:
-        # A new CRC would hide it for ever.
+        # A new CRC would hide the damage.
         raise CorruptBatch(f"the batch at offset {header.base_offset} does not match its CRC-32C")
     if header.is_control:
         raise LogRefused("a control batch can't be appended", INVALID_RECORD)
@@ -257,7 +257,7 @@ def frame(
 
 
 class Packed(NamedTuple):
-    """All of a batch but its header: ``rows`` records, compressed; timestamps in Unix milliseconds."""
+    """A batch without its header: ``rows`` records, compressed; timestamps in Unix milliseconds."""
 
     records: bytes
     codec: int
@@ -271,7 +271,7 @@ class Packed(NamedTuple):
         producer_epoch: int = NO_PRODUCER_EPOCH,
         base_sequence: int = NO_SEQUENCE,
     ) -> bytes:
-        """The batch, of a producer outside of transactions, or of none."""
+        """The batch, from a producer outside of transactions, or from none."""
         return frame(
             self.records,
             compression=self.codec,

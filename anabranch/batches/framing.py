@@ -1,8 +1,8 @@
 """Cutting record batches into runs: consecutive records of one kind and, for WRITEs, of one writer.
 
-A batch is spliced only if each of its records was looked at, so this walks the framing of all of them, in
-compiled code: about 10 million records/s of 100 bytes. numba takes a second to load, so small batches are
-walked in plain Python until something big comes, or `warm` was called.
+A batch is spliced only if each of its records was looked at, so compiled code walks the framing of all of them:
+about 10 million records/s of 100 bytes. numba takes a second to load, so small batches are walked in plain Python
+until a big one comes, or `warm` was called.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from anabranch.ports import CorruptBatch, RawBatch
 if TYPE_CHECKING:
     from types import ModuleType
 
-# Up to so many records, plain Python is quicker than loading numba.
+# Up to this many records, plain Python is quicker than loading numba.
 _SMALL = 256
 _FIRST_ROWS = 256
-# A small batch can unpack to millions of records; a run of each would cost the reader a GB and many seconds.
+# A small batch can unpack to millions of records; a run each would cost the reader a GB and many seconds.
 MAX_RUNS = 100_000
 
 
 class Kind(IntEnum):
-    """What the records of a run are. From `MALFORMED` on they are bad: to be rejected and counted."""
+    """The kind of a run's records. From `MALFORMED` on they are bad: to be rejected and counted."""
 
     WRITE = 0  # one ab.txn header of 28 bytes
     PLAIN = 1  # no header that starts with ab.
     OP = 2  # one ab.op header
-    MALFORMED = 3  # the batch can't be read, or has over `MAX_RUNS` runs; this run stands for all
+    MALFORMED = 3  # the batch can't be read, or has over `MAX_RUNS` runs; this run is for all
     DOUBLE_TXN = 4  # several ab.txn headers
     TXN_AND_OP = 5  # ab.txn and ab.op
     DOUBLE_OP = 6  # several ab.op headers
-    TXN_LENGTH = 7  # an ab.txn header that has not 28 bytes
+    TXN_LENGTH = 7  # an ab.txn header of other than 28 bytes
     RESERVED = 8  # another header that starts with ab.
     NO_TEXT = 9  # a header whose name is no UTF-8: librdkafka's readers in Python could not go on behind it
 
@@ -46,8 +46,7 @@ class Kind(IntEnum):
 class Run(NamedTuple):
     """Consecutive records of one kind. Offset deltas count from the batch's base offset.
 
-    Of a malformed batch there is one run, over all its offsets, with the record count that the header
-    claims and zeros.
+    A malformed batch has one run, over all its offsets, with the record count that the header claims and zeros.
     """
 
     kind: Kind
@@ -80,7 +79,7 @@ _kernels: Kernels | None = None
 
 
 def warm(folder: Path | None = None) -> None:
-    """Load and, the first time on a machine, compile what is compiled (1 s; 15 s the first time).
+    """Load the compiled code, which is compiled once on a machine (1 s; 15 s the first time).
 
     Call it where a wait does no harm: when a process is set up. ``folder``: one of the process's own, for compiled
     code that can't be kept with the package.
@@ -94,7 +93,7 @@ def warm(folder: Path | None = None) -> None:
 
 def _load() -> Kernels | None:
     global _kernels
-    # They read numbers as they lie in memory.
+    # The kernels read numbers as they lie in memory.
     if _kernels is None and sys.byteorder == "little":
         from anabranch.batches.kernels import copy, scan
 
@@ -103,7 +102,7 @@ def _load() -> Kernels | None:
 
 
 def kernels_for(records: int) -> Kernels | None:
-    """The compiled code, if it is there or worth loading for so many records."""
+    """The compiled code, if it is loaded or worth loading for this number of records."""
     if _kernels is not None or records <= _SMALL:
         return _kernels
     return _load()
@@ -112,7 +111,7 @@ def kernels_for(records: int) -> Kernels | None:
 def scan_batch(batch: RawBatch, *, limit: int = MAX_UNPACKED_BYTES) -> list[Run]:
     """The runs of a batch, in order; none if compaction left it empty.
 
-    Whatever is wrong with the batch's content shows as a run that is bad; nothing is raised.
+    A fault in the batch's content becomes a bad run; nothing is raised.
     ``limit``: the bytes that it may unpack to.
     """
     try:
@@ -132,7 +131,7 @@ def scan_batch(batch: RawBatch, *, limit: int = MAX_UNPACKED_BYTES) -> list[Run]
 
 
 def scan_body(body: Buffer, header: BatchHeader) -> list[Run]:
-    """`scan_batch` of a body that is unpacked already."""
+    """`scan_batch` of an unpacked body."""
     kernels = kernels_for(header.record_count)
     if kernels is None:
         rows = framing_oracle.scan(

@@ -75,7 +75,7 @@ def _scan(body: bytes, count: int, last_offset_delta: int, base_timestamp: int) 
 
 
 def _kind(reader: Reader) -> tuple[int, int]:
-    """What a record's headers make it; and where its ab.txn value stands, -1 unless it is a WRITE."""
+    """A record's kind, by its headers; and the place of its ab.txn value, -1 unless it is a WRITE."""
     txns = ops = others = no_text = 0
     txn_at, txn_size = -1, -1
     for _ in range(reader.header_count()):

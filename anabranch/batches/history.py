@@ -1,4 +1,4 @@
-"""What a record of a stream's history topic says."""
+"""Decoding of records of a stream's history topic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HistoryRecord = EpochRecord | CommitRecord
 def decode_history(topic: str, offset: int, value: bytes | None, advice: str) -> HistoryRecord:
     """A record by its value. ``advice``: what to do about a foreign one, the end of the error's sentence.
 
-    Raises: MalformedRecord, UnsupportedVersion: it is nobody's, or a newer controller's.
+    Raises: MalformedRecord, UnsupportedVersion: written by no controller, or by a newer one.
     """
     kind: type[MalformedRecord | UnsupportedVersion] = MalformedRecord
     try:

@@ -1,4 +1,4 @@
-"""Reading given batches of a journal again, in rising order, with few fetches; ahead, if asked to."""
+"""Reading given batches of a journal again, in rising order, with few fetches, and ahead on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anabranch.ports import (
 
 # Enough for a round trip to be cheap; little enough that the broker stores while we fetch the next.
 FETCH_BYTES = 2 << 20
-# So many fetches ahead at most: they go on while a native transaction ends and the next begins.
+# The most fetches ahead: they go on while a native transaction ends and the next begins.
 MAX_AHEAD = 4
 _FETCH_WAIT_S = 0.5
 _EMPTY_FETCHES = 20
@@ -66,14 +66,14 @@ class JournalReader:
         self._here: deque[RawBatch] = deque()
         # Fetches ahead, in order; each begins where the one before ends.
         self._coming: deque[Future[_Batches]] = deque()
-        # How far ahead: more with each fetch that was of use, so that leaps don't cost many in vain.
+        # How many fetches ahead: more after each useful one, so that leaps waste few.
         self._depth = 1
 
     def batch(self, base_offset: int, crc: int = 0) -> RawBatch:
         """The batch that begins at this offset; quick if asked for in rising order.
 
-        ``crc``: what its head has to say (0: anything). What was indexed may be gone, and others' records stand
-        there: in a journal that somebody deleted and made anew.
+        ``crc``: the CRC that its header must have (0: any). In a journal that was deleted and created again, other
+        records may be at the offset.
 
         Raises:
             LogUnavailable: nothing is there, or no leader.
@@ -85,7 +85,7 @@ class JournalReader:
             self._here = deque(self._take(base_offset))
             while len(self._here) > 1 and self._here[0].base_offset < base_offset:
                 self._here.popleft()
-        # It stays: several runs may be of one batch.
+        # Kept: several runs may be of one batch.
         batch = self._here[0]
         if batch.base_offset != base_offset:
             raise RecordsGone(f"no batch of {self._partition} begins at {base_offset}")
@@ -106,11 +106,11 @@ class JournalReader:
     def _take_ahead(self, position: int) -> _Batches | None:
         """The batches from ``position`` on, if they were fetched ahead."""
         while self._coming:
-            # Also if it is of no use: two fetches of one partition at once would compete.
+            # Awaited even if useless: two fetches of one partition at once would compete.
             try:
                 ready = self._coming.popleft().result()
             except LogError:
-                # Nobody asked for it yet; what is asked for now fails by itself, if it does.
+                # Fetched ahead only: the present request will meet its own error, if any.
                 continue
             if ready and ready[0].base_offset <= position < ready[-1].next_offset:
                 self._depth = min(self._depth + 1, MAX_AHEAD)
@@ -118,7 +118,7 @@ class JournalReader:
         return None
 
     def _go_ahead(self, following: int) -> None:
-        """Have the fetches under way that there should be; the first of them starts at ``following``."""
+        """Keep the due number of fetches under way; the first of them starts at ``following``."""
         if self._fetcher is None:
             return
         while len(self._coming) < self._depth:
@@ -126,7 +126,7 @@ class JournalReader:
             self._coming.append(self._fetcher.submit(self._fetch_behind, before, following))
 
     def _fetch_behind(self, before: Future[_Batches] | None, following: int) -> _Batches:
-        """Fetch what comes after the fetch before, which this thread has ended already."""
+        """Fetch on from the end of the fetch before, which this thread has finished already."""
         if before is not None:
             found = before.result()
             if not found:

@@ -13,7 +13,7 @@ from anabranch.core.journal_runs import StoredRun
 from anabranch.errors import check
 from anabranch.ports import RawBatch
 
-# A smaller batch costs the broker more than it costs to take it apart (measured: about 100 records).
+# A smaller batch costs the broker more than taking it apart costs (measured: about 100 records).
 MIN_SPLICED_RECORDS = 100
 # A bigger one is copied however few records it has.
 SPLICED_BYTES = 64 << 10
@@ -41,7 +41,7 @@ class Made(NamedTuple):
 class Packer:
     """Fills one batch after the other. Each method yields the batches that it completes: append them in that order.
 
-    ``of`` is the caller's number for what it adds.
+    ``of`` is the caller's number for the records that it adds.
     """
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
@@ -53,7 +53,7 @@ class Packer:
 
     @property
     def empty(self) -> bool:
-        """All that was added is in batches that were yielded."""
+        """Whether all records are in batches that were yielded."""
         return not self._parts
 
     def flush(self) -> Iterator[Made]:
@@ -64,14 +64,14 @@ class Packer:
             yield made
 
     def whole(self, of: int, batch: RawBatch, records: int) -> Iterator[Made]:
-        """Take a batch as it is, behind what was filled."""
+        """Take a batch as it is, behind the one being filled."""
         yield from self.flush()
         yield Made(batch.data, [(of, records)])
 
     def run(
         self, of: int, run: StoredRun, reader: JournalReader, *, divisible: bool = True
     ) -> Iterator[Made]:
-        """Take a journal's run. `InvariantViolation` if its batch has not the records that it says.
+        """Take a journal's run. `InvariantViolation` if its batch has not as many records.
 
         Other errors are those of the reading.
         """
@@ -87,9 +87,9 @@ class Packer:
     def copy(
         self, of: int, batch: RawBatch, first: int, last: int, *, divisible: bool = True
     ) -> Generator[Made, None, int]:
-        """Take records of a batch, by offset deltas; how many.
+        """Take records of a batch, by offset deltas; returns how many.
 
-        What would make the batch too big goes into one of its own: in halves, if it must and may be.
+        Records that make the batch too big go into one of their own: in halves, if they must and may.
         """
         mark = self._builder.mark()
         taken = self._builder.add_from_batch(batch, first, last)
@@ -111,7 +111,7 @@ class Packer:
         return taken
 
     def rows(self, of: int, rows: Sequence[Row], codec: int | None = None) -> Iterator[Made]:
-        """Take rows; ``codec``: packs what is too big by itself."""
+        """Take rows; ``codec``: packs a row that is too big by itself."""
         rest, at = iter(rows), 0
         while True:
             mark = self._builder.mark()
@@ -121,7 +121,7 @@ class Packer:
             too_big = self._builder.size_estimate > self._limit
             cut = too_big and self._builder.count > 1
             if cut:
-                # The last one was too much: it begins the next batch.
+                # The last row was too much: it begins the next batch.
                 self._builder.rewind(mark)
                 added = self._builder.add_all(rows[at : at + added - 1])
             elif too_big and codec is not None:
@@ -139,8 +139,8 @@ class Packer:
     ) -> Iterator[Made]:
         """Let compiled code take some of a batch's records, from number ``at`` to before ``end``.
 
-        ``copy``: as `BatchBuilder.add_encoded` has it; ``starts``: an array that says where each record starts;
-        ``codec``: packs what is too big by itself. `CorruptBatch` if they can't be taken apart.
+        ``copy``: as `BatchBuilder.add_encoded` has it; ``starts``: an array of the records' starts;
+        ``codec``: packs a record that is too big by itself. `CorruptBatch` if they can't be taken apart.
         """
         while True:
             left = int(starts[end] - starts[at]) + (end - at) * COPY_GROWTH
@@ -171,5 +171,5 @@ class Packer:
 
 
 def _as_it_came(codec: int) -> BatchBuilder:
-    """A builder for what is too big by itself: it fits only as it came, packed."""
+    """A builder for a record that is too big by itself: it fits only packed, as it came."""
     return BatchBuilder(NAMES[codec])

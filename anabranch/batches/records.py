@@ -50,7 +50,7 @@ def decode_records(data: Buffer, *, limit: int = MAX_UNPACKED_BYTES) -> list[Rec
 
 
 def decode_body(body: bytes, header: BatchHeader) -> list[Record]:
-    """`decode_records` of a body that is unpacked already."""
+    """`decode_records` of an unpacked body."""
     if not 0 <= header.record_count <= len(body) // MIN_RECORD_BYTES:
         raise CorruptBatch(f"{header.record_count} records don't fit into {len(body)} bytes")
     try:
@@ -60,14 +60,14 @@ def decode_body(body: bytes, header: BatchHeader) -> list[Record]:
 
 
 class _Unusual(Exception):
-    """Not the form that `_decode_usual` knows."""
+    """A form that `_decode_usual` does not know."""
 
 
 def _decode_usual(body: bytes, header: BatchHeader) -> list[Record]:
     """Records without rare things (numbers of more than 28 bits, nulls in most places) in a quarter of the time.
 
-    It judges nothing: whatever is unusual, broken bytes too, raises `_Unusual` or IndexError. No field can go
-    beyond its record: none takes less than nothing, and each record must end where its length says.
+    Anything unusual, broken bytes too, raises `_Unusual` or IndexError. No field can go beyond its record: sizes
+    are never negative, and each record must end where its length says.
     """
     first, last_delta, stop = header.base_offset, -1, header.last_offset_delta
     base = header.base_timestamp
@@ -126,7 +126,7 @@ def _usual_number(body: bytes, at: int) -> tuple[int, int]:
         for shift in (7, 14, 21):
             byte = body[at]
             at += 1
-            # Less the bit by which the byte before said that another one follows.
+            # Less the bit that marks the byte before as not the last.
             number += (byte << shift) - (1 << shift)
             if byte < 0x80:
                 break
@@ -167,7 +167,7 @@ def _usual_headers(body: bytes, at: int) -> tuple[tuple[tuple[str, bytes | None]
 
 @lru_cache(1024)
 def header_name(name: bytes) -> str:
-    """A header's name as text: what is no UTF-8 is kept as surrogates."""
+    """A header's name as text: bytes that are no UTF-8 become surrogates."""
     return name.decode("utf-8", "surrogateescape")
 
 
@@ -216,7 +216,7 @@ def encode_sparse(
 ) -> bytes:
     """A batch from ``base_offset`` up to ``next_offset`` that keeps its records' own offsets.
 
-    As compaction leaves it: with gaps, or without any record.
+    Compaction leaves such batches: with gaps, or without any record.
     """
     return _encode(records, compression, base_offset, next_offset)
 
@@ -290,7 +290,7 @@ class Reader:
         self.end = len(body)
 
     def enter_record(self) -> None:
-        """Go behind a record's length and attributes; from here on its end bounds all reading."""
+        """Go behind a record's length and attributes; its end bounds all further reading."""
         size = self.varint()
         if size < 0 or self.at + size > len(self.body):
             raise CorruptBatch("a record goes beyond the end of its batch")
@@ -298,13 +298,13 @@ class Reader:
         self.skip(1)
 
     def leave_record(self) -> None:
-        """The record must be read to its end."""
+        """`CorruptBatch` unless the record was read to its end."""
         if self.at != self.end:
             raise CorruptBatch("a record's length and its content disagree")
         self.end = len(self.body)
 
     def skip(self, count: int) -> None:
-        """Go on by so many bytes."""
+        """Go on by ``count`` bytes."""
         if self.at + count > self.end:
             raise CorruptBatch("a record ends in the middle of a field")
         self.at += count
@@ -356,7 +356,7 @@ class Reader:
         return count
 
     def header_place(self) -> tuple[bytes, int, int]:
-        """A header's name, and where its value stands: (offset, size or -1 for null)."""
+        """A header's name, and its value's place: (offset, size or -1 for null)."""
         name = self.nullable()
         if name is None:
             raise CorruptBatch("a header without a name")

@@ -1,8 +1,8 @@
 """Merging one partition's pieces, in commit order, into batches: spliced, taken apart, or made of events.
 
 A journal batch that belongs to one writer whole is copied as it is (a splice); the rest of the runs, and
-events, are put together into bigger batches. Everything is a stream: batches are fetched, checked and
-patched while the broker stores those before, so a merge is about as quick as producing ready batches.
+events, are put together into bigger batches. Everything is a stream: batches are fetched, checked and patched
+while the broker stores those before, so a merge is about as quick as producing ready batches.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Splice:
         self._landed = [Landed(0, 0, 0)] * len(pieces)
 
     def batches(self) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
-        """The batches, each made when it is asked for."""
+        """The batches, each made when it is taken."""
         for data, parts in self._made():
             self._yielded.append(parts)
             yield self._target, data

@@ -1,7 +1,7 @@
 """Splitting record batches by key: each record to the segment that holds its key, in the order of the records.
 
-For plain writes, which any producer puts into any journal partition. A batch whose records all belong to one
-segment goes there as it is, if that is worth it (`anabranch.batches.packer`); others are taken apart.
+Only for plain writes, which any producer puts into any journal partition. A batch of one segment's records goes
+there as it is, if that is worth it (`anabranch.batches.packer`); others are taken apart.
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ class Split:
         self._last: _Compiled | _Plain | None = None
 
     def keyless(self, partition: int) -> int:
-        """The index of the segment that records without a key in a journal partition go to.
-
-        The one on the partition of that number; if none is there, the first one.
-        """
+        """The index of the segment for keyless records of a journal partition: on that number, else the first."""
         return self._by_partition.get(partition, 0)
 
     def add(self, batch: RawBatch, run: StoredRun, keyless: int) -> None:
@@ -51,7 +48,7 @@ class Split:
 
         Raises:
             CorruptBatch: the batch can't be read.
-            InvariantViolation: it has not the records that the run says.
+            InvariantViolation: it has other records than the run says.
         """
         if self._last is None or self._last.batch.data is not batch.data:
             self._last = self._placed(batch, keyless)  # runs of one batch come one after the other
@@ -98,7 +95,7 @@ class _Out:
         self.packer = Packer(limit)
 
     def take(self, made: Iterable[Made]) -> None:
-        """More of them."""
+        """Add batches."""
         for data, ((_, records),) in made:
             self.batches.append(RawBatch(0, records, memoryview(data)))
 
@@ -121,7 +118,7 @@ class _Plain(NamedTuple):
         return sorted(set(self.places[begin:end]))
 
     def copy(self, packer: Packer, index: int, begin: int, end: int) -> Iterator[Made]:
-        """Give the records of a segment."""
+        """Put the records of a segment into the packer."""
         rows = [
             (record.key, record.value, record.headers, record.timestamp_ms)
             for record, place in zip(self.records[begin:end], self.places[begin:end], strict=True)
@@ -154,7 +151,7 @@ class _Compiled(NamedTuple):
         return found
 
     def copy(self, packer: Packer, index: int, begin: int, end: int) -> Iterator[Made]:
-        """Give the records of a segment."""
+        """Put the records of a segment into the packer."""
         header = self.header
 
         def some(into: Any, state: Any) -> int:

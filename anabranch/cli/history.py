@@ -43,18 +43,12 @@ def read_history(target: Target, stream: str, *, last: int) -> History:
     Raises:
         NotReady: the end was not reached within the target's timeout.
     """
-    from anabranch.clock import SystemClock
-    from anabranch.librdkafka.admin import KafkaAdmin
-    from anabranch.librdkafka.group_member import CommittedConsumer
-    from anabranch.librdkafka.options import Options, named_options
+    from anabranch.client.connect import reader_ports
     from anabranch.reading.history_search import HistorySearch
-    from anabranch.topics.names import history_topic
 
-    options = Options(target.bootstrap, named_options(target.kafka, {}))
+    ports = reader_ports(target.bootstrap, target.kafka)
     history = History()
-    with closing(CommittedConsumer(options, group=None, eof=True)) as consumer:
-        consumer.learn(history_topic(stream))
-        admin = KafkaAdmin(options, SystemClock())
-        for record in HistorySearch(consumer, admin, stream, target.timeout).newest_epochs(last):
+    with closing(ports.committed_log(target.timeout)) as source:
+        for record in HistorySearch(source, stream, target.timeout).newest_epochs(last):
             history.add(record, last)
     return history

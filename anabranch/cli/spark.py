@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -104,21 +105,15 @@ class JobOptions(
 
         It is asked before Spark starts, which takes long.
         """
-        import time
-
-        from anabranch.clock import SystemClock
-        from anabranch.librdkafka.admin import KafkaAdmin
-        from anabranch.librdkafka.options import Options, named_options
+        from anabranch.client.connect import reader_ports
         from anabranch.spark.options import Connection
 
         target = self.target()
-        admin = KafkaAdmin(
-            Options(target.bootstrap, named_options(target.kafka, {})), SystemClock()
-        )
+        ports = reader_ports(target.bootstrap, target.kafka)
         try:
-            admin.partition_counts(
-                [commands_topic(target.prefix)], time.monotonic() + target.timeout
-            )
+            with closing(ports.committed_log(target.timeout)) as source:
+                deadline = ports.clock.monotonic() + target.timeout
+                source.partition_counts([commands_topic(target.prefix)], deadline)
         except NotReady as error:
             raise NotReady(f"no broker answers at {target.bootstrap}: {error}") from error
         return Connection(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anabranch.client.handle import Shared
-from anabranch.client.ports import ClientPorts, Readers
+from anabranch.client.ports import ClientPorts
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
+from anabranch.reading.reader_factory import Readers
 from anabranch.reading.snapshot import At, Snapshot, SnapshotPlan, check_at, streams_of
 from anabranch.reading.transaction_reader import TransactionReader
 

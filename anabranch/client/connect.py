@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
@@ -11,11 +13,14 @@ from anabranch.client.journal_writer import KafkaJournals
 from anabranch.client.ports import ClientPorts
 from anabranch.clock import SystemClock
 from anabranch.errors import InvalidArgument
-from anabranch.kafka.settings import addresses
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.settings import addresses, parse_settings
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.command_bus import KafkaBus
+from anabranch.librdkafka.group_member import KafkaGroupMember
 from anabranch.librdkafka.options import Options, named_options
-from anabranch.reading.reader_factory import KafkaReaders
+from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.reader_factory import Readers
 from anabranch.topics.names import DEFAULT_PREFIX, check_prefix
 
 BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
@@ -43,7 +48,7 @@ def connect(
         librdkafka_options: the same as keywords, dots as underscores: ``security_protocol="SSL"``.
 
     Raises:
-        UnsupportedSetting: an option that would break a promise, or that librdkafka does not take.
+        UnsupportedSetting: an option that would break a promise, or that readers can't honour.
         InvalidArgument: no address, or an argument out of its range.
     """
     bootstrap = bootstrap or os.environ.get(BOOTSTRAP_VARIABLE)
@@ -52,11 +57,26 @@ def connect(
     if not isinstance(bootstrap, str):
         raise InvalidArgument(f"an address is a text, host:port, not {type(bootstrap).__name__}")
     addresses(bootstrap)
-    options = Options(bootstrap, named_options(config, librdkafka_options))
+    given = named_options(config, librdkafka_options)
+    options = Options(bootstrap, given)
     clock = SystemClock()
     admin = KafkaAdmin(options, clock)
     bus = KafkaBus(options, admin, check_prefix(prefix), clock, os.urandom)
     journals = KafkaJournals(options, admin, clock, timeout)
-    readers = KafkaReaders(options, admin, timeout)
+    readers = Readers(reader_ports(bootstrap, given), timeout)
     ports = ClientPorts(bus, journals, clock, os.urandom, readers)
     return Client(ports, timeout=timeout, one_shot_bytes=one_shot_bytes)
+
+
+def reader_ports(bootstrap: str, config: Mapping[str, Any]) -> ReaderPorts:
+    """What readers ask of a real cluster. ``config``: librdkafka options by their names.
+
+    Raises: UnsupportedSetting (also: an option that connections without librdkafka can't honour).
+    """
+    options = Options(bootstrap, config)
+    settings = parse_settings(bootstrap, options.raw_reader())
+
+    def open_log(seconds: float) -> KafkaLog:
+        return KafkaLog(replace(settings, request_timeout=min(seconds, settings.request_timeout)))
+
+    return ReaderPorts(open_log, partial(KafkaGroupMember, options), SystemClock())

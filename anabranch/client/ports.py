@@ -15,11 +15,7 @@ from anabranch.ports import Clock, Entropy, TopicPartition
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import Counted, EventColumns, Placing
-    from anabranch.reading.history_search import Start
-    from anabranch.reading.ordered_reader import Reader
-    from anabranch.reading.snapshot import SnapshotPlan
-    from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
-    from anabranch.reading.transaction_reader import TransactionReader
+    from anabranch.reading.reader_factory import Readers
 
 RecordHeaders: TypeAlias = Sequence[tuple[str, bytes | None]]
 # Partition, key, value, headers, timestamp in Unix milliseconds (0: now).
@@ -132,32 +128,6 @@ class Journals(Protocol):
 
     def close(self) -> None:
         """Free everything, open writers included."""
-
-    def after_fork(self) -> None:
-        """In a forked child: free nothing, ever; it belongs to the parent's threads."""
-
-
-class Readers(Protocol):
-    """Makes readers."""
-
-    def read(
-        self, streams: str | Sequence[str], group: str | None, timeout: float | None, start: Start
-    ) -> Reader:
-        """See `Client.read`."""
-
-    def read_transactions(
-        self, stream: str, group: str | None, timeout: float | None, start: Start
-    ) -> TransactionReader:
-        """See `Client.read_transactions`."""
-
-    def plan(self, streams: Sequence[str], timestamp: int, deadline: float) -> SnapshotPlan:
-        """The offsets of streams as of a safe timestamp; see `Client.snapshot`."""
-
-    def read_cut(self, stream: str, cut: StreamCut) -> SnapshotReader:
-        """See `Snapshot.read`."""
-
-    def close(self) -> None:
-        """Close all."""
 
     def after_fork(self) -> None:
         """In a forked child: free nothing, ever; it belongs to the parent's threads."""

@@ -1,14 +1,14 @@
 """When a stream should have more or fewer segments: a policy over the load of each. Pure: time is given.
 
-It follows Pravega's: several averaging windows, shorter ones with higher thresholds, and a cool-down. What
-keeps it still:
+The policy follows Pravega's: several averaging windows, shorter ones with higher thresholds, and a cool-down.
+Three rules keep it still:
 
 - A segment is split at more than 1.5 times its target over a whole cool-down, or sooner if it is far above
   (`_RULES`), but never within a cool-down of its opening.
 - Neighbours are merged only if the merged segment would have stayed below a third of every threshold, at every
-  moment of the last four cool-downs. So under a constant load what was merged is never split again: splits
-  form a tree, whose depth is bounded by `_MIN_WIDTH` (or by the samples), and everything comes to rest.
-- A split has to promise something: a segment whose load is one key's is left alone.
+  moment of the last four cool-downs. So a constant load never splits a merged segment again: splits form a
+  tree whose depth `_MIN_WIDTH` (or the samples) bounds.
+- A segment whose load is one key's is left alone: no split would help.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COOLDOWN = "scale.cooldown.ms"
 SETTINGS = frozenset((EVENTS, BYTES, SEGMENT_BYTES, MIN_SEGMENTS, MAX_SEGMENTS, COOLDOWN))
 
 _COOLDOWN_BUCKETS = HISTORY // 4
-# Loads are told about once a second: shorter buckets would show peaks that are none.
+# Loads arrive about once a second: shorter buckets would show false peaks.
 _LEAST_BUCKET_MS = 500
 # (buckets, times the target): a segment is split above any of them.
 _RULES = ((2, 5.0), (4, 2.5), (8, 1.5))
@@ -43,7 +43,7 @@ _QUIET = 1 / 3
 _MAX_PARTS = 8
 _MIN_WIDTH = SPACE >> 16
 _ENOUGH_SAMPLES = 64
-_USEFUL = 1 / 8  # of a part's samples a cut has to put on its lighter side
+_USEFUL = 1 / 8  # least share of a part's samples on a cut's lighter side
 _ANY = (1, (1 << 63) - 1)
 _SEGMENTS = (1, 10_000)
 _FIELDS = {
@@ -57,7 +57,7 @@ _FIELDS = {
 
 
 class Policy(NamedTuple):
-    """What a stream's settings ask for. None: no such target."""
+    """The targets that a stream's settings ask for. None: no such target."""
 
     events_per_s: int | None = None
     bytes_per_s: int | None = None
@@ -102,7 +102,7 @@ def parse_policy(settings: Mapping[str, str]) -> Policy | None:
 
 
 def whole_number(name: str, text: str, least: int, most: int) -> int:
-    """The number of a setting. `InvalidArgument`: it is none, or beyond what is possible."""
+    """The number of a setting. `InvalidArgument`: the text is no number, or out of range."""
     limits.DIGITS.check(len(text), f"the value of {name}")
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdigit() and least <= int(text) <= most:
@@ -119,9 +119,9 @@ class Autoscaler:
         self._asked: tuple[int, frozenset[int]] | None = None
 
     def track(self, segments: Sequence[SegmentRange], now_ms: int) -> None:
-        """These are the active segments now. New ones start to age; what is gone is forgotten.
+        """Take these as the active segments: new ones start to age, others are forgotten.
 
-        For a copy of the layout under new ids nothing changes: segments are known by number.
+        A copy of the layout under new ids changes nothing: segments are known by number.
         """
         bucket = now_ms // self.policy.bucket_ms
         self._gauges = {
@@ -130,7 +130,7 @@ class Autoscaler:
         }
 
     def add(self, number: int, events: int, size: int, now_ms: int) -> None:
-        """So many events and bytes were merged into a segment. Unknown numbers are skipped."""
+        """Count events and bytes merged into a segment. Unknown numbers are skipped."""
         gauge = self._gauges.get(number)
         if gauge is not None:
             gauge.add(events, size, now_ms // self.policy.bucket_ms)
@@ -142,10 +142,10 @@ class Autoscaler:
             gauge.positions.extend(positions)
 
     def propose(self, segments: Sequence[SegmentRange], now_ms: int) -> Proposal | None:
-        """What to do now. ``segments``: the active ones; they are tracked.
+        """The change to make now, or None. ``segments``: the active ones; they are tracked.
 
-        Looks once a bucket, and when the segments change: so a proposal that is not followed comes again
-        with the next bucket.
+        Looks once a bucket, and when the segments change: a proposal that is not followed comes again with the next
+        bucket.
         """
         self.track(segments, now_ms)
         bucket = now_ms // self.policy.bucket_ms
@@ -162,7 +162,7 @@ def propose(
 ) -> Proposal | None:
     """The most needed change, or None. ``loads`` by segment number; a segment without one is left alone.
 
-    First as many segments as the policy asks for at least, then a split of the hottest, then a merge.
+    The policy's least number of segments comes first, then a split of the hottest, then a merge.
     """
     if policy is None:
         return None
@@ -176,7 +176,7 @@ def propose(
 
 
 def _fill(policy: Policy, segments: Sequence[SegmentRange]) -> Proposal | None:
-    """The widest are halved until there are enough."""
+    """Halve the widest segments until there are enough."""
     ranges = [KeyRange(s.low, s.high) for s in segments]
     while len(ranges) < policy.min_segments:
         widest = max(range(len(ranges)), key=lambda i: ranges[i].high - ranges[i].low)
@@ -249,8 +249,8 @@ def _rates(policy: Policy, load: Load) -> Iterable[tuple[str, int, Sequence[int]
 def cut(low: int, high: int, parts: int, positions: Sequence[int]) -> tuple[KeyRange, ...]:
     """Up to ``parts`` ranges that tile [low, high); one if no split of it is useful.
 
-    By the samples if there are enough: the heaviest part is cut at its median again and again, and no part
-    that is one key's. Without them evenly, down to a least width.
+    With enough samples the heaviest part is cut at its median, again and again; a part that is one key's stays
+    whole. Without them the parts are even, down to a least width.
     """
     inside = sorted(p for p in positions if low <= p < high)
     if len(inside) < _ENOUGH_SAMPLES:
@@ -284,7 +284,7 @@ def _balanced(low: int, high: int, parts: int, positions: Sequence[int]) -> list
 
 
 def _best_cut(low: int, high: int, positions: Sequence[int]) -> int | None:
-    """Beside the median, where both sides get a share; None if there is no such place."""
+    """A position beside the median that gives both sides a share; None if there is none."""
     first, end = bisect_left(positions, low), bisect_left(positions, high)
     if end - first < 2:
         return None
@@ -334,9 +334,9 @@ def _merge(
 
 
 def _is_quiet(policy: Policy, load: Load) -> bool:
-    """Far below every threshold, at every moment since four cool-downs.
+    """Whether the load was far below every threshold, at every moment of the last four cool-downs.
 
-    Where segments are split by size, only what takes nothing at all: all else would fill up once more.
+    In a stream that splits by size only a segment that took nothing is quiet: others would fill up again.
     """
     if load.age_ms < HISTORY * policy.bucket_ms:
         return False

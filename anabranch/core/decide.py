@@ -1,4 +1,4 @@
-"""Commands and due deadlines -> what a round says. The entrance to all decisions."""
+"""The entrance to all decisions: commands and due deadlines become what a round says."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
 }
 
 
-CHECK_MS = 250  # how often silence is looked for, and old outcomes where no new ones come
-# A round forgets so many old outcomes for each that it adds: the table never outgrows them.
+CHECK_MS = 250  # how often to look for silent transactions and, without new ones, old outcomes
+# A round forgets this many old outcomes for each that it adds: the table never outgrows them.
 PURGE_SHARE = 2
 
 
@@ -71,13 +71,12 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
 
 
 def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
-    """What time and the journal bring: plain writes, commits to decide or merge, stale transactions, old outcomes,
-    journals to cut.
+    """Decide what is due: plain writes, commits, merges, stale transactions, old outcomes, journals to cut.
 
-    ``read_to_end``: the commands are read to their end; only then is staleness judged (a heartbeat may
-    wait unread). Returns the new horizon of forgotten ids, or None if it stays.
+    ``read_to_end``: the commands are read to their end; only then is staleness judged (a heartbeat may wait
+    unread). Returns the new horizon of forgotten ids, or None if it stays.
     """
-    # Before any stream leaves its active layout: that is where plain writes go.
+    # Plain writes go to the active layouts, so they come before any stream leaves its own.
     decide_plain.commit_plain(turn)
     decide_commit.advance_commits(turn)
     looks = turn.now_ms >= turn.keepalives.next_check_ms
@@ -100,7 +99,7 @@ def anything_stale(state: State, keepalives: Keepalives, now_ms: int) -> bool:
 
 
 def _is_stale(txn: OpenTxn, keepalives: Keepalives, now_ms: int) -> bool:
-    """Only open transactions whose commit was not received."""
+    """Whether an open transaction, without a received commit, was silent for longer than its keepalive."""
     silent_ms = now_ms - keepalives.last(txn.row.txn_id)
     return silent_ms > txn.row.keepalive_ms and txn.row.state == "OPEN" and txn.pending is None
 
@@ -118,7 +117,7 @@ def _abort_stale(turn: Turn) -> None:
 
 
 def _forget_old(turn: Turn, most: int) -> int | None:
-    """Delete the rows of transactions that ended longer ago than the retention, of so many at most."""
+    """Delete the rows of up to ``most`` transactions that ended longer ago than the retention."""
     ended_before = turn.wall_ms - turn.settings.retention_ms
     for txn_id in turn.state.finished_before(ended_before, most):
         row = turn.state.txn_row(txn_id)

@@ -31,7 +31,7 @@ from anabranch.schemas.records import (
 
 
 def _own_scope(turn: Turn, scope: str) -> str:
-    """The scope's name if streams may have it."""
+    """The scope's name; `InvalidArgument` if streams may not have it."""
     if check_scope(scope) == turn.settings.prefix:
         raise InvalidArgument(
             f"{scope!r} is the prefix of anabranch's own topics: choose another scope"
@@ -40,7 +40,7 @@ def _own_scope(turn: Turn, scope: str) -> str:
 
 
 def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
-    """Where a scope is served; stored when it is created, never hashed again."""
+    """Tell where a scope is served, as stored when it was created: never hashed again."""
     scope = _own_scope(turn, command.scope)
     if turn.settings.control_partition != DIRECTORY:
         raise InvalidArgument(f"ask control partition {DIRECTORY}, the directory, for scopes")
@@ -52,7 +52,7 @@ def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
         turn.put(k.scope_key(scope), ScopeRow(scope, chosen))
     served = turn.state.scopes[scope]
     if command.create and served != DIRECTORY:
-        # Again, if it exists: retention may have taken the first one unread.
+        # Sent again if the scope exists: retention may have deleted the first one unread.
         turn.round.commands.append((served, AdoptScope(scope)))
     turn.reply(to, ScopeInfo(scope, served))
 
@@ -66,7 +66,7 @@ def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:
 
 
 def check_served(turn: Turn, scope: str) -> None:
-    """The scope exists and is served here."""
+    """`UnknownScope` unless the scope exists and is served here."""
     served = turn.state.scopes.get(_own_scope(turn, scope))
     if served is None:
         raise UnknownScope(f"scope {scope!r} is not known here: create a stream in it first")
@@ -87,7 +87,7 @@ def active_stream(turn: Turn, stream: str) -> StreamRow:
 
 
 def check_room(turn: Turn, streams: int, partitions: int) -> None:
-    """`TooManyStreams` if there would be more of them than a control partition may have."""
+    """`TooManyStreams` if a control partition would have more streams or partitions than it may."""
     rows, settings = turn.state.streams.values(), turn.settings
     partitions += sum(max(row.wanted_partitions, row.segment_count) for row in rows)
     if len(rows) + streams > settings.max_streams or partitions > settings.max_partitions:
@@ -110,7 +110,7 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
     for name, row in sorted(turn.state.streams.items()):
         if name <= (command.after or "") or command.scope not in (None, name.partition("/")[0]):
             continue
-        if size >= limits.ANSWER.value // 2:  # one more may be a big one
+        if size >= limits.ANSWER.value // 2:  # the next one may be big
             turn.reply(to, StreamList(tuple(found), found[-1].stream))
             return
         found.append(stream_info(turn, row))
@@ -138,7 +138,7 @@ def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
 
 
 def _rejected(turn: Turn, stream: str) -> dict[str, int]:
-    """Journal records that were rejected since this leader leads; plain writes that brokers refused, ever."""
+    """Journal records rejected since this leader began, and all plain writes that brokers ever refused."""
     rejected = dict(turn.index.rejected.get(stream, {}))
     refused = sum(n for (name, _), n in turn.state.plain_refused.items() if name == stream)
     return rejected | ({REFUSED: refused} if refused else {})

@@ -1,6 +1,6 @@
-"""Commands that nobody can carry out: what is logged of them, so that the rest is served.
+"""Commands that no leader can carry out: they are logged and passed over, so that the rest is served.
 
-Which they are is found in the shell (`processors.culprit`), as they are known by what becomes of rounds.
+`processors.culprit` finds them, by the rounds that fail.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from anabranch.core.round import ReplyTo
 from anabranch.core.turn import Turn
 from anabranch.schemas.records import CommandList, ListCommands, SetAsideRow, SuspectRow
 
-_REASON = 256  # characters: many of them are one answer
+_REASON = 256  # characters: one answer has many of them
 
 
 def suspect(turn: Turn, offset: int, end: int, tries: int) -> None:
-    """Log that these commands are tried by themselves, before they are: whoever dies of it has said so."""
+    """Log that these commands will be tried alone: so a leader that dies of them has named them."""
     turn.put(k.SUSPECT_KEY, SuspectRow(offset, end, tries))
 
 
 def set_aside(turn: Turn, offset: int, what: str, reason: str) -> None:
-    """Log that a command, or a batch of them, is passed over. Of many the oldest is forgotten."""
+    """Log that a command, or a batch of them, is passed over. The oldest is forgotten when there are too many."""
     known = turn.state.set_aside
     for key in list(islice(known, max(0, len(known) + 1 - limits.SET_ASIDE.value))):
         turn.put(k.set_aside_key(int.from_bytes(key, "big")), None)
@@ -31,7 +31,7 @@ def set_aside(turn: Turn, offset: int, what: str, reason: str) -> None:
 
 
 def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None:
-    """How far the control partition is, what it set aside, and how many transactions it keeps."""
+    """Tell how far the control partition is, what it set aside, and how many transactions it keeps."""
     found = tuple(turn.state.set_aside.values())
     position = turn.state.round.commands_offset if turn.at is None else turn.at + 1
     end = max(turn.commands_end, position)

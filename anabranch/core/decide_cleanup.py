@@ -1,16 +1,14 @@
 """Keeping journals and histories short (`docs/epochs.md`): how far they may be cut, and what has to move for that.
 
-The *low water* of a journal partition is the least offset that anything may still need. It is logged before
-anything is deleted, so whoever leads next, with a table or without, reads on from there: what lies below was
-dealt with. What must outlive the journal is logged in the same round: rejected records below the low water,
-which the outcomes of open transactions count.
+The *low water* of a journal partition is the least offset that anything may still need. A round logs it before
+anything is deleted, so the next leader, with a table or without, reads on from there. The same round logs what must
+outlive the journal: counts of open transactions' rejected records below the low water.
 
-An old open transaction would hold all that comes after its data. So where it keeps much more than it needs, its
-runs are copied to the end of the journal; only then, in a later round, the low water rises.
+An old open transaction would hold all that comes after its data. If a partition keeps much more than it needs, such
+runs are copied to its end. The low water rises in a later round.
 
-A history is what makes its stream readable, so it goes only behind events: up to an EPOCH record below whose vector
-brokers have no event any more. From there on it tells all that a reader needs; so that there is such a record every
-now and then, the active epoch is said again after some thousand commits.
+A history is cut only behind events: up to an EPOCH record below whose vector brokers have no event any more. A
+reader needs nothing before it. Therefore the active epoch is logged again after some thousand commits.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ from anabranch.core.round import NewEpoch
 from anabranch.core.turn import Turn
 from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
 
-MAX_MOVED = 2_000  # runs moved in one round: they stand in one row for each transaction
-LATER = 12  # so many times `clean_ms` pass before it is tried again where nothing could be moved
+MAX_MOVED = 2_000  # runs moved in one round: one row for each transaction has them all
+LATER = 12  # times `clean_ms`: the wait where nothing could be moved
 
 
 def clean_up(turn: Turn) -> None:
     """Log the low waters that have risen enough, and note where something may have to move.
 
-    Call it as the last of a turn: what ends with this round needs nothing any more.
+    Call it last in a turn: transactions that end with this round need nothing any more.
     """
     if turn.now_ms < turn.cleaning.next_ms:
         return
@@ -58,7 +56,7 @@ def clean_up(turn: Turn) -> None:
 
 
 def say_epochs_again(turn: Turn) -> None:
-    """Say the active epochs again where many commits came since. Call it when the round is complete."""
+    """Log active epochs again after many commits. Call it when the round is complete."""
     since = turn.cleaning.since_epoch
     for step in turn.round.history:
         stream = step.stream
@@ -82,9 +80,9 @@ def _places(turn: Turn) -> Iterator[Place]:
 
 
 def low_water(turn: Turn, place: Place, use: Use | None) -> int:
-    """Where a journal partition may begin: it is read that far, and nothing needs what lies before.
+    """The offset at which a journal partition may begin: all before is read, and nothing needs it.
 
-    ``use``: what open transactions have there. It is where a batch begins.
+    ``use``: the data of open transactions there. The result is where a batch begins.
     """
     low = turn.index.positions.get(place, 0)
     if use is not None:
@@ -102,7 +100,7 @@ def _pays(turn: Turn, place: Place, low: int) -> bool:
     since_ms = turn.cleaning.cuttable_ms.get(place, turn.now_ms)
     turn.cleaning.cuttable_ms.put(place, since_ms)
     if turn.now_ms - since_ms >= turn.settings.clean_after_ms:
-        return True  # what is aborted or merged does not stay readable, however quiet the stream is
+        return True  # aborted or merged data does not stay readable, however quiet the stream is
     if low - before >= turn.settings.clean_records:
         return True
     read = turn.index.read.get(place)
@@ -125,7 +123,7 @@ def _cut(turn: Turn, place: Place, low: int) -> None:
 
 
 def _is_crowded(turn: Turn, place: Place, use: Use) -> bool:
-    """Whether so much lies behind what is needed that moving something may be worth it."""
+    """Whether a partition keeps so much unneeded data that moving runs may pay."""
     read = turn.index.read.get(place)
     if read is None or turn.now_ms < turn.cleaning.may_move_ms.get(place, 0):
         return False
@@ -146,7 +144,7 @@ class Lying(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """Where a run's copy stands."""
+    """The place of a run's copy."""
 
     batch_base: int
     at: int
@@ -154,11 +152,10 @@ class Copied(NamedTuple):
 
 
 def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
-    """The next runs to copy to the end of a journal partition, about a chunk, in the order of where they lie.
+    """The next runs to copy to the end of a journal partition, about a chunk, in the order of their places.
 
-    They are the ones before some offset, such that cutting the journal there frees more than `move_bytes` of
-    what nobody needs, and no less than is copied. A transaction whose commit is decided is never touched: it
-    ends soon, and nothing before its end may move the ground under its merge.
+    They lie before an offset at which a cut frees more than `move_bytes` of unneeded data, and no less than is
+    copied. Runs of a decided transaction stay where its merge reads them: it ends soon.
     """
     read = turn.index.read.get(place)
     if read is None:
@@ -196,7 +193,7 @@ def _chunk(turn: Turn, lying: Sequence[Lying]) -> list[Lying]:
 
 
 def moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Copied]) -> None:
-    """Log where these runs stand now. Their copies are part of the same native transaction."""
+    """Log the new places of these runs. Their copies are part of the same native transaction."""
     pairs = sorted(zip(lying, copies, strict=True), key=lambda pair: pair[0].txn_id)
     for txn_id, group in groupby(pairs, key=lambda pair: pair[0].txn_id):
         fresh = [_moved_run(one.run, copy) for one, copy in group]
@@ -218,7 +215,7 @@ def _moved_run(run: StoredRun, copy: Copied) -> MovedRun:
 
 
 def _forget_former(turn: Turn, txn_id: bytes, place: Place, again: set[tuple[int, int]]) -> None:
-    """Rows that say where these runs were moved before don't say so any more."""
+    """Take these runs out of the rows that say where they were moved before."""
     for (stream, partition, at), row in list(turn.open(txn_id).moved.items()):
         if (stream, partition) != place:
             continue
@@ -229,7 +226,7 @@ def _forget_former(turn: Turn, txn_id: bytes, place: Place, again: set[tuple[int
 
 
 def has_moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Copied]) -> None:
-    """Keep up what is known in memory, once the round that moved these has happened."""
+    """Update memory after the round that moved these runs."""
     index = turn.index
     for txn_id in {one.txn_id for one in lying}:
         low = min(run.batch_base for run in index.runs(txn_id, *place))
@@ -238,7 +235,7 @@ def has_moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence
 
 
 def not_now(turn: Turn, place: Place) -> None:
-    """Nothing can be moved there: don't look again soon. No round comes of this turn."""
+    """Nothing can be moved there: don't look again soon. This turn makes no round."""
     kept = turn.memory.cleaning
     kept.may_move_ms.put(place, turn.now_ms + LATER * turn.settings.clean_ms)
     kept.crowded = _without(kept.crowded, place)

@@ -64,7 +64,7 @@ from anabranch.schemas.records import (
     YieldedRow,
 )
 
-_FRAMING = 68  # a record batch with one record has so many bytes at least, besides its content
+_FRAMING = 68  # least bytes of a record batch with one record, besides its content
 
 
 def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
@@ -77,7 +77,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         if behind:
             raise AlreadyCommitted(
                 f"the transaction was committed without writer {writers_text(behind)}, by another commit: its "
-                "outcome stands; write that anew"
+                "outcome stands; write that again"
             )
         turn.reply(to, turn.outcome(row))
         return
@@ -96,7 +96,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         return
     turn.hear(token.txn_id)
     if _waits(txn.pending, to):
-        return  # once more: what it asked for, and its deadline, stand
+        return  # repeated: the first request and its deadline count
     check_name(command.name)
     check_number(command.name, command.number)
     claims.check_jump(turn, row.scope, command.name, command.number)
@@ -112,7 +112,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         same = (former.name, former.number) == (command.name, command.number)
         try:
             _check_replaced(former.writers, {receipt.writer: receipt for receipt in writers}, same)
-        except OutcomeUnknown as error:  # the end of this one is not that of the former one
+        except OutcomeUnknown as error:  # this commit may end otherwise than the former
             end_pending(turn, row.txn_id, error)
     waiting = _join_waiting(txn.pending, to)
     turn.put(
@@ -128,7 +128,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
 
 
 def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
-    """What an aborted transaction's commit is told again; None: that it is aborted."""
+    """The answer to an aborted transaction's repeated commit; None: only that it is aborted."""
     yielded = turn.state.yielded(row.txn_id)
     if yielded is not None and (yielded.name, yielded.number) == (command.name, command.number):
         earlier = claims.answer(turn, yielded)
@@ -143,7 +143,7 @@ def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
 def _check_replaced(
     wanted: Iterable[Receipt], taken: Mapping[int, Receipt], same_claim: bool = True
 ) -> None:
-    """`OutcomeUnknown` where a commit waits, or is decided, that leaves out what another one wants."""
+    """`OutcomeUnknown` if a commit is waiting or decided without what another one wants."""
     behind = left_behind(wanted, taken)
     if behind or not same_claim:
         without = f"writer {writers_text(behind)}" if behind else "this one's name and number"
@@ -158,7 +158,7 @@ def _waits(pending: PendingCommitRow | None, to: ReplyTo | None) -> bool:
 
 
 def _join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> PendingCommitRow:
-    """One more who waits for the answer; a repeated command does not wait twice."""
+    """Add an asker who waits for the answer; a repeated command does not wait twice."""
     if pending is None:
         pending = PendingCommitRow((), (), (), False, (), None, None, 0)
     if to is None or _waits(pending, to):
@@ -182,13 +182,13 @@ def advance_commits(turn: Turn) -> None:
     merge_decided(turn, [txn_id for txn_id in waiting if _can_merge(turn, txn_id)])
     for txn_id in waiting:
         txn = turn.state.open.get(txn_id)
-        # It may have ended meanwhile: merged, or superseded by another of its name.
+        # Merged or superseded meanwhile, a transaction is no longer open.
         if txn is not None and txn.pending is not None and not txn.pending.decided:
             _try_decide(turn, txn_id, txn, txn.pending)
 
 
 def _can_merge(turn: Turn, txn_id: bytes) -> bool:
-    """Decided, and this leader has read the journals that far."""
+    """Whether the commit is decided, and this leader has read the journals that far."""
     pending = turn.state.open[txn_id].pending
     return pending is not None and pending.decided and turn.index.covers(pending.writers)
 
@@ -196,9 +196,9 @@ def _can_merge(turn: Turn, txn_id: bytes) -> bool:
 def next_due_ms(
     state: State, index: JournalIndex, merging: Merging, wall_ms: int, now_ms: int
 ) -> int | None:
-    """In how many milliseconds the next commit is to be looked at: 0 if one can be merged at once.
+    """Milliseconds until the next commit is to be looked at: 0 if one can be merged at once.
 
-    What the journals do not cover yet is not due: reading them wakes the loop.
+    A commit that the journals do not cover yet is not due: reading them wakes the loop.
     """
     due = []
     for txn_id in state.committing:
@@ -268,7 +268,7 @@ def _decide(
 
 
 def _earlier(turn: Turn, row: TxnRow, pending: PendingCommitRow) -> YieldedRow | None:
-    """What this commit has to give way to. `NotReady` while that is being committed itself."""
+    """The claim that this commit has to give way to. `NotReady` while that one is being committed."""
     if pending.name is None:
         return None
     if pending.number is not None:
@@ -280,7 +280,7 @@ def _earlier(turn: Turn, row: TxnRow, pending: PendingCommitRow) -> YieldedRow |
 
 
 def _yield_to(turn: Turn, txn_id: bytes, earlier: YieldedRow) -> None:
-    """What is claimed is committed already: that is the answer, and this transaction is aborted."""
+    """Answer with the commit that has the claim already, and abort this transaction."""
     try:
         answer: object = claims.answer(turn, earlier)
     except AlreadyCommitted as error:
@@ -323,7 +323,7 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     placed = _place(turn, command)
     earlier = earlier_outcome(turn, command.scope, command.name)
     if earlier is not None:
-        # Its own id must not commit when the name is forgotten and the command comes again.
+        # Its own id must not commit when the name is forgotten and the command is repeated.
         reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
         never = born("give_way", command.txn_id, turn.wall_ms, scope=command.scope, reason=reason)
         turn.put(k.txn_key(command.txn_id), never)

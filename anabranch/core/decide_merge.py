@@ -1,9 +1,8 @@
 """Merging decided commits: regular, rolling, or carried aside first (`docs/epochs.md`, PDP-24).
 
-A round merges in the order of the timestamps that it gives. Each stream's *current* layout is at first the
-active one; a transaction of another reference epoch makes a duplicate of that one current, and at the end of
-the round the active layout is duplicated in turn. Transactions are ordered so that those of one reference
-epoch share its duplicate.
+A round merges in the order of the timestamps that it gives. A stream's *current* layout is the active one at
+first. A transaction of another reference epoch makes a duplicate of that epoch current; at the end of the round
+the active layout is duplicated in turn. Transactions of one reference epoch follow each other to share a duplicate.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from anabranch.schemas.records import CarryRow, JournalOp, SegmentRange
 # How soon a commit that waits for a carrier or for partitions is looked at again.
 LOOK_AGAIN_MS = 50
 TORN_MS = 10_000
-WAITING_MS = 1_000  # … and one whose stream waits
+WAITING_MS = 1_000  # the same, while its stream waits
 TORN = f"{IN_TROUBLE}: a journal lost records of it; `anabranch txn settle` ends it"
 
 
 class Source(NamedTuple):
-    """What a transaction wrote to one segment: runs of a journal partition, in order."""
+    """A transaction's records for one segment: runs of a journal partition, in order."""
 
     number: int
     partition: int
@@ -42,7 +41,7 @@ class Source(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What a transaction wrote to one stream."""
+    """A transaction's records for one stream."""
 
     stream: str
     reference_epoch: int
@@ -87,7 +86,7 @@ class _Layouts:
         self, stream: str, reference_epoch: int, segments: tuple[SegmentRange, ...],
         starts: dict[int, int],
     ) -> None:  # fmt: skip
-        """Seal what is current and open these segments."""
+        """Seal the current segments and open these."""
         before = self.of(stream)
         epoch = before.stream_epoch + 1
         self.turn.round.history.append(
@@ -117,13 +116,13 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
     merged = 0
     limit = turn.merge_limit
     plans = [plan for txn_id in txn_ids if (plan := _ready(turn, txn_id)) is not None]
-    # Regular ones come first: without a share of their own, rolling ones could wait for ever.
+    # Regular ones come first: without a share of their own, rolling ones could starve.
     share = turn.settings.round_bytes
     if any(_rolled(turn, plan) for plan in plans):
         share //= 2
     # Half of it is for merges, however many plain writes there are.
     sizes = {False: min(turn.plain_bytes, share // 2), True: 0}  # by whether they roll
-    # One at a time, the oldest comes first: none may be put off again and again by what is new.
+    # One at a time, oldest first: newer ones must not put it off again and again.
     order = _order if limit is None else _oldest_first
     for plan in sorted(plans, key=lambda plan: order(turn, plan)):
         if limit is not None and merged >= limit:
@@ -136,7 +135,7 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
 
 
 def plan_of(turn: Turn, txn_id: bytes, txn: OpenTxn) -> Plan:
-    """What the receipts take, as the index shows it, by stream and segment number."""
+    """The runs that the receipts take, as the index shows them, by stream and segment number."""
     extents = extents_by_place(txn.pending.writers if txn.pending is not None else ())
     targets = []
     records = size = 0
@@ -169,17 +168,15 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     waits = turn.merging.to_carry.get(txn_id, False) and not txn.carries
     if waits and any(turn.state.reserved(stream) for stream in txn.participants):
-        _wait(turn, txn_id, LOOK_AGAIN_MS)  # a big one is not planned in vain: that takes time
+        _wait(turn, txn_id, LOOK_AGAIN_MS)  # planning a big one in vain takes time
         return None
     plan = plan_of(turn, txn_id, txn)
     if plan.records != txn.row.committed:
-        # Never merge less, or more, than was decided. There is no way on: it is not past FINALIZE.
+        # Never merge less, or more, than was decided: abort it while that is legal.
         if plan.carried:
             _torn(turn, txn_id)
             return None
-        reason = (
-            f"its journals show {plan.records} of the {txn.row.committed} records that were decided"
-        )
+        reason = f"its journals show {plan.records} of the {txn.row.committed} records decided"
         abort_txn(turn, txn_id, reason)
         return None
     if plan.carried and not _is_whole(txn, plan):
@@ -190,7 +187,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     until = max((turn.merging.may_roll_ms.get(s, 0) for s, _ in _rolled(turn, plan)), default=0)
     if until > turn.now_ms:
-        # Not longer in all: of several streams another one may just have rolled, again and again.
+        # One limit for all its streams: else another one may just have rolled, again and again.
         due = turn.merging.rolls_by_ms.get(txn_id, turn.now_ms + turn.settings.collate_ms)
         turn.merging.rolls_by_ms.put(txn_id, due)
         until = min(until, due)
@@ -234,7 +231,7 @@ def _rolled(turn: Turn, plan: Plan) -> tuple[tuple[str, int], ...]:
 
 
 def _order(turn: Turn, plan: Plan) -> tuple[object, ...]:
-    """Regular ones first; then those that can share duplicate epochs together, carried ones in front."""
+    """Regular commits first; then rolling ones that can share duplicates together, carried ones in front."""
     return _rolled(turn, plan), not plan.carried, plan.txn_id
 
 
@@ -324,7 +321,7 @@ def _part(txn: OpenTxn, plan: Plan, current: _Current, stream: str, source: Sour
 
 
 def _carry_aside(turn: Turn, plan: Plan) -> None:
-    """Log to which partitions a big merge is carried. From here on there is no abort."""
+    """Log to which partitions a big merge is carried. No abort is possible after this."""
     rows = []
     for target in plan.targets:
         if turn.state.reserved(target.stream):

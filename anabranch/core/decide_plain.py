@@ -1,8 +1,8 @@
 """Plain writes: journal records without a transaction commit by themselves (`docs/epochs.md`).
 
-They are taken in journal order, so the offset up to which a journal partition's are committed says everything.
-It is logged in the round of their data and of their COMMIT record: a successor goes on exactly there. Where the
-records go is said by their keys, which only the shell sees; here it is said into which layout.
+Plain writes are taken in journal order, so one offset for each journal partition shows which are committed. The
+round of their data and COMMIT record logs it: a successor goes on exactly there. This module chooses the layout;
+the shell alone sees the keys that choose segments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from anabranch.core.turn import Turn
 from anabranch.errors import check
 from anabranch.schemas.records import PlainRow
 
-REFUSED = "plain_write"  # the reason under which those are counted that the broker does not take
+REFUSED = "plain_write"  # the reason that counts records which the broker does not take
 
 
 def commit_plain(turn: Turn) -> None:
@@ -29,7 +29,7 @@ def commit_plain(turn: Turn) -> None:
     if not waiting:
         return
     if turn.merge_limit is not None:
-        # The broker refused something: one thing after the other, to find what it was.
+        # The broker refused something: one run at a time, to find it.
         _commit(turn, {waiting[0]: _take(turn, waiting[0], 1)})
         turn.merge_limit = 0
         return
@@ -46,7 +46,7 @@ def commit_plain(turn: Turn) -> None:
 
 
 def _take(turn: Turn, place: tuple[str, int], size: int) -> list[StoredRun]:
-    """The next runs of a journal partition, about so many bytes; one at least."""
+    """The next runs of a journal partition, at least one, about so many bytes."""
     runs: list[StoredRun] = []
     taken = 0
     for run in turn.index.plain_runs(turn.state, *place):
@@ -82,9 +82,9 @@ def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:
 
 
 def give_up(turn: Turn, refused: Round) -> list[tuple[str, int, tuple[StoredRun, ...]]]:
-    """Pass over the plain writes of a round whose data the broker refuses, and count them, on the log too.
+    """Pass over the plain writes of a round whose data the broker refuses, and log their count.
 
-    No answer is waited for, and those behind them have to go on. Returns (stream, journal partition, runs).
+    Their writers wait for no answer, and later writes have to go on. Returns (stream, journal partition, runs).
     """
     passed = []
     for commit in refused.commits:
@@ -98,7 +98,7 @@ def give_up(turn: Turn, refused: Round) -> list[tuple[str, int, tuple[StoredRun,
 def _done(
     turn: Turn, stream: str, partition: int, runs: tuple[StoredRun, ...], refused: int = 0
 ) -> None:
-    """Log that these are dealt with; the index need not keep them."""
+    """Log that these runs are dealt with; the index need not keep them."""
     refused += turn.state.plain_refused.get((stream, partition), 0)
     row = PlainRow(stream, partition, runs[-1].end, refused)
     turn.put(k.plain_key(stream, partition), row)

@@ -1,8 +1,7 @@
 """Decisions on scaling: which segments end, which begin, and the partitions that they need.
 
-A scaling never waits for a transaction. Where partitions are missing, the intent is logged first, the shell
-grows the topics, and `partitions_added` goes on; rolling commits may come in between, so segments are named
-by number.
+A scaling never waits for a transaction. If partitions are missing, the intent is logged first, the shell grows
+the topics, and `partitions_added` goes on. Segments are named by number, as rolling commits may come in between.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
         return
     if row.scaling is not None:
         if asked_by and row.scaling.correlation_id == asked_by:
-            return  # it is answered when it is done
+            return  # the answer comes when it is done
         raise NotReady(f"{command.stream} is being scaled: ask again")
     if command.segments:
         if command.seal or command.ranges:
@@ -60,7 +59,7 @@ def start(
     ranges: Sequence[KeyRange],
     to: ReplyTo | None,
 ) -> None:
-    """Do it at once, or log the intent and which partitions are wanted."""
+    """Scale at once, or log the intent and the partitions that it needs."""
     if not ranges:
         turn.reply(to, StreamList((stream_info(turn, row),)))
         return
@@ -82,9 +81,9 @@ def start(
 
 
 def want_partitions(turn: Turn, stream: str, count: int) -> None:
-    """Log that a stream shall have so many partitions; the shell adds them.
+    """Log that a stream shall have ``count`` partitions; the shell adds them.
 
-    More than a stream may have are not wanted: the merge that needs them waits until a scaling leaves it some.
+    A count above the limit is not logged: the merge that needs it waits until a scaling leaves it some.
     """
     row = turn.state.streams[stream]
     if turn.now_ms < turn.merging.may_grow_ms.get(stream, 0):
@@ -96,19 +95,19 @@ def want_partitions(turn: Turn, stream: str, count: int) -> None:
 
 
 def check_partitions(count: int) -> int:
-    """The count, if a stream may have so many partitions."""
+    """The count; `InvalidArgument` beyond what a stream may have."""
     if count > MAX_PARTITIONS:
         raise InvalidArgument(f"a stream has at most {MAX_PARTITIONS:,} partitions")
     return count
 
 
 def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
-    """The topics have so many partitions: a scaling that waited goes on."""
+    """The topics have grown: a scaling that waited goes on."""
     row = replace(turn.state.streams[stream], partitions=partitions)
     turn.put(k.stream_key(stream), row)
     turn.merging.may_grow_ms.put(stream, None)
     if row.scaling is not None and not _perform(turn, row, row.scaling):
-        # Others took them meanwhile (a merge is carried there): some more.
+        # A carried merge took some meanwhile: ask for more.
         try:
             wanted = check_partitions(row.partitions + len(row.scaling.ranges))
         except InvalidArgument as error:
@@ -118,7 +117,7 @@ def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
 
 
 def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
-    """The topics can't be grown: the intent is taken back."""
+    """Take the intent back: the topics can't be grown."""
     row = turn.state.streams[stream]
     turn.put(k.stream_key(stream), replace(row, wanted_partitions=row.partitions, scaling=None))
     turn.merging.may_grow_ms.put(stream, turn.now_ms + GROW_AGAIN_MS)
@@ -127,7 +126,7 @@ def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
 
 
 def idle_partitions(turn: Turn, row: StreamRow) -> list[int]:
-    """Partitions that no active segment is on, no merge is being carried to, and no stray chunk stands in."""
+    """Partitions without an active segment, a carried merge or a stray chunk."""
     taken = {s.partition for s in row.segments} | turn.state.reserved(row.stream)
     taken |= turn.state.retired(row.stream)
     return [p for p in range(row.partitions) if p not in taken]

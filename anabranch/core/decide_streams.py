@@ -1,13 +1,12 @@
 """Decisions on a stream's life: created, lost, taken back, forgotten; and on what a loss leaves behind.
 
-What shall be is logged first, in the stream's row. Then the shell does it to the topics; that it is done, or can't
-be, is logged and answered.
+The stream's row logs each intent first. Then the shell changes the topics; the result is logged and answered.
 
-A stream of which somebody deleted a topic is given up in one round (`docs/decisions/0011-lost-topics.md`): its row
-says LOST, and every transaction with a part in it is aborted whole as long as that is legal, so that none is torn.
-One past FINALIZE_IN_PROGRESS stays, with its trouble, until an operator settles it. A lost stream is taken back, or
+A stream that lost a topic is given up in one round (`docs/decisions/0011-lost-topics.md`): its row says LOST, and
+every transaction with a part in it is aborted whole where that is legal, so that none is torn. One past
+FINALIZE_IN_PROGRESS stays, with its trouble, until an operator settles it. A lost stream is taken back, or
 forgotten, so that its name can be used again (`docs/decisions/0012-ways-out-of-a-loss.md`). The row that counts how
-often a name was forgotten stays, so that nobody takes what a table knows of the old journal for the new one's.
+often a name was forgotten stays: it tells a table's rows of the old journal from those of the new one.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def _move(
 ) -> StreamRow | None:
     """Put the stream's row after a legal op; None if that is applied already. Raises for an illegal one.
 
-    ``to`` waits for what is to be done to the topics now.
+    ``to`` waits for the work on the topics.
     """
     state = STREAMS.judge(row.state, op, row.stream)
     if state is None:
@@ -162,7 +161,7 @@ def stream_created(
 
 
 def stream_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
-    """The topics can't be made as asked: the intent is taken back."""
+    """Take the intent back: the topics can't be made as asked."""
     _end(turn, stream, "refuse_create", error)
 
 
@@ -170,7 +169,7 @@ def stream_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
 
 
 def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
-    """Log that a stream is lost, and abort what can't commit for that. Returns the transactions aborted.
+    """Log that a stream is lost, and abort what can't commit without it. Returns the transactions aborted.
 
     Repeating it changes nothing.
     """
@@ -205,12 +204,12 @@ def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> No
 
 
 def stream_recovered(turn: Turn, stream: str) -> None:
-    """Its topics are those that it had: it goes on. What was aborted when it was given up stays so."""
+    """The topics are the old ones: the stream goes on. Transactions aborted at its loss stay aborted."""
     _end(turn, stream, "finalize_recover")
 
 
 def recovery_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
-    """They are not: it stays LOST."""
+    """The topics are not the old ones: the stream stays LOST."""
     _end(turn, stream, "refuse_recover", error)
 
 
@@ -228,12 +227,12 @@ def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None
         raise UnknownStream(f"there is no stream {stream!r}: nothing is to be forgotten")
     repeated = before is not None and bool(asked_by) and before.forgotten_by == asked_by
     if row is None or (repeated and row.state not in (LOST, FORGETTING)):
-        turn.reply(to, StreamList(()))  # it is done
+        turn.reply(to, StreamList(()))  # done already
         return
     if row.state == FORGETTING:
         if not repeated and row.correlation_id:
             raise NotReady(f"{stream} is being forgotten: ask again")
-        return  # it is answered when it is done
+        return  # the answer comes when it is done
     if stream in turn.memory.waiting:
         raise NotReady(
             f"{stream}: {turn.memory.waiting[stream]}; it is not given up yet: ask again"
@@ -251,15 +250,15 @@ def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None
 
 
 def prove_lead(turn: Turn, stream: str) -> None:
-    """Log again what is being done: the round's commit proves that nobody else led, and had done it, before.
+    """Log the work on a stream again: the round's commit proves that no other leader led, and did it, before.
 
-    So the topics that were found before are leftovers, and not those of a stream that was created anew meanwhile.
+    So topics found before are leftovers, and not those of a stream that was created again meanwhile.
     """
     turn.put(k.stream_key(stream), turn.state.streams[stream])
 
 
 def stream_forgotten(turn: Turn, stream: str) -> None:
-    """Nothing is left of its topics: take the stream's rows away."""
+    """Take the stream's rows away: nothing is left of its topics."""
     row = turn.state.streams.get(stream)
     if row is None or not STREAMS.moves(row.state, "finalize_forget"):
         return
@@ -277,12 +276,12 @@ def stream_forgotten(turn: Turn, stream: str) -> None:
 
 
 def forget_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
-    """The rest of its topics can't be deleted: it is LOST again."""
+    """Set the stream LOST again: the rest of its topics can't be deleted."""
     _end(turn, stream, "refuse_forget", error)
 
 
 def _rows_of(state: State, stream: str) -> Iterator[bytes]:
-    """All but its own, and the one that counts how often it was forgotten."""
+    """Keys of a stream's rows, but for its own and the count of how often it was forgotten."""
     for epoch in list(state.epochs.get(stream, ())):
         yield k.epoch_key(stream, epoch)
     for name, partition in list(state.low_water):
@@ -301,8 +300,8 @@ def _rows_of(state: State, stream: str) -> Iterator[bytes]:
 def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
     """Abort a transaction whose merge can't go on, in all its streams. Repeating it is harmless.
 
-    Chunks of it stand in other streams, committed natively. No history names them, and none ever may: so
-    their partitions are used no more.
+    Chunks of it are in other streams, committed natively. No history may ever name them, so their partitions are
+    used no more.
     """
     token = turn.token(command.token)
     row = turn.row(token.txn_id)

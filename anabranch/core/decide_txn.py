@@ -64,7 +64,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
             turn.reply(to, instead)
             return
         TRANSACTIONS.judge(row.state, "begin", row.reason)
-        # Where it began without a name, its commit may have claimed one.
+        # Begun without a name, its commit may have claimed one.
         name = row.name if row.state == "OPEN" or command.name is not None else None
         if (row.scope, name, row.keepalive_ms) != (
             command.scope,
@@ -77,7 +77,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         if is_finished(row):
             turn.reply(to, turn.outcome(row))
         else:
-            # Its id and the rest are public, as lists show them: only the secret tells who asks.
+            # Lists show its id and the rest: only the secret proves that its client asks.
             if row.secret is None or not compare_digest(row.secret, command.secret):
                 raise InvalidToken(
                     "the transaction was begun with another secret: hand on its reservation, or its token"
@@ -111,7 +111,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
 
 
 def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:
-    """What this transaction's commit was told, if it gave way to an earlier one."""
+    """The earlier outcome that this transaction's commit was answered with, if it gave way."""
     yielded = turn.state.yielded(row.txn_id) if row.state == "ABORTED" else None
     return None if yielded is None else claims.answer(turn, yielded)
 
@@ -139,7 +139,7 @@ def _begun(turn: Turn, row: TxnRow) -> Begun:
 
 
 def check_id_partition(turn: Turn, txn_id: bytes) -> None:
-    """The id's first two bytes name this control partition."""
+    """`InvalidArgument` unless the id's first two bytes name this control partition."""
     if control_partition_of(txn_id) != turn.settings.control_partition:
         raise InvalidArgument(
             f"the transaction id names control partition {control_partition_of(txn_id)}; "
@@ -169,11 +169,11 @@ def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
 
 
 def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
-    """Register a stream and who writes to it; the first one pins the reference epoch for all writers."""
+    """Register a stream and its writer; the first one pins the reference epoch for all writers."""
     token = turn.token(command.token)
     row = turn.row(token.txn_id)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
-    turn.hear(token.txn_id)  # refused or not: somebody is there
+    turn.hear(token.txn_id)  # refused or not, its client is alive
     check_in_scope(command.stream, row.scope)
     stream = active_stream(turn, command.stream)
     txn = turn.open(token.txn_id)
@@ -184,7 +184,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
             k.participant_key(token.txn_id, command.stream), ParticipantRow(command.stream, epoch)
         )
         journal_op(turn, command.stream, JournalOp("BEGIN_TXN", token.txn_id, epoch, 0))
-    if command.writer and command.writer not in txn.writers:  # it is about to write
+    if command.writer and command.writer not in txn.writers:  # about to write
         put_receipt(turn, Receipt(token.txn_id, command.writer, 0, False, ()))
     pinned = txn.participants[command.stream]
     turn.reply(to, Touched(command.stream, pinned, turn.state.layout(command.stream, pinned)))
@@ -199,9 +199,9 @@ def check_in_scope(stream: str, scope: str) -> None:
 
 
 def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
-    """A participant op stands on the journal partition of the first segment of its epoch.
+    """Put a participant op on the journal, on the least partition of the active segments.
 
-    It decides nothing: where a stream's topics are not there it is left out.
+    The op decides nothing, so it is left out while the stream's topics are not there.
     """
     if not turn.usable(stream):
         return
@@ -210,7 +210,7 @@ def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
 
 
 def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
-    """Answered only when some transaction is not open (any more), or a token is refused."""
+    """A heartbeat is answered only when a transaction is no longer open, or a token is refused."""
     limits.TOKENS.check(len(command.tokens), "a heartbeat")
     gone = []
     refused: InvalidToken | None = None
@@ -243,7 +243,7 @@ def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
 
 
 def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort") -> None:
-    """Abort an open transaction; whoever waits for its commit is told."""
+    """Abort an open transaction, and tell those who wait for its commit."""
     txn = turn.open(txn_id)
     reason = limits.cut(reason)
     row = turn.move(txn.row, op, reason=reason, finished_ms=turn.wall_ms)
@@ -257,7 +257,7 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
 
 
 def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list[ReplyTo]:
-    """Take the waiting commit away; with an error, tell those who wait."""
+    """Take the waiting commit away; with an error, answer its askers."""
     pending = turn.open(txn_id).pending
     if pending is None:
         return []
@@ -297,13 +297,13 @@ def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:
 
 
 def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
-    """The state as it is."""
+    """Tell the state as it is; nothing is logged."""
     check_id_partition(turn, command.txn_id)
     turn.reply(to, turn.outcome(turn.row(command.txn_id)))
 
 
 def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
-    """The outcome; where there is no row, ABORTED is logged first, so that the answer is for ever."""
+    """Tell the outcome. Without a row ABORTED is logged first, so that the answer never changes."""
     check_id_partition(turn, command.txn_id)
     row = turn.state.txn_row(command.txn_id)
     if row is None:

@@ -1,4 +1,4 @@
-"""Decisions on writers: who has written, which receipts stand for them, and which of them a commit takes.
+"""Decisions on writers: the known ones, their receipts, and which of them a commit takes.
 
 Receipts are cumulative: of two of one writer the higher sequence counts, wherever it comes from. Until its first
 receipt a writer is known by its touch, as sequence 0.
@@ -43,7 +43,7 @@ def put_receipt(turn: Turn, receipt: Receipt) -> None:
 
 
 def newer(one: Receipt, other: Receipt) -> Receipt:
-    """The one that counts, of two receipts of a writer. `ReceiptMismatch`: they contradict each other."""
+    """The receipt that counts, of two of a writer. `ReceiptMismatch`: they contradict each other."""
     if one.sequence == other.sequence and one != other:
         raise ReceiptMismatch(
             f"two receipts of writer {writer_text(one.writer)} have sequence {one.sequence} and differ: give "
@@ -67,7 +67,7 @@ def newer(one: Receipt, other: Receipt) -> Receipt:
 
 
 def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> None:
-    """Receipts are of this transaction, well formed, and name only streams that it touched."""
+    """Receipts must be of this transaction, well formed, and name only streams that it touched."""
     touched = turn.state.participants(txn_id)
     txn = turn.open(txn_id)
     known = [txn.writers[r.writer] for r in receipts if r.writer in txn.writers]
@@ -104,7 +104,7 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> 
 
 
 def choose_writers(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
-    """Own writers always; of the others exactly those named, else every finished one."""
+    """The receipts that a commit takes: its own, and the named ones; without names every finished one."""
     chosen: dict[int, Receipt] = {}
     for receipt in (*command.own, *(command.receipts or ())):
         known = chosen.get(receipt.writer) or txn.writers.get(receipt.writer)
@@ -113,15 +113,14 @@ def choose_writers(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
         unfinished = [w for w, r in txn.writers.items() if w not in chosen and not r.finished]
         if unfinished:
             raise WritersUnfinished(
-                f"began to write and not finished: writer {writers_text(unfinished)}; give the receipts to take, "
-                "or let it finish"
+                f"not finished: writer {writers_text(unfinished)}; give the receipts to take, or let it finish"
             )
         chosen = dict(txn.writers) | chosen
     return tuple(chosen[writer] for writer in sorted(chosen))
 
 
 def take_exactly(turn: Turn, txn: OpenTxn, receipts: Iterable[Receipt]) -> None:
-    """Make the writers' rows those of a decision, so that every outcome names exactly who is taken."""
+    """Make the writers' rows those of a decision, so that every outcome names exactly the writers taken."""
     taken = {receipt.writer: receipt for receipt in receipts}
     for writer in [writer for writer in txn.writers if writer not in taken]:
         turn.put(k.writer_key(txn.row.txn_id, writer), None)

@@ -22,7 +22,7 @@ _US_PER_MS = 1000
 def next_after(previous: int, now_us: int) -> int:
     """The next hybrid time: above ``previous``, and not below the clock.
 
-    ``now_us``: Unix microseconds. While the clock stands still or lags, the logical part counts up;
+    ``now_us``: Unix microseconds. While the clock stops or lags, the logical part counts up;
     when it is full, it carries into the microseconds. `InvariantViolation` when out of range.
     """
     if not 0 <= previous < MAX:

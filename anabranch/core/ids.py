@@ -16,7 +16,7 @@ from anabranch.errors import InvalidArgument, MalformedRecord
 
 TXN_ID_SIZE = 16
 NO_TXN = bytes(TXN_ID_SIZE)
-SECRET_SIZE = 32  # of what begins a transaction
+SECRET_SIZE = 32  # bytes of the secret that begins a transaction
 CORRELATION_ID_SIZE = 16
 MAX_NAME = limits.NAME.value
 DIRECTORY = 0  # the control partition that knows where each scope is served
@@ -47,7 +47,7 @@ def make_txn_id(control_partition: int, unix_ms: int, random64: int) -> bytes:
 
 
 def command_digest(payload: bytes) -> bytes:
-    """An answer names the command that it answers by these 8 bytes."""
+    """The 8 bytes by which an answer names its command."""
     return hashlib.sha256(payload).digest()[:8]
 
 
@@ -57,7 +57,7 @@ def control_partition_of(txn_id: bytes) -> int:
 
 
 def made_ms_of(txn_id: bytes) -> int:
-    """When the id was made, Unix milliseconds by its client's clock."""
+    """Unix milliseconds, by the client's clock, when the id was made."""
     return int.from_bytes(txn_id[2:8], "big")
 
 
@@ -115,18 +115,18 @@ def check_type(what: str, value: object, *kinds: type) -> None:
 
 
 def check_scope(scope: str) -> str:
-    """The scope's name if it is a legal one."""
+    """The scope's name; `InvalidArgument` if it is not a legal one."""
     if type(scope) is not str:
         check_type("a scope", scope, str)
     if not _NAME.fullmatch(scope):
         raise InvalidArgument(
-            f"{scope!r} is not a scope: letters, digits, _ and -, at most 100, none of _ or - in front"
+            f"{scope!r} is not a scope: letters, digits, _ and - (at most 100), not _ or - in front"
         )
     return scope
 
 
 def check_name(name: str | None) -> None:
-    """A name, of a transaction or of a series, has 1 to 256 characters."""
+    """`InvalidArgument` unless a name, of a transaction or a series, has 1 to 256 characters."""
     if name is not None:
         check_type("a transaction's name", name, str)
     if name is not None and not 1 <= len(name) <= MAX_NAME:
@@ -134,7 +134,7 @@ def check_name(name: str | None) -> None:
 
 
 def check_number(name: str | None, number: int | None) -> None:
-    """A commit's number is 0 or more, of a series that has a name."""
+    """`InvalidArgument` unless a commit's number is 0 or more, of a series that has a name."""
     if number is None:
         return
     if name is None:
@@ -146,7 +146,7 @@ def check_number(name: str | None, number: int | None) -> None:
 
 def split_stream(stream: str) -> tuple[str, str]:
     """('nyc', 'flights') of 'nyc/flights'; names have no dots, so topic names can't be ambiguous."""
-    if type(stream) is not str:  # it is asked for each event of a batch
+    if type(stream) is not str:  # a fast path: each event of a batch comes here
         check_type("a stream, scope/name,", stream, str)
     scope, slash, name = stream.partition("/")
     if not slash or not _NAME.fullmatch(scope) or not _NAME.fullmatch(name):

@@ -1,8 +1,8 @@
 """The journal index: which writer of which transaction wrote what, where.
 
 Journals are read to their end; each batch is cut into *runs*, consecutive records of one writer. The index
-keeps the runs of transactions that may still commit and counts what it rejects, by reason. It is derived
-from the journals and the status rows alone, so it can be rebuilt at any time.
+keeps the runs of transactions that may still commit and counts what it rejects, by reason. All derives
+from the journals and the status rows alone, so the index can be rebuilt at any time.
 
 Runs of plain records, which belong to no transaction, are kept until they are committed (`decide_plain`).
 """
@@ -51,10 +51,10 @@ REASONS = (
 
 @dataclass(slots=True)
 class Weighed:
-    """Receipts held against the index."""
+    """Receipts compared with the index."""
 
     covered: bool  # the journal is indexed up to the end of every extent
-    wrong: str  # what does not agree, empty if all does
+    wrong: str  # the first disagreement, empty if all agrees
     committed: int  # records in the receipts
     left_out: int  # indexed records that no receipt takes
     size: int  # bytes of the batches to merge, about
@@ -62,10 +62,10 @@ class Weighed:
 
 @dataclass(slots=True)
 class JournalIndex:
-    """Index rows live in the table; where reading goes on and the counts of rejections are kept here.
+    """The rows live in the table; this object has the reading positions and the counts of rejections.
 
-    ``plain_ends``: journal partition -> end of the last plain run that was indexed. ``read``: how many bytes
-    lie where. ``copies``: base offsets of batches that this leader moved and has not read again.
+    ``plain_ends``: journal partition -> end of the last plain run that was indexed. ``read``: how many bytes lie
+    where. ``copies``: base offsets of batches that this leader moved and has not read again.
     """
 
     rows: Rows
@@ -77,7 +77,7 @@ class JournalIndex:
     _staged: Staged | None = field(default=None, init=False)
 
     def load(self) -> None:
-        """Read the positions, and where plain writes wait, from the table; forget what is derived from it."""
+        """Read the positions, and where plain writes wait, from the table; forget all that derives from it."""
         self.positions.clear()
         self.plain_ends.clear()
         self.read.clear()
@@ -118,7 +118,7 @@ class JournalIndex:
             if reason:
                 if counting:
                     self.rejected[stream][reason] += run.records
-                # What is late now may have stood there, and been counted as left out, at the decision.
+                # A late run may have been counted as left out at the decision.
                 if run.txn_id in state.open and (counting or reason != "late"):
                     key = rejected_key(run.txn_id, stream, partition, run.first)
                     changes[key] = _COUNT.pack(run.records)
@@ -128,7 +128,7 @@ class JournalIndex:
                 if run.txn_id not in moved:
                     moved[run.txn_id] = _moved_runs(state.open[run.txn_id], place)
                 if (run.writer, run.first) in moved[run.txn_id]:
-                    continue  # read again; it lies elsewhere, as the table says
+                    continue  # read again: the table says where it was moved
             changes[run_key(prefix, run)] = pack_run(run)
             staged.add(run.txn_id, place, run.batch_base, run.batch_size)
         plain_done = state.plain.get((stream, partition), 0)
@@ -145,7 +145,7 @@ class JournalIndex:
         return changes
 
     def verdict(self, state: State, stream: str, partition: int, run: Run) -> str:
-        """Why the run is rejected, or an empty text."""
+        """The reason why the run is rejected, or an empty text."""
         if run.writer == 0:
             return "bad_header"
         txn = state.open.get(run.txn_id)
@@ -189,7 +189,7 @@ class JournalIndex:
 
     @property
     def staged(self) -> Staged:
-        """What the kept runs amount to; counted when it is asked for first, then kept up."""
+        """The bytes of the kept runs; counted at the first call, then kept up."""
         if self._staged is None:
             found = Staged()
             for key, value in self.rows.scan(k.INDEX):
@@ -211,7 +211,7 @@ class JournalIndex:
             yield unpack_run(key, value)
 
     def plain_waiting(self, state: State) -> list[tuple[str, int]]:
-        """The journal partitions with plain writes that are not committed; what waits longest comes first."""
+        """The journal partitions with plain writes that are not committed, the longest waiting first."""
         return [place for place, end in self.plain_ends.items() if end > state.plain.get(place, 0)]
 
     def plain_runs(self, state: State, stream: str, partition: int) -> Iterator[StoredRun]:
@@ -238,7 +238,7 @@ class JournalIndex:
         return keys
 
     def drop_former(self, stream: str, times: int) -> dict[bytes, bytes | None]:
-        """Table changes that drop what is of a former stream of this name; none if that was done.
+        """Table changes that drop rows of a former stream of this name; none if that was done.
 
         ``times``: how often the name was forgotten; the table notes it.
         """
@@ -249,11 +249,11 @@ class JournalIndex:
         positions = position_key(stream, 0)
         keys = [key for key, _ in self.rows.scan(k.INDEX + stream.encode() + b"\0")]
         found = [key for key, _ in self.rows.scan(positions[:-4])]
-        keys += [key for key in found if len(key) == len(positions)]  # else it is of a longer name
+        keys += [key for key in found if len(key) == len(positions)]  # else of a longer name
         return {mark: noted, **dict.fromkeys(keys)}
 
     def forget_stream(self, stream: str) -> None:
-        """What is kept in memory of a stream that is no more."""
+        """Drop what memory keeps of a forgotten stream."""
         for kept in (self.positions, self.plain_ends, self.read):
             for place in [place for place in kept if place[0] == stream]:
                 del kept[place]
@@ -266,7 +266,7 @@ class JournalIndex:
         cut: Mapping[tuple[str, int], int],
         served: Iterable[tuple[str, int]],
     ) -> None:
-        """A round has happened in which these transactions ended and journals were cut.
+        """Take in a round that ended these transactions and cut journals.
 
         ``served``: journal partitions whose plain writes had their turn: others come before them now.
         """
@@ -285,7 +285,7 @@ class JournalIndex:
         )
 
     def sweep(self, state: State) -> dict[bytes, bytes | None]:
-        """Table changes for what ended, or was moved, while this table was not kept up."""
+        """Table changes for transactions that ended, and runs that moved, while this table was not kept up."""
         gone: dict[bytes, bytes | None] = {}
         for key, _ in self.rows.scan(k.INDEX):
             txn_id = txn_of(key)
@@ -304,7 +304,7 @@ class JournalIndex:
         return gone
 
     def weigh(self, state: State, txn_id: bytes, receipts: Sequence[Receipt]) -> Weighed:
-        """Hold receipts against what was indexed."""
+        """Compare receipts with the index."""
         due = extents_of(receipts)
         out = Weighed(self.covers(receipts), wrong="", committed=0, left_out=0, size=0)
         for writer, stream, _ in due:

@@ -2,10 +2,10 @@
 
 Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first offset (8)``. Plain runs have
 the transaction id of zeros and the writer 0. A run that was moved forward keeps its key, with the offset that
-its writer saw, and its value says where it lies now.
+its writer saw; its value has the offset where it lies now.
 
-Rejected records of open transactions: ``x | txn id (16) | stream | 00 | partition (4) | first offset (8)``. What
-lies below the journal's low water is counted in the transaction's row instead.
+Rejected records of open transactions: ``x | txn id (16) | stream | 00 | partition (4) | first offset (8)``. Those
+below the journal's low water are counted in the transaction's row instead.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.schemas.records import MovedRun
 
-# End, records, sum of checksums; base offset and size of the batch; where it was moved to (0: nowhere); pure; CRC.
+# End, records, sum of checksums; base offset and size of the batch; new place (0: not moved); pure; CRC.
 _VALUE = struct.Struct(">qqqqqq?I")
-FORM = 3  # of these rows and `rows.OUTCOMES`: a table with others is built anew
-_AFTER_PARTITION = TXN_ID_SIZE + 16  # of an index key: transaction id, writer, first offset
+FORM = 3  # version of these rows and `rows.OUTCOMES`: a table of another one is rebuilt
+_AFTER_PARTITION = TXN_ID_SIZE + 16  # bytes of an index key: transaction id, writer, first offset
 
 
 class Run(NamedTuple):
     """Consecutive records of one writer inside one batch.
 
     ``low``/``high``: least and greatest key position of the keyed records, -1 if none has a key.
-    ``pure``: the run is the whole batch and the batch may be copied as it is. ``batch_crc``: what the batch's head
-    says, by which it is known again; 0: not known.
+    ``pure``: the run is the whole batch and the batch may be copied as it is. ``batch_crc``: from the header, to
+    recognise the batch; 0: not known.
     """
 
     txn_id: bytes
@@ -49,8 +49,8 @@ class Run(NamedTuple):
 class StoredRun(NamedTuple):
     """A run as the index keeps it.
 
-    ``first``/``end``: the offsets that its writer saw, which receipts speak of. ``moved_to``: where its first
-    record lies now, if not there; the batch is the one that it lies in now.
+    ``first``/``end``: the offsets that its writer saw, which receipts speak of. ``moved_to``: the offset of its
+    first record now, 0 if it was not moved. The batch fields are of the batch that has it now.
     """
 
     writer: int
@@ -71,7 +71,7 @@ class StoredRun(NamedTuple):
 
 
 def runs_prefix(stream: str, partition: int) -> bytes:
-    """What the keys of a journal partition's runs begin with."""
+    """The prefix of the keys of a journal partition's runs."""
     return k.INDEX + stream.encode() + b"\0" + partition.to_bytes(4, "big")
 
 

@@ -1,4 +1,4 @@
-"""What lies in the journals: how much of it open transactions need, and where, and how much there is at all.
+"""Bytes in the journals: how many there are, and how many of them open transactions need, and where.
 
 Kept in memory beside the journal index, batch by batch, so that limits and clean-up cost no walk of the table.
 """
@@ -18,7 +18,7 @@ _STEPS = 2_048
 
 @dataclass(slots=True)
 class Stay:
-    """What a transaction has in a journal partition.
+    """A transaction's data in a journal partition.
 
     ``low``: the least base offset of its batches there, where they lie now. ``size``: their bytes, about.
     """
@@ -29,9 +29,9 @@ class Stay:
 
 @dataclass(slots=True)
 class Staged:
-    """What open transactions have in the journals.
+    """The data of open transactions in the journals.
 
-    ``ended`` is for those whose end is on the log: until then a round may come to nothing.
+    Call ``ended`` only when a transaction's end is on the log: the round before that may fail.
     """
 
     stays: dict[bytes, dict[Place, Stay]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Staged:
     refused: set[bytes] = field(default_factory=set)  # transactions with rejected records
 
     def add(self, txn_id: bytes, place: Place, batch_base: int, size: int) -> None:
-        """A run that is kept now."""
+        """Count a run that is kept now."""
         stays = self.stays.setdefault(txn_id, {})
         stay = stays.get(place)
         if stay is None:
@@ -52,11 +52,11 @@ class Staged:
         self.total += size
 
     def moved(self, txn_id: bytes, place: Place, low: int) -> None:
-        """Some of its runs lie elsewhere now; this is the least base offset of all of them."""
+        """Some runs of a transaction moved. ``low``: the least base offset of all of them now."""
         self.stays[txn_id][place].low = low
 
     def ended(self, txn_ids: Iterable[bytes]) -> None:
-        """These transactions need nothing any more."""
+        """Drop transactions that ended: they need nothing any more."""
         for txn_id in txn_ids:
             self.refused.discard(txn_id)
             for place, stay in self.stays.pop(txn_id, {}).items():
@@ -67,17 +67,17 @@ class Staged:
 class Read:
     """How many bytes of a journal partition lie between two offsets, as far as this leader has read it.
 
-    Good to 4 KiB, or a two-thousandth of what there is. What was read before its time counts as nothing: so data
-    is moved later than it might be, never sooner.
+    Exact to 4 KiB, or to a two-thousandth of the whole. Bytes before ``start`` count as none, so data is moved
+    later than it might be, never sooner.
     """
 
     def __init__(self, start: int) -> None:
-        """``start``: the offset from which on it is read."""
+        """``start``: the offset from which this leader reads."""
         self._ends = [start]
         self._totals = [0]
 
     def add(self, next_offset: int, size: int) -> None:
-        """So many bytes more, up to this offset."""
+        """Count ``size`` bytes more, up to ``next_offset``."""
         total = self._totals[-1] + size
         step = max(_STEP_BYTES, (total - self._totals[0]) // _STEPS)
         if len(self._ends) > 1 and total - self._totals[-2] < step:
@@ -95,7 +95,7 @@ class Read:
         return self._totals[at] if at >= 0 else self._totals[0]
 
     def forget(self, below: int) -> None:
-        """Nobody asks for offsets below this one any more."""
+        """Drop what no caller asks for any more: offsets below this one."""
         at = bisect_right(self._ends, below) - 1
         if at > 0:
             del self._ends[:at], self._totals[:at]
@@ -103,14 +103,14 @@ class Read:
 
 @dataclass(slots=True)
 class Use:
-    """How a journal partition is used: where what is needed begins, and how many bytes are."""
+    """The needed part of a journal partition: its first offset, and its bytes."""
 
     low: int
     size: int = 0
 
 
 def uses(staged: Staged, open_txns: Iterable[bytes]) -> dict[Place, Use]:
-    """Of all journal partitions in which one of these transactions has something."""
+    """The use of each journal partition in which one of these transactions has data."""
     found: dict[Place, Use] = {}
     for txn_id in open_txns:
         for place, stay in staged.stays.get(txn_id, {}).items():

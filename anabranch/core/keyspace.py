@@ -1,7 +1,7 @@
-"""Where a key belongs: hash to a position in [0, 2^32), and the ranges that tile it.
+"""The key space: a key's hash is its position in [0, 2^32), and ranges tile that space.
 
 The position of a key is the CRC-32 (IEEE, as in zlib) of its bytes, mixed by MurmurHash3's 32-bit
-finaliser. Both are in every language's reach; the CRC is also the first half of a record's checksum, so
+finaliser. Every language can compute both; the CRC is also the first half of a record's checksum, so
 a writer hashes each key once. Integers, not floats, so that ranges tile exactly (`docs/protocol.md` has
 test vectors).
 """

@@ -1,4 +1,4 @@
-"""Where the events of a one-shot go: by key, into the active segments of their streams."""
+"""The segments of a one-shot's events: by key, among the active segments of their streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layout:
         return index
 
     def index_of(self, segment_id: int) -> int:
-        """The index of the segment with that number, where a client put events without a key; else the first."""
+        """The index of the segment with that number, which a client chose for events without a key; else 0."""
         return self._by_number.get(segment_number(segment_id), 0)
 
     def spread(self, events: Sequence[Event]) -> list[tuple[SegmentRange, list[Event]]]:

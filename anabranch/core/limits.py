@@ -1,6 +1,6 @@
 """All limits of what others send and ask for, in one table: checked before anything is logged.
 
-`docs/operations.md` prints it, and a test holds the two together. What an operator may choose stands in
+`docs/operations.md` prints it, and a test holds the two together. Limits that an operator may choose are in
 `anabranch.core.turn.Settings`.
 """
 
@@ -14,28 +14,28 @@ from anabranch.schemas import records as r
 
 
 class Limit(NamedTuple):
-    """The most there may be of something. ``unit``: of what; ``bounds``: in what."""
+    """The most that is allowed of something, counted in ``unit``; an operator's choice lies within ``bounds``."""
 
     value: int
     unit: str
     bounds: str
 
     def check(self, found: int, what: str) -> None:
-        """`InvalidArgument` beyond it."""
+        """`InvalidArgument` if ``found`` exceeds the limit."""
         if found > self.value:
             raise InvalidArgument(f"{what} has {found:,} {self.unit}; {self.value:,} are allowed")
 
 
-MAX_WAIT_MS = 600_000  # of a commit for what it needs
+MAX_WAIT_MS = 600_000  # for a commit's receipts to be covered
 
 COMMAND = Limit(
     1 << 20,
     "bytes",
-    "a command, unpacked; `OneShot`, `Commit`, `Register`: what their topic takes",
+    "a command, unpacked; `OneShot`, `Commit`, `Register`: the limit of their topic",
 )
 BATCH = Limit(32 << 20, "bytes", "a record batch of commands, unpacked")
 BATCH_RECORDS = Limit(100_000, "records", "a record batch of commands")
-TEXT = Limit(1 << 10, "characters", "a reason, or a refusal's text: what is beyond is cut off")
+TEXT = Limit(1 << 10, "characters", "a reason, or a refusal's text: the rest is cut off")
 NAME = Limit(256, "characters", "the name of a transaction or a series")
 SETTING = Limit(256, "characters", "a setting's name, or its value")
 DIGITS = Limit(20, "digits", "a number in a setting")
@@ -43,7 +43,7 @@ CORRELATION_ID = Limit(64, "bytes", "a correlation id")
 TOKENS = Limit(1_000, "tokens", "a heartbeat")
 EXTENTS = Limit(20_000, "extents", "a receipt")
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
-WAITERS = Limit(1_000, "askers", "who waits for one commit")
+WAITERS = Limit(1_000, "askers", "askers that wait for one commit")
 HEADERS = Limit(1_000, "headers", "an event of a one-shot")
 EVENT_TIME = Limit(
     253_402_300_799_999, "ms", "the time of an event of a one-shot, Unix (the end of 9999)"
@@ -51,7 +51,7 @@ EVENT_TIME = Limit(
 SEGMENTS = Limit(10_000, "segments", "a stream, and what one scaling seals or opens")
 STREAM_PARTITIONS = Limit(20_000, "partitions", "a stream")
 MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
-LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: so many or more")
+LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this or more")
 SCOPES = Limit(10_000, "scopes", "a control partition")
 ANSWER = Limit(4 << 20, "bytes", "an answer; lists go on in the next one (`more`)")
 ROUND = Limit(
@@ -66,7 +66,7 @@ TRIES = Limit(
 UNSURE = Limit(
     10,
     "rounds",
-    "a command alone in rounds that end uncertain, others don't; then the same",
+    "a command alone in rounds with an unknown outcome, while others succeed; then the same",
 )
 
 TABLE = tuple(found for found in list(globals().values()) if isinstance(found, Limit))
@@ -81,12 +81,12 @@ def cut(text: str, most: int = TEXT.value) -> str:
 
 
 def size_of(receipts: Iterable[r.Receipt]) -> int:
-    """The bytes of receipts, about; not less."""
+    """The bytes of receipts, about, and never too few."""
     return sum(48 + sum(len(e.stream) + 40 for e in receipt.extents) for receipt in receipts)
 
 
 def weight(answer: object) -> int:
-    """The bytes of an answer, about: what it may grow with."""
+    """The bytes of an answer, about."""
     match answer:
         case r.Outcome():
             size = 256 + 4 * (len(answer.name or "") + len(answer.reason))

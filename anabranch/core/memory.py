@@ -1,4 +1,4 @@
-"""What a leader keeps in memory alone: it begins afresh with each one, and follows the log.
+"""Facts that a leader keeps in memory alone: they begin afresh with each leader, and follow the log.
 
 A turn changes its own *draft* of each part. `LeaderMemory.follow` takes the drafts over when the turn's round is on
 the log, or had nothing to log. So a round that is not written leaves nothing behind. Times are monotonic ms.
@@ -33,7 +33,7 @@ class Kept(Generic[K, V]):
         return default if self._over is None else self._over.get(key, default)
 
     def put(self, key: K, value: V | None) -> None:
-        """None: nothing is kept of it any more."""
+        """Set a value; None removes the key."""
         if value is None and self._over is None:
             self._rows.pop(key, None)
         else:
@@ -46,12 +46,12 @@ class Kept(Generic[K, V]):
         return {key: value for key, value in rows.items() if value is not None}
 
     def follow(self, draft: Kept[K, V]) -> None:
-        """Take over what a draft of this changes."""
+        """Take over the changes of a draft of this."""
         for key, value in draft._rows.items():
             self.put(key, value)
 
     def forget(self, is_gone: Callable[[K], bool]) -> None:
-        """Keep nothing of such keys."""
+        """Remove the keys that are gone."""
         for key in [key for key in self._rows if is_gone(key)]:
             self.put(key, None)
 
@@ -62,12 +62,12 @@ class Part:
     __slots__: tuple[str, ...] = ()
 
     def draft(self) -> Self:
-        """The part as a turn may change it."""
+        """A copy that a turn may change."""
         values = (getattr(self, name) for name in self.__slots__)
         return type(self)(*(Kept(v) if isinstance(v, Kept) else v for v in values))
 
     def follow(self, draft: Self) -> None:
-        """Take over what a draft of this changes."""
+        """Take over the changes of a draft of this."""
         for name in self.__slots__:
             mine, its = getattr(self, name), getattr(draft, name)
             if isinstance(mine, Kept):
@@ -78,7 +78,7 @@ class Part:
 
 @dataclass(slots=True)
 class Keepalives(Part):
-    """When each open transaction was last heard of, and when it is looked again for silent ones."""
+    """When each open transaction was last heard of, and when silent ones are looked for again."""
 
     since_ms: int
     heard: Kept[bytes, int] = field(default_factory=Kept)
@@ -92,8 +92,8 @@ class Keepalives(Part):
 class Merging(Part):
     """When decided commits and streams' layouts may go on; by transaction, and by stream.
 
-    ``rolls_by_ms``: so long at most a rolling commit waits for others. ``to_carry``: known to be big while another
-    one is carried. ``trouble``: why one that was carried does not go on. ``may_grow_ms``: of asking for partitions.
+    ``rolls_by_ms``: how long a rolling commit may wait for others. ``to_carry``: big ones that wait while another
+    one is carried. ``trouble``: why a carried one does not go on. ``may_grow_ms``: when to ask for partitions.
     """
 
     not_before_ms: Kept[bytes, int] = field(default_factory=Kept)
@@ -119,7 +119,7 @@ class Cleaning(Part):
     """When and where journals and histories are shortened.
 
     ``cuttable_ms``: since when something can be cut there. ``since_epoch``: commits in a stream's history since its
-    last EPOCH record. ``spare``: below that offset a history speaks of nothing left. ``crowded``: where something
+    last EPOCH record. ``spare``: offset below which a history names no event that is left. ``crowded``: where runs
     may have to move.
     """
 
@@ -142,8 +142,8 @@ class Cleaning(Part):
 class LeaderMemory:
     """All that decisions see beside the fold and the index.
 
-    The last four belong to the shell: streams in trouble and which, transactions that a carrier is at, carried ones
-    of which chunks are refused and why, records of others by stream.
+    The shell sets the last four: streams in trouble and why, transactions with a carrier, carried ones with
+    refused chunks and why, foreign records by stream.
     """
 
     keepalives: Keepalives
@@ -155,7 +155,7 @@ class LeaderMemory:
     foreign: Mapping[str, int] = field(default_factory=dict)
 
     def trouble(self, txn_id: bytes) -> str:
-        """Why a carried transaction does not go on by itself; empty if nothing is known against it."""
+        """The reason why a carried transaction does not go on by itself; empty if none is known."""
         return self.merging.trouble.get(txn_id, "") or self.refused.get(txn_id, "")
 
     def follow(
@@ -166,7 +166,7 @@ class LeaderMemory:
         ended: Iterable[bytes],
         forgotten: Iterable[str],
     ) -> None:
-        """Take over a turn's drafts. ``ended``: transactions. ``forgotten``: streams; others may come so named."""
+        """Take over a turn's drafts. ``ended``: transactions. ``forgotten``: streams; their names are free."""
         self.keepalives.follow(keepalives)
         self.merging.follow(merging)
         self.cleaning.follow(cleaning)

@@ -1,12 +1,11 @@
-"""What a commit claims, and what one is told that comes too late: numbers of a series, and names.
+"""The claims of commits: numbers of a series, and names; and the answer to one that comes too late.
 
-A *series* is numbered commits of a scope: a commit takes its number if that is above all before. It takes it when
-it is decided, and gives it back if it is aborted after all. Until it is merged no other commit of its series is
-decided, so a series is committed in the order of its numbers. Where a series stands is never forgotten.
+A *series* is numbered commits of a scope: a commit takes its number if that is above all before. The number is
+taken when the commit is decided, and given back if it is aborted after all. Until that commit is merged no other
+one of its series is decided, so a series is committed in the order of its numbers. A series is never forgotten.
 
-A commit that gives way to an earlier one aborts its transaction. What it gave way to is kept as long as that
-transaction's own outcome, so that the command is answered the same when it comes again, wherever the series or the
-name has gone since.
+A commit that gives way to an earlier one aborts its transaction. The earlier claim is kept as long as that
+transaction's own outcome, so that a repeated command gets the same answer whatever became of the name.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from anabranch.schemas.records import (
 _NONE = -1  # no number, as rows say it
 MAX_JUMP = 1 << 32
 MAX_LISTED = 200  # series in an answer
-MAX_RUNS = 64  # of a series
+MAX_RUNS = 64  # runs of numbers that a series lists
 
 
 def check_jump(turn: Turn, scope: str, series: str | None, number: int | None) -> None:
-    """`InvalidArgument` for a number far beyond its series: none of those between could be committed any more."""
+    """`InvalidArgument` for a number far beyond its series: those between could not be committed any more."""
     row = turn.state.series(scope, series) if series is not None and number is not None else None
     if row is not None and number is not None and number - row.number > MAX_JUMP:
         raise InvalidArgument(
@@ -75,11 +74,11 @@ def _info(series: str, row: SeriesRow) -> SeriesInfo:
 
 
 def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
-    """Let a series stand elsewhere, as an operator; only from where the operator saw it stand."""
+    """Set a series to a number, for an operator; only if it is at the number that the operator saw."""
     check_served(turn, command.scope)
     said = encode(replace(command, proof=b""))
     if not compare_digest(command.proof, operator_proof(said, turn.settings.token_key)):
-        raise InvalidToken("only an operator can set a series: who has the controllers' key file")
+        raise InvalidToken("only an operator, with the controllers' key file, can set a series")
     check_name(command.series)
     if not _NONE <= command.number < 1 << 63:
         raise InvalidArgument(f"number {command.number}: a series stands at -1 to 2^63 - 1")
@@ -97,7 +96,7 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
         runs = _up_to(row.runs, command.number) if row is not None else ()
         if wanted is None:
             row = None
-        else:  # what an operator sets counts as committed
+        else:  # a number set by an operator counts as committed
             runs = runs if runs and runs[-1] == wanted else _more(runs, wanted)
             row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs)
         turn.put(k.series_key(command.scope, command.series), row)
@@ -106,7 +105,7 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
 
 
 def overtaken(turn: Turn, scope: str, series: str, number: int) -> YieldedRow | None:
-    """What a commit of this number has to give way to. `NotReady` while one of the series is being committed."""
+    """The claim that a commit of this number gives way to. `NotReady` while the series commits."""
     row = turn.state.series(scope, series)
     if row is None:
         return None
@@ -141,13 +140,13 @@ def _more(runs: tuple[int, ...], number: int) -> tuple[int, ...]:
 
 
 def _up_to(runs: tuple[int, ...], number: int) -> tuple[int, ...]:
-    """The runs without what is above a number."""
+    """The runs without the numbers above this one."""
     pairs = zip(runs[::2], runs[1::2], strict=True)
     return tuple(n for first, last in pairs if first <= number for n in (first, min(last, number)))
 
 
 def give_back(turn: Turn, scope: str, pending: PendingCommitRow | None) -> None:
-    """A commit is aborted: if it was decided, its series stands where it stood before."""
+    """Set a series back to the number before, if an aborted commit was decided."""
     if pending is None or not pending.decided or pending.number is None or pending.name is None:
         return
     row = turn.state.series(scope, pending.name)
@@ -160,7 +159,7 @@ def give_back(turn: Turn, scope: str, pending: PendingCommitRow | None) -> None:
 
 
 def reason(yielded: YieldedRow) -> str:
-    """Why a transaction is aborted whose commit gave way."""
+    """Reason for the abort of a transaction whose commit gave way."""
     by = yielded.txn_id.hex() if yielded.txn_id != NO_TXN else "an operator (series set)"
     if yielded.number is None:
         return f"the name {yielded.name!r} was committed before by {by}"
@@ -175,9 +174,9 @@ def reason(yielded: YieldedRow) -> str:
 
 
 def answer(turn: Turn, yielded: YieldedRow) -> Outcome | None:
-    """What a commit is told that gave way: the earlier transaction's outcome.
+    """The answer to a commit that gave way: the earlier transaction's outcome.
 
-    `AlreadyCommitted` where that is another number's, or not known any more; None if it was a name's.
+    `AlreadyCommitted` if that is another number's, or not known any more; None if it was a name's.
     """
     if yielded.number in (None, yielded.highest):
         row = turn.state.txn_row(yielded.txn_id)

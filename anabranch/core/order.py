@@ -1,15 +1,14 @@
 """Stream order: which segments may be read now, by the EPOCH records of the history and the readers' positions.
 
-A segment may be read when every segment before it that has events of its keys is read to its end. A new
-segment is opened in the same step that seals all that it overlaps, so its EPOCH record says what has to be
-known: the ends to wait for. An empty segment is waited for by nobody: what it would have waited for, its
-successors wait for, each for what overlaps its own keys. So positions say everything (a position: the offset
-of a partition from which on it is not read yet), and nothing else has to be kept or told.
+A segment may be read when every segment before it that has events of its keys is read to its end. One step opens a
+segment and seals all that it overlaps, so its EPOCH record has the ends to wait for. No segment waits for an empty
+one: instead it waits for those before the empty one that overlap its own keys. So positions alone decide, and
+nothing else has to be kept or told. A position is the offset from which a partition is not read yet.
 
 Earlier segments on the same partition need no rule: a partition is read in the order of its offsets.
 
-Who has read a segment to its end has read what comes before it, too. But retention may have deleted it, and have
-left something older on a partition to which less was written: then that is waited for.
+A segment read to its end implies that those before it were read. But retention may have deleted it, and have left
+something older on a partition with fewer writes: then that is waited for.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from anabranch.schemas.records import EpochRecord, EpochSegment
 class _End:
     """The events of the keys [low, high) before this offset of the partition are to be read first.
 
-    ``before``: what was to be read before these, where it may not be read yet though these are gone.
+    ``before``: what had to be read before these, and still has to if they were deleted unread.
     """
 
     __slots__ = ("before", "high", "low", "offset", "partition")
@@ -37,7 +36,7 @@ class _End:
 
 
 class _Segment:
-    """A segment of the newest epoch, and what is to be read before it."""
+    """A segment of the newest epoch, and the ends to wait for."""
 
     __slots__ = ("awaits", "end", "segment")
 
@@ -48,17 +47,17 @@ class _Segment:
 
 
 class StreamOrder:
-    """The rule for one stream, from some epoch on, of which everything before is read.
+    """The rule for one stream, from an epoch on; everything before it is read.
 
-    ``own``: the partitions that are read here, and asked about; others' segments are only waited for. Give it
-    the epochs in order with `add`, and positions as they become known with `moved`.
+    ``own``: the partitions read and asked about here; others' segments are only waited for. Give it the epochs in
+    order with `add`, and positions as they become known with `moved`.
     """
 
     def __init__(self, own: Container[int]) -> None:
         self._own = own
         self._layout: list[_Segment] = []  # the newest epoch, by keys
         self._positions: dict[int, int] = {}
-        self._closed: dict[int, _Segment] = {}  # own segments that wait for something
+        self._closed: dict[int, _Segment] = {}  # own segments that wait
         self._ends: dict[
             int, deque[int]
         ] = {}  # own partition -> ends of sealed segments, not read yet
@@ -66,7 +65,7 @@ class StreamOrder:
         self.epoch = -1
 
     def add(self, record: EpochRecord) -> None:
-        """The next epoch; the first one may be read at once. One that is known already changes nothing."""
+        """Take in the next epoch; the first one may be read at once. A known one changes nothing."""
         if record.stream_epoch <= self.epoch:
             return
         known = {old.segment.segment_id: old for old in self._layout}
@@ -101,7 +100,7 @@ class StreamOrder:
                 self._ends.setdefault(segment.partition, deque()).append(end)
 
     def _before(self, segment: EpochSegment, at: int) -> list[_End]:
-        """What is to be read before a new segment; ``at``: the first of the old layout that may overlap it."""
+        """The ends to wait for before a new segment; ``at``: the first of the old layout that may overlap it."""
         ends: list[_End] = []
         while at < len(self._layout) and self._layout[at].segment.low < segment.high:
             old = self._layout[at]
@@ -110,7 +109,7 @@ class StreamOrder:
         return self._unread(ends, segment)
 
     def _unread(self, ends: Iterable[_End], segment: EpochSegment) -> list[_End]:
-        """What is to be read before a segment; in the place of what is gone, what was to be read before that."""
+        """The unread ends among these for a segment; a deleted end is replaced by those before it."""
         found: list[_End] = []
         gone: list[_End] = []
         seen: set[_End] = set()
@@ -125,7 +124,7 @@ class StreamOrder:
             elif end.before:
                 gone.append(end)
                 left += end.before
-        for end in reversed(gone):  # so that nobody comes this way again for nothing
+        for end in reversed(gone):  # so that no later call walks this way in vain
             end.before = [one for one in end.before if one.before or not self._is_read(one)]
         return found
 
@@ -133,7 +132,7 @@ class StreamOrder:
         return self._positions.get(end.partition, 0) >= end.offset
 
     def moved(self, positions: Mapping[int, int]) -> None:
-        """Positions (partition -> offset) as they are known now. They never fall: lower ones are old news."""
+        """Positions (partition -> offset) as they are known now. Lower ones than before are ignored."""
         for partition, position in positions.items():
             if position > self._positions.get(partition, 0):
                 self._positions[partition] = position
@@ -157,17 +156,17 @@ class StreamOrder:
         return True
 
     def awaited(self, segment_id: int) -> set[int]:
-        """The partitions on which something is to be read before this segment."""
+        """The partitions that this segment waits for."""
         segment = self._closed.get(segment_id)
         return set() if segment is None else {e.partition for e in segment.awaits}
 
     @property
     def watched(self) -> set[int]:
-        """Own partitions whose positions matter to somebody: something sealed is not read to its end."""
+        """Own partitions with a sealed segment that is not read to its end: others may wait for their positions."""
         return set(self._ends)
 
     def take_finished(self) -> bool:
-        """Whether a sealed segment was read to its end here since this was asked last: others may wait for it."""
+        """Whether a sealed segment was read to its end here since the last call: others may wait for it."""
         finished, self._finished = self._finished, False
         return finished
 

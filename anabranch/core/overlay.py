@@ -6,11 +6,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Protocol
 
-_FEW = 32  # so many fresh keys are put in their places one by one; more are sorted in
+_FEW = 32  # fresh keys up to this many are inserted one by one; more are sorted in
 
 
 class Rows(Protocol):
-    """What the core reads; `anabranch.ports.Table` fits."""
+    """The calls of a table that the core makes; `anabranch.ports.Table` has them."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -27,7 +27,7 @@ class Overlay:
         self._changes: dict[bytes, bytes | None] = {}
         self._order: list[bytes] = []  # the changed keys, sorted, but for the fresh ones
         self._fresh: list[bytes] = []
-        # A new row is looked for before it is put, and again then.
+        # The last key not found: a new row is looked for before it is put, and again then.
         self._missed: bytes | None = None
 
     def get(self, key: bytes) -> bytes | None:
@@ -69,7 +69,7 @@ class Overlay:
             yield from self._changed(over.pop())
 
     def _put_in_order(self) -> None:
-        """A big round scans often, over many changes: they are not walked each time."""
+        """Sort in the fresh keys: a big round scans often, over many changes."""
         if len(self._fresh) > _FEW:
             self._order = sorted((*self._order, *self._fresh))
         else:
@@ -97,11 +97,11 @@ class Overlay:
 
     @property
     def size(self) -> int:
-        """How many changes there are."""
+        """The number of changes."""
         return len(self._changes)
 
     def take(self) -> dict[bytes, bytes | None]:
-        """The changes since the last call, for the caller to write to the table before it goes on."""
+        """Take the changes since the last call; the caller writes them to the table before it goes on."""
         taken, self._changes = self._changes, {}
         self._order.clear()
         self._fresh.clear()

@@ -1,4 +1,4 @@
-"""Questions, of which the answers decide nothing: lists of transactions, and which timestamps are safe."""
+"""Questions whose answers decide nothing: lists of transactions, and which timestamps are safe."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MAX_LOOKED_AT = 5_000  # status keys; some 20 ms
 
 
 def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None) -> None:
-    """The open ones, the oldest first; or all, the newest first. A bounded part of them in one answer.
+    """List the open ones, oldest first; or all, newest first. One answer has a bounded part of them.
 
-    Nobody else is served meanwhile, so only so many rows are looked at; the answer has the key to go on from.
+    All others wait meanwhile, so only so many rows are looked at; the answer has the key to go on from.
     """
     if not 1 <= command.limit <= MAX_LISTED:
         raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
@@ -56,12 +56,12 @@ def _open_after(turn: Turn, key: bytes) -> Iterator[tuple[bytes, TxnRow | None]]
 
 
 def safe_time(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
-    """Make a timestamp safe, so that a snapshot at it stays what it is. One to come is refused: `NotReady`.
+    """Make a timestamp safe, so that a snapshot at it never changes. A future one is refused: `NotReady`.
 
     A timestamp is safe when all commits at or below it are on the log and all later ones exceed it. Timestamps rise
-    from the hybrid time of the state, which each round logs in its `RoundRow`. So it is enough that this one has
-    reached the timestamp when the answer is logged, in the same round: for this leader and for all after it. No
-    request moves hybrid time beyond the clock, or all commits after it would be dated ahead.
+    from the hybrid time of the state, which each round logs in its `RoundRow`. So for this leader and all after it
+    one condition is enough: hybrid time has reached the timestamp in the round that logs the answer. No request
+    moves hybrid time beyond the clock, or all later commits would be dated ahead.
     """
     check_served(turn, command.scope)
     present = max(turn.hybrid_time, hybrid_time.from_us(turn.now_us))

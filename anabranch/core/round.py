@@ -1,7 +1,7 @@
-"""What one commit round puts on the log: rows, replies, journal ops, merges and history records.
+"""One commit round, as it goes on the log: rows, replies, journal ops, merges and history records.
 
-A `Round` is data. The shell appends it in one native transaction (`processors.durability` says in which
-order) and tells where the merged events landed; `history_records` then makes the COMMIT and EPOCH records.
+A `Round` is data. The shell appends it in one native transaction (`processors.durability` has the order) and
+tells where the merged events landed. `history_records` then makes the COMMIT and EPOCH records.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ DIRECTLY_BEFORE = -2
 
 
 class Landed(NamedTuple):
-    """Where a part's events stand in the stream's partition: first offset, last offset + 1, number of records.
+    """The place of a part's events in the stream's partition: first offset, last offset + 1, number of records.
 
-    Of an empty part all are 0. Offsets in between may belong to nobody (markers), never to another part.
+    An empty part has all 0. Offsets in between may be markers, never another part's.
     """
 
     first: int
@@ -49,7 +49,7 @@ class PlainWrites(NamedTuple):
 class Part(NamedTuple):
     """A transaction's events for one segment: runs of a journal partition, or events of a one-shot.
 
-    ``source``: the journal partition of the runs. ``carried``: the events stand there already.
+    ``source``: the journal partition of the runs. ``carried``: the events are in the stream already.
     """
 
     segment_id: int
@@ -63,8 +63,8 @@ class Part(NamedTuple):
 class StreamCommit(NamedTuple):
     """A transaction's merge into one stream, or a commit of plain writes.
 
-    ``plain``: these have no transaction id. Their records are placed by key into ``layout``, which has an
-    empty part for each of its segments; of those, only the ones that got records come into the history.
+    ``plain``: writes without a transaction id. Their records are placed by key into ``layout``, which has an empty
+    part for each of its segments; only parts that got records come into the history.
     """
 
     txn_id: bytes
@@ -79,8 +79,8 @@ class StreamCommit(NamedTuple):
 class NewEpoch(NamedTuple):
     """An epoch to write to a stream's history.
 
-    ``starts``: partition -> where it begins, if that isn't the end of what is known to stand there. ``again``: it
-    is the one that is active already, said once more, so that a history may begin there.
+    ``starts``: partition -> offset where it begins, unless that is the known end. ``again``: this is the active
+    epoch, logged once more so that a history may begin there.
     """
 
     stream: str
@@ -101,8 +101,8 @@ class Tail:
     """The end of a stream's history: what the next record continues.
 
     ``vector``: partition -> end offset. ``starts``: open segment's id -> start offset. ``last``: offset of
-    the last record. ``vector_at``: of the last one with a vector, and ``since``: so many records are after it.
-    ``read_to``: up to where the history was read to find this, until its next record is written.
+    the last record. ``vector_at``: offset of the last one with a vector; ``since``: how many records follow that.
+    ``read_to``: how far the history was read to find this, until its next record is written.
     """
 
     vector: dict[int, int] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Tail:
     read_to: int | None = None
 
     def stands(self, offsets: Sequence[int]) -> None:
-        """A round's records stand there."""
+        """Take in where a round's records stand now."""
         self.last = offsets[-1]
         self.read_to = None
         if self.since < len(offsets):
@@ -121,7 +121,7 @@ class Tail:
 
 
 class ReplyTo(NamedTuple):
-    """The one that waits for an answer: the command's correlation id, its partition of replies, and its digest."""
+    """The asker of a command: its correlation id, its partition of replies, and the command's digest."""
 
     correlation_id: bytes
     partition: int
@@ -135,7 +135,7 @@ class Round:
     rows: dict[bytes, bytes | None] = field(default_factory=dict)
     replies: list[tuple[ReplyTo, Any]] = field(default_factory=list)
     ops: list[tuple[str, int, JournalOp]] = field(default_factory=list)  # stream, partition, op
-    history: list[Step] = field(default_factory=list)  # of all streams, by rising timestamps
+    history: list[Step] = field(default_factory=list)  # all streams', by rising timestamps
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
 
     @property
@@ -165,12 +165,12 @@ class Round:
 
     @property
     def plain_runs(self) -> int:
-        """How many runs of plain writes this round commits."""
+        """The number of runs of plain writes that this round commits."""
         return sum(len(writes.runs) for commit in self.commits for writes in commit.plain)
 
     @property
     def empty(self) -> bool:
-        """Nothing to say: no native transaction is needed."""
+        """Whether there is nothing to log: no native transaction is needed."""
         return not (self.rows or self.replies or self.commands)
 
 
@@ -181,8 +181,8 @@ def history_records(
 ) -> dict[str, list[EpochRecord | CommitRecord]]:
     """The history records of a round, by stream, in order. Moves the tails' vectors forward.
 
-    ``landed``: (index of the commit in the round's history, index of its part) -> where it stands. What they
-    say of each other's places is for one batch; `anchored` makes it good for several.
+    ``landed``: (index of the commit in the round's history, index of its part) -> its place. References
+    between these records hold within one batch; `anchored` adapts them to several.
     """
     out: dict[str, list[EpochRecord | CommitRecord]] = {}
     for i, step in enumerate(round_.history):
@@ -196,7 +196,7 @@ def history_records(
 
 
 def _epoch_record(step: NewEpoch, tail: Tail, before: Sequence[object]) -> EpochRecord:
-    """What was open ends at the last event on its partition; what opens begins there."""
+    """Sealed segments end at the last event on their partitions; new ones begin there."""
     sealed = tuple(SegmentEnd(s.segment_id, tail.vector.get(s.partition, 0)) for s in step.sealed)
     starts = {
         s.segment_id: tail.starts[s.segment_id]
@@ -260,7 +260,7 @@ def _previous(before: Sequence[object], tail: Tail) -> int:
 def anchored(
     record: EpochRecord | CommitRecord, number: int, offsets: Sequence[int]
 ) -> EpochRecord | CommitRecord:
-    """A record of a round as it is to stand in a batch of its own, behind others that stand at ``offsets``.
+    """A record of a round for a batch of its own, behind others that stand at ``offsets``.
 
     ``number``: its place among the stream's records of the round.
     """

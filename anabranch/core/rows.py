@@ -1,8 +1,8 @@
 """Keys of the status log and of the table that materialises it.
 
 A status key is ``txn_id (16) | entry type (1) | identifier``; records of no transaction use sixteen zero
-bytes. In the table every status key stands under ``s``; what is derived from the logs and can be rebuilt
-stands under the other prefixes.
+bytes. In the table every status key has the prefix ``s``; rows that derive from the logs and can be rebuilt have
+the other prefixes.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ TERM_KEY = NO_TXN + bytes((Entry.TERM,))
 ROUND_KEY = NO_TXN + bytes((Entry.ROUND,))
 SUSPECT_KEY = NO_TXN + bytes((Entry.SUSPECT,))
 
-HISTORY = -1  # the number in a low water's key that stands for the stream's history
+HISTORY = -1  # in place of the partition in a low water's key: the stream's history
 
 # Table prefixes.
 STATUS = b"s"  # + status key -> row
 OPEN = b"o"  # + txn id -> b"": transactions that are not finished
-FINISHED = b"f"  # + finished ms (8) + txn id -> b"": in the order in which they may be forgotten
-INDEX = b"i"  # + see journal_index: runs of journal records
-REJECTED = b"x"  # + see journal_index -> count (8): journal records of open ones that were rejected
+FINISHED = b"f"  # + finished ms (8) + txn id -> b"": in the order of their forgetting
+INDEX = b"i"  # runs of journal records (journal_runs)
+REJECTED = b"x"  # rejected journal records of open ones (journal_runs) -> count (8)
 META = b"m"  # + name: about the table itself
 OUTCOMES = META + b"outcomes"  # -> how many transactions are finished (8)
 POSITION = b"p"  # + name -> offset (8): where reading goes on
@@ -94,7 +94,7 @@ def carry_key(txn_id: bytes, stream: str, number: int) -> bytes:
 
 
 def moved_key(txn_id: bytes, stream: str, partition: int, at: int) -> bytes:
-    """``at``: where the first of the row's runs lies now."""
+    """The key of a moved row. ``at``: where the first of its runs lies now."""
     return txn_id + bytes((Entry.MOVED,)) + _numbered(stream, partition) + at.to_bytes(8, "big")
 
 
@@ -103,7 +103,7 @@ def _numbered(stream: str, number: int) -> bytes:
 
 
 def numbered(identifier: bytes) -> tuple[str, int]:
-    """(stream, number) of such an identifier."""
+    """(stream, number) of an identifier that `_numbered` made."""
     return identifier[:-5].decode(), int.from_bytes(identifier[-4:], "big", signed=True)
 
 

@@ -1,4 +1,4 @@
-"""How much a segment took lately: counts by buckets of time. Pure: time is given, as the number of a bucket."""
+"""A segment's recent load: counts by buckets of time. Pure: time is given, as the number of a bucket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SAMPLES = 256
 
 
 class Load(NamedTuple):
-    """What one segment took. Both series are of whole buckets, oldest first, `HISTORY` of them.
+    """The load of one segment. Both series are of whole buckets, oldest first, `HISTORY` of them.
 
     ``taken_bytes``: since it was opened, as far as known. ``positions``: some of the keys' positions.
     """
@@ -23,7 +23,7 @@ class Load(NamedTuple):
     positions: Sequence[int] = ()
 
     def plus(self, other: Load) -> Load:
-        """Of both as if they were one segment, without positions."""
+        """The load of both as one segment, without positions."""
         return Load(
             min(self.age_ms, other.age_ms),
             self.taken_bytes + other.taken_bytes,
@@ -46,14 +46,14 @@ class Gauge:
         self.positions: deque[int] = deque(maxlen=_SAMPLES)
 
     def add(self, events: int, size: int, bucket: int) -> None:
-        """Count so much in a bucket; for one that is over, in the present one."""
+        """Count events and bytes in a bucket; if that one is over, in the present one."""
         self._reach(bucket)
         self._events[-1] += events
         self._sizes[-1] += size
         self._taken += size
 
     def load(self, now_ms: int, bucket: int) -> Load:
-        """What was counted in the buckets before this one."""
+        """The counts of the buckets before this one."""
         self._reach(bucket)
         return Load(
             now_ms - self._since_ms,

@@ -21,7 +21,7 @@ MAX_SEGMENTS = limits.SEGMENTS.value
 
 
 class TxnSegment(NamedTuple):
-    """What a transaction wrote to one segment."""
+    """A transaction's data for one segment."""
 
     number: int
     sealed: bool  # its commit is decided: nothing can be added
@@ -165,7 +165,7 @@ def place(
 def merge(into: Sequence[SegmentRange], source: TxnSegment) -> SegmentRange:
     """The open segment that a transaction segment merges into: the one with its number (E4, E5)."""
     check(source.sealed, "a transaction segment is merged before its commit was decided")
-    check(source.whole, "a transaction segment is merged of which something was deleted")
+    check(source.whole, "a transaction segment is merged after a part of it was deleted")
     for segment in into:
         if segment_number(segment.segment_id) == source.number:
             return segment

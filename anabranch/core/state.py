@@ -1,8 +1,8 @@
 """The state of a control partition: the fold of its status log.
 
-`State.apply` is the only thing that changes it, live and on replay alike. It upserts whole rows and judges
-nothing (compaction skips states). What is kept decoded here (open transactions, streams, scopes) is derived
-from the rows and from nothing else, so folding a log, compacted or not, gives the same tables.
+Only `State.apply` changes it, live and on replay alike: whole rows are upserted, none judged (compaction
+skips states). The decoded views (open transactions, streams, scopes) derive from the rows alone, so folding a
+log, compacted or not, gives the same tables.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class OpenTxn:
     row: TxnRow
     participants: dict[str, int] = field(default_factory=dict)  # stream -> reference epoch
     writers: dict[int, Receipt] = field(default_factory=dict)
-    receipt_bytes: int = 0  # of the writers', about
+    receipt_bytes: int = 0  # bytes of the writers', about
     pending: PendingCommitRow | None = None
-    due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # what is pending takes
+    due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # pending's
     carries: dict[tuple[str, int], CarryRow] = field(default_factory=dict)  # by segment number
     # By journal partition and place.
     moved: dict[tuple[str, int, int], MovedRow] = field(default_factory=dict)
@@ -103,9 +103,9 @@ class State:
         self.round = _NO_ROUND
         self.scopes: dict[str, int] = {}
         self.streams: dict[str, StreamRow] = {}
-        self.layouts: dict[str, Layout] = {}  # of the active epochs
-        self.epochs: dict[str, dict[int, tuple[SegmentRange, ...]]] = {}  # of reference epochs
-        # … and by their partitions
+        self.layouts: dict[str, Layout] = {}  # active epochs only
+        self.epochs: dict[str, dict[int, tuple[SegmentRange, ...]]] = {}  # reference epochs only
+        # The same, by partition.
         self.places: dict[tuple[str, int], dict[int, SegmentRange]] = {}
         self.pins: dict[str, Counter[int]] = {}  # stream -> reference epoch -> open transactions
         self.plain: dict[tuple[str, int], int] = {}  # journal partition -> plain writes done
@@ -117,15 +117,15 @@ class State:
         self.set_aside: dict[bytes, SetAsideRow] = {}  # the oldest first
         self.open: dict[bytes, OpenTxn] = {}
         self.committing: dict[bytes, None] = {}  # open ones with a pending commit
-        # Transactions' rows that were folded and that nobody can read, as long as no later one takes their place.
+        # Transactions' rows that can't be read, until a later row replaces them.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
-        self.finished = 0  # so many transactions came to their ends since this was made
+        self.finished = 0  # transactions that ended since this was made
         self.outcomes = int.from_bytes(rows.get(k.OUTCOMES) or b"", "big")  # finished ones kept
         self._oldest = k.FINISHED  # no derived key of a finished transaction is below
         self.rederive()
 
     def rederive(self) -> None:
-        """Derive the decoded views afresh from the rows, after `fold_row`s or at the start.
+        """Derive the decoded views from the rows again, after `fold_row`s or at the start.
 
         `MalformedRecord`, `UnsupportedVersion`: a row that no controller, or a newer one, has written.
         """
@@ -257,7 +257,7 @@ class State:
             return
         txn = self.open.get(txn_id)
         if txn is None:
-            return  # finished: its rows stay for those who ask
+            return  # finished: its rows stay for later questions
         if entry is Entry.PARTICIPANT:
             self._pin(txn, identifier.decode(), row)
         elif entry is Entry.WRITER:
@@ -329,7 +329,7 @@ class State:
         }
 
     def retired(self, stream: str) -> set[int]:
-        """Partitions of a stream with stray chunks: nothing ever goes there."""
+        """Partitions of a stream with stray chunks: nothing is written there any more."""
         return {partition for name, partition in self._retired if name == stream}
 
     def holder(self, scope: str, name: str) -> bytes | None:
@@ -338,7 +338,7 @@ class State:
         return row.txn_id if isinstance(row, NameRow) else None
 
     def series(self, scope: str, series: str) -> SeriesRow | None:
-        """Where a series stands; None if nothing was ever committed in it."""
+        """The row of a series; None if nothing was ever committed in it."""
         row = self.get(k.series_key(scope, series))
         return row if isinstance(row, SeriesRow) else None
 
@@ -353,7 +353,7 @@ class State:
             yield key[len(start) :].decode(), decode(value)
 
     def yielded(self, txn_id: bytes) -> YieldedRow | None:
-        """What an aborted transaction's commit gave way to, if it was aborted for that."""
+        """The claim that an aborted transaction's commit gave way to, if any."""
         row = self.get(k.yielded_key(txn_id))
         return row if isinstance(row, YieldedRow) else None
 
@@ -363,7 +363,7 @@ class State:
         due = k.finished_key(max(0, unix_ms), b"")
         if self._oldest >= due:
             return found
-        oldest = k.FINISHED + b"\xff" * 9  # of nothing at all; what comes lowers it
+        oldest = k.FINISHED + b"\xff" * 9  # above all keys; the scan lowers it
         for key, _ in self._table.scan(k.FINISHED, self._oldest):
             oldest = min(oldest, key)
             if key >= due or len(found) == limit:
@@ -375,8 +375,8 @@ class State:
     def txn_rows_below(self, key: bytes | None) -> Iterator[tuple[bytes, TxnRow | None]]:
         """The transactions' status keys below one (None: all of them), the newest id first.
 
-        Each with the row, where it is the transaction's own, not its writers' or streams': there may be many
-        of those, so that who walks counts keys.
+        A transaction's own key comes with its row; those of its writers and streams without. There may be many of
+        these, so a caller that limits its work counts keys.
         """
         above = k.STATUS + (b"\xff" * (TXN_ID_SIZE + 1) if key is None else key)
         for found, value in self._table.scan_back(above):

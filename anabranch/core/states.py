@@ -1,8 +1,8 @@
 """Every legal transition of a transaction, as one table (Kudu's transaction status manager, YDB).
 
-An op on a state is *applied* (it moves), *already applied* (nothing changes, the caller is answered as if it had
-moved it; Kudu's TXN_OP_ALREADY_APPLIED) or *illegal* (a named error, nothing changes; TXN_ILLEGAL_STATE).
-A table is complete: each op has a verdict on each state. `stream_states` has that of streams.
+An op on a state is *applied* (it moves), *already applied* (nothing changes, the caller gets the same answer;
+Kudu's TXN_OP_ALREADY_APPLIED) or *illegal* (nothing changes, the caller gets a named error; TXN_ILLEGAL_STATE).
+The table is complete: each op has a verdict on each state. `stream_states` has the one of streams.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OpT = TypeVar("OpT", bound=str)
 
 
 class Verdict(Enum):
-    """What an op does to a state, besides moving it."""
+    """The effect of an op on a state, if not a move."""
 
     ALREADY = "already applied"
     ILLEGAL = "illegal"
@@ -53,7 +53,7 @@ class Machine(Generic[StateT, OpT]):
         table: Mapping[OpT, tuple[StateT | Verdict, ...]],
         illegal: Callable[[StateT, OpT, str], AnabranchError],
     ) -> None:
-        """``table``: for each op what it does to each state, in their order. ``illegal`` makes an op's error."""
+        """``table``: for each op its effect on each state, in their order. ``illegal`` makes an op's error."""
         self.states = states
         self.ops = tuple(table)
         self.transitions = {
@@ -66,7 +66,7 @@ class Machine(Generic[StateT, OpT]):
     def judge(self, state: StateT, op: OpT, what: str = "") -> StateT | None:
         """The state after the op; None: already applied.
 
-        Raises the error of an illegal op, which says ``what``.
+        Raises the error of an illegal op, with ``what`` in its message.
         """
         verdict = self.transitions[state, op]
         if verdict is Verdict.ALREADY:
@@ -106,7 +106,7 @@ Birth = Literal["begin", "one_shot", "give_way", "resolve"]
 BIRTHS: dict[Birth, TxnState] = {
     "begin": "OPEN",
     "one_shot": "COMMITTED",  # a whole transaction in one command
-    "give_way": "ABORTED",  # … of which another one has the name
+    "give_way": "ABORTED",  # a one-shot whose name another one has
     "resolve": "ABORTED",  # asked about before any other command of it
 }
 
@@ -144,7 +144,7 @@ def born(
 
 
 def _illegal(state: TxnState, op: Op, what: str) -> AnabranchError:
-    """The error for an op that is illegal in this state: what the caller does next depends on it."""
+    """The error for an op that is illegal in this state, by what the caller does next."""
     said = f" ({what})" if what else ""
     if state in ("ABORT_IN_PROGRESS", "ABORTED"):
         return TransactionAborted(f"the transaction is aborted{said}: begin a new one")

@@ -27,7 +27,7 @@ KNOWN = TOPIC.keys() | autoscale.SETTINGS
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
-    """`UnsupportedSetting`, `InvalidArgument`: what a stream does not take, by name."""
+    """`UnsupportedSetting`, `InvalidArgument`: a setting, by name, that a stream does not take."""
     for name, value in settings.items():
         limits.SETTING.check(len(name), "a setting's name")
         limits.SETTING.check(len(value), f"the value of {name}")

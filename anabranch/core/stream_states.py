@@ -1,6 +1,6 @@
 """Every legal transition of a stream, as one table, like that of transactions (`states`).
 
-What the shell does to a stream's topics has a state of its own: an op begins it, and another one says how it ended.
+The shell's work on a stream's topics has a state of its own: one op begins it, another one says how it ended.
 A stream without a row is FORGOTTEN: it was taken away, or not made yet.
 """
 
@@ -14,16 +14,16 @@ from anabranch.schemas.records import StreamRow, StreamState
 
 CREATING: Final = "CREATING"
 ACTIVE: Final = "ACTIVE"
-LOST: Final = "LOST"  # a topic of it was deleted, or made anew
-RECOVERING: Final = "RECOVERING"  # … and it is looked whether its topics are the old ones
-FORGETTING: Final = "FORGETTING"  # … and what is left of it is being deleted
-FORGOTTEN: Final = "FORGOTTEN"  # it has no row
-WAITING: Final = "WAITING"  # it is ACTIVE, but can't be read or written now: shown, never logged
+LOST: Final = "LOST"  # a topic of it was deleted or replaced
+RECOVERING: Final = "RECOVERING"  # LOST, and its topics are compared with the old ones
+FORGETTING: Final = "FORGETTING"  # LOST, and the rest of its topics is being deleted
+FORGOTTEN: Final = "FORGOTTEN"  # no row
+WAITING: Final = "WAITING"  # ACTIVE, but can't be read or written now: shown, never logged
 
 GIVEN_UP: frozenset[StreamState] = frozenset((LOST, RECOVERING, FORGETTING))
 
 StreamOp = Literal[
-    "use",  # something is to be written or scaled
+    "use",  # a write or a scaling
     "begin_create",
     "finalize_create",  # its topics exist
     "refuse_create",
@@ -58,20 +58,20 @@ _TABLE: dict[StreamOp, tuple[StreamState | Verdict, ...]] = {
 
 
 def state_of(row: StreamRow | None) -> StreamState:
-    """The state that a stream's row says, or that there is none."""
+    """The state in a stream's row; FORGOTTEN without one."""
     return row.state if row is not None else FORGOTTEN
 
 
 def lost_error(stream: str) -> StreamLost:
-    """What everyone is told who wants to commit something in a lost stream."""
+    """The error for anyone who wants to commit something in a lost stream."""
     return StreamLost(
-        f"{stream} is lost: a topic of it was deleted, or made anew. Nothing can be committed there any more; "
-        "write to another stream, or let an operator forget this one and create it anew"
+        f"{stream} is lost: a topic of it was deleted or replaced. Nothing can be committed there any more; "
+        "write to another stream, or let an operator forget this one and create it again"
     )
 
 
 def _illegal(state: StreamState, op: StreamOp, stream: str) -> AnabranchError:
-    """The error for an op that is illegal in this state: what the caller does next depends on it."""
+    """The error for an op that is illegal in this state, by what the caller does next."""
     if op == "begin_create" and state == FORGETTING:
         return NotReady(f"{stream} is being forgotten: ask again")
     if op in ("use", "begin_create") and state in GIVEN_UP:

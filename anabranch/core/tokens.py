@@ -2,10 +2,10 @@
 
 ``01 | key id (4) | txn id (16) | keepalive ms (4, big endian) | scope (ASCII) | HMAC-SHA256 (32) | proof (32)``
 
-The HMAC covers all before it, by the controllers' key; the key id is the first 4 bytes of that key's SHA-256. So
-far it is public: controllers answer it where everybody reads. The proof is the HMAC of all that by the secret that
-began the transaction: who begins adds it, and controllers, which keep the secret, carry out no command without it.
-Where there is no secret at hand, the controllers' key proves that an operator speaks.
+The HMAC covers all before it, by the controllers' key; the key id is the first 4 bytes of that key's SHA-256. This
+part is public: controllers send it on a topic that others read. The proof is the HMAC of that part by the secret
+that began the transaction. The beginning client adds it; controllers know the secret and carry out no command
+without it. An operator, who has no secret, proves with the controllers' key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPERATOR = b"operator"  # no signed bytes begin so
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What a token says: of which transaction, its keepalive in milliseconds, and its scope."""
+    """The content of a token: a transaction's id, its keepalive in milliseconds, and its scope."""
 
     txn_id: bytes
     keepalive_ms: int
@@ -61,12 +61,12 @@ def sign(token: Token, key: bytes) -> bytes:
 
 
 def prove(signed: bytes, secret: bytes) -> bytes:
-    """The token as it is handed on: what a controller signed, proved by the secret that began the transaction."""
+    """The token to hand on: signed by a controller, proved by the secret that began the transaction."""
     return signed + _mac(signed, secret)
 
 
 def operator_proof(data: bytes, key: bytes) -> bytes:
-    """The proof that an operator, who has the controllers' key, says this."""
+    """The proof that an operator, who has the controllers' key, sends this."""
     return _mac(_OPERATOR + data, _check_key(key))
 
 
@@ -76,8 +76,7 @@ def check_proof(data: bytes, secret: bytes | None, key: bytes) -> None:
     own = secret is not None and hmac.compare_digest(proof, _mac(signed, secret))
     if not own and not hmac.compare_digest(proof, operator_proof(signed, key)):
         raise InvalidToken(
-            "the token's proof is not of the secret that began the transaction: ask for the token where it was "
-            "begun"
+            "the token's proof is not of the secret that began the transaction: ask for the token of its begin"
         )
 
 
@@ -101,10 +100,7 @@ def verify(data: bytes, key: bytes) -> Token:
 
 
 def peek(data: bytes) -> Token:
-    """What a token claims, unverified: for clients, which have no key.
-
-    `InvalidToken` if it is malformed.
-    """
+    """The unverified content of a token: for clients, which have no key. `InvalidToken` if it is malformed."""
     return _parse(_check_form(data))
 
 

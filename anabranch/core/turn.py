@@ -2,8 +2,8 @@
 
 Decisions are functions over a `Turn` (state, index, settings, time given from outside). They judge first and
 only then put rows; a refusal is an error raised before anything was put. `put` applies each row at once, so
-that the next command of the same round sees it. What is kept in memory alone is changed in the turn's drafts
-(`core.memory`). All of a turn that is not written comes to nothing.
+that the next command of the same round sees it. Facts kept in memory alone change in the turn's drafts
+(`core.memory`). A turn that is not written leaves no effect.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from anabranch.errors import (
 from anabranch.schemas.records import Outcome, Refusal, RoundRow, TxnRow
 
 DAY_MS = 86_400_000
-WAITING = "its commit is not decided: it waits for the journal to show what the receipts say"
-IN_TROUBLE = "its commit is decided, but its merge does not go on"  # what askers are told
+WAITING = "its commit is not decided: it waits for the journal to cover the receipts"
+IN_TROUBLE = "its commit is decided, but its merge does not go on"  # the answer to askers
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a control partition's decisions depend on besides the log."""
+    """The settings of a control partition that decisions depend on."""
 
     control_partition: int
     control_partitions: int
@@ -49,32 +49,33 @@ class Settings:
     reply_partitions: int = 1
     retention_ms: int = 7 * DAY_MS
     max_open: int = 100_000
-    max_staged_bytes: int = 64 << 30  # of open transactions in journals; then new ones are refused
-    # So much may an old open transaction keep in a journal before it is moved.
+    max_staged_bytes: int = 64 << 30  # in journals; then new transactions are refused
+    # Unneeded bytes that an old open transaction may keep in a journal before it is moved.
     move_bytes: int = 256 << 20
-    clean_ms: int = 5_000  # how often it is looked whether journals can be cut
-    clean_records: int = 10_000  # a journal partition is cut by so many offsets at least,
-    clean_bytes: int = 8 << 20  # or by so many bytes,
-    clean_after_ms: int = 3_600_000  # or by anything, once nobody needed it for so long
-    clean_history_ms: int = 60_000  # how often it is looked whether histories can be cut
-    # So many commits later a history says its epoch again: it may be cut there.
+    clean_ms: int = 5_000  # how often to look for journals to cut
+    clean_records: int = 10_000  # a journal partition is cut by at least this many offsets,
+    clean_bytes: int = 8 << 20  # or bytes,
+    clean_after_ms: int = 3_600_000  # or by anything, once unneeded for so long
+    clean_history_ms: int = 60_000  # how often to look for histories to cut
+    # After this many commits a history has its epoch again: it may be cut there.
     epoch_again: int = 4_096
     max_keepalive_ms: int = MAX_KEEPALIVE_MS
     max_streams: int = 10_000
-    max_partitions: int = 50_000  # of all streams
+    max_partitions: int = 50_000  # in all streams
     skip_commands: frozenset[int] = frozenset()  # offsets of commands that an operator sets aside
-    # So much does the commands topic take: of big commands, unpacked.
+    # The most that the commands topic takes of big commands, unpacked.
     command_bytes: int = limits.COMMAND.value
     round_bytes: int = 16 << 20  # merges of one round, about
-    chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of so many bytes
-    collate_ms: int = 200  # a stream rolls at most once in this time; what comes sooner is collated
+    chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of this many bytes
+    collate_ms: int = 200  # a stream rolls at most once in this time; earlier commits are collated
     purge_per_look: int = 500  # old outcomes, beside two for each one that a round adds
     lost_after_ms: int = 30_000  # a stream is given up when a topic of it is not found for so long
 
     @property
     def max_ahead_ms(self) -> int:
-        """How far a client's clock may be ahead. Less than the retention, or the horizon of forgotten
-        ids, which is taken from the ids themselves, would come to lie in the future."""
+        """How far a client's clock may be ahead: less than the retention, or the horizon of forgotten ids, which
+        comes from the ids themselves, would lie in the future.
+        """
         return min(DAY_MS, self.retention_ms // 2)
 
 
@@ -95,17 +96,17 @@ class Turn:
     round: Round = field(default_factory=Round)
     hybrid_time: int = 0
     at: int | None = None  # the offset of the command that is decided
-    commands_end: int = 0  # of the commands, as read last
-    command_bytes: int = 1 << 62  # of that command, as far as is known: nothing in it is bigger
+    commands_end: int = 0  # end offset of the commands, as read last
+    command_bytes: int = 1 << 62  # an upper bound of that command's size
     puts: int = 0
     size: int = 0  # bytes of rows and answers, about
-    merge_limit: int | None = None  # at most so many merges in this round
+    merge_limit: int | None = None  # the most merges in this round
     plain_waits: bool = False  # no plain writes in this round
-    plain_bytes: int = 0  # of plain writes that this round commits
+    plain_bytes: int = 0  # bytes of plain writes that this round commits
     expired_ms: int = 0  # the horizon of forgotten ids
     ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
     cut: dict[tuple[str, int], int] = field(default_factory=dict)  # low waters
-    forgotten: list[str] = field(default_factory=list)  # streams that are no more with this round
+    forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
     # Journal partitions whose plain writes had their turn: others come first now.
     served: list[tuple[str, int]] = field(default_factory=list)
     keepalives: Keepalives = field(init=False)
@@ -131,7 +132,7 @@ class Turn:
 
     @property
     def finished(self) -> int:
-        """How many transactions come to their ends with this round, one-shots too."""
+        """The number of transactions that end with this round, one-shots too."""
         return self.state.finished - self._finished
 
     def put(self, key: bytes, row: Any) -> None:
@@ -143,7 +144,7 @@ class Turn:
         self.round.rows[key] = value
 
     def reply(self, to: ReplyTo | None, result: Any) -> None:
-        """Answer, unless nobody waits."""
+        """Answer, if an asker waits."""
         if to is not None:
             self.size += limits.weight(result)
             self.round.replies.append((to, result))
@@ -187,7 +188,7 @@ class Turn:
         return made_ms_of(txn_id) <= self.expired_ms
 
     def check_new_id(self, txn_id: bytes) -> None:
-        """An id that is about to get its first row."""
+        """`Expired`, `ClockSkew`: an id that may not get its first row."""
         made_ms = made_ms_of(txn_id)
         if made_ms <= max(self.expired_ms, self.wall_ms - self.settings.retention_ms):
             raise Expired("the transaction id is too old: begin a new one")
@@ -214,15 +215,15 @@ class Turn:
         return is_usable(self.state, self.memory.waiting, stream)
 
     def trouble(self, txn_id: bytes) -> str:
-        """Why a transaction that is being committed does not go on; empty if nothing is known against it."""
+        """The reason why a transaction that is being committed does not go on; empty if none is known."""
         return trouble_of(self.state, self.memory, txn_id)
 
     def hear(self, txn_id: bytes) -> None:
-        """A command about this transaction was received."""
+        """Note that a command about this transaction was received."""
         self.keepalives.heard.put(txn_id, self.now_ms)
 
     def done(self) -> None:
-        """The round is on the log, or had nothing to log: what is in memory follows."""
+        """Let memory follow: the round is on the log, or had nothing to log."""
         self.index.round_done(self.ended, self.cut, self.served)
         parts = self.keepalives, self.merging, self.cleaning
         self.memory.follow(*parts, self.ended, self.forgotten)
@@ -240,7 +241,7 @@ class Turn:
             name=row.name,
             commit_timestamp=row.commit_timestamp,
             committed=row.committed,
-            rejected=row.rejected if ended else 0,  # some may stand above the low waters
+            rejected=row.rejected if ended else 0,  # others may be above the low waters
             left_out=row.left_out,
             reason=row.reason or trouble or (WAITING if waits else ""),
             begun_ms=row.begun_ms,
@@ -258,7 +259,7 @@ def is_usable(state: State, waiting: Mapping[str, str], stream: str) -> bool:
 
 
 def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:
-    """Why a transaction that is being committed does not go on; empty if nothing is known against it."""
+    """The reason why a transaction that is being committed does not go on; empty if none is known."""
     txn = state.open.get(txn_id)
     if txn is not None and txn.row.state == "FINALIZE_IN_PROGRESS":
         for stream in sorted(txn.participants):

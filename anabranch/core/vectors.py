@@ -1,8 +1,8 @@
-"""Vectors of history records (`docs/protocol.md`, section 13): where each partition ends as of a record.
+"""Vectors of history records (`docs/protocol.md`, section 13): the end of each partition as of a record.
 
-In a stream of few partitions each record has its vector. In a wide one only EPOCH records and every so-manieth
-record have it: a COMMIT record between them tells where its own events end, and where the last record with a vector
-stands. So a reader finds that one in one step, and the records from there on tell the rest.
+In a stream of few partitions each record has its vector. In a wide one only EPOCH records and one of `EVERY`
+records have it: a COMMIT record between them tells where its own events end, and where the last record with a
+vector is. A reader finds that one in one step, and the records from there on tell the rest.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from anabranch.schemas.records import CommitRecord, EpochRecord, Position
 
 Record = EpochRecord | CommitRecord
 
-FEW = 16  # with so many partitions or fewer, each record has its vector
-EVERY = 64  # with more, at least one of so many records in a row
-OWN = -1  # ``vector_at`` of a record with a vector; below: so many records before, and one more, in the same batch
+FEW = 16  # up to this many partitions, each record has its vector
+EVERY = 64  # with more, at least one of this many records in a row
+OWN = -1  # ``vector_at`` of a record with a vector; OWN - n: n records before, in the same batch
 
 
 def has_vector(record: Record) -> bool:
@@ -37,7 +37,7 @@ def told(record: Record) -> Iterable[Position]:
 
 
 def positions(vector: dict[int, int]) -> tuple[Position, ...]:
-    """As it stands in a record."""
+    """The vector as a record has it."""
     new = tuple.__new__
     return tuple([new(Position, place) for place in sorted(vector.items())])
 

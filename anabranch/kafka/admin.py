@@ -52,7 +52,7 @@ def list_offsets(
 ) -> dict[TopicPartition, int]:
     """The offset for a timestamp (-1 latest, -2 earliest) of each partition; -1: there is none.
 
-    ``failed`` takes why a partition can't be asked; without it that is raised.
+    ``failed`` takes the error of a partition that can't be asked; without it that is raised.
     """
     found: dict[TopicPartition, int] = {}
     for node, group in cluster.groups(partitions, deadline, failed).items():
@@ -142,11 +142,11 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadl
 
 
 def default_replication_factor(cluster: Cluster, topic: str, deadline: float) -> int | None:
-    """The replication factor of this topic if it is created with -1. See `anabranch.ports.Log`."""
+    """The replication factor of this topic if it is created with -1; None: the brokers don't tell."""
     answer = _create(cluster, [TopicSpec(topic, 1)], deadline, dry=True)[0]
     if int(answer.error_code) == codes.TOPIC_ALREADY_EXISTS:
-        return 1  # somebody was quicker: none is created
-    # Told from version 5 on, to those who may see the configuration.
+        return 1  # created meanwhile: ours is not
+    # In answers from version 5 on, if we may see the configuration.
     found = int(getattr(answer, "replication_factor", 1))
     return found if found > 0 else None
 
@@ -186,7 +186,7 @@ def _create(
 
 
 def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float) -> None:
-    """Delete topics by their ids, and forget where they were led. That one is not there is as good.
+    """Delete topics by their ids, and forget their leaders. A missing topic is no error.
 
     Brokers that know no ids (before Kafka 2.8) are given the names.
     """
@@ -209,13 +209,13 @@ def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float
         code = int(result.error_code)
         if code in (NONE, UNKNOWN_TOPIC_OR_PARTITION, codes.UNKNOWN_TOPIC_ID):
             continue
-        message = getattr(result, "error_message", None)  # told from version 5 on
+        message = getattr(result, "error_message", None)  # from version 5 on
         detail = str(message) if message else None
         raise_or_again(codes.DELETE_CODES, code, f"delete topics {', '.join(names)}", detail)
 
 
 def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
-    """How many partitions a topic has now. `LogRefused` (3) if there is no such topic."""
+    """The number of a topic's partitions now. `LogRefused` (3) if there is no such topic."""
     cluster.forget((topic,))
     # Asks until a new topic is known to the broker asked.
     cluster.leaders((TopicPartition(topic, 0),), deadline)
@@ -226,7 +226,7 @@ def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
 
 
 def is_gone(cluster: Cluster, topic: str, partitions: int, topic_id: str, deadline: float) -> bool:
-    """See `anabranch.ports.Log.is_gone`. Both dry runs are answered by the quorum's controller."""
+    """`anabranch.ports.Log.is_gone`: the quorum's controller answers both dry runs."""
     if topic_id:
         ids = cluster.ids(topic, deadline)
         if ids and all(found not in ("", topic_id) for found in ids):
@@ -240,7 +240,7 @@ def is_gone(cluster: Cluster, topic: str, partitions: int, topic_id: str, deadli
 def add_partitions(
     cluster: Cluster, topic: str, partitions: int, deadline: float, *, dry: bool = False
 ) -> bool:
-    """Ask for so many partitions in all. False: there are as many already, which is as good."""
+    """Ask for so many partitions in all. False: there are as many already."""
     with cluster.connection(None, deadline) as connection:
         answer = connection.ask(
             CREATE_PARTITIONS,
@@ -253,7 +253,7 @@ def add_partitions(
     for result in answer.results:
         code = int(result.error_code)
         grown |= code == NONE
-        # Somebody else grew it, or an earlier attempt of ours whose answer was lost.
+        # Grown by another client, or by an earlier attempt of ours whose answer was lost.
         if code in (NONE, codes.INVALID_PARTITIONS):
             continue
         detail = str(result.error_message) if result.error_message else None
@@ -267,8 +267,8 @@ def wait_for_leaders(
     """Return when all partitions of these topics are led, and their leaders know it.
 
     A new topic or partition is in the metadata before its leader serves it, and a native transaction can't
-    wait for that: an append that finds no leader is uncertain. ``at_least`` so many partitions there must
-    be: the broker asked may not know of new ones yet.
+    wait for that: an append that finds no leader is uncertain. ``at_least``: how many partitions there must
+    be, as the broker asked may not know of new ones yet.
     """
     wanted = set(names)
     while True:

@@ -1,8 +1,8 @@
 """An idempotent producer over raw batches, outside of native transactions (KIP-98).
 
-A batch keeps its sequence for ever: where it is not known whether it was stored, the very same bytes are sent
-again, and the broker stores them once. One request is under way to each broker, while the batches of the next
-one are made; so no batch can overtake an earlier one of its partition.
+A batch keeps its sequence: if its storing is in doubt, the very same bytes are sent again, and the broker stores
+them once. One request is under way to each broker, while the batches of the next one are made; so no batch can
+overtake an earlier one of its partition.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anabranch.kafka.wire.codes import DUPLICATE_SEQUENCE, NONE, Act, error_for,
 from anabranch.kafka.wire.connection import ConnectionBroken
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 
-_NO_TRANSACTION = dt.timedelta(minutes=1)  # the broker wants a timeout even where it uses none
+_NO_TRANSACTION = dt.timedelta(minutes=1)  # the broker wants a timeout even here
 
 
 class JournalProducer:
@@ -37,11 +37,11 @@ class JournalProducer:
         """
         self._cluster = cluster
         self._links: dict[int, Link] = {}
-        # The broker that a partition's batches go to, until all of them are known to be stored.
+        # The broker that a partition's batches go to, until all are known to be stored.
         self._homes: dict[TopicPartition, int] = {}
         self._sequences: dict[TopicPartition, int] = {}
         self._topic_ids: dict[str, bytes] = {}
-        self._highest: dict[TopicPartition, int] = {}  # offset that was given to a batch
+        self._highest: dict[TopicPartition, int] = {}  # offset given to a batch
         self._failure: LogError | None = None
         self._trouble = ""
         self._busy = threading.Lock()
@@ -72,11 +72,11 @@ class JournalProducer:
 
     @property
     def failure(self) -> LogError | None:
-        """Why it has ended."""
+        """The error that ended it."""
         return self._failure
 
     def append(self, partition: TopicPartition, batch: Packed, deadline: float) -> None:
-        """Send a batch, or keep it until what is under way is answered. Memory: two requests a broker.
+        """Send a batch, or keep it until the request under way is answered. Memory: two requests a broker.
 
         Raises:
             LogError: it failed, perhaps because of an earlier batch: for good.
@@ -90,7 +90,7 @@ class JournalProducer:
             link = self._link(partition, deadline)
             while not link.gathering.has_room(partition, len(framed), most):
                 self._go_on(link, deadline)
-                link = self._link(partition, deadline)  # it may have moved
+                link = self._link(partition, deadline)  # the leader may have moved
             link.gathering.add(piece)
             if link.may_send():
                 self._go_on(link, deadline)
@@ -107,14 +107,14 @@ class JournalProducer:
                     self._go_on(link, deadline)
 
     def interrupt(self, reason: str) -> None:
-        """End it, from any thread: whoever waits in it stops waiting."""
+        """End it, from any thread: the thread that waits in it stops waiting."""
         self._failure = self._failure or LogUncertain(reason)
         for link in list(self._links.values()):
             if link.connection is not None:
                 link.connection.interrupt()
 
     def close(self) -> None:
-        """Close the connections. What is not flushed may be stored or not."""
+        """Close the connections. Unflushed batches may be stored or not."""
         self._failure = self._failure or LogUncertain("the producer is closed")
         with self._busy:
             for link in self._links.values():
@@ -153,7 +153,7 @@ class JournalProducer:
         return self._links.setdefault(node, Link(node))
 
     def _go_on(self, link: Link, deadline: float) -> None:
-        """Read the answer under way, and send what was gathered meanwhile."""
+        """Read the answer under way, and send the batches gathered meanwhile."""
         if again := self._read(link, deadline):
             self._recover(again, deadline)
         if link.gathering.pieces:
@@ -162,7 +162,7 @@ class JournalProducer:
                 self._recover(again, deadline)
 
     def _send(self, link: Link, wave: Wave, deadline: float) -> list[Piece]:
-        """One request; what has to be sent again at once: the connection broke."""
+        """Send one request. Returns the batches to send again at once, if the connection broke."""
         self._check_topics(wave)
         try:
             link.connect(self._cluster, deadline)
@@ -174,10 +174,10 @@ class JournalProducer:
         return []
 
     def _read(self, link: Link, deadline: float) -> list[Piece]:
-        """What has to be sent again, by the answer under way or for lack of one.
+        """The batches to send again, by the answer under way or for lack of one.
 
         Raises:
-            LogError: the broker's reason why it is of no use.
+            LogError: the broker's reason why sending again is useless.
         """
         if not link.in_flight:
             return []
@@ -205,28 +205,30 @@ class JournalProducer:
         return again
 
     def _check_offset(self, partition: TopicPartition, offset: int) -> None:
-        """Up to Kafka 4.0, batches name their topic by its name: one that was made anew just takes them."""
+        """`LogUncertain` for a second use of an offset: up to Kafka 4.0 a replaced topic takes batches, by its
+        name.
+        """
         if offset <= self._highest.get(partition, -1):
             raise LogUncertain(
-                f"topic {partition.topic} was deleted and made anew, or has lost what was stored: offset "
+                f"topic {partition.topic} was deleted and created again, or has lost records: offset "
                 f"{offset} of partition {partition.partition} is given for a second time"
             )
         self._highest[partition] = offset
 
     def _check_topics(self, wave: Wave) -> None:
-        """A topic that was made anew has forgotten what was stored."""
+        """`LogUncertain` for a replaced topic: the stored batches are gone."""
         for topic in {partition.topic for partition in wave.pieces}:
             now = self._cluster.topic_ids[topic]
             if self._topic_ids.setdefault(topic, now) != now:
-                raise LogUncertain(f"topic {topic} was deleted and made anew")
+                raise LogUncertain(f"topic {topic} was deleted and created again")
 
     # -- after a failure ------------------------------------------------------------------------------
 
     def _recover(self, failed: list[Piece], deadline: float) -> None:
-        """Send again until it is stored, and only then go on: leaders may have moved.
+        """Send again until all is stored, and only then go on: leaders may have moved.
 
         Raises:
-            LogError: the broker's reason, or it is not stored at the deadline.
+            LogError: the broker's reason, or batches are not stored at the deadline.
         """
         for link in self._links.values():
             failed += self._read(link, deadline)
@@ -238,7 +240,7 @@ class JournalProducer:
             self._link(piece.partition, deadline).gathering.add(piece)
 
     def _repeat(self, pieces: list[Piece], deadline: float) -> list[Piece]:
-        """One more try; what is still to be sent."""
+        """One more try; returns the batches that are still to be sent."""
         self._check()
         pause = self._cluster.settings.retry_backoff
         if time.monotonic() + pause >= deadline:

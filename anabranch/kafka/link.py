@@ -1,4 +1,4 @@
-"""A producer's way to one broker: what is gathered for the next Produce request, and the requests under way."""
+"""A producer's way to one broker: batches for the next Produce request, and the requests under way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answers = dict[TopicPartition, data.Produced]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A batch as it is sent, its sequence in it; ``index`` is its place in the caller's list."""
+    """A batch ready to send, with its sequence; ``index`` is its place in the caller's list."""
 
     partition: TopicPartition
     parts: tuple[Buffer, ...]  # its bytes, in a row
@@ -28,7 +28,7 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """The batch's bytes."""
         return sum(map(len, self.parts))
 
 
@@ -41,7 +41,7 @@ class Wave:
     correlation: int = -1
 
     def add(self, piece: Piece) -> None:
-        """One more."""
+        """Add a batch."""
         self.pieces[piece.partition] = piece
         self.size += piece.size
 
@@ -59,7 +59,7 @@ class Link:
     version: int = -1
     gathering: Wave = field(default_factory=Wave)
     in_flight: deque[Wave] = field(default_factory=deque)
-    # Where lost markers were looked for by this connection, and under which leader epoch.
+    # Partitions checked for lost markers by this connection, and under which leader epoch.
     checked: dict[TopicPartition, int] = field(default_factory=dict)
 
     def connect(self, cluster: Cluster, deadline: float, highest: int = PRODUCE.highest) -> None:
@@ -82,7 +82,7 @@ class Link:
         return self.connection
 
     def take(self) -> Wave:
-        """What was gathered; another wave begins."""
+        """Take the gathered wave; another one begins."""
         wave, self.gathering = self.gathering, Wave()
         return wave
 
@@ -101,7 +101,7 @@ class Link:
 
         Raises:
             ConnectionBroken: the answer did not come.
-            MalformedAnswer: it is not about all of them, or no answer at all.
+            MalformedAnswer: batches are missing in it, or it is no answer at all.
         """
         body = self.open().receive(wave.correlation, deadline)
         answers = data.produce_answer(self.version, body, cluster.topic_names)
@@ -111,7 +111,7 @@ class Link:
         return answers
 
     def may_send(self) -> bool:
-        """Nothing is under way, or its answer has begun to arrive."""
+        """Whether nothing is under way, or its answer has begun to arrive."""
         if not self.in_flight or self.connection is None or self.connection.broken:
             return True
         return self.connection.buffered() or bool(readable([self.connection]))
@@ -125,7 +125,7 @@ class Link:
 def failure_of(
     who: str, failed: Iterable[Piece], answers: Answers, *, last: bool
 ) -> LogError | None:
-    """The worst of what the answers to a transactional append say of the batches that failed.
+    """The worst error of the failed batches in the answers to a transactional append.
 
     None if all of them may be sent again, which they may not if ``last``.
     """
@@ -136,7 +136,7 @@ def failure_of(
         if meant.act in (Act.RETRY, Act.REFRESH):
             if not last:
                 continue
-            # The one is checked before the append; of the others it can't be told.
+            # This error comes before the append; others may come after it.
             refused = produced.error == NOT_ENOUGH_REPLICAS
             meant = meant._replace(act=Act.REFUSED if refused else Act.UNCERTAIN)
         topic = piece.partition.topic

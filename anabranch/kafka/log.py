@@ -1,4 +1,4 @@
-"""The log on Kafka-compatible brokers, over raw connections. See `anabranch.ports.Log`."""
+"""The log on Kafka-compatible brokers, over raw connections (`anabranch.ports.Log`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 from anabranch.batches.format import read_header, split_batches
 from anabranch.batches.records import decode_records
 from anabranch.kafka import admin as kafka_admin
-from anabranch.kafka.settings import parse_settings
+from anabranch.kafka.settings import Settings, parse_settings
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.kafka.wire import codes, data
 from anabranch.kafka.wire.calls import FETCH
@@ -32,7 +32,7 @@ from anabranch.ports import (
 
 _LATEST = -1
 _MAX_I32 = (1 << 31) - 1
-# A broker that is silent for so long once others have answered is passed over, for a pause that grows.
+# A broker silent for so long after others answered is passed over, for a pause that grows.
 _SLACK_S = 0.3
 _PASSED_OVER_S = (1.0, 16.0)
 T = TypeVar("T")
@@ -54,13 +54,13 @@ class _Asked:
 class KafkaLog:
     """The `Log` port over Kafka's protocol. Safe for threads: each call uses connections of its own.
 
-    ``options`` as librdkafka names them; what can't be honoured raises `UnsupportedSetting`.
+    ``where``: ``host:port,…``, with ``options`` as librdkafka names them (`UnsupportedSetting`); or settings.
     """
 
-    def __init__(self, bootstrap: str, options: Mapping[str, object] | None = None) -> None:
-        self._cluster = Cluster(parse_settings(bootstrap, options or {}))
+    def __init__(self, where: str | Settings, options: Mapping[str, object] | None = None) -> None:
+        self._cluster = Cluster(parse_settings(where, options or {}))
         self._turn = 0
-        # Brokers that did not answer a fetch: until when they are passed over, and for how long then.
+        # Brokers that did not answer a fetch -> passed over until, and for how long.
         self._silent: dict[int, tuple[float, float]] = {}
 
     # -- reading --------------------------------------------------------------------------------------
@@ -74,11 +74,10 @@ class KafkaLog:
         committed: bool,
         failed: Failed | None = None,
     ) -> dict[TopicPartition, Fetched]:
-        """See `anabranch.ports.Log.fetch`.
+        """`anabranch.ports.Log.fetch`: one request per broker; each batch's CRC is checked.
 
-        One request per broker; each batch's CRC is checked. A broker that does not answer is passed over as
-        long as another one does. While leaders move, it waits for up to the request timeout, then raises
-        `LogUnavailable`; not so with ``failed``.
+        A broker that does not answer is passed over as long as another one does. While leaders move, the call
+        waits for up to the request timeout, then raises `LogUnavailable`; not so with ``failed``.
         """
         if not positions:
             return {}
@@ -135,13 +134,13 @@ class KafkaLog:
                     except ConnectionBroken as error:
                         broken.append(error)
                         self._pass_over(one.node, list(one.positions), error, failed)
-            # Whatever else is there already comes along.
+            # Other answers that are there already come along.
             for one in _ready(waiting, None) if waiting else ():
                 result.update(self._take(one, committed, limit, failed))
             if failed is None and len(broken) == len(groups):
                 raise broken[0]
         except (Again, ConnectionBroken):
-            # Partitions that moved are asked for anew next time; what came from others is good.
+            # Partitions that moved are asked for again next time; the others' answers are good.
             if result:
                 return result
             raise
@@ -164,7 +163,7 @@ class KafkaLog:
         error: ConnectionBroken,
         failed: Failed | None,
     ) -> None:
-        """A broker can't be reached, or does not answer: go on without it, and ask who leads instead."""
+        """Go on without a broker that can't be reached or does not answer, and ask for the new leaders."""
         self._cluster.distrust(node)
         if failed is None:
             return
@@ -239,7 +238,7 @@ class KafkaLog:
                 continue
             try:
                 if answer.error == OFFSET_OUT_OF_RANGE:
-                    self._cluster.forget((topic,))  # who says so may lead no more
+                    self._cluster.forget((topic,))  # this broker may lead no more
                     raise OffsetOutOfRange(partition, position)
                 fetched = _fetched(partition, answer, position, committed)
             except (OffsetOutOfRange, CorruptBatch) as problem:
@@ -271,7 +270,7 @@ class KafkaLog:
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int | None]:
-        """See `anabranch.ports.Log.offsets_for_time`. Also looks into native transactions still open."""
+        """`anabranch.ports.Log.offsets_for_time`; it also looks into native transactions still open."""
         found = self._offsets(partitions, max(timestamp_ms, 0), committed=False)
         return {partition: offset if offset >= 0 else None for partition, offset in found.items()}
 
@@ -297,7 +296,7 @@ class KafkaLog:
         )
 
     def _repeat(self, what: str, attempt: Callable[[float], T]) -> T:
-        """`Cluster.repeat` of one of `kafka_admin`'s calls, which is given the deadline."""
+        """`Cluster.repeat` of one of `kafka_admin`'s calls, with its deadline."""
         deadline = self._cluster.deadline()
         return self._cluster.repeat(what, deadline, lambda: attempt(deadline))
 
@@ -316,7 +315,7 @@ class KafkaLog:
     # -- topics ---------------------------------------------------------------------------------------
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
-        """See `anabranch.ports.Log.create_topics`. Returns when all have leaders."""
+        """`anabranch.ports.Log.create_topics`; returns when all have leaders."""
         if specs:
             deadline = self._cluster.deadline()
             self._cluster.repeat(
@@ -343,7 +342,7 @@ class KafkaLog:
         kafka_admin.wait_for_leaders(self._cluster, (topic,), deadline, at_least=partitions)
 
     def default_replication_factor(self, topic: str) -> int | None:
-        """See `anabranch.ports.Log.default_replication_factor`. Asked for by a dry run."""
+        """`anabranch.ports.Log.default_replication_factor`, by a dry run."""
         return self._repeat(
             "default replication factor",
             lambda deadline: kafka_admin.default_replication_factor(self._cluster, topic, deadline),
@@ -364,12 +363,12 @@ class KafkaLog:
         )
 
     def close(self) -> None:
-        """See `anabranch.ports.Log.close`. Producers have connections of their own."""
+        """`anabranch.ports.Log.close`; producers have connections of their own."""
         self._cluster.close()
 
 
 def _ready(waiting: Sequence[_Asked], deadline: float | None) -> list[_Asked]:
-    """Those whose answer has begun to arrive. Waits for one until ``deadline`` (None: not at all)."""
+    """The requests whose answer has begun to arrive. Waits for one until ``deadline`` (None: not at all)."""
     buffered = [one for one in waiting if one.connection.buffered()]
     if buffered:
         return buffered
@@ -379,7 +378,7 @@ def _ready(waiting: Sequence[_Asked], deadline: float | None) -> list[_Asked]:
     wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
     ready = readable([one.connection for one in waiting], wait)
     if not ready and deadline is not None:
-        return list(waiting)  # too late: reading says so
+        return list(waiting)  # too late: reading raises it
     return [one for one in waiting if one.connection.fileno() in ready]
 
 

@@ -1,4 +1,4 @@
-"""Tokens for OAUTHBEARER: from a file, or from an identity provider by client credentials (RFC 6749)."""
+"""Tokens for OAUTHBEARER: from a file, a callback, or an identity provider by client credentials (RFC 6749)."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 from anabranch.kafka.sasl import SaslError
 
 log = logging.getLogger("anabranch.kafka")
 
 _MOST_BYTES = 1 << 20
-_ANSWER_S = 5.0  # the longest that a provider is waited for
+_ANSWER_S = 5.0  # the longest wait for a provider
 _FRESH = 0.7  # a new token is asked for after this part of the old one's life
 _OPAQUE_S = 300.0
-_AGAIN_S = 5.0  # and after so long again, if there was none
+_AGAIN_S = 5.0  # … and again after so long, if there was none
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """A file that holds the token and that somebody else keeps fresh: it is read for each authentication."""
+    """A token file that another program keeps fresh: it is read for each authentication."""
 
     path: Path
 
@@ -39,7 +41,7 @@ class TokenFile:
 
 
 def token_and_end(file: Path, _: str = "") -> tuple[str, float]:
-    """The token in a file, and when to read it again (Unix seconds): what librdkafka's ``oauth_cb`` is to return.
+    """The token in a file, and when to read it again (Unix seconds): the answer of librdkafka's ``oauth_cb``.
 
     Raises `OSError`.
     """
@@ -48,24 +50,30 @@ def token_and_end(file: Path, _: str = "") -> tuple[str, float]:
         body = token.split(".")[1]
         end = float(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"])
     except (ValueError, KeyError, TypeError, IndexError):
-        end = time.time() + _OPAQUE_S  # nobody but the brokers can tell
+        end = time.time() + _OPAQUE_S  # only the brokers can tell
     return token, end
 
 
-class ClientCredentials:
-    """Asks an identity provider, and keeps a token for most of its life. Safe for threads."""
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token, when to ask for the next one, and when it ends: times of `time.monotonic`."""
 
-    def __init__(self, url: str, client: str, secret: str, scope: str, ca: str | None) -> None:
-        """``ca``: file of the authorities that are trusted to know the provider. Raises `OSError`."""
-        self._url = url
-        self._basic = base64.b64encode(f"{client}:{secret}".encode()).decode()
-        self._form = {"grant_type": "client_credentials"} | ({"scope": scope} if scope else {})
-        self._tls = ssl.create_default_context(cafile=ca)
+    text: str = field(repr=False)
+    ask_at: float
+    ends_at: float
+
+
+class KeptToken:
+    """Keeps a token for most of its life. Safe for threads."""
+
+    def __init__(self, fetch: Callable[[float], Token]) -> None:
+        """``fetch``: gets a new one within so many seconds, or raises `OSError` or `SaslError`."""
+        self._fetch = fetch
         self._lock = threading.Lock()
-        self._token = _Token("", 0.0, 0.0)
+        self._token = Token("", 0.0, 0.0)
 
     def __call__(self, deadline: float) -> str:
-        """A token. Raises `OSError`: there is none now; `SaslError`: the provider refuses the client."""
+        """A token. Raises `OSError`: there is none now; `SaslError`: the client is refused."""
         with self._lock:
             kept, now = self._token, time.monotonic()
             if now < kept.ask_at:
@@ -76,10 +84,37 @@ class ClientCredentials:
                 if now >= kept.ends_at:
                     raise
                 log.warning("no new token, the old one is used for as long as it lasts: %s", error)
-                self._token = _Token(kept.text, min(now + _AGAIN_S, kept.ends_at), kept.ends_at)
+                self._token = Token(kept.text, min(now + _AGAIN_S, kept.ends_at), kept.ends_at)
             return self._token.text
 
-    def _fetch(self, seconds: float) -> _Token:
+
+def of_callback(callback: Callable[[str], Sequence[Any]], config: str) -> KeptToken:
+    """Tokens of confluent-kafka's ``oauth_cb``, which returns (token, end in Unix seconds, …)."""
+
+    def fetch(_: float) -> Token:
+        try:
+            text, end = callback(config)[:2]
+            life = float(end) - time.time()
+        except Exception as error:
+            raise OSError(f"oauth_cb gives no token: {error!r}") from error
+        now = time.monotonic()
+        return Token(_checked(str(text).encode(), "oauth_cb"), now + life * _FRESH, now + life)
+
+    return KeptToken(fetch)
+
+
+class ClientCredentials:
+    """Asks an identity provider for a token."""
+
+    def __init__(self, url: str, client: str, secret: str, scope: str, ca: str | None) -> None:
+        """``ca``: file of the authorities that may certify the provider. Raises `OSError`."""
+        self._url = url
+        self._basic = base64.b64encode(f"{client}:{secret}".encode()).decode()
+        self._form = {"grant_type": "client_credentials"} | ({"scope": scope} if scope else {})
+        self._tls = ssl.create_default_context(cafile=ca)
+
+    def __call__(self, seconds: float) -> Token:
+        """A new token. Raises `OSError`, or `SaslError`: the provider refuses the client."""
         asked = time.monotonic()
         form = urllib.parse.urlencode(self._form).encode()
         headers = {"Authorization": f"Basic {self._basic}", "Accept": "application/json"}
@@ -101,20 +136,11 @@ class ClientCredentials:
             raise OSError(f"{self._url} can't be asked for a token: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise OSError(f"{self._url} answers with no token") from None
-        return _Token(text, asked + life * _FRESH, asked + life)
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    """Times of `time.monotonic`."""
-
-    text: str = field(repr=False)
-    ask_at: float
-    ends_at: float
+        return Token(text, asked + life * _FRESH, asked + life)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The client's secret goes to the address that was given, and to no other."""
+    """Refuses redirects: the client's secret goes only to the address that was given."""
 
     def redirect_request(self, *_: object) -> None:
         return None

@@ -1,7 +1,7 @@
-"""SASL: a client's messages that prove who it is, and its judgement of the answers. Bytes only, no socket.
+"""SASL: a client's messages that prove its identity, and its judgement of the answers. Bytes only, no socket.
 
 An exchange is a generator: it yields messages to the broker, takes the broker's answers, and returns once the
-broker has proved what the mechanism lets it prove.
+broker has given the proof that the mechanism asks of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 Exchange = Generator[bytes, bytes, None]
 
 SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
-# RFC 7677 asks for 4,096 at least. The most is half a second of work here, that a false broker may cost.
+# RFC 7677 asks for 4,096 at least. A false broker may cost the most: half a second of work here.
 _ITERATIONS = range(4_096, 1_000_001)
 _SERVER_FIRST = re.compile(
     r"r=(?P<nonce>[!-+\--~]+),s=(?P<salt>[^,]+),i=(?P<count>[1-9][0-9]{0,8})(,.*)?"
@@ -32,19 +32,19 @@ class SaslError(Exception):
 
 
 class Mechanism(Protocol):
-    """A way to prove who one is."""
+    """A way to prove one's identity."""
 
     @property
     def name(self) -> str:
-        """As brokers know it."""
+        """The mechanism's name for brokers."""
 
     @property
     def principal(self) -> str:
-        """The name that it proves, for messages."""
+        """The identity that is proved, for messages."""
 
     @property
     def secret(self) -> str:
-        """A text that no message may show, be it the broker's own; empty: there is none that it could know."""
+        """A text that no message may show, not even the broker's; empty: the broker can know none."""
 
     def exchange(self, deadline: float) -> Exchange:
         """One authentication. ``deadline``: of `time.monotonic`. `SaslError`; `OSError`: there is no token."""
@@ -100,13 +100,13 @@ def _server_first(message: bytes, own: str) -> tuple[str, bytes, int]:
     """Nonce, salt and iterations."""
     found = _SERVER_FIRST.fullmatch(message.decode("utf-8", "replace"))
     if found is None:
-        raise SaslError("the broker's first message is none of SCRAM")
+        raise SaslError("the broker's first message is not one of SCRAM")
     nonce, count = found["nonce"], int(found["count"])
     if not nonce.startswith(own) or nonce == own:
         raise SaslError("the broker's nonce does not continue ours")
     if count not in _ITERATIONS:
         raise SaslError(
-            f"{count} iterations; {_ITERATIONS[0]:,} to {_ITERATIONS[-1]:,} are taken here"
+            f"the broker asks for {count} iterations; {_ITERATIONS[0]:,} to {_ITERATIONS[-1]:,} are allowed"
         )
     try:
         return nonce, base64.b64decode(found["salt"], validate=True), count
@@ -116,7 +116,7 @@ def _server_first(message: bytes, own: str) -> tuple[str, bytes, int]:
 
 @dataclass(frozen=True, slots=True)
 class OAuthBearer:
-    """RFC 7628: a token that somebody else issued. ``token``: called with a deadline for each authentication."""
+    """RFC 7628: an issued token. ``token``: called with a deadline for each authentication."""
 
     principal: str
     token: Callable[[float], str] = field(repr=False)
@@ -125,12 +125,12 @@ class OAuthBearer:
     secret: str = ""
 
     def exchange(self, deadline: float) -> Exchange:
-        """One message, and a second one to hear why the first is refused. Raises what ``token`` raises."""
+        """One message, and a second one for the reason of a refusal. Raises the errors of ``token``."""
         pairs = {"auth": f"Bearer {self.token(deadline)}", **self.extensions}
         text = "".join(f"{key}={value}\x01" for key, value in pairs.items())
         problem = yield _NO_BINDING + b"\x01" + text.encode() + b"\x01"
         if problem:
-            yield b"\x01"  # the broker waits for it before it ends the exchange
+            yield b"\x01"  # the broker waits for this before it ends the exchange
             raise SaslError(f"the broker takes no such token: {_status(problem)}")
 
 

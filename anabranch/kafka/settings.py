@@ -1,32 +1,38 @@
-"""Settings of the raw connection, named as librdkafka names them. What can't be honoured is refused."""
+"""Settings of the raw connection, named as librdkafka names them. Others are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from anabranch.errors import UnsupportedSetting
-from anabranch.kafka.oauth_tokens import ClientCredentials, TokenFile
+from anabranch.kafka.oauth_tokens import ClientCredentials, KeptToken, TokenFile, of_callback
 from anabranch.kafka.sasl import SCRAM, Mechanism, OAuthBearer, Plain, Scram
 from anabranch.kafka.tls import Tls
 
 # Ours: librdkafka knows no such file, and gets the token by a callback (`librdkafka.options`).
 TOKEN_FILE = "anabranch.oauthbearer.token.file"
+CALLBACK = "oauth_cb"  # confluent-kafka's own
 
-# librdkafka's options that only tune its own clients: without meaning here, so they are accepted and
-# ignored. Everything else that is not in `_KNOWN` is refused by name.
+# librdkafka's options that only tune its own clients: accepted and ignored. Others that are not in `_KNOWN` are
+# refused by name.
 CLIENT_ONLY = frozenset(
     {
         "acks",
         "batch.num.messages",
         "batch.size",
+        "broker.address.ttl",
         "compression.codec",
         "compression.level",
         "compression.type",
+        "connections.max.idle.ms",
         "debug",
         "delivery.timeout.ms",
         "enable.idempotence",
+        "enable.metrics.push",
+        "error_cb",
         "fetch.error.backoff.ms",
         "fetch.max.bytes",
         "fetch.message.max.bytes",
@@ -37,7 +43,9 @@ CLIENT_ONLY = frozenset(
         "log.connection.close",
         "log.queue",
         "log.thread.name",
+        "log_cb",
         "log_level",
+        "logger",
         "max.in.flight",
         "max.in.flight.requests.per.connection",
         "max.partition.fetch.bytes",
@@ -52,23 +60,35 @@ CLIENT_ONLY = frozenset(
         "queued.max.messages.kbytes",
         "queued.min.messages",
         "receive.message.max.bytes",
+        "reconnect.backoff.jitter.ms",
+        "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms",
         "retries",
+        "retry.backoff.max.ms",
         "socket.keepalive.enable",
+        "socket.max.fails",
         "socket.nagle.disable",
+        "socket.receive.buffer.bytes",
+        "socket.send.buffer.bytes",
         "statistics.interval.ms",
+        "stats_cb",
         "sticky.partitioning.linger.ms",
+        "throttle_cb",
+        "topic.metadata.propagation.max.ms",
+        "topic.metadata.refresh.fast.interval.ms",
         "topic.metadata.refresh.interval.ms",
+        "topic.metadata.refresh.sparse",
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to reach the brokers. Times in seconds.
+    """The way to the brokers. Times in seconds.
 
-    ``request_timeout``: how long one answer may take. ``retry_backoff``: the wait before a retry that
-    needs new metadata. ``max_request_bytes``: batches of about so many bytes go into one Produce
-    request; a bigger single batch goes alone.
+    ``request_timeout``: how long one answer may take. ``retry_backoff``: the wait before a retry that needs new
+    metadata. ``max_request_bytes``: of batches in one Produce request, about; a bigger single
+    batch goes alone.
     """
 
     bootstrap: tuple[tuple[str, int], ...]
@@ -81,15 +101,18 @@ class Settings:
     sasl: Mechanism | None = None
 
 
-def parse_settings(bootstrap: str, options: Mapping[str, object]) -> Settings:
-    """Settings from ``host:port,…`` and librdkafka's options.
+def parse_settings(bootstrap: str | Settings, options: Mapping[str, object]) -> Settings:
+    """Settings from ``host:port,…`` and librdkafka's options, or these if they are settings already.
 
     Raises:
         UnsupportedSetting: an option that this path can't honour, or a value it can't read.
     """
+    if isinstance(bootstrap, Settings):
+        return bootstrap
     values: dict[str, object] = {}
     refused = []
     security: dict[str, str] = {}
+    callback: Callable[..., Any] | None = None
     for name, value in options.items():
         if name in _KNOWN:
             field, read = _KNOWN[name]
@@ -99,17 +122,20 @@ def parse_settings(bootstrap: str, options: Mapping[str, object]) -> Settings:
                 raise UnsupportedSetting(f"{name}={value!r}: {error}") from None
         elif name in _SECURITY:
             security[name] = str(value)
+        elif name == CALLBACK and callable(value):
+            callback = value
         elif name != "bootstrap.servers" and name not in CLIENT_ONLY:
             refused.append(name)
     if refused:
         raise UnsupportedSetting(
-            f"not supported by the raw log connection: {', '.join(sorted(refused))}"
+            f"{', '.join(sorted(refused))}: not known, or not to be honoured where anabranch speaks to brokers "
+            "itself; leave it out (operations.md tells what TLS and SASL take)"
         )
     secured, named = _protocol(security)
     return Settings(
         addresses(bootstrap),
         tls=_tls(security) if secured else None,
-        sasl=_sasl(security) if named else None,
+        sasl=_sasl(security, callback) if named else None,
         **values,  # type: ignore[arg-type]
     )
 
@@ -151,6 +177,7 @@ _SECURITY = frozenset(
         "sasl.mechanisms",
         "sasl.username",
         "sasl.password",
+        "sasl.oauthbearer.config",
         "sasl.oauthbearer.method",
         *(f"sasl.oauthbearer.{name}" for name in _OIDC),
         TOKEN_FILE,
@@ -161,7 +188,7 @@ _MECHANISMS = ("PLAIN", *SCRAM, "OAUTHBEARER")
 
 
 def _protocol(options: Mapping[str, str]) -> tuple[bool, bool]:
-    """Whether TLS is spoken, and SASL. Options of what is not spoken are refused."""
+    """Whether TLS is used, and SASL. Options of an unused one are refused."""
     protocol = options.get("security.protocol", "plaintext").lower()
     if protocol not in _PROTOCOLS:
         raise UnsupportedSetting(
@@ -188,10 +215,10 @@ def _tls(options: Mapping[str, str]) -> Tls:
         raise UnsupportedSetting(f"the TLS files can't be read: {error}") from error
 
 
-def _sasl(options: Mapping[str, str]) -> Mechanism:
+def _sasl(options: Mapping[str, str], callback: Callable[..., Any] | None) -> Mechanism:
     name = options.get("sasl.mechanism", options.get("sasl.mechanisms", "GSSAPI")).upper()
     if name == "OAUTHBEARER":
-        return _oauthbearer(options)
+        return _oauthbearer(options, callback)
     if name not in _MECHANISMS:
         raise UnsupportedSetting(
             f"sasl.mechanism={name}: give one of {', '.join(_MECHANISMS)}, on a listener of the "
@@ -201,24 +228,30 @@ def _sasl(options: Mapping[str, str]) -> Mechanism:
     return Plain(user, password) if name == "PLAIN" else Scram(name, user, password)
 
 
-def _oauthbearer(options: Mapping[str, str]) -> Mechanism:
+def _oauthbearer(options: Mapping[str, str], callback: Callable[..., Any] | None) -> Mechanism:
     method = options.get("sasl.oauthbearer.method", "default").lower()
     extensions = _extensions(options.get("sasl.oauthbearer.extensions", ""))
+    if callback is not None and method == "default":
+        token = of_callback(callback, options.get("sasl.oauthbearer.config", ""))
+        return OAuthBearer("the bearer of oauth_cb's token", token, extensions)
     if TOKEN_FILE in options and method == "default":
         path = Path(options[TOKEN_FILE])
         return OAuthBearer(f"the bearer of {path}", TokenFile(path), extensions)
     if TOKEN_FILE in options or method != "oidc":
         raise UnsupportedSetting(
-            f"OAUTHBEARER needs {TOKEN_FILE}, or sasl.oauthbearer.method=oidc with client credentials"
+            f"OAUTHBEARER needs {TOKEN_FILE}, {CALLBACK} (of clients in Python), or "
+            "sasl.oauthbearer.method=oidc with client credentials"
         )
     url, client, secret = _needed(
         options, "oidc", *(f"sasl.oauthbearer.{name}" for name in _OIDC[:3])
     )
     if not url.lower().startswith(("https://", "http://")):
-        raise UnsupportedSetting("sasl.oauthbearer.token.endpoint.url is no address of the web")
+        raise UnsupportedSetting("sasl.oauthbearer.token.endpoint.url is no http(s) address")
     scope = options.get("sasl.oauthbearer.scope", "")
     try:
-        token = ClientCredentials(url, client, secret, scope, options.get("https.ca.location"))
+        token = KeptToken(
+            ClientCredentials(url, client, secret, scope, options.get("https.ca.location"))
+        )
     except (OSError, ValueError) as error:
         raise UnsupportedSetting(f"https.ca.location can't be read: {error}") from error
     return OAuthBearer(client, token, extensions)
@@ -243,7 +276,7 @@ def _extensions(text: str) -> dict[str, str]:
 
 
 def addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:
-    """The brokers' hosts and ports. `UnsupportedSetting` names what is none."""
+    """The brokers' hosts and ports. `UnsupportedSetting` names a part that is none."""
     found = []
     for part in bootstrap.split(","):
         # librdkafka allows a protocol in front.

@@ -14,10 +14,10 @@ _CA, _CERTIFICATE, _KEY = "ssl.ca.location", "ssl.certificate.location", "ssl.ke
 
 
 class Tls:
-    """Safe for threads. Connections that are open keep what they were opened with."""
+    """TLS contexts; safe for threads. Open connections keep the files that they were opened with."""
 
     def __init__(self, options: Mapping[str, str], *, check_names: bool) -> None:
-        """``options`` by librdkafka's names. Raises `OSError` if a file is not there, or not what it should be."""
+        """``options`` by librdkafka's names. Raises `OSError` for a missing or wrong file."""
         self._options = dict(options)
         self._check_names = check_names
         self._lock = threading.Lock()
@@ -25,7 +25,7 @@ class Tls:
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """For the next connection. Changed files that can't be read (yet) leave it as it was."""
+        """The context for the next connection; unchanged while changed files can't be read (yet)."""
         with self._lock:
             try:
                 # Looked at before they are loaded: a change in between is seen next time.

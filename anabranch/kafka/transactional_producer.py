@@ -1,6 +1,6 @@
 """One transactional id's producer over raw batches: native transactions of KIP-98 and KIP-890.
 
-Where the cluster has ``transaction.version`` 2, Produce adds partitions by itself and EndTxn gives a new
+With ``transaction.version`` 2, Produce adds partitions by itself and EndTxn gives a new
 epoch, so that nothing sent late can hit a later transaction. Else AddPartitionsToTxn comes first and the
 epoch stays.
 """
@@ -47,13 +47,13 @@ log = logging.getLogger("anabranch.kafka")
 
 # More requests under way on one connection don't help: the broker takes them one at a time.
 MAX_IN_FLIGHT = 5
-# How long a leader is waited for, and a leader that can't append yet; everybody waits with it.
+# How long to wait for a leader, or for one that can't append yet; the whole round waits with it.
 LEADER_S = 1.0
 NOT_YET_S = 3.0
 
 
 class KafkaProducer:
-    """See `anabranch.ports.Producer`. Made by `KafkaLog.producer`; one thread at a time."""
+    """`anabranch.ports.Producer` on brokers. Made by `KafkaLog.producer`; one thread at a time."""
 
     def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
         """Initialise the transactional id (``timeout`` in seconds, of one native transaction).
@@ -68,11 +68,11 @@ class KafkaProducer:
         self._links: dict[int, Link] = {}
         self._sequences: dict[TopicPartition, int] = {}
         self._acked: dict[TopicPartition, int] = {}
-        # Of the native transaction: added at the coordinator (V1), and appended to.
+        # The native transaction's partitions: added at the coordinator (V1), and appended to.
         self._added: set[TopicPartition] = set()
         self._appended: set[TopicPartition] = set()
         self._begun = self._used = False
-        self._unmarked: dict[TopicPartition, Open] = {}  # to be ended as soon as nothing is begun
+        self._unmarked: dict[TopicPartition, Open] = {}  # to be ended when no transaction is open
         self._ended: LogError | None = None
         self._refusal: LogRefused | None = None
         self._coordinator = Coordinator(cluster, transactional_id, timeout)
@@ -95,10 +95,10 @@ class KafkaProducer:
     # -- the port -----------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """See `anabranch.ports.Producer.append`.
+        """`anabranch.ports.Producer.append`: one request for the n-th batches of a broker's partitions.
 
-        The n-th batches of all partitions of a broker go into one request. Memory: the requests under
-        way, at most `MAX_IN_FLIGHT` times ``max_request_bytes`` per broker, besides the given batches.
+        Memory: the requests under way, at most `MAX_IN_FLIGHT` times ``max_request_bytes`` per broker, besides
+        the given batches.
         """
         seen: Counter[TopicPartition] = Counter()
         ranks = []
@@ -122,7 +122,7 @@ class KafkaProducer:
         return result
 
     def append_stream(self, batches: Iterable[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """Like `append`, of batches that are made while earlier ones are on their way.
+        """Like `append`, for batches made while earlier ones are on their way.
 
         A request goes out when a partition comes a second time, or at ``max_request_bytes``.
         """
@@ -136,7 +136,7 @@ class KafkaProducer:
                 self._send(link, offsets)
             for link in self._links.values():
                 while link.in_flight:
-                    self._settle(link, offsets)
+                    self._finish_oldest(link, offsets)
         except BaseException as error:
             self._after_failure(error)
             raise
@@ -156,7 +156,7 @@ class KafkaProducer:
         self._end_lost()
 
     def check(self, partitions: Iterable[TopicPartition]) -> None:
-        """See `anabranch.ports.Producer.check`. Of an id that is not used there is nothing to ask."""
+        """`anabranch.ports.Producer.check`; an id without a native transaction has nothing to ask."""
         if self._used or self._coordinator.last.known():
             self._look(partitions)
 
@@ -179,25 +179,25 @@ class KafkaProducer:
             raise type(self._ended)(str(self._ended)) from self._ended
         if self._refusal is not None:
             raise LogRefused(
-                f"abort first, the native transaction lacks what was refused: {self._refusal}",
+                f"abort first, the native transaction lacks the refused batches: {self._refusal}",
                 self._refusal.error,
                 self._refusal.topics,
             )
 
     def _after_failure(self, error: BaseException) -> None:
-        """Nothing is sent again: either the transaction has to be aborted, or the producer is over."""
+        """Send nothing again: either the transaction has to be aborted, or the producer is over."""
         self._cluster.forget({partition.topic for partition in self._sequences})
         if isinstance(error, LogUnavailable) and not self._begun:
             for link in self._links.values():
-                link.take()  # nothing of it was sent
+                link.take()  # none of these were sent
         elif isinstance(error, LogError) and not isinstance(error, LogRefused):
             self._ended = error
         elif not isinstance(error, Exception):
             # An interrupt, perhaps in the middle of a request.
             self._ended = LogUncertain(f"{self._id}: an append was interrupted: {error!r}")
         elif not self._drain() and not self.is_v2:
-            # Without a new epoch a sequence that is not known could make new data look like old.
-            self._ended = LogUncertain(f"{self._id}: what was appended is not known: {error}")
+            # Without a new epoch an unknown sequence could make new data look like old.
+            self._ended = LogUncertain(f"{self._id}: the appended batches are unknown: {error}")
         elif isinstance(error, LogRefused):
             self._refusal = error
         else:
@@ -206,7 +206,7 @@ class KafkaProducer:
         self._sequences = dict(self._acked)
 
     def _drain(self) -> bool:
-        """Read the answers still under way, for what was stored; False if some can't be read."""
+        """Read the answers still under way, to know the stored batches; False if some can't be read."""
         whole = True
         for link in self._links.values():
             link.take()
@@ -240,13 +240,13 @@ class KafkaProducer:
         link.gathering.add(Piece(partition, parts, following, index))
 
     def _reach(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Connect to the leaders of all these, before anything is sent: what can't be reached costs nothing.
+        """Connect to the leaders of all these before anything is sent: an unreachable one costs nothing.
 
-        Node -> those that were not looked at since it leads them.
+        Returns node -> partitions that were not looked at since it leads them.
         """
         failed: dict[str, LogError] = {}
         unseen: dict[int, list[TopicPartition]] = {}
-        links: dict[int, Link] = {}  # found to be open just now
+        links: dict[int, Link] = {}  # known to be open
         for partition in partitions:
             if partition.topic not in failed:
                 leader = self._cluster.leader(partition)
@@ -284,7 +284,7 @@ class KafkaProducer:
         return link
 
     def _unreachable(self, message: str, topic: str) -> LogError:
-        """Nothing of this append was sent there; but what was appended before would lack it."""
+        """The error for an append that sent nothing there; earlier appends of the transaction would lack it."""
         if self._begun:
             return LogUncertain(f"{self._id}: {message}", (topic,))
         return LogUnavailable(f"{self._id}: {message}", (topic,))
@@ -298,11 +298,11 @@ class KafkaProducer:
             # The leader may have to wait until it can tell that they are in the transaction, and be asked
             # again; so nothing else may be under way.
             while link.in_flight:
-                self._settle(link, offsets)
+                self._finish_oldest(link, offsets)
             epoch = self._cluster.epoch
             if unseen := [place for place in new if link.checked.get(place) != epoch(place)]:
                 self._find_lost(link, unseen)
-                if self._unmarked:  # to end it gives another epoch than these batches have
+                if self._unmarked:  # ending it changes the epoch, these have the old one
                     raise self._lacking()
             for partition in new:
                 self._cluster.ended.pop((self.producer_id, partition), None)
@@ -313,7 +313,7 @@ class KafkaProducer:
             self._appended.update(new)
             return
         while len(link.in_flight) >= MAX_IN_FLIGHT:
-            self._settle(link, offsets)
+            self._finish_oldest(link, offsets)
         self._write(link, wave)
         link.in_flight.append(wave)
 
@@ -324,7 +324,7 @@ class KafkaProducer:
             raise self._lost(link, wave, error) from error
 
     def _lost(self, link: Link, wave: Wave, error: Exception) -> LogUncertain:
-        """It is not known what became of a wave."""
+        """The error for a wave whose fate is unknown."""
         self._cluster.distrust(link.node)
         topics = {partition.topic for partition in wave.pieces}
         return LogUncertain(f"{self._id}: append: {error}", topics)
@@ -336,7 +336,7 @@ class KafkaProducer:
         except (ConnectionBroken, data.MalformedAnswer) as error:
             raise self._lost(link, wave, error) from error
 
-    def _settle(self, link: Link, offsets: list[int]) -> None:
+    def _finish_oldest(self, link: Link, offsets: list[int]) -> None:
         """Read the oldest answer under way; any error in it ends the append."""
         wave = link.in_flight.popleft()
         answers = self._read(link, wave)
@@ -358,7 +358,7 @@ class KafkaProducer:
         return failed
 
     def _send_first(self, link: Link, wave: Wave, offsets: list[int], first: bool) -> None:
-        """Send a wave with new partitions; those that can't be added yet are sent again.
+        """Send a wave with new partitions; send those again that can't be added yet.
 
         ``first``: nothing else was sent in this native transaction.
         """
@@ -418,7 +418,7 @@ class KafkaProducer:
         return LogRefused(what, codes.CONCURRENT_TRANSACTIONS, topics)
 
     def _end_lost(self) -> None:
-        """End what lacks its marker as it was decided: a native transaction without events ends it, too."""
+        """End open transactions that lack markers, as decided: a native transaction without events does so."""
         while self._unmarked:
             partition, lost = next(iter(self._unmarked.items()))
             if self._begun:
@@ -448,7 +448,7 @@ class KafkaProducer:
             raise
         self._cluster.ended.update(dict.fromkeys(places, commit))
         if self.is_v2:
-            # A new epoch starts at 0 everywhere.
+            # A new epoch starts with sequence 0 on each partition.
             self._sequences.clear()
             self._acked.clear()
         self._begun = False

@@ -9,13 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from confluent_kafka import (
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
-)
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -123,29 +117,14 @@ class KafkaAdmin:
         return {topic: self._limits[topic] for topic in topics}
 
     def end_offsets(
-        self, partitions: Iterable[tuple[str, int]], deadline: float, *, committed: bool = False
-    ) -> dict[tuple[str, int], int]:
-        """The high watermarks; ``committed``: the last stable offsets, up to which all is decided."""
-        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        return self._offsets(partitions, OffsetSpec.latest(), deadline, level)  # type: ignore[no-untyped-call]
-
-    def start_offsets(
         self, partitions: Iterable[tuple[str, int]], deadline: float
     ) -> dict[tuple[str, int], int]:
-        """The first offsets that are still there."""
-        return self._offsets(partitions, OffsetSpec.earliest(), deadline)  # type: ignore[no-untyped-call]
-
-    def _offsets(
-        self,
-        partitions: Iterable[tuple[str, int]],
-        spec: OffsetSpec,
-        deadline: float,
-        level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-    ) -> dict[tuple[str, int], int]:
-        request = {TopicPartition(t, p): spec for t, p in partitions}
+        """The high watermarks."""
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        request = {TopicPartition(t, p): latest for t, p in partitions}
 
         def ask(client: AdminClient, seconds: float) -> dict[tuple[str, int], int]:
-            futures = client.list_offsets(request, isolation_level=level, request_timeout=seconds)
+            futures = client.list_offsets(request, request_timeout=seconds)
             try:
                 found = {
                     (place.topic, place.partition): future.result(seconds + _GRACE_S).offset

@@ -309,6 +309,7 @@ class KafkaBus:
 
     def after_fork(self) -> None:
         leak(self._producer)
+        leak(self._admin.native)
         if self._consumer is not None:
             leak(self._consumer.native)
 

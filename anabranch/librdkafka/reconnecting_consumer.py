@@ -19,7 +19,7 @@ class LastingConsumer:
     """`confluent_kafka.Consumer`, as far as it is used here, with the same methods. One thread at a time.
 
     A new handle goes on where the old one stood: what was assigned by hand is read on behind the last message that
-    was given, and what was paused stays so. A member of a group loses its partitions and joins anew.
+    was given. A member of a group loses its partitions and joins anew.
     """
 
     def __init__(
@@ -35,8 +35,7 @@ class LastingConsumer:
         self._common = common
         self._make_consumer = make
         self._on_error = on_error
-        self._offsets: dict[tuple[str, int], int] = {}  # assigned by hand, or sought
-        self._paused: set[tuple[str, int]] = set()
+        self._offsets: dict[tuple[str, int], int] = {}  # assigned by hand
         self._subscription: tuple[list[str], Rebalanced, Rebalanced, Rebalanced] | None = None
         self._held: set[tuple[str, int]] = set()  # given by the group
         self.native, self._contact = self._made("")
@@ -90,54 +89,18 @@ class LastingConsumer:
         """Read nothing."""
         self.native.unassign()
         self._offsets.clear()
-        self._paused.clear()
 
     def _learn(self, partitions: Sequence[TopicPartition]) -> None:
         for place in partitions[:1]:
             self._contact.topic = place.topic
-        self._paused &= self._offsets.keys()
 
     def _forget(self, partitions: Sequence[TopicPartition]) -> None:
         for place in partitions:
             self._offsets.pop((place.topic, place.partition), None)
-        self._paused &= self._offsets.keys()
-
-    def seek(self, place: TopicPartition) -> None:
-        """Read on at another offset, also a partition that `auto.offset.reset=error` has stopped."""
-        at = place.topic, place.partition
-        try:
-            self.native.seek(place)
-            self._offsets[at] = place.offset
-        except (
-            KafkaException
-        ):  # librdkafka never seeks one that is stopped; it takes a new assignment
-            there = self._where_it_stands()
-            if at not in _places(there):
-                raise
-            self.assign([place if (p.topic, p.partition) == at else p for p in there])
-
-    def stands_at(self, topic: str, partition: int) -> int | None:
-        """The offset that is to be read on from; None: the partition is not assigned."""
-        there = self._where_it_stands()
-        return next((p.offset for p in there if (p.topic, p.partition) == (topic, partition)), None)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Give nothing of these."""
         self.native.pause(list(partitions))
-        self._paused |= {(p.topic, p.partition) for p in partitions}
-
-    def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        """Give something of these again."""
-        self.native.resume(list(partitions))
-        self._paused -= {(p.topic, p.partition) for p in partitions}
-
-    def assignment(self) -> list[TopicPartition]:
-        """What is read."""
-        return self.native.assignment()
-
-    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """The offset after the last message that was given; below 0 if there was none."""
-        return self.native.position(partitions)
 
     # -- the group ------------------------------------------------------------------------------------
 
@@ -205,16 +168,6 @@ class LastingConsumer:
             lambda native: cast("ClusterMetadata", native.list_topics(topic, timeout=timeout))
         )
 
-    def offsets_for_times(
-        self, places: list[TopicPartition], timeout: float
-    ) -> list[TopicPartition]:
-        """The first offsets at or after timestamps."""
-        return self._ask(lambda native: native.offsets_for_times(places, timeout=timeout))
-
-    def bounds(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
-        """The offsets at which a partition begins and ends (the high watermark)."""
-        return self._ask(lambda native: native.get_watermark_offsets(place, timeout=timeout))
-
     def _ask(self, question: Callable[[Consumer], T]) -> T:
         """An answer is a sign of brokers; who asks in vain again and again, and never polls, gets a new handle."""
         try:
@@ -231,17 +184,13 @@ class LastingConsumer:
     def _renew(self) -> None:
         """Go on with a new handle. The old one closes aside: it may wait for brokers that it does not find."""
         old, places = self.native, self._where_it_stands()
-        paused = [TopicPartition(*place) for place in self._paused]
         self.native, self._contact = self._made(self._contact.topic)
         threading.Thread(target=old.close, name="anabranch-lost-handle", daemon=True).start()
         if self._subscription is None:
             self.native.assign(places)
             self._offsets = {(p.topic, p.partition): p.offset for p in places}
-            if paused:
-                self.native.pause(paused)
             return
         self._offsets.clear()
-        self._paused.clear()
         held, self._held = [TopicPartition(*place) for place in self._held], set()
         *_, on_lost = self._subscription
         if held:

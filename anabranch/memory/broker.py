@@ -1,4 +1,4 @@
-"""What the processes of an in-memory log share: topics, partitions, and who may write with which id."""
+"""The shared state of an in-memory log: topics, partitions, and the producers of transactional ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from anabranch.ports import (
 OnCall = Callable[[str, str], None]
 
 UNKNOWN_TOPIC = 3
-# Kafka's defaults of what the memory log and the declarations look at.
+# Kafka's defaults of the settings that the memory log and the declarations look at.
 DEFAULT_CONFIG = {
     "cleanup.policy": "delete",
     "compression.type": "producer",
@@ -45,8 +45,8 @@ _UNMARKED = (Kind.LEADERLESS, Kind.FEW_REPLICAS, Kind.FAILED_DISK)
 _MAX_EPOCH = (1 << 15) - 2
 _FIRST_PRODUCER_ID = 1000
 CONCURRENT_PAUSE_S = 0.001
-_LONG_PAUSE_S = 0.1  # between questions, once one has waited for ten times as long
-PATIENCE_S = 3.0  # for leaders, replicas and markers; as Kafka's makes of the ports have it
+_LONG_PAUSE_S = 0.1  # between questions, once the wait is ten times as long
+PATIENCE_S = 3.0  # seconds for leaders, replicas and markers, like the ports over Kafka
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Transactions:
 
 
 class MemoryBroker:
-    """Topics, partitions and the transaction coordinator; see `anabranch.memory.log.MemoryCluster`."""
+    """Topics, partitions and the transaction coordinator of a `anabranch.memory.log.MemoryCluster`."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class MemoryBroker:
         self.transaction_version = transaction_version
         # How often a waiting fetch looks again, in seconds.
         self.poll = poll
-        # So many seconds a call waits for what may pass before it fails.
+        # Seconds that a call waits for trouble to pass before it fails.
         self.patience = patience
-        # Whether a partition without a leader gets no marker, ever (KAFKA-20734); and those that lack one:
+        # Whether a partition without a leader gets no marker, ever (KAFKA-20734); and those without one:
         # (partition, producer id) -> epoch, commit.
         self.loses_markers = loses_markers
         self.lost_markers: dict[tuple[TopicPartition, int], tuple[int, bool]] = {}
@@ -101,7 +101,7 @@ class MemoryBroker:
         self.clock.sleep(min(seconds, self.poll))
 
     def wait_for(self, done: Callable[[], bool]) -> bool:
-        """Wait until that is so; False once a call's patience is over."""
+        """Wait until ``done()``; False once a call's patience is over."""
         began = self.clock.monotonic()
         while not done():
             waited = self.clock.monotonic() - began
@@ -116,7 +116,7 @@ class MemoryBroker:
     def compact(self, partition: TopicPartition, *, drop_tombstones: bool = False) -> None:
         """Compact a partition now."""
         with self.lock:
-            self.settle()
+            self.catch_up()
             self.partition(partition).compact(drop_tombstones=drop_tombstones)
 
     def produce(self, partition: TopicPartition, records: Sequence[Record]) -> int:
@@ -126,7 +126,7 @@ class MemoryBroker:
     def produce_batch(self, partition: TopicPartition, data: bytes) -> int:
         """Append one ready batch outside of any native transaction; its base offset."""
         with self.lock:
-            self.settle()
+            self.catch_up()
             target = self.partition(partition)
             target.check(data, self.now_ms())
             return target.append(data, -1, -1, -1, transactional=False)
@@ -169,7 +169,7 @@ class MemoryBroker:
             self._add(spec.name, range(spec.partitions), config)
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Add partitions until there are so many; `LogRefused` (3) if there is no such topic."""
+        """Grow a topic to ``partitions``; `LogRefused` (3) if there is no such topic."""
         info = self.topics.get(topic)
         if info is None:
             raise LogRefused(f"{topic} does not exist", UNKNOWN_TOPIC)
@@ -184,7 +184,7 @@ class MemoryBroker:
 
     # -- the transaction coordinator --------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Land the markers that are due; abort native transactions beyond their timeout."""
         now = self.clock.monotonic()
         for state in self._transactions.values():
@@ -219,7 +219,7 @@ class MemoryBroker:
                 self.lost_markers[partition, producer_id] = epoch, commit
 
     def land_lost(self, partition: TopicPartition, producer_id: int) -> None:
-        """A producer ends what it finds open there."""
+        """A producer ends the transaction that it finds open there."""
         found = self.lost_markers.pop((partition, producer_id), None)
         if found is not None:
             self.land(partition, producer_id, found[0], commit=found[1])
@@ -227,29 +227,29 @@ class MemoryBroker:
     def land(
         self, partition: TopicPartition, producer_id: int, epoch: int, *, commit: bool
     ) -> None:
-        """A marker comes to its partition; there is nothing to mark where the topic was deleted meanwhile."""
+        """Put a marker on its partition, unless the topic was deleted meanwhile."""
         found = self.partitions.get(partition)
         if found is not None:
             found.mark(producer_id, epoch, commit=commit, now_ms=self.now_ms())
 
     def is_ending(self, transactional_id: str) -> bool:
         """Whether markers of its last native transaction are still to land."""
-        self.settle()
+        self.catch_up()
         state = self._transactions.get(transactional_id)
         return state is not None and bool(state.landing)
 
     def initialise(self, transactional_id: str, timeout: float) -> tuple[int, int] | None:
         """(producer id, epoch); None while a former native transaction is ending."""
-        self.settle()
+        self.catch_up()
         state = self._transactions.get(transactional_id)
         if state is None:
             state = Transactions(self._new_producer_id(), -1, timeout)
             self._transactions[transactional_id] = state
         if state.started is not None:
             self._finish(state, commit=False)
-            # The zombie is fenced from here on, whatever becomes of this call.
+            # The zombie is fenced from here on, even if this call fails.
             self._bump(state)
-        self.settle()
+        self.catch_up()
         if state.landing:
             return None
         self._bump(state)
@@ -258,7 +258,7 @@ class MemoryBroker:
 
     def current(self, transactional_id: str, producer_id: int, epoch: int) -> Transactions:
         """The id's state; `LogFenced` unless this producer is the newest."""
-        self.settle()
+        self.catch_up()
         state = self._transactions[transactional_id]
         if (state.producer_id, state.epoch) != (producer_id, epoch):
             raise LogFenced(f"{transactional_id}: a newer producer has the id, or it timed out")
@@ -272,11 +272,11 @@ class MemoryBroker:
             state.partitions.setdefault(partition)
 
     def end(self, state: Transactions, *, commit: bool) -> tuple[int, int]:
-        """End it: markers land later. The producer id and epoch to go on with."""
+        """End it: markers land later. Returns the producer id and epoch to go on with."""
         self._finish(state, commit=commit)
         if self.transaction_version >= 2:
             self._bump(state)
-        self.settle()
+        self.catch_up()
         return state.producer_id, state.epoch
 
     def _finish(self, state: Transactions, *, commit: bool) -> None:

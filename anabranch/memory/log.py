@@ -1,8 +1,8 @@
 """The in-memory log: the ports of `anabranch.ports` over plain lists, for simulation and tests.
 
-Deterministic: no clock, thread or chance of its own. One `MemoryCluster` is shared by many processes;
-each has a `MemoryLog` handle, and each call passes through the cluster's hook, where a simulator may
-switch to another process, raise a crash, or inject an error before or after the call's effect.
+Deterministic: no clock, thread or chance of its own. Many processes share one `MemoryCluster`; each has
+a `MemoryLog` handle. Each call passes through the cluster's hook: there a simulator may switch to another
+process, raise a crash, or inject an error before or after the call's effect.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Failed = MutableMapping[TopicPartition, LogError]
 
 
 class MemoryCluster(MemoryBroker):
-    """What all processes share.
+    """The brokers that all processes share.
 
     ``on_call(process, name)`` is called before the effect of every port call with its name, and after it
-    with ``name + ".after"``; whatever it raises goes to the caller. ``marker_delay``: seconds by ``clock``
+    with ``name + ".after"``; its errors go to the caller. ``marker_delay``: seconds by ``clock``
     (or a function giving them, asked once a partition) after which the markers of an ended native
     transaction land, as on a broker: until then readers of committed data wait, and the same transactional
     id finds CONCURRENT_TRANSACTIONS and waits too. ``transaction_version`` 2: each end bumps the epoch.
@@ -32,12 +32,12 @@ class MemoryCluster(MemoryBroker):
     """
 
     def log(self, process: str) -> MemoryLog:
-        """A process's handle; ``process`` is what the hook is told."""
+        """A process's handle; the hook gets the name ``process``."""
         return MemoryLog(self, process)
 
 
 class MemoryLog:
-    """See `anabranch.ports.Log`; one handle a process."""
+    """`anabranch.ports.Log` in memory; one handle a process."""
 
     def __init__(self, cluster: MemoryCluster, process: str) -> None:
         self.cluster = cluster
@@ -56,14 +56,14 @@ class MemoryLog:
             self.cluster.wait_for(lambda: not troubles.of(places, self.process, Kind.LEADERLESS))
 
     def _readable(self, partition: TopicPartition) -> Partition:
-        """`LogError` unless it can be read."""
+        """The partition; `LogError` unless it can be read."""
         self.cluster.troubles.check_read(partition, self.process)
         return self.cluster.partition(partition)
 
     def _all_readable(
         self, places: Sequence[TopicPartition], failed: Failed | None
     ) -> Iterator[tuple[TopicPartition, Partition]]:
-        """Those that can be read; ``failed`` takes the others, without it their error is raised."""
+        """The partitions that can be read; ``failed`` takes the others' errors, without it they are raised."""
         for place in places:
             try:
                 yield place, self._readable(place)
@@ -106,7 +106,7 @@ class MemoryLog:
     ) -> dict[TopicPartition, Fetched]:
         result: dict[TopicPartition, Fetched] = {}
         with self.cluster.lock:
-            self.cluster.settle()
+            self.cluster.catch_up()
             wanted = list(positions)
             turn = self._turn % len(wanted) if wanted else 0
             self._turn += 1
@@ -143,7 +143,7 @@ class MemoryLog:
         places = list(partitions)
         self._await(places, failed)
         with self.cluster.lock:
-            self.cluster.settle()
+            self.cluster.catch_up()
             result = {}
             for name, partition in self._all_readable(places, failed):
                 end = partition.stable_offset if committed else partition.end_offset
@@ -171,7 +171,7 @@ class MemoryLog:
         places = list(partitions)
         self._await(places)
         with self.cluster.lock:
-            self.cluster.settle()
+            self.cluster.catch_up()
             result = {name: self._readable(name).offset_for_time(timestamp_ms) for name in places}
         self.called("offsets_for_time.after")
         return result
@@ -200,7 +200,7 @@ class MemoryLog:
         return offset
 
     def _await_writable(self, partition: TopicPartition) -> None:
-        """As an idempotent producer: a refusal comes at once, all else is tried again."""
+        """Wait as an idempotent producer does: a refusal is raised at once, all else is tried again."""
         troubles = self.cluster.troubles
         lasting = [kind for kind in Kind if kind not in (Kind.REFUSING, Kind.DENYING)]
         self.cluster.wait_for(lambda: not troubles.of([partition], self.process, *lasting))
@@ -266,4 +266,4 @@ class MemoryLog:
         return bool(topic_id) and found.topic_id != topic_id
 
     def close(self) -> None:
-        """See `anabranch.ports.Log.close`."""
+        """`anabranch.ports.Log.close`: nothing to free."""

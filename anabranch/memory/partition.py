@@ -64,11 +64,11 @@ class Partition:
 
     @property
     def stable_offset(self) -> int:
-        """The last stable offset: where the first open native transaction starts, or what is left of it."""
+        """The last stable offset: where the first open native transaction starts, or the start offset."""
         return max(min(self.open.values(), default=self.end_offset), self.start_offset)
 
     def check(self, data: bytes, now_ms: int) -> list[Record]:
-        """What a broker checks of a batch before it takes it: `LogRefused` with the broker's code."""
+        """A broker's checks of a batch before it takes it: `LogRefused` with the broker's code."""
         try:
             header = read_header(data)
             check_crc(data)
@@ -164,7 +164,7 @@ class Partition:
     def read(
         self, position: int, *, committed: bool, max_bytes: int, limit: int | None = None
     ) -> Fetched | None:
-        """What a fetch brings; None if there is nothing new. ``limit``: the log ends there, as far as is known."""
+        """A fetch's batches; None if there is nothing new. ``limit``: the log's end, as far as is known."""
         known = self.end_offset if limit is None else min(limit, self.end_offset)
         if not self.start_offset <= position <= known:
             raise OffsetOutOfRange(self.name, position)
@@ -214,7 +214,7 @@ class Partition:
         del self.entries[: self._index_of(self.start_offset)]
 
     def compact(self, *, drop_tombstones: bool) -> None:
-        """Keep the newest record of each key, of what is decided; offsets stay, with gaps.
+        """Keep the newest decided record of each key; offsets stay, with gaps.
 
         As Kafka's cleaner does: batches keep their bounds, aborted data goes, and a producer's last batch
         stays even if it is empty.

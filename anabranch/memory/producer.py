@@ -32,7 +32,7 @@ class Handle(Protocol):
 
 
 class MemoryProducer:
-    """See `anabranch.ports.Producer`."""
+    """`anabranch.ports.Producer` in memory."""
 
     def __init__(self, log: Handle, transactional_id: str, producer_id: int, epoch: int) -> None:
         self._log = log
@@ -68,7 +68,7 @@ class MemoryProducer:
         try:
             listed = list(batches)
         except BaseException as error:
-            # As on a broker, where some of it may have been stored already.
+            # As on a broker: some batches may have been stored already.
             self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
             raise
         return self.append(listed)
@@ -111,7 +111,7 @@ class MemoryProducer:
             raise self._over(error) from None
 
     def _wait_for_markers(self) -> None:
-        """CONCURRENT_TRANSACTIONS: until the markers of the id's last transaction have landed.
+        """Wait until the markers of the id's last transaction have landed (CONCURRENT_TRANSACTIONS).
 
         `LogBusy` if they don't; nothing was appended then.
         """
@@ -124,7 +124,7 @@ class MemoryProducer:
             raise LogBusy(f"{self._id}: markers can't be written")
 
     def _wait_for_leaders(self, places: Sequence[TopicPartition]) -> None:
-        """Nothing is sent before all have a leader; too few replicas are tried again as long."""
+        """Wait until all have a leader and enough replicas, as long as patience lasts."""
         troubles, process = self._cluster.troubles, self._log.process
         passing = Kind.LEADERLESS, Kind.FEW_REPLICAS
         self._cluster.wait_for(lambda: not troubles.of(places, process, *passing))
@@ -135,7 +135,7 @@ class MemoryProducer:
             raise self._over(error) if self._begun else error
 
     def _append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """Partitions in trouble are in the native transaction, too: its end has to be marked there."""
+        """Append. Partitions in trouble join the native transaction, too: its end has to be marked there."""
         state = self._cluster.current(self._id, self.producer_id, self.producer_epoch)
         targets = [self._cluster.partition(partition) for partition, _ in batches]
         self._cluster.begin(state, dict.fromkeys(partition for partition, _ in batches))

@@ -1,4 +1,4 @@
-"""The in-memory `Table`: sorted bytes, with what a crash of its process or its disk leaves behind."""
+"""The in-memory `Table`: sorted bytes, as a crash of its process or its disk leaves them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OnCall = Callable[[str, str], None]
 
 
 class MemoryStore:
-    """A disk: what is written outlives the process that wrote it.
+    """A disk: rows outlive the process that wrote them.
 
     `snapshot` and `restore` set it back to an earlier state, as a disk that lost its last writes, or
     that was copied; each write is whole or not there.
@@ -83,7 +83,7 @@ class MemoryStore:
 
 
 class MemoryTable:
-    """See `anabranch.ports.Table`. Made by `MemoryStore.open`.
+    """`anabranch.ports.Table` in memory. Made by `MemoryStore.open`.
 
     ``on_call(process, name)`` comes before and (``.after``) behind the effect of each write, and before
     each read: a simulator's place to switch, crash the process or raise `TableError`.

@@ -1,4 +1,4 @@
-"""Trouble that lasts: what brokers say of a partition that has no leader, too few replicas, or takes nothing.
+"""Lasting trouble: brokers' errors for a partition without a leader, with too few replicas, or that takes nothing.
 
 Tests and simulators put it on partitions of a `MemoryBroker`, and take it away again.
 """
@@ -27,16 +27,16 @@ class Kind(Enum):
     """A kind of trouble."""
 
     LEADERLESS = "it has no leader"
-    FEW_REPLICAS = "too few replicas are in sync"  # it is read, and not written
-    FAILED_DISK = "KAFKA_STORAGE_ERROR (56)"  # it is not written, and nobody knows that for sure
+    FEW_REPLICAS = "too few replicas are in sync"  # read, not written
+    FAILED_DISK = "KAFKA_STORAGE_ERROR (56)"  # not written, but the client can't be sure
     REFUSING = "writes are refused"
     DENYING = "writes and reads are refused"
-    STALE = "NOT_LEADER_OR_FOLLOWER (6)"  # a broker answers that leads no more
+    STALE = "NOT_LEADER_OR_FOLLOWER (6)"  # a former leader answers
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Trouble of one partition. ``process``: how the names begin of those who see it. ``end``: of a stale log."""
+    """Trouble of one partition. ``process``: prefix of the processes that see it. ``end``: of a stale log."""
 
     kind: Kind
     code: int = TOPIC_AUTHORIZATION_FAILED
@@ -59,29 +59,29 @@ class Troubles(dict[TopicPartition, Trouble]):
         }
 
     def check_read(self, place: TopicPartition, process: str) -> None:
-        """`LogError` unless it can be read."""
+        """`LogError` unless the partition can be read."""
         for found in self.of([place], process, Kind.LEADERLESS, Kind.DENYING).values():
             raise error_of(place, found)
 
     def end(self, place: TopicPartition, process: str, end: int) -> int:
-        """The log's end, as that process is told."""
+        """The log's end, as that process sees it."""
         stale = self.of([place], process, Kind.STALE).get(place)
         return min(stale.end, end) if stale is not None else end
 
     def unwritten(
         self, places: Iterable[TopicPartition], process: str
     ) -> tuple[LogError | None, set[TopicPartition]]:
-        """The worst error of a write to all of them, and those that it does not reach."""
+        """The worst error of a write to all of them, and the partitions that it does not reach."""
         found = self.of(places, process, *Kind)
         errors = [error_of(place, trouble) for place, trouble in found.items()]
         for place, trouble in found.items():
             if trouble.kind is Kind.STALE:
-                del self[place]  # who was told so asks for the leader
+                del self[place]  # the process now asks for the leader
         errors.sort(key=lambda error: isinstance(error, LogRefused))
         return (errors[0] if errors else None), set(found)
 
     def described(self, topic: TopicInfo) -> TopicInfo:
-        """With what metadata tell of it."""
+        """The topic as metadata show it in this trouble."""
         found = {place.partition: t.kind for place, t in self.items() if place.topic == topic.name}
         leaderless = tuple(p for p, kind in found.items() if kind is Kind.LEADERLESS)
         in_sync = 0 if Kind.FEW_REPLICAS in found.values() else topic.in_sync

@@ -1,7 +1,7 @@
-"""Automatic scaling of the streams that one leader serves: what rounds merged goes in, scalings come out.
+"""Automatic scaling of the streams that one leader serves: from the loads that rounds merged to scalings.
 
 The policy is `anabranch.core.autoscale`. Nothing here is logged: a new leader begins afresh, so for a cool-down
-after a change of leadership nothing is split, and for four nothing is merged.
+after a change of leadership no segment is split, and for four none is merged.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from anabranch.schemas.records import Event, SegmentRange, StreamRow
 log = logging.getLogger("anabranch.controller")
 
 ASK_MS = 1_000
-_SAMPLED = 16  # one of so many events tells where the keys are
-_MOST_SAMPLES = 256  # of one part: no gauge keeps more
-_GOLDEN = 0.6180339887498949  # its multiples, without their whole part, lie evenly
+_SAMPLED = 16  # one of this many events is a sample of the keys
+_MOST_SAMPLES = 256  # per part: no gauge keeps more
+_GOLDEN = 0.6180339887498949  # the fractions of its multiples lie evenly
 
 
 class Taken(NamedTuple):
-    """What a round merges into a segment. ``positions``: of some keys."""
+    """The load that a round merges into a segment. ``positions``: of some keys."""
 
     number: int
     partition: int
@@ -43,10 +43,10 @@ class Taken(NamedTuple):
 
 @dataclass(slots=True)
 class StreamLoad:
-    """What a round merges into one stream.
+    """The load that a round merges into one stream.
 
-    ``plain``: records and bytes of plain writes, of which only the log tells into which segments they went:
-    ``ends`` are the stream's partitions' before the round, ``layout`` the segments they were placed by.
+    ``plain``: records and bytes of plain writes; only the log tells into which segments they went. ``ends``: of the
+    partitions before the round. ``layout``: the segments they were placed by.
     """
 
     taken: list[Taken] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Autoscaling:
     def weigh(
         self, round_: Round, state: State, index: JournalIndex, tails: Mapping[str, Tail]
     ) -> dict[str, StreamLoad]:
-        """What this round, not yet written, merges into streams with a policy."""
+        """The load that this round, not yet written, merges into streams with a policy."""
         loads: dict[str, StreamLoad] = {}
         if not self._any:
             return loads
@@ -128,7 +128,7 @@ class Autoscaling:
         else:
             records = part.carried.records
             runs = index.runs(commit.txn_id, commit.stream, part.source)
-            size = sum(run.batch_size for run in runs)  # with what was left out: about
+            size = sum(run.batch_size for run in runs)  # about: with left-out records
         return Taken(number, part.partition, records, size, self._spread(segment, records))
 
     def _positions(self, events: tuple[Event, ...]) -> Iterator[int]:
@@ -138,7 +138,7 @@ class Autoscaling:
                 yield position_of(event.key)
 
     def _spread(self, segment: SegmentRange, records: int) -> tuple[int, ...]:
-        """Keys that are not looked at count as spread evenly, or a few others would say where to cut."""
+        """Positions spread evenly, for keys that are not looked at: a few others must not decide the cut."""
         first = self._events // _SAMPLED
         self._events += records
         last = min(self._events // _SAMPLED, first + _MOST_SAMPLES)
@@ -146,7 +146,7 @@ class Autoscaling:
         return tuple(segment.low + int(n * _GOLDEN % 1.0 * width) for n in range(first, last))
 
     def forget_stream(self, stream: str) -> None:
-        """It is no more; another one of its name has settings of its own."""
+        """Drop a forgotten stream: another one of its name has settings of its own."""
         self._scalers.pop(stream, None)
         self._asked.pop(stream, None)
 
@@ -167,7 +167,7 @@ class Autoscaling:
         return asked
 
     def has_asked(self, asked: Mapping[str, _Asked], now_ms: int) -> None:
-        """The round with these scalings happened."""
+        """Take in that the round with these scalings happened."""
         self._ask_at_ms = now_ms + ASK_MS
         self._asked.update(asked)
 
@@ -175,9 +175,7 @@ class Autoscaling:
         if row.stream not in self._scalers and row.state == ACTIVE:
             try:
                 policy = parse_policy(row.settings)
-            except (
-                InvalidArgument
-            ) as error:  # it was checked when the stream was made, by other rules
+            except InvalidArgument as error:  # checked by other rules when the stream was made
                 log.warning("%s is not scaled by itself: %s", row.stream, error)
                 policy = None
             self._scalers[row.stream] = Autoscaler(policy) if policy is not None else None
@@ -194,7 +192,7 @@ class Autoscaling:
         numbers = frozenset(segment_number(s.segment_id) for s in row.segments)
         asked = self._asked.get(stream)
         if asked is not None and asked.numbers == numbers and turn.now_ms < asked.until_ms:
-            return  # the broker did not add the partitions: asking it at once again would not help
+            return  # the broker did not add the partitions: wait before asking again
         asks[stream] = _Asked(numbers, turn.now_ms + scaler.policy.cooldown_ms)
         log.info(
             "scaling %s: %s; %d segments instead of %d",
@@ -218,7 +216,7 @@ def _ranges(round_: Round, commit: StreamCommit, row: StreamRow) -> dict[int, Se
 
 
 def _plain(load: StreamLoad, tail: Tail) -> Iterator[Taken]:
-    """Share plain writes out by how far the partitions' ends moved, less what else went there."""
+    """Share plain writes out by how far the partitions' ends moved, less the other data that went there."""
     records, size = load.plain
     if not records:
         return

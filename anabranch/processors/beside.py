@@ -8,17 +8,17 @@ from typing import Any
 
 
 class _AtOnce(Executor):
-    """Does what is submitted before it returns."""
+    """An executor that runs each call before `submit` returns."""
 
     def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()
         try:
             done.set_result(call(*given, **named))
-        except Exception as error:  # noqa: BLE001 whoever asks for the result gets it
+        except Exception as error:  # noqa: BLE001 the result's taker gets it
             done.set_exception(error)
         return done
 
 
 def helper(name: str, *, threads: bool) -> Executor:
-    """One thing at a time is done beside the loop: an absent broker must not stop the rounds."""
+    """One helper thread beside the loop: an absent broker must not stop the rounds."""
     return ThreadPoolExecutor(1, name) if threads else _AtOnce()

@@ -1,7 +1,7 @@
 """Carrying big merges aside (`docs/epochs.md`): chunks of a decided transaction go to reserved partitions.
 
-The order of a chunk stands in `durability`. The transactional ids are initialised together with the leader's own
-(`leadership`): never later, or a process that leads no more could take them back.
+`durability` has the order of a chunk. The transactional ids are initialised together with the leader's own
+(`leadership`): later, a process that leads no more could take them back.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from anabranch.topics.names import journal_topic, stream_topic
 
 log = logging.getLogger("anabranch.controller")
 
-RETRY_MS = 10_000  # how soon what the broker refused is tried again
+RETRY_MS = 10_000  # the wait before a refused chunk is tried again
 _JOIN_S = 30.0
 Key = tuple[bytes, str, int]  # transaction, stream, segment number
 
 
 @dataclass(slots=True)
 class Job:
-    """A segment to carry: its row as it stands, and the runs that are not at their place yet.
+    """A segment to carry: its row as logged, and the runs that are not at their place yet.
 
     ``limit``: the most bytes of a batch of that stream.
     """
@@ -93,8 +93,8 @@ class Lane:
         """Carry the next chunk of a job; its row, moved on, is on the log when this returns.
 
         Raises:
-            LogRefused, LogUnavailable: it can't be carried now; nothing happened, the job is of no use any more.
-            LogError: the leader must lead anew.
+            LogRefused, LogUnavailable: it can't be carried now; nothing happened, drop the job.
+            LogError: the leader must lead again.
         """
         runs: list[StoredRun] = []
         size = 0
@@ -124,22 +124,22 @@ class Lane:
                 builder.add(key, encode(job.row), (), wall_ms)
                 producer.append([(self._status, builder.build())])
         except (LogRefused, LogUnavailable) as error:
-            self._read_anew()  # the journal may be another one when there is something to carry next
+            self._renew_readers()  # the next job's journal may be a new one
             if isinstance(error.__cause__, OffsetOutOfRange):
                 self._check_gone(error.__cause__)
             raise
         if job.row.done:
-            self._read_anew()
+            self._renew_readers()
         return job.row
 
     def _check_gone(self, error: OffsetOutOfRange) -> None:
-        """`LogUnavailable` if it may be there still: the log of a broker that is behind ends before it."""
+        """`LogUnavailable` if the position may still be there: a lagging broker's log ends before it."""
         start = self._log.start_offsets([error.partition], failed={}).get(error.partition, 0)
         if start <= error.position:
             raise LogUnavailable(str(error), error.topics) from error
 
-    def _read_anew(self) -> None:
-        """Readers keep what they fetched ahead, for each journal partition: let it go."""
+    def _renew_readers(self) -> None:
+        """Let go what readers fetched ahead, for each journal partition."""
         self._readers.close()
         self._readers = JournalReaders(self._log, ahead=self._read_ahead)
 
@@ -149,7 +149,7 @@ class Lane:
 
 
 def is_carrying(state: State) -> bool:
-    """Whether something is to be carried, or being carried."""
+    """Whether a segment is to be carried, or being carried."""
     return any(
         not carry.done
         for txn_id in state.committing
@@ -164,7 +164,7 @@ def lanes_of(
     chunk_bytes: int,
     read_ahead: bool,
 ) -> list[Lane]:
-    """A lane for each pair of producers; one that waits for markers has none."""
+    """A lane for each pair of producers; a pair that waits for markers has none."""
     return [Lane(log, status, pair, chunk_bytes, read_ahead=read_ahead) for pair in pairs if pair]
 
 
@@ -181,16 +181,16 @@ class Carriers:
         *,
         threads: bool,
     ) -> None:
-        # Transactions of which a chunk may be on its way; as `sync` has left it, or more.
+        # Transactions with a chunk that may be on its way: those of the last `sync`, or more.
         self.carrying: set[bytes] = set()
-        self.trouble: dict[bytes, str] = {}  # transaction id -> what the broker refuses of it
+        self.trouble: dict[bytes, str] = {}  # transaction id -> the broker's refusal
         self._lanes = lanes
         self._jobs: dict[Key, Job] = {}
         self._waiting: deque[Job] = deque()
         self._todo: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
         self._told: queue.SimpleQueue[CarryRow | _Refused | Exception] = queue.SimpleQueue()
         self.failed: list[LogError] = []  # why chunks could not be carried
-        self._not_before_ms: dict[Key, int] = {}  # what the broker refused, wall clock
+        self._not_before_ms: dict[Key, int] = {}  # refused jobs; wall clock
         self._stop = threading.Event()
         self._one_chunk = threading.Lock()
         self._threads = (
@@ -207,9 +207,9 @@ class Carriers:
     def sync(
         self, state: State, index: JournalIndex, wall_ms: int, usable: Callable[[str], bool]
     ) -> None:
-        """Begin with what the log says is to be carried and nobody here is at.
+        """Begin the carries on the log that no lane here has.
 
-        ``usable``: whether a stream's topics are there. Where one's are not, nothing of the transaction is carried.
+        ``usable``: whether a stream's topics are there; a transaction with a stream without them is not carried.
         """
         self._begin(state, index, wall_ms, usable)
         self.carrying.clear()
@@ -237,9 +237,9 @@ class Carriers:
                     self._waiting.append(job)
 
     def take(self, wall_ms: int) -> list[CarryRow]:
-        """Rows that were moved on since the last call, in order. Raises what ended a carrier.
+        """Rows that were moved on since the last call, in order. Raises the error that ended a carrier.
 
-        What the broker refuses is tried again later: it is decided, and everybody else shall go on.
+        A refused chunk is tried again later: its commit is decided, and all others have to go on.
         """
         rows = []
         if not self._threads:
@@ -271,7 +271,7 @@ class Carriers:
         return rows
 
     def forget(self, ended: Iterable[bytes]) -> None:
-        """These transactions ended."""
+        """Drop transactions that ended."""
         for txn_id in ended:
             self.trouble.pop(txn_id, None)
 

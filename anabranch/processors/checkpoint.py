@@ -1,8 +1,7 @@
 """A control partition's table in RocksDB, a checkpoint of its logs: kept, or thrown away when it can't be trusted.
 
-It is thrown away when it is of another cluster, of topics made anew or of another version, when it is ahead of the
-log, and when it is older than the status topic keeps tombstones: a deletion that compaction has already dropped
-would be missed.
+A table is thrown away when it is of another cluster, of replaced topics or of another version, or ahead of the
+log. Nor may it be older than the status topic keeps tombstones: it would miss compacted deletions.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ log = logging.getLogger("anabranch.controller")
 ORIGIN = k.META + b"origin"
 WRITTEN = k.META + b"written_ms"
 DEFAULT_TOMBSTONE_MS = 86_400_000
-SAFETY = 2  # thrown away at half the tombstone retention
+SAFETY = 2  # a table is thrown away at half the tombstone retention
 
 
 def open_checkpoint(
     folder: Path, source: Log, clock: Clock, prefix: str, control_partition: int
 ) -> Table:
-    """The table to fold into: the folder's if it can be trusted, else an empty one in its place.
+    """The folder's table if it can be trusted, else an empty one in its place.
 
-    Raises: TableError; LogError, and then it may be called again.
+    Raises: TableError; LogError, after which it may be called again.
     """
     topic = status_topic(prefix)
     info = source.describe_topics([topic]).get(topic)
@@ -60,7 +59,7 @@ def open_checkpoint(
         table = RocksTable(folder)
     if table.get(ORIGIN) is None:
         table.write({ORIGIN: origin})
-        # An empty table misses nothing; else only a fold makes it young.
+        # An empty table misses nothing; another one is young only after a fold.
         touch_checkpoint(table, clock)
     return table
 
@@ -99,7 +98,7 @@ def _distrust(
 
 _KEPT_LOG_FILES = 2
 _OPEN_FILES = 256
-# What RocksDB says when another process, or this one, has the folder open.
+# Words of RocksDB's error when another process, or this one, has the folder open.
 _LOCK_SIGNS = ("LOCK", "lock hold")
 _FULL_SIGNS = ("No space left", "Disk quota exceeded")
 
@@ -115,17 +114,17 @@ def size_on_disk(folder: Path) -> int:
 
 
 class RocksTable:
-    """See `anabranch.ports.Table`. One process at a time may have a folder open.
+    """`anabranch.ports.Table` in RocksDB. One process at a time may have a folder open.
 
-    Writes reach the operating system before `write` returns, but are not synced: a machine that loses
-    its power may lose the last ones, each of them whole, and the log has them all.
+    Writes reach the operating system before `write` returns, but are not synced. A power loss may take the last
+    ones, each of them whole; the log has them all.
     """
 
     def __init__(self, folder: Path) -> None:
         """Open the table in ``folder``, which is made if it is not there.
 
         Raises:
-            TableError: it can't be opened; the message names the folder and says what to do.
+            TableError: the folder can't be opened; the message names it and says what to do.
         """
         self.folder = folder
         self._lock = threading.Lock()
@@ -153,7 +152,7 @@ class RocksTable:
         return takewhile(lambda row: row[0].startswith(prefix), rows)
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
-        # RocksDB begins at the key itself where it is there.
+        # RocksDB begins at the key itself if that exists.
         return dropwhile(lambda row: row[0] == before, self._rows_from(before, backwards=True))
 
     def _rows_from(self, key: bytes, *, backwards: bool = False) -> Iterator[tuple[bytes, bytes]]:

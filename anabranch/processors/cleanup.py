@@ -1,6 +1,6 @@
-"""Cutting journals and histories, and moving what keeps journals long (`core.decide_cleanup`).
+"""Cutting journals and histories, and moving runs that keep journals long (`core.decide_cleanup`).
 
-Both follow the log; their order stands in `durability`.
+Both follow the log; `durability` has their order.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ RETRY_MS = 30_000
 
 
 class Cutter:
-    """Deletes what lies below logged low waters, and finds what histories may go.
+    """Deletes records below logged low waters, and finds how far histories may go.
 
-    That it fails is nobody's trouble: it is tried again.
+    A failed deletion harms nothing: it is tried again.
     """
 
     def __init__(self, source: Log, *, threads: bool, histories_ms: int) -> None:
@@ -56,7 +56,7 @@ class Cutter:
         self._looks_at: frozenset[str] = frozenset()
 
     def logged(self, low_waters: Mapping[Place, int]) -> None:
-        """These are on the log."""
+        """Take in low waters that are on the log."""
         for (stream, partition), offset in low_waters.items():
             self._due[_place(stream, partition)] = offset
 
@@ -74,7 +74,7 @@ class Cutter:
         self._take_back(now_ms)
 
     def spare(self, now_ms: int, streams: Callable[[], Mapping[str, int]]) -> dict[str, int]:
-        """Stream -> offset below which its history speaks of no event that is left, as it was found.
+        """Stream -> offset below which its history names no event that is left, as it was found.
 
         ``streams``: the partitions of each; they are looked at now and then.
         """
@@ -103,7 +103,7 @@ class Cutter:
         self._histories.forget_stream(stream)
 
     def close(self) -> None:
-        """A request under way is not waited for: it says nothing that is not logged."""
+        """Leave a request under way alone: its low waters are logged."""
         self._helper.shutdown(wait=False, cancel_futures=True)
 
     def _take_back(self, now_ms: int) -> None:
@@ -112,10 +112,10 @@ class Cutter:
         failed, self._under_way = self._under_way.result(), None
         if failed:
             self._not_before_ms = now_ms + RETRY_MS
-            self._due = failed | self._due  # what was logged meanwhile is higher
+            self._due = failed | self._due  # later low waters are higher
 
     def _delete(self, due: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """What could not be deleted."""
+        """Delete; returns the low waters that could not be applied."""
         try:
             self._log.delete_records(due)
         except LogRefused as error:
@@ -132,7 +132,7 @@ class Cutter:
 
 
 def _place(stream: str, partition: int) -> TopicPartition:
-    """The key of a low water."""
+    """The partition that a low water is for."""
     if partition == HISTORY:
         return TopicPartition(history_topic(stream), 0)
     return TopicPartition(journal_topic(stream), partition)
@@ -144,7 +144,7 @@ def move_next(
     next_producer: Callable[[], Producer],
     write: Callable[[Producer], object],
 ) -> None:
-    """Move the next chunk of what keeps the first crowded journal partition long.
+    """Move the next chunk of runs that keep the first crowded journal partition long.
 
     ``write``: makes this turn's round durable in the native transaction of that producer. `LogRefused`: nothing
     happened, and the state has to be read again.
@@ -159,7 +159,7 @@ def move_next(
     try:
         with undone_on_failure(producer):
             copies = copy_runs(source, producer, place, lying, limit)
-    except (LogRefused, LogUnavailable):  # not an end of leading: the same would come again
+    except (LogRefused, LogUnavailable):  # leading goes on: a new leader would meet the same error
         not_now(turn, place)
         return
     moved(turn, place, lying, copies)
@@ -174,7 +174,7 @@ def move_next(
 def copy_runs(
     source: Log, producer: Producer, place: Place, lying: Sequence[Lying], limit: int
 ) -> list[Copied]:
-    """Append copies of these runs to their own journal partition; where each stands.
+    """Append copies of these runs to their own journal partition; returns their places.
 
     ``limit``: the most bytes of a batch. The native transaction is left to the caller. `LogRefused` also for a
     batch that can't be read; other errors are those of the reading and of `Producer.append_stream`.
@@ -182,7 +182,7 @@ def copy_runs(
     target = TopicPartition(journal_topic(place[0]), place[1])
     readers = JournalReaders(source)
     packer = Packer(limit)
-    parts: list[list[tuple[int, int]]] = []  # of each batch: (index of the run, records)
+    parts: list[list[tuple[int, int]]] = []  # for each batch: (index of the run, records)
 
     def made() -> Iterator[Made]:
         reader = readers.of(target)

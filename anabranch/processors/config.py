@@ -1,4 +1,4 @@
-"""What a controller is told at its start."""
+"""The options of a controller at its start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def parse_place(text: str) -> tuple[int, int]:
     """(partition, offset) of ``PARTITION:OFFSET``."""
     partition, _, offset = text.partition(":")
     if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
-        raise InvalidArgument(f"{text!r} is no place of a command: PARTITION:OFFSET")
+        raise InvalidArgument(f"{text!r} is not the place of a command: give PARTITION:OFFSET")
     return int(partition), int(offset)
 
 
@@ -26,9 +26,9 @@ class ControllerOptions:
     ``data_dir`` holds the RocksDB tables, one folder a control partition; they can be deleted and are rebuilt
     from the log. ``key_file`` None: the default place (see `keyfile`). Times in seconds.
     ``session_timeout_s``: how long after a SIGKILL another controller takes over.
-    ``max_staged_bytes``: what open transactions may have in journals, before new ones are refused.
+    ``max_staged_bytes``: of open transactions in journals, before new ones are refused.
     ``chunk_bytes``: a bigger commit is carried aside in such chunks. ``collate_s``: a stream rolls at most once
-    in this time. ``move_bytes``: what an old open transaction may keep in a journal before it is moved.
+    in this time. ``move_bytes``: unneeded bytes that an old open one may keep in a journal before it is moved.
     ``lost_after_s``: how long a stream waits for a topic that is not found, before it is given up.
     ``max_streams``, ``max_partitions``: of a control partition.
     ``skip_commands``: as PARTITION:OFFSET, commands that are set aside instead of being tried.

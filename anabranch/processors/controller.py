@@ -1,7 +1,7 @@
 """The controller of one control partition: a thin loop round the core.
 
-`Controller.step` is one pass, as `docs/architecture.md` lists it. It has no thread, clock or sleep of its own:
-time and I/O come through the ports, so the same loop runs on Kafka and in the simulator.
+`Controller.step` is one pass, as `docs/architecture.md` lists it. The loop has no thread, clock or sleep of its
+own: time and I/O come through the ports, so the same loop runs on Kafka and in the simulator.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ from anabranch.topics.names import history_topic, journal_topic, status_topic, s
 
 log = logging.getLogger("anabranch.controller")
 
-INDEX_ROWS = 5_000  # so many changes of the journal index call for a round of their own
-# Codes by which a broker refuses what the records are; three are RECORD_LIST_TOO_LARGE,
-# UNSUPPORTED_FOR_MESSAGE_FORMAT and UNSUPPORTED_COMPRESSION_TYPE. By others it refuses the topic.
+INDEX_ROWS = 5_000  # more changes of the journal index get a round of their own
+# Codes by which a broker refuses records; three are RECORD_LIST_TOO_LARGE, UNSUPPORTED_FOR_MESSAGE_FORMAT and
+# UNSUPPORTED_COMPRESSION_TYPE. Other codes refuse the topic.
 DATA_CODES = frozenset(
     (CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, 18, INVALID_TIMESTAMP, 43, 76, INVALID_RECORD)
 )
 REFUSED_WAIT_MS = 10_000  # how long the last round of a carried merge waits after a refusal
-GROWTH_LOOK_S = 0.01  # how soon topics that are being changed are looked at again
+GROWTH_LOOK_S = 0.01  # the wait between looks at topics that are being changed
 
 
 @dataclass(slots=True)
 class Controller:
     """Decides, merges and answers for one control partition while it leads.
 
-    ``leader``: who this is, for people (host, process, start).
+    ``leader``: this process, for people (host, process id, start).
     """
 
     log: Log
@@ -95,7 +95,7 @@ class Controller:
     _offset_guess: OffsetGuess = field(default_factory=OffsetGuess)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _stream_trouble: StreamTrouble = field(init=False)
-    _term: int | None = None  # the last one that was led in
+    _term: int | None = None  # the last term of this leader
     _culprit: Culprit = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
 
@@ -159,13 +159,13 @@ class Controller:
             refused=self._carriers.trouble,
             foreign=self._gaps.found,
         )
-        self._cutter.logged(  # a former leader may not have come to it
+        self._cutter.logged(  # a former leader may not have cut them
             {place: low for place, low in self._state.low_water.items() if self._usable(place[0])}
         )
         self._finish_topics()
 
     def hand_over(self) -> None:
-        """Log that this leader has let go, and resign: a successor need not fear what it may have in hand."""
+        """Log that this leader has let go, and resign: a successor need not fear its unfinished work."""
         term, carriers = self._state.term, self._carriers
         if (
             self.lease is not None
@@ -179,7 +179,7 @@ class Controller:
         self.resign()
 
     def resign(self) -> None:
-        """Lead no more. Nothing needs to be said: a successor fences what is left."""
+        """Lead no more. No message is needed: a successor fences this leader."""
         for part in (self._carriers, self._topics, self._cutter, self._gaps, self.lease):
             if part is not None:
                 part.close()
@@ -280,11 +280,11 @@ class Controller:
     def _after_refusal(
         self, turn: Turn, commands: list[Command], error: LogRefused | LogUnavailable
     ) -> None:
-        """The round was not written; nothing happened. Leave out what was in its way.
+        """The round was not written; nothing happened. Decide again without the cause.
 
-        If the broker refuses the data, first fewer commands, and then each command, each run of plain writes and
-        each merge, get a round of their own; what is refused then is answered with an error, passed over, or
-        aborted if it was a decided transaction. All others go on.
+        If the broker refuses the data, rounds get fewer commands; then each command, run of plain writes and merge
+        gets its own. Refused alone, a command is answered with an error, a run is passed over, and a
+        decided transaction is aborted. All others go on.
         """
         self.metrics.add("refused_rounds")
         if self._is_contained(error):
@@ -292,7 +292,7 @@ class Controller:
         if not isinstance(error, LogRefused):
             raise error
         if error.topics and error.error not in DATA_CODES:
-            # A control topic can't be written: no command's fault, and nothing for one to be told.
+            # A control topic can't be written: no command is to blame or to be answered.
             raise LogUnavailable(str(error), error.topics) from error
         if self._culprit.refused(commands, max(len(turn.state.committing), turn.round.plain_runs)):
             return
@@ -307,7 +307,7 @@ class Controller:
         for txn_id in turn.round.merged:
             if fresh.open(txn_id).row.state == "COMMIT_IN_PROGRESS":
                 abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
-            else:  # carried aside: there is no way back
+            else:  # carried aside: it can't be aborted
                 fresh.merging.not_before_ms.put(txn_id, turn.now_ms + REFUSED_WAIT_MS)
                 fresh.merging.trouble.put(txn_id, f"{IN_TROUBLE}: {error}")
         for stream, partition, runs in give_up(fresh, turn.round):
@@ -317,21 +317,21 @@ class Controller:
                 *(stream, partition, first, end, error),
             )
         if fresh.round.empty and not turn.round.merged:
-            raise LogUnavailable(f"the broker refuses what the controller itself says: {error}")
+            raise LogUnavailable(f"the broker refuses the controller's own records: {error}")
         self._write(fresh)
 
     def _drop(self) -> None:
-        """A turn's round was not written: the table has the state before it, the log the histories' ends."""
+        """Drop an unwritten turn: the table has the state before it, the log the histories' ends."""
         self._state = State(self.table)
         self._tails.clear()
 
     def _is_contained(self, error: LogError) -> bool:
-        """After a round that was not written: whether it can be decided again, without what was in its way."""
+        """After a round that was not written: whether it can be decided again, without the cause."""
         self._drop()
         if isinstance(error, LogBusy):
             return True  # with another transactional id
         if isinstance(error, LogRefused) and error.error in DATA_CODES:
-            # Controllers' own records are never too much: a topic's setting is, then.
+            # Controllers' own records are never too big: then a topic's setting is wrong.
             own = (journal_topic, history_topic)
             topics = {topic(stream) for stream in self._state.streams for topic in own}
             if not error.topics & topics:
@@ -348,7 +348,7 @@ class Controller:
     ) -> bool:
         """Close the round and make it durable. ``commands``: those that it decides.
 
-        ``producer``: the one in whose native transaction something stands already.
+        ``producer``: the one whose native transaction has records already.
         """
         if self._intake.rows.size > INDEX_ROWS:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
@@ -404,7 +404,7 @@ class Controller:
         return True
 
     def _forget_stream(self, stream: str) -> None:
-        """What is kept in memory of a stream that is no more; another one may come under its name."""
+        """Drop what memory keeps of a forgotten stream: another one may come under its name."""
         self._tails.pop(stream, None)
         self._intake.forget_stream(stream)
         self._autoscaling.forget_stream(stream)
@@ -434,7 +434,7 @@ class Controller:
         """Seconds that this pass may wait for new records: until the next deadline."""
         plain = self._intake.index.plain_waiting(self._state)
         if self._memory.cleaning.crowded or any(self._usable(stream) for stream, _ in plain):
-            return 0.0  # there is more to move, or the round before was full
+            return 0.0  # more runs to move, or the round before was full
         parts = self._state, self._intake.index, self._memory.merging
         due_ms = next_due_ms(*parts, int(self.clock.wall() * 1000), self._now_ms())
         if due_ms is not None:
@@ -451,7 +451,7 @@ class Controller:
         return is_usable(self._state, self._stream_trouble.waiting, stream)
 
     def _give_up_streams(self) -> None:
-        """Log which streams are lost, and what that ends. One round each: it may end many transactions."""
+        """Log which streams are lost, and which transactions that ends. One round each: they may be many."""
         after_s = self.settings.lost_after_ms / 1000
         while self.lease is not None and self._stream_trouble.rested:
             self._tails.pop(self._stream_trouble.rested[-1], None)
@@ -471,7 +471,7 @@ class Controller:
     # -- effects --------------------------------------------------------------------------------------
 
     def _carry(self) -> None:
-        """Take up what carriers have logged since the last pass; the table follows at once."""
+        """Take up the rows that carriers have logged since the last pass; the table follows at once."""
         if self._carriers is None or not self._state.committing:
             return
         wall_ms = int(self.clock.wall() * 1000)
@@ -488,7 +488,7 @@ class Controller:
         self._carriers.sync(self._state, self._intake.index, wall_ms, self._usable)
 
     def _shorten_journals(self) -> None:
-        """Delete what is below the logged low waters; move the next chunk of what keeps them low."""
+        """Delete below the logged low waters; move the next chunk of runs that keep them low."""
         if self._cutter is not None:
             own = (journal_topic, history_topic)
             topics = {topic(s) for s in self._stream_trouble.waiting for topic in own}
@@ -513,7 +513,7 @@ class Controller:
         return {stream: row.partitions for stream, row in streams if self._usable(stream)}
 
     def _finish_topics(self) -> None:
-        """What is logged about topics is done; also what a former leader left."""
+        """Log the work on topics that is done; also a former leader's."""
         if self._topics is None:
             return
         for stream, decide_done in self._topics.step(self._state, self._stream_trouble.waiting):

@@ -1,18 +1,18 @@
 """Finding the command that rounds fail for: it gets three tries, and is then set aside. All others are served.
 
-- *Its decision raises.* The turn is thrown away; what stands before it goes on, then it is tried alone.
+- *Its decision raises.* The turn is thrown away; the commands before it go on, then it is tried alone.
 - *The broker refuses the round.* Commands, merges and plain writes get rounds of their own, of half as many
   commands each time, until the one is alone.
-- *Whoever decided it died.* A leader whose predecessor wrote no round at all takes what waits in pieces. Before
-  each it logs a `SuspectRow`, in a round of its own. If no one lives to write the piece's round, the next leader
-  finds the row at the place where the commands stand, and takes that piece's one by one, with a row before each.
+- *Its leader dies.* A leader whose predecessor wrote no round at all takes the waiting commands in pieces. Before
+  each it logs a `SuspectRow`, in a round of its own. If it dies before the piece's round, the next leader finds
+  the row at the offset of the next command, and takes that piece's commands one by one, with a row before each.
   A row that counts three tries of one command alone sets it aside.
-- *It can't be told what became of the round.* That is mostly the brokers' doing, so it takes more: the command is
-  isolated in the same way, and set aside after ten such rounds one after the other, before each of which its row
-  could be written. A failure that has nothing to do with commands takes one of them back.
+- *A round's outcome is unknown.* Mostly the brokers cause that, so the command gets more tries: isolated in
+  the same way, it is set aside after ten such rounds in a row, each with its row logged before. A failure without
+  commands takes one of them back.
 
-What controllers say to each other stands in a topic of its own, and goes before commands, in rounds of its own. No
-row is logged of it.
+Controllers' messages to each other have a topic of their own. They go before commands, in rounds of their own, and
+no row is logged of them.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ from anabranch.topics.names import commands_topic, control_topic
 log = logging.getLogger("anabranch.controller")
 
 MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
-PIECE = 45  # what waited for a leader: so many rounds of so many
-COMMANDS, MERGES, PLAIN = range(3)  # what a careful round holds
-_DIED = "whoever tried it did not come to the end of its round"
+PIECE = 45  # commands that waited for a leader: 45 rounds of 45
+COMMANDS, MERGES, PLAIN = range(3)  # the contents of a careful round
+DIED = "each leader that tried it ended before its round"
 _UNSURE = "its round can't be written, and others can"
 
 Write = Callable[[Turn, Sequence[Command]], object]
 
 
 class Culprit:
-    """How many commands go into the next round, and what is known against them. Offsets are the commands'.
+    """How many commands go into the next round, and which are suspect. Offsets are the commands'.
 
-    ``careful``: a round holds one kind of thing, as one before it failed, or may have.
-    ``count``: commands set aside since this process leads.
+    ``careful``: a round holds one of `COMMANDS`, `MERGES`, `PLAIN`, as one before it failed, or may have.
+    ``count``: commands that this process set aside.
     """
 
     def __init__(self, skip: Iterable[int] = ()) -> None:
-        """``skip``: offsets that an operator has had enough of."""
+        """``skip``: offsets that an operator wants to skip."""
         self._skip = {offset: ["an operator skipped it"] * limits.TRIES.value for offset in skip}
         self.careful = False
         self.count = 0
         self._kind = PLAIN
-        self._size = MAX_COMMANDS  # so many commands a round
-        self._until = 0  # … below here
-        # Those below here waited for this leader; None: not read yet.
+        self._size = MAX_COMMANDS  # commands a round
+        self._until = 0  # … below this offset
+        # Commands below this offset waited for this leader; None: not read yet.
         self._waited: int | None = None
-        self._alone = 0  # those below here go one by one, as they were in a piece that failed
-        self._tries = 0  # … so often
+        self._alone = 0  # commands below go one by one, as their piece failed
+        self._tries = 0  # … so many times
         # Messages of controllers go one by one, as a round with some failed.
         self._said_alone = False
         self._doubt = False  # a round with commands failed, and it is not known why
-        self._forgiven = 0  # failures since then that this process has lived through
-        self._unsure = (0, 0)  # a command that was alone in rounds of which nobody knows; how many
-        self._raised: dict[int, list[str]] = {}  # decisions that raised, and what
-        self._due = 0  # in so many rounds there is one merge, or one run of plain writes
+        self._forgiven = 0  # failures since then that this process survived
+        self._unsure = (0, 0)  # a command alone in rounds of unknown outcome; how many
+        self._raised: dict[int, list[str]] = {}  # by command: errors that its decision raised
+        self._due = 0  # rounds left with one merge, or one run of plain writes
 
     @property
     def one_each(self) -> bool:
@@ -79,7 +79,7 @@ class Culprit:
         return self.one_each and self._kind == MERGES
 
     def begin(self, state: State) -> None:
-        """A leader begins. What the log says of failures where the commands stand counts; all else is forgotten."""
+        """A leader begins. Failures logged for the next command count; all others are forgotten."""
         row, self._tries, self._alone = state.suspect, 0, 0
         if row is not None and row.offset == state.round.commands_offset:
             self._tries, self._alone = max(0, row.tries - self._forgiven), row.end
@@ -91,7 +91,7 @@ class Culprit:
         self._raised = dict(self._skip)
 
     def take(self, queue: list[Command], end: int) -> list[Command]:
-        """The commands of the next round. ``end``: of the commands, as read last."""
+        """The commands of the next round. ``end``: end offset of the commands, as read last."""
         said = list(takewhile(lambda command: command.control, queue))
         self.careful = bool(said)
         if said:
@@ -119,7 +119,7 @@ class Culprit:
         return batch[: max(1, raised[0])] if raised else batch
 
     def may_try(self, batch: Sequence[Command], begin: Callable[[], Turn], write: Write) -> bool:
-        """Log what has to stand there before these are tried. False: the only one is set aside instead."""
+        """Log the rows that come before these commands. False: the only one is set aside instead."""
         if not batch:
             return True
         first = batch[0]
@@ -128,7 +128,7 @@ class Culprit:
         said = self._raised.get(first.key, ())
         unsure = self._unsure[0] == first.key and self._unsure[1] >= limits.UNSURE.value
         if len(batch) == 1 and (max(tries, len(said)) >= limits.TRIES.value or unsure):
-            reason = said[-1] if said else _UNSURE if unsure else _DIED
+            reason = said[-1] if said else _UNSURE if unsure else DIED
             self._set_aside(first, reason, begin, write)
             return False
         if not first.control and first.offset < max(self._alone, self._waited or 0):
@@ -150,12 +150,12 @@ class Culprit:
             (control_topic if command.control else commands_topic)(turn.settings.prefix),
             turn.settings.control_partition, command.offset, name_of(command.payload), limits.cut(reason),
         )  # fmt: skip
-        answer = begin()  # by itself: its partition may be what the brokers have trouble with
-        answer.reply(command.to, refuse(SetAside(f"nothing of it was done: {limits.cut(reason)}")))
+        answer = begin()  # by itself: brokers may have trouble with its partition
+        answer.reply(command.to, refuse(SetAside(f"it had no effect: {limits.cut(reason)}")))
         write(answer, (command,))
 
     def done(self, batch: Sequence[Command]) -> None:
-        """A pass with these came to its end: more may go at once."""
+        """A pass with these ended well: more may go at once."""
         if batch and batch[0].control:
             for command in batch:
                 self._raised.pop(command.key, None)
@@ -170,7 +170,7 @@ class Culprit:
                 del self._raised[offset]
 
     def raised(self, key: int | None, error: Exception) -> None:
-        """The decision of a command, or else the making of a round with some, raised what neither should."""
+        """The decision of a command, or the making of a round, raised an error that is a defect."""
         if key is None:
             raise LogUncertain(f"a round of commands can't be written: {error!r}") from error
         log.error(
@@ -181,7 +181,7 @@ class Culprit:
         self._raised.setdefault(key, []).append(repr(error))
 
     def failed(self, error: LogError, batch: Sequence[Command]) -> None:
-        """Leading ends. With commands in the round it may be one's doing; else it is the brokers', or a rival's."""
+        """Leading ends. A round with commands may be one's doing; without any it is the brokers', or a rival's."""
         self._forgiven += 1
         offset, times = self._unsure
         if not batch or isinstance(error, LogUnavailable | LogFenced):
@@ -193,7 +193,7 @@ class Culprit:
             self._unsure = batch[0].key, times + 1 if offset == batch[0].key else 1
 
     def refused(self, batch: Sequence[Command], due: int) -> bool:
-        """The broker refused a round. Whether to try again with less in it; else what it holds is to blame.
+        """The broker refused a round. Whether to try again with less in it; else its content is to blame.
 
         ``due``: how many merges, or runs of plain writes, may have been in it.
         """

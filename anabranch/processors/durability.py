@@ -1,31 +1,31 @@
-"""The one home of the orders in which things become durable.
+"""The orders in which rounds, carried chunks and moved runs become durable.
 
 A round:
 
 1. *append* stream data, journal ops, status rows, replies and commands to other control partitions. Nothing
-   of it is visible yet. Data first, because
+   of it is visible yet. Data come first, for the next step's sake:
 2. *append* the history records, which name the offsets that step 1 returned. They can't be known before: the
    markers of the round before may land in between. Mostly they don't, so a small round is first tried with
-   guessed offsets (`offset_guess`), data and history in one request. If the broker returns others, that
-   native transaction is aborted, and the round is written with the steps one after the other.
+   guessed offsets (`offset_guess`), data and history in one request. If the broker returns others, that native
+   transaction is aborted, and the round is written step by step.
 3. *commit* the native transaction. From here the round has happened, for everyone, whole.
 4. *write* the table: the rows and how far the status log is folded, in one batch. A crash before it costs
    nothing: the rows are read again from the log.
 5. only then let memory follow, and look at the next command. Memory, too, is a copy of what is on the log.
 
-Why not the table before the commit: a round that never happened would be believed. Why replies inside the
-native transaction: an answer that leaves any other way could come from a process that leads no more.
+The table comes after the commit, or a round that never happened would be believed. Replies go inside the native
+transaction, or an answer could come from a process that leads no more.
 
 A chunk that is carried aside (`carrier`): *append* its data; *append* the CARRY row, which moves the cursor over it
-and names the offsets that the data got; *commit* both; *tell* the leader, whose table follows. So the cursor on the
-log never says more, or less, than what stands in the partition, and whoever comes next goes on from it.
+and names the offsets that the data got; *commit* both; *tell* the leader, whose table follows. So the logged cursor
+agrees with the partition, and the next carrier goes on from it.
 
-Runs that are moved (`cleanup`): *append* copies to their journal; then the rows that say where they stand, as a
-round of the same native transaction. Before its end nothing is moved, after it everything is. The low water rises
-in a later round, and records are deleted only below a low water that is on the log: a successor does that again.
+Runs that are moved (`cleanup`): *append* copies to their journal; then the rows with their places, as a round of
+the same native transaction. Before its end none is moved, after it all are. The low water rises in a later round.
+Records are deleted only below a low water that is on the log: a successor does that again.
 
 If an append is refused by the broker, the native transaction is aborted and nothing happened. If anything up to the
-commit is uncertain, everything unlogged is dropped and leadership begins anew (`leadership`).
+commit is uncertain, everything unlogged is dropped and the process leads again (`leadership`).
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ from anabranch.topics.names import (
     stream_topic,
 )
 
-SMALL_BYTES = 1 << 20  # of merged data: one request together with the records
-HISTORY_BYTES = 8 << 20  # of one batch of a history; a round may have several
-_OP_BYTES = 64  # of an op's record, beside its value: key, header, framing
+SMALL_BYTES = 1 << 20  # merged data below this goes into one request with the records
+HISTORY_BYTES = 8 << 20  # per batch of a history; a round may have several
+_OP_BYTES = 64  # an op's record beside its value: key, header, framing
 
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """Where rounds of one control partition go."""
+    """The topics and parts that rounds of one control partition are written with."""
 
     log: Log
     table: Table
@@ -90,12 +90,12 @@ class Durable:
     control_partition: int
     read_ahead: bool = False  # fetch journals on a helper thread while merging
     offset_guess: OffsetGuess | None = None  # write the history together with the data
-    gaps: Gaps | None = None  # look for records of others
+    gaps: Gaps | None = None  # look for foreign records
 
 
 @contextmanager
 def native_transaction(producer: Producer) -> Iterator[None]:
-    """What is appended inside is committed at the end. See `undone_on_failure`."""
+    """Commit all that is appended inside, at the end. Failures: as in `undone_on_failure`."""
     with undone_on_failure(producer):
         yield
     producer.commit()
@@ -103,7 +103,7 @@ def native_transaction(producer: Producer) -> Iterator[None]:
 
 @contextmanager
 def undone_on_failure(producer: Producer) -> Iterator[None]:
-    """What fails inside aborts the native transaction, unless nobody can tell what happened: then lead anew.
+    """Abort the native transaction if the block fails, unless its outcome is unknown: then lead again.
 
     Raises: RecordsGone, for an `OffsetOutOfRange`; all else as it comes.
     """
@@ -118,7 +118,7 @@ def undone_on_failure(producer: Producer) -> Iterator[None]:
     except LogError:
         raise
     except Exception:
-        producer.abort()  # what was to be appended could not be made
+        producer.abort()  # the data to append could not be made
         raise
 
 
@@ -136,16 +136,16 @@ def write_round(
     """Steps 1 to 4. ``tails`` are moved to the new end of each history.
 
     ``carrying``: carriers append to the status log too, and the state does not know all of their rows yet.
-    So the table's position in that log stays: to fold a stretch again is harmless, to skip a row is not.
+    So the table's position in that log stays: to fold rows again is harmless, to skip a row is not.
 
     ``index_rows``: changes of the journal index since the last round. They wait for this one, because its
-    commit proves that nobody else led while they were made; a zombie's are made with an old state.
+    commit proves that no other leader led while they were made; a zombie's are made with an old state.
 
     Raises:
-        LogRefused: the broker refused some of it, or what it merges is gone from a journal; the native
+        LogRefused: the broker refused some of it, or merged records are gone from a journal; the native
             transaction is aborted, nothing happened.
         LogUnavailable: likewise: a broker can't be reached, or a journal not be read.
-        LogUncertain, LogFenced: lead anew.
+        LogUncertain, LogFenced: lead again.
         TableError: the round has happened; the table can't follow.
     """
     with native_transaction(producer):
@@ -155,20 +155,20 @@ def write_round(
             producer.abort()
             done = _append(to, producer, round_, state, tails, wall_ms, None)
         if done is None:
-            raise InvariantViolation("what is not guessed can't come out otherwise")
+            raise InvariantViolation("offsets that were not guessed can't come out otherwise")
     tails.update(done.tails)
     if to.offset_guess is not None and done.history:
         to.offset_guess.committed(done.data, done.bases)
     if to.gaps is not None:
         to.gaps.appended(done.appended)
-    changes = index_rows.take() | state.take_changes()  # what ended with this round is forgotten
+    changes = index_rows.take() | state.take_changes()  # ended transactions' rows go, too
     if done.status_end is not None and not carrying:
         changes[STATUS_POSITION] = done.status_end.to_bytes(8, "big")
     to.table.write(changes)
 
 
 def _find_starts(log: Log, round_: Round, tails: Mapping[str, Tail]) -> None:
-    """Let segments on partitions that nothing of ours stands on begin behind what somebody else put there."""
+    """Find where segments begin on partitions without our events: behind foreign records."""
     for i, step in enumerate(round_.history):
         if isinstance(step, NewEpoch):
             known = tails[step.stream].vector.keys() | step.starts.keys()
@@ -185,9 +185,9 @@ def _find_starts(log: Log, round_: Round, tails: Mapping[str, Tail]) -> None:
 
 
 class _Appended(NamedTuple):
-    """A round's native transaction: small data batches and where they stand; the status log's end.
+    """A round's native transaction: small data batches and their offsets; the status log's end.
 
-    ``appended``: where all of its data stands. ``tails``: of the histories, once it is committed.
+    ``appended``: the places of all its data. ``tails``: of the histories, once it is committed.
     """
 
     data: list[Placed]
@@ -236,7 +236,7 @@ def _append(
             stand = producer.append([record[:2] for record in more])
             history.stands(stand)
             bases += stand
-        # Only now: offsets that were guessed, perhaps before somebody else led, prove nothing.
+        # Only now: guessed offsets, perhaps from before another leader, prove nothing.
         appended = _check_behind(round_, merge.landed(), tails)
     finally:
         readers.close()
@@ -248,9 +248,9 @@ def _append(
         place = TopicPartition(history_topic(stream), 0)
         begins, before = offsets[0], tails[stream]
         if begins <= before.last:
-            raise TopicGone.made_anew(place, offsets[-1] + 1, before.last + 1, certain=True)
+            raise TopicGone.replaced(place, offsets[-1] + 1, before.last + 1, certain=True)
         if before.read_to is not None and begins > before.read_to:
-            # The first record of this leader: what lies between has to be markers.
+            # The first record of this leader: only markers may lie between.
             check_unread(to.log, to.clock, place, before.read_to, begins)
     moved = history.moved()
     return _Appended(small, data, bool(round_.history), ends.get(status), appended, moved)
@@ -279,14 +279,14 @@ def _append_if_big(producer: Producer, merge: Merge) -> list[Placed]:
     return head
 
 
-_Batch = tuple[TopicPartition, bytes, int]  # where, the batch, its number of records
+_Batch = tuple[TopicPartition, bytes, int]  # its partition, the batch, its number of records
 _Pairs = Iterable[tuple[bytes, bytes | None]]
 
 
 def _records(
     to: Durable, round_: Round, state: State, status: TopicPartition, wall_ms: int
 ) -> Iterator[_Batch]:
-    """Everything whose content does not depend on offsets."""
+    """All records whose content does not depend on offsets."""
     yield from _batches(status, round_.rows.items(), wall_ms)
     replies: dict[int, list[tuple[bytes, bytes | None]]] = {}
     time = state.round.hybrid_time
@@ -328,7 +328,7 @@ def _batches(
 def _check_behind(
     round_: Round, landed: Mapping[tuple[int, int], Landed], tails: Mapping[str, Tail]
 ) -> list[Appended]:
-    """The places of events. `TopicGone` if before what was committed: then it is another topic."""
+    """The places of events. `TopicGone` if they are below committed events: then the topic was replaced."""
     appended = []
     ends: dict[tuple[str, int], int] = {}
     for i, commit in enumerate(round_.history):
@@ -341,9 +341,9 @@ def _check_behind(
                 continue
             if at.first < known.get(part.partition, 0):
                 topic = TopicPartition(stream_topic(commit.stream), part.partition)
-                raise TopicGone.made_anew(topic, at.first, known[part.partition], certain=True)
+                raise TopicGone.replaced(topic, at.first, known[part.partition], certain=True)
             place = commit.stream, part.partition
-            if ends.get(place) != at.first:  # else it adds to the one before
+            if ends.get(place) != at.first:  # else this part adds to the one before
                 behind = ends.get(place, known.get(part.partition, 0))
                 appended.append(Appended(*place, behind, at.first))
             ends[place] = at.end
@@ -351,8 +351,7 @@ def _check_behind(
 
 
 class _Histories:
-    """The history records of a round, batch after batch: what a record says of the place of one in another batch
-    is known once that one is appended."""
+    """The history records of a round, batch by batch: some name the places of records in former batches."""
 
     def __init__(self, round_: Round, merge: Merge, tails: Mapping[str, Tail]) -> None:
         self._moved = {s: replace(tails[s], vector=dict(tails[s].vector)) for s in round_.streams}
@@ -383,12 +382,12 @@ class _Histories:
         return batches
 
     def stands(self, bases: Sequence[int]) -> None:
-        """They were appended there."""
+        """Take in where the batches were appended."""
         for (stream, count), base in zip(self._next, bases, strict=True):
             self._offsets[stream] += range(base, base + count)
 
     def places(self) -> Iterable[tuple[str, list[int]]]:
-        """(stream, where its records stand)."""
+        """(stream, offsets of its records)."""
         return self._offsets.items()
 
     def moved(self) -> Mapping[str, Tail]:

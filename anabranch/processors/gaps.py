@@ -1,8 +1,8 @@
-"""Records of others in streams' topics: looked for in the gaps before what rounds append.
+"""Foreign records in streams' topics: looked for in the gaps before the data that rounds append.
 
-Between one round's data on a partition and the next one's stands a marker, and what was aborted. Where more offsets
-lie than markers explain, it is read what is there, beside the loop. So what is counted is a lower bound: markers
-come late, and a gap of the right size is not looked into.
+Between one round's data on a partition and the next one's are a marker and aborted data. A gap of more offsets than
+markers explain is read, beside the loop. The count is a lower bound: markers come late, and a gap of the right size
+is not looked into.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ log = logging.getLogger("anabranch.controller")
 
 LOOK_EVERY_MS = 200
 LOOK_BYTES = 256 << 10
-# Gaps to be looked into, and on a partition not to be judged yet; more are passed over.
+# Gaps to look into, and gaps of a partition that can't be judged yet; more are passed over.
 MOST_WAITING = 1000
 MOST_TRIES = 25
 _TELL_EVERY_MS = 60_000
-_FIRST_MARKERS = 2  # of former leaders, before the first data of this one
+_FIRST_MARKERS = 2  # left by former leaders, before this one's first data
 
 
 class Appended(NamedTuple):
@@ -49,14 +49,14 @@ class _Gap(NamedTuple):
 
 @dataclass(slots=True)
 class _Partition:
-    """``markers``: so many may still come. ``gaps``: since there were none to come."""
+    """``markers``: how many may still come. ``gaps``: since none were to come."""
 
     markers: int = 0
     gaps: deque[_Gap] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
 
 
 class Gaps:
-    """The gaps of one leader. ``found``: stream -> records of others."""
+    """The gaps of one leader. ``found``: stream -> foreign records."""
 
     def __init__(self, source: Log, *, threads: bool) -> None:
         self._log = source
@@ -69,7 +69,7 @@ class Gaps:
         self._tell_ms: dict[str, int] = {}
 
     def appended(self, data: Iterable[Appended]) -> None:
-        """A round appended this, and is committed now; each partition gets a marker for it."""
+        """Take in the data of a committed round; each partition gets a marker for it."""
         touched = set()
         for stream, number, known, first in data:
             touched.add((stream, number))
@@ -99,19 +99,19 @@ class Gaps:
             self._take_back(now_ms)
 
     def forget_stream(self, stream: str) -> None:
-        """Another one may come under its name."""
+        """Drop a stream: another one may come under its name."""
         self._waiting = deque(gap for gap in self._waiting if gap.stream != stream)
         self._partitions = {at: p for at, p in self._partitions.items() if at[0] != stream}
-        self._under_way = None  # … and what is found there is of nobody
+        self._under_way = None  # … and its result counts for no stream
         self.found.pop(stream, None)
         self._tell_ms.pop(stream, None)
 
     def close(self) -> None:
-        """A search under way is not waited for."""
+        """Leave a search under way: its result is not waited for."""
         self._helper.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, gap: _Gap) -> tuple[int, int]:
-        """How many records are in some of the gap, and where the rest of it begins."""
+        """The number of records in part of the gap, and where the rest of it begins."""
         place = TopicPartition(stream_topic(gap.stream), gap.partition)
         try:
             found = self._log.fetch(
@@ -130,7 +130,7 @@ class Gaps:
         return sum(header.record_count for header in headers), found.next_offset
 
     def _take_back(self, now_ms: int) -> None:
-        """Count what was found, once it is."""
+        """Count the records of a finished search."""
         if self._under_way is None or not self._under_way[1].done():
             return
         (gap, work), self._under_way = self._under_way, None

@@ -1,4 +1,4 @@
-"""How far histories may be cut: what brokers have of streams, held against the vectors of EPOCH records."""
+"""How far histories may be cut: the offsets that brokers still have, against the vectors of EPOCH records."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from anabranch.topics.names import history_topic, stream_topic
 log = logging.getLogger("anabranch.controller")
 
 _FETCH_BYTES = 1 << 20
-_MOST_FETCHES = 64  # of one history in one look; the next one goes on
+_MOST_FETCHES = 64  # per history in one look; the next look goes on
 
 
 class _Walk(NamedTuple):
     """How far a history was looked through. ``spare``: the last EPOCH record that it may begin with.
 
-    ``ahead``: the next one, at ``read_to``: its vector is still above what is deleted.
+    ``ahead``: the next one, at ``read_to``: its vector is still above the deleted events.
     """
 
     read_to: int
@@ -33,7 +33,7 @@ class _Walk(NamedTuple):
 class Histories:
     """Walks each history once, from its beginning, as far as the stream's events are deleted.
 
-    Of a stream that keeps all its events nothing is read. One thread at a time.
+    The history of a stream with all its events is not read. One thread at a time.
     """
 
     def __init__(self, source: Log) -> None:
@@ -41,13 +41,13 @@ class Histories:
         self._walks: dict[str, _Walk] = {}
 
     def forget_stream(self, stream: str) -> None:
-        """It is no more."""
+        """Drop a forgotten stream."""
         self._walks.pop(stream, None)
 
     def spare(self, streams: Mapping[str, int]) -> dict[str, int]:
-        """Stream -> the offset of an EPOCH record before which its history speaks of deleted events only.
+        """Stream -> the offset of an EPOCH record before which its history names deleted events only.
 
-        ``streams``: the partitions of each. What can't be looked at now is left out.
+        ``streams``: the partitions of each. Those that can't be looked at now are left out.
         """
         found = {}
         for stream, partitions in streams.items():
@@ -80,7 +80,7 @@ class Histories:
         return walk.spare if walk.spare > begins else None
 
     def _walk(self, history: TopicPartition, firsts: Mapping[int, int], walk: _Walk) -> _Walk:
-        """On, as long as EPOCH records have no event that is left before them."""
+        """Walk on while the events before the next EPOCH record are deleted."""
         position, spare, _ = walk
         if walk.ahead is not None and not _passed(walk.ahead, firsts):
             return walk
@@ -111,16 +111,16 @@ class Histories:
 
 
 def _vector(value: bytes | None) -> Mapping[int, int] | None:
-    """The place in an EPOCH record; None: it is none."""
+    """The vector of an EPOCH record; None: the value is none."""
     try:
         record = decode(value or b"")
     except (MalformedRecord, UnsupportedVersion):
-        return None  # somebody else's
+        return None  # foreign
     if not isinstance(record, EpochRecord):
         return None
     return {position.partition: position.offset for position in record.vector}
 
 
 def _passed(vector: Mapping[int, int], firsts: Mapping[int, int]) -> bool:
-    """Whether all that a vector has was deleted."""
+    """Whether all events below a vector were deleted."""
     return all(firsts.get(partition, 0) >= end for partition, end in vector.items())

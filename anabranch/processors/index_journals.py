@@ -1,4 +1,4 @@
-"""Reading journals into the index: raw batches -> runs, and counts of what is rejected."""
+"""Reading journals into the index: raw batches -> runs, and counts of rejected records."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from anabranch.core.overlay import Overlay
 from anabranch.core.state import State
 from anabranch.ports import CorruptBatch, Fetched, RawBatch
 
-_PLAIN_HEADER = (NO_TXN, 0, -1)  # what stands for ab.txn where there is none
+_PLAIN_HEADER = (NO_TXN, 0, -1)  # in place of a missing ab.txn header
 
 
 @dataclass(slots=True)
 class Scanned:
-    """What a batch holds: runs of WRITEs, runs of plain records, and records to reject by reason."""
+    """The content of a batch: runs of WRITEs, runs of plain records, and records to reject by reason."""
 
     runs: list[Run] = field(default_factory=list)
     plain: list[Run] = field(default_factory=list)
@@ -37,7 +37,7 @@ def index_fetched(
     *,
     counting: bool,
 ) -> None:
-    """Index what one fetch brought of a journal partition; rows and position are put on ``changes``."""
+    """Index one fetch of a journal partition; rows and position are put on ``changes``."""
     runs: list[Run] = []
     plain: list[Run] = []
     size = 0
@@ -73,7 +73,7 @@ def scan(batch: RawBatch) -> Scanned:
         header = read_header(batch.data)
         native, dense = header.is_transactional, header.is_dense
     except CorruptBatch:
-        pass  # its one run says so
+        pass  # its one run has the reason
     found = scan_batch(batch)
     for run in found:
         if run.kind is Kind.OP:
@@ -106,7 +106,7 @@ def _run(batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], *, pu
         low=run.low,
         high=run.high,
         batch_base=base,
-        # Plain records are mostly taken apart: what they take is their size unpacked.
+        # Plain records are mostly taken apart: their size is the unpacked one.
         batch_size=len(batch.data) if run.pure else run.size,
         pure=pure,
         batch_crc=crc_of(batch.data),

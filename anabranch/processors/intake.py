@@ -1,4 +1,4 @@
-"""What comes in: commands, queued in order, and journals, indexed as they are read."""
+"""The intake: commands, queued in order, and journals, indexed as they are read."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from anabranch.topics.names import commands_topic, control_topic, journal_topic,
 log = logging.getLogger("anabranch.controller")
 
 FETCH_BYTES = 4 << 20
-# Anybody may write commands, and a small batch can unpack to much: what is queued at once.
+# The most bytes queued at once: any client may write commands, and a small batch can unpack to much.
 QUEUED_BYTES = 32 << 20
 _WARN_MS = 60_000
-_RECORD_BYTES = 300  # what a queued command takes, beyond its payload
+_RECORD_BYTES = 300  # bytes of a queued command, beyond its payload
 
 
 @dataclass(slots=True)
@@ -56,16 +56,16 @@ class Command:
     payload: bytes = field(repr=False)
     native: bool  # sent inside a native transaction
     control: bool = False  # a record of the control topic, which only controllers write
-    unheard: bool = False  # it has headers for its answer, and they say nothing
+    unheard: bool = False  # its headers for the answer are unusable
 
     @property
     def key(self) -> int:
-        """Its offset; below 0 for what stands in the control topic."""
+        """The command's offset; below 0 for one of the control topic."""
         return -1 - self.offset if self.control else self.offset
 
 
 def decide_command(turn: Turn, command: Command) -> None:
-    """Decide it. What is no command is answered, too."""
+    """Decide it. A payload that is no command is answered, too."""
     turn.at, turn.command_bytes = command.key, len(command.payload)
     try:
         _check_size(turn, command.payload)
@@ -75,11 +75,9 @@ def decide_command(turn: Turn, command: Command) -> None:
         return
     refusal = None
     if isinstance(record, AdoptScope) != command.control:
-        refusal = InvalidArgument(
-            "AdoptScope is what controllers say to each other, and nothing else is"
-        )
+        refusal = InvalidArgument("controllers send each other AdoptScope only, clients never do")
     elif command.native and not command.control:
-        # It is read before its transaction ends, so it could take effect and yet be aborted.
+        # Read before its transaction ends, it could take effect and yet be aborted.
         refusal = InvalidArgument("send commands outside of native transactions")
     if refusal is not None:
         turn.reply(command.to, refuse(refusal))
@@ -105,10 +103,10 @@ def name_of(payload: bytes) -> str:
 class Intake:
     """Reads commands and journals together.
 
-    ``rows``: changes of the journal index that wait for the next round; its commit proves that nobody else
-    led while they were made. ``unreadable``: batches of commands that were passed over, as nothing can be read in
-    them, or too much; ``passed_over``: those that are not logged yet, by offset, and why.
-    ``commands_end``: of the commands, as read last.
+    ``rows``: changes of the journal index that wait for the next round; its commit proves that no other leader
+    led while they were made. ``unreadable``: batches of commands that were passed over, as they can't be read or
+    are too big; ``passed_over``: those that are not logged yet, by offset, and why.
+    ``commands_end``: end offset of the commands, as read last.
     """
 
     log: Log
@@ -123,8 +121,8 @@ class Intake:
     commands_end: int = 0
     _may_warn_ms: int = 0
     _commands_at: int = 0
-    _control_at: int = 0  # up to where the control topic is read, committed
-    _control_seen: int = 0  # … and up to where it is known that something stands there
+    _control_at: int = 0  # how far the control topic is read, committed
+    _control_seen: int = 0  # … and how far it is known to have records
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -132,15 +130,15 @@ class Intake:
         self.index = JournalIndex(self.rows)
 
     def begin(self, state: State) -> None:
-        """Go on where the folded state says; forget what a former leader's time left here. Then `find_ends`."""
-        self.rows.take()  # a successor may have led meanwhile: it was read with an old state
+        """Go on where the folded state says; drop what this process knew from before. Then `find_ends`."""
+        self.rows.take()  # a successor may have led meanwhile: these were made with an old state
         for stream, row in state.forgotten.items():
             self.table.write(self.index.drop_former(stream, row.times))
         self.index.load()
         self.table.write(self.index.sweep(state))
         self.index.rejected.clear()
         for place, low in state.low_water.items():
-            # What lies below was dealt with; a table that was not kept up, or is new, need not read it.
+            # A new table, or one not kept up, need not read below: that was dealt with.
             if place[1] != HISTORY:
                 self.index.positions[place] = max(low, self.index.positions.get(place, 0))
         self.queue.clear()
@@ -149,9 +147,9 @@ class Intake:
         self._control_at = self._control_seen = state.round.control_offset
 
     def find_ends(self, state: State) -> list[LogError]:
-        """Find where the journals end now: what stands before that was judged by a former leader.
+        """Find the journals' ends as of now: a former leader judged the records before them.
 
-        Returns why some can't be asked: do it again without their streams.
+        Returns the errors of those that can't be asked: do it again without their streams.
         """
         journals = {tp: stream for tp, (stream, _) in self._journal_positions(state)}
         failed: dict[TopicPartition, LogError] = {}
@@ -160,14 +158,14 @@ class Intake:
         return list(failed.values())
 
     def forget_stream(self, stream: str) -> None:
-        """It is no more, and its index is dropped from the table."""
+        """Drop a forgotten stream from memory and the table's index."""
         self.index.forget_stream(stream)
         for place in [place for place in self._known_until if place[0] == stream]:
             del self._known_until[place]
 
     def done(self, commands: Sequence[Command]) -> tuple[int, int]:
         """The positions in commands and control once these, the first of the queue, are decided."""
-        # Controllers' messages stand first: they are queued first, and only when the queue is empty.
+        # Controllers' messages are first: they are queued only when the queue is empty.
         at = len(commands)
         left = islice(self.queue, at, None)
         return (
@@ -176,7 +174,7 @@ class Intake:
         )
 
     def warn_unheard(self, commands: Iterable[Command], now_ms: int) -> None:
-        """Say now and then that somebody can't be answered."""
+        """Warn now and then of commands that can't be answered."""
         unheard = next((command for command in commands if command.unheard), None)
         if unheard is not None and now_ms >= self._may_warn_ms:
             self._may_warn_ms = now_ms + _WARN_MS
@@ -207,7 +205,7 @@ class Intake:
     def fetch(self, state: State, max_wait: float) -> list[LogError]:
         """Fetch commands and journals together; index the journals, queue the commands.
 
-        Returns why some journals can't be read now.
+        Returns the errors of journals that can't be read now.
         """
         commands = self._commands_partition
         control = self._control_partition
@@ -227,7 +225,7 @@ class Intake:
                 else:
                     self._control_at = self._control_seen = positions[place]
             elif problem is not None:
-                # Everybody waits for these: until they are led again.
+                # Nothing goes on without these: wait for their leaders.
                 alone = {place: positions[place]}
                 fetched |= self.log.fetch(alone, max_wait=0, max_bytes=FETCH_BYTES, committed=False)
         if control in fetched:
@@ -272,7 +270,7 @@ class Intake:
         for problem in failed.values():
             raise problem
         if ends[place] < error.position:
-            raise TopicGone.made_anew(place, ends[place], error.position, certain=False)
+            raise TopicGone.replaced(place, ends[place], error.position, certain=False)
         raise LogUnavailable(str(error), (place.topic,))
 
     def _journal_positions(self, state: State) -> list[tuple[TopicPartition, tuple[str, int]]]:
@@ -286,7 +284,7 @@ class Intake:
         return found
 
     def _index_journal(self, state: State, stream: str, partition: int, fetched: Fetched) -> None:
-        # What stood there when this leader began was judged by a former one: don't count it again.
+        # A former leader counted the records from before this one's begin.
         known_until = self._known_until.get((stream, partition), 0)
         index_fetched(
             self.rows,
@@ -313,10 +311,10 @@ class Intake:
         self._commands_at = fetched.next_offset
 
     def _queue_control(self) -> None:
-        """Read what is committed of the control topic.
+        """Read the committed records of the control topic.
 
-        The fetch beside the commands is not of committed records only: it tells that something came, be it the
-        marker that ends what came before.
+        The fetch beside the commands is read_uncommitted: it tells that something came, be it only the marker
+        after earlier records.
         """
         place = self._control_partition
         failed: dict[TopicPartition, LogError] = {}
@@ -340,7 +338,7 @@ class Intake:
         self._control_at = fetched.next_offset
 
     def _records(self, place: TopicPartition, batch: RawBatch) -> list[Record]:
-        """A batch's records; none of one that nobody can read: it must not stop everybody else's commands."""
+        """A batch's records; none if it can't be read: it must not stop all other commands."""
         try:
             if read_header(batch.data).record_count > limits.BATCH_RECORDS.value:
                 raise CorruptBatch(f"more than {limits.BATCH_RECORDS.value} records")
@@ -361,7 +359,7 @@ class Intake:
             return []
 
     def _command(self, record: Record, native: bool) -> Command:
-        """The command in a record; without its two headers nobody waits for an answer."""
+        """The command in a record; without its two headers no client waits for an answer."""
         headers = dict(record.headers)
         correlation_id = headers.get(CORRELATION_HEADER)
         partition = headers.get(REPLY_HEADER)

@@ -1,9 +1,9 @@
 """The key that signs tokens: a file that all controllers of a cluster share.
 
-32 random bytes as 64 hexadecimal digits, for its owner's eyes only (mode 0600). The first
-controller makes it; two that start at once agree, because the file appears complete and only once.
-One that others may read, or that does not hold a key, is refused by name and never repaired:
-replacing a key makes every token in use worthless.
+32 random bytes as 64 hexadecimal digits, for its owner's eyes only (mode 0600). The first controller
+makes it; two that start at once agree, because the file appears complete and only once. A file that
+others may read, or without a key, is refused by name and never repaired: replacing a key makes every
+token in use worthless.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def key_path(path: Path | str | None = None) -> Path:
-    """Where the key file lies: ``path``, else $ANABRANCH_KEY_FILE, else in ~/.config/anabranch."""
+    """The key file's path: ``path``, else $ANABRANCH_KEY_FILE, else in ~/.config/anabranch."""
     chosen = path or os.environ.get(ENVIRONMENT) or "~/.config/anabranch/token.key"
     return Path(chosen).expanduser()
 
 
 def load_or_create(path: Path | str | None = None, *, create: bool = True) -> bytes:
-    """The key, 32 bytes; a new file with a random one if there is none, or, not to ``create`` one, no bytes.
+    """The key, 32 bytes. Without a file: a new random one is made, or no bytes returned unless ``create``.
 
     `InvalidArgument` names the file and what to do when it can't be read, made or trusted.
     """

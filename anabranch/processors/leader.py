@@ -1,4 +1,4 @@
-"""One led control partition on its own thread: lead, step, and in doubt lead anew."""
+"""One led control partition on its own thread: lead, step, and in doubt lead again."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = logging.getLogger("anabranch.controller")
 
 IDLE_WAIT_S = 0.5
 FENCED_PAUSE_S = 1.0
-TROUBLE_PAUSE_S = 0.2  # grows while leading fails again and again; after a defect it begins at
+TROUBLE_PAUSE_S = 0.2  # grows while leading keeps failing; after a defect it begins at
 DEFECT_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
-PATIENCE_S = 10.0  # brokers that are away for so long are asked at the first pace
-ASIDE_AFTER_S = 30.0  # without a round and with one failure after the other: others may do better
+PATIENCE_S = 10.0  # brokers away for less are asked without a growing pause
+ASIDE_AFTER_S = 30.0  # failures without a round for so long: another process may do better
 ASIDE_S = 15.0
 TOUCH_S = 60.0
 
@@ -33,11 +33,11 @@ class Leader:
     """A thread that leads a control partition until it is stopped.
 
     A `TableError` or a wrong token key ends it for good (``failure`` says why): another process, with a
-    healthy disk and the right key, must take over. Whatever else fails, a defect too, stops this leader for a
-    pause, which grows, and nothing else; ``on_stuck`` is called when that does not help.
+    healthy disk and the right key, must take over. Any other failure, a defect too, only makes this leader
+    pause, longer each time; ``on_stuck`` is called when that does not help.
     """
 
-    controller: ClassVar[Callable[..., Controller]] = Controller  # some are made to fail
+    controller: ClassVar[Callable[..., Controller]] = Controller  # tests replace it
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Leader:
         self._on_stuck = on_stuck
         self._failures = 0
         self._failing_since = self._failed_at = -LONGEST_PAUSE_S
-        self._rounds = 0  # when it began to fail
+        self._rounds = 0  # when failures began
         self._stop = threading.Event()
         self.leading = False
         self.term = 0
@@ -103,7 +103,7 @@ class Leader:
                 table.close()
 
     def _open(self, source: Log) -> Table | None:
-        """The table, once the brokers can be asked whether it is to be trusted; None if stopped before."""
+        """The table, once brokers can tell whether it may be trusted; None if stopped before."""
         while not self._stop.is_set():
             try:
                 return open_checkpoint(
@@ -160,7 +160,7 @@ class Leader:
                         raise
                     self._note(error)
                     self._failed(controller, DEFECT_PAUSE_S)
-            with suppress(LogError):  # a hint for who comes next, no more
+            with suppress(LogError):  # only a hint for the successor
                 controller.hand_over()
         finally:
             controller.resign()
@@ -175,7 +175,7 @@ class Leader:
         self.metrics.add("lead_failures", type(error).__name__)
 
     def _failed(self, controller: Controller, pause: float) -> None:
-        """Wait before leading again: longer each time; and let others try where no round comes about."""
+        """Wait before leading again, longer each time; and let others try if no round gets written."""
         now = self._clock.monotonic()
         if now - self._failed_at > LONGEST_PAUSE_S or controller.rounds != self._rounds:
             self._failing_since = now

@@ -1,12 +1,12 @@
 """Leading a control partition (design §5): the order that makes every other process harmless.
 
-1. initialise transactional id A, then B, the spare ones, then those of the carriers: whoever led before can append
-   nothing more. All of them, always: an id that is initialised later, when it is needed, could be taken back by a
-   former leader that was frozen just before it did the same. One exception: an id whose last native transaction
-   can't end, as a partition of it has no leader, is passed over by the process that led last, or after one that
-   has resigned. That one made the transaction, as every one has a row in the status log, which shows no later term;
-   and it has let the producer go
-2. fold the status log to its end: nobody else can add to it now
+1. initialise transactional id A, then B, the spare ones, then those of the carriers: no former leader can append
+   any more. All of them, always: an id initialised later, when it is needed, could be taken back by a former leader
+   that was frozen just before it did the same. One exception: an id is passed over if its last native transaction
+   can't end, as a partition of it has no leader. Only the last leader's process does that, or the one after a
+   leader that resigned. The status log shows no later term, so that leader made the transaction, as each has a
+   row there; and it has let the producer go
+2. fold the status log to its end: no other process can add to it now
 3. commit a TERM record through A: a rival that came in between has fenced A, and this fails
 4. fold again to the end: the TERM record must be the last one and ours
 5. only then act; consumed commands, hybrid time and horizon come from the folded ROUND record
@@ -69,12 +69,12 @@ class Lease:
         return self.producers[self.turn % min(2, len(self.producers))]
 
     def set_aside(self, producer: Producer) -> None:
-        """Use another one instead, until leading begins again."""
+        """Leave this producer out until leading begins again."""
         self.producers = [other for other in self.producers if other is not producer]
         self._aside.append(producer)
 
     def check(self, partitions: Sequence[TopicPartition]) -> None:
-        """End what lacks a marker there: nobody reads on behind it. Those of the carriers see to it themselves."""
+        """End transactions there that lack a marker: readers can't pass them. Carriers check their own."""
         for producer in [*self.producers[:2], *self._aside]:
             producer.check(partitions)
 
@@ -96,13 +96,13 @@ def take_lead(
     native_timeout: float,
     former_term: int | None = None,
 ) -> Lease:
-    """Go through the whole sequence. `LogFenced` or `NotLeading` if another one was quicker.
+    """Go through the whole sequence. `LogFenced` or `NotLeading` if a rival was quicker.
 
     ``former_term``: the last one that this caller led in; its lease is closed.
     """
     status = TopicPartition(status_topic(prefix), control_partition)
-    # Most of the way, while nobody is disturbed. Not further than the last stable offset: a dead leader's
-    # open round holds it, until its transactional id is initialised anew.
+    # Most of the way, before the present leader is disturbed. Not further than the last stable offset: a dead
+    # leader's open round holds it, until its transactional id is initialised again.
     fold_to_end(log, table, state, clock, status, stable_only=True)
     ids = transactional_ids(control_partition, prefix)
     lanes = [carrier_ids(control_partition, lane, prefix) for lane in range(CARRIER_LANES)]
@@ -148,7 +148,7 @@ def take_lead(
 
 
 def check_key(former: TermRow | None, token_key: bytes) -> None:
-    """`InvalidToken` if whoever led before had another key."""
+    """`InvalidToken` if the last leader had another key."""
     if former is not None and former.key_id != key_id(token_key):
         raise InvalidToken(
             f"this controller's token key ({key_id(token_key).hex()}) is not that of the cluster "
@@ -188,7 +188,7 @@ def fold_to_end(
 
     The end is the high watermark, or the last stable offset if ``stable_only``.
 
-    Raises: LogError; MalformedRecord, UnsupportedVersion: a row of nobody's, or of a newer controller.
+    Raises: LogError; MalformedRecord, UnsupportedVersion: a row of no controller, or of a newer one.
     """
     deadline = clock.monotonic() + FOLD_DEADLINE_S
     end = log.end_offsets([status], committed=stable_only)[status]
@@ -211,7 +211,7 @@ def fold_to_end(
                     state.fold_row(record.key, record.value)
         position = fetched[status].next_offset
         if state.unreadable:
-            continue  # a later record may take it away; if none does, the table stays behind it
+            continue  # a later record may replace it; if none does, the table stays before it
         changes = state.take_changes()
         changes[STATUS_POSITION] = position.to_bytes(8, "big")
         table.write(changes)

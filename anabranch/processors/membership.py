@@ -1,4 +1,4 @@
-"""Who should try to lead what: a hint by the consumer group's assignment, nothing more (design §5)."""
+"""Candidates for leading: a hint by the consumer group's assignment, nothing more (design §5)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _POLL_S = 0.1
 class Membership:
     """A member of the controllers' group; calls back with control partitions gained and lost.
 
-    The callbacks run on the membership's own thread. ``on_lost`` returns when nothing is led any more, so
-    that the next owner starts at once.
+    The callbacks run on the membership's own thread. ``on_lost`` returns when their leaders have ended, so that the
+    next owner starts at once.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Membership:
             self._thread.join(timeout)
 
     def stand_aside(self, seconds: float) -> None:
-        """Leave the group for so long: the partitions are given to others, who may have no such trouble."""
+        """Leave the group for ``seconds``: other members get the partitions, and may have no such trouble."""
         self._aside_until = time.monotonic() + seconds
 
     @property
     def alive(self) -> bool:
-        """Whether it still takes part in the group."""
+        """Whether the thread still takes part in the group."""
         return self._thread.is_alive()
 
     def _join(self) -> None:
@@ -84,7 +84,7 @@ class Membership:
                 if self._aside_until is not None:
                     self._consumer.unsubscribe()
                     while (left := self._aside_until - time.monotonic()) > 0:
-                        # Polled all the while: that is what lets go of the partitions.
+                        # Only polling lets go of the partitions.
                         self._consumer.poll(min(left, _POLL_S))
                         if self._stop.is_set():
                             return
@@ -100,7 +100,7 @@ class Membership:
             self._consumer.close()
 
     def _assigned(self, consumer: LastingConsumer, partitions: list[TopicPartition]) -> None:
-        # Nothing is to be fetched through it: the controller reads the log itself.
+        # The consumer fetches nothing: the controller reads the log itself.
         consumer.incremental_assign(partitions)
         if partitions:
             consumer.pause(partitions)

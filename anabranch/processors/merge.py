@@ -1,8 +1,8 @@
 """Merging: a round's events and journal runs become record batches of the streams, in commit order.
 
-How batches are copied or put together is `anabranch.batches.splice`; here it is said what goes where, and noted
-where it landed. Everything is a stream of batches, so that a big merge never lies whole in memory; only plain
-writes do, which the round bounds.
+`anabranch.batches.splice` copies batches or puts them together; this module says what goes where, and notes where
+it landed. Everything is a stream of batches, so that a big merge is never whole in memory; only plain writes are,
+which the round bounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Merge:
     def __init__(
         self, readers: JournalReaders, round_: Round, limits: Mapping[str, int] | None = None
     ) -> None:
-        """``limits``: the most bytes of a batch, by stream; what is not there has the default."""
+        """``limits``: the most bytes of a batch, by stream; others have the default."""
         queues: dict[tuple[str, int], list[tuple[tuple[int, int], Piece]]] = {}
         limits = limits or {}
         for i, commit in enumerate(round_.history):
@@ -56,14 +56,14 @@ class Merge:
         self._yielded: list[Splice] = []
 
     def batches(self) -> Iterator[Placed]:
-        """Partition by partition, each in commit order; made when they are asked for."""
+        """Partition by partition, each in commit order; made as they are taken."""
         for _, splice in self._splices:
             for placed in splice.batches():
                 self._yielded.append(splice)
                 yield placed
 
     def note(self, base_offsets: Sequence[int]) -> None:
-        """Where the batches stand, as far as they were appended."""
+        """Take in the base offsets of the batches, as far as they were appended."""
         done, self._yielded = (
             self._yielded[: len(base_offsets)],
             self._yielded[len(base_offsets) :],
@@ -72,7 +72,7 @@ class Merge:
             splice.note((base,))
 
     def landed(self) -> dict[tuple[int, int], Landed]:
-        """(index of the commit in the round's history, index of its part) -> where it stands."""
+        """(index of the commit in the round's history, index of its part) -> its place."""
         found: dict[tuple[int, int], Landed] = {}
         for places, splice in self._splices:
             found.update(zip(places, splice.landed(), strict=True))
@@ -82,14 +82,14 @@ class Merge:
 def _pieces(
     readers: JournalReaders, commit: StreamCommit, limit: int
 ) -> Iterator[tuple[int, Part, Piece]]:
-    """What there is to append of a commit's parts, by their indexes."""
+    """The pieces to append for a commit's parts, by the parts' indexes."""
     if commit.plain:
         for j, batches in enumerate(_split(readers, commit, limit)):
             if batches:
                 yield j, commit.parts[j], Piece(batches=batches)
         return
     for j, part in enumerate(commit.parts):
-        if part.carried is None:  # else it stands there already
+        if part.carried is None:  # else it is in the stream already
             yield j, part, _piece(commit, part)
 
 
@@ -110,7 +110,7 @@ def _piece(commit: StreamCommit, part: Part) -> Piece:
             source=TopicPartition(journal_topic(commit.stream), part.source), runs=part.runs
         )
     header = (TXN_HEADER, pack_txn_header(commit.txn_id, 0, commit.stream_epoch))
-    only = (header,)  # one tuple for all: it is encoded once
+    only = (header,)  # one tuple for all, encoded once
     now = hybrid_time.to_ms(commit.timestamp)
     return Piece(
         events=[

@@ -46,34 +46,34 @@ TABLE = {
     "rounds": Number("counter", "Rounds written"),
     "commands": Number("counter", "Commands decided"),
     "refusals": Number("counter", "Answers that were refusals, by code", ("code",)),
-    "refused_rounds": Number("counter", "Rounds that a broker refused; their rest is written anew"),
+    "refused_rounds": Number("counter", "Rounds that a broker refused; the rest is written again"),
     "native_aborts": Number("counter", "Native transactions aborted as offsets were guessed wrong"),
     "commands_lag": Number("gauge", "Records of the commands topic that are not decided yet"),
     "commands_set_aside": Number("gauge", "Records or batches of commands that were passed over"),
     "open_transactions": Number("gauge", "Transactions that are not finished"),
-    "committing_transactions": Number("gauge", "Those of which the commit is decided, not done"),
-    "staged_bytes": Number("gauge", "What open transactions have in journals"),
+    "committing_transactions": Number("gauge", "Transactions whose commit is decided, not done"),
+    "staged_bytes": Number("gauge", "Bytes of open transactions in journals"),
     "streams": Number("gauge", "Streams by state", ("state",)),
     "stream_trouble": Number("gauge", "1 for a stream that waits for its topics", ("stream",)),
     "stuck_merges": Number(
         "gauge", "Decided commits that don't go on: torn (`txn settle`), or waiting", ("why",)
     ),
     "foreign_records": Number(
-        "gauge", "Records of others found in a stream's topic in this term", ("stream",)
+        "gauge", "Foreign records found in a stream's topic in this term", ("stream",)
     ),
     "plain_writes_refused": Number("gauge", "Plain writes passed over as brokers refused them"),
     "history_offsets": Number(
         "gauge", "Length of the histories, in offsets, as far as this leader knows them"
     ),
     "table_bytes": Number("gauge", "Size on disk of the table"),
-    "outcomes": Number("gauge", "Outcomes that are kept"),
+    "outcomes": Number("gauge", "Outcomes kept"),
     "rejected_records": Number("gauge", "Journal records rejected in this term", ("reason",)),
     "outcomes_overdue": Number("gauge", "Outcomes past their retention, not purged; 1,000 at most"),
 }
 
 
 class Metrics:
-    """The numbers of one leader. Each mapping is replaced or grows: who reads copies it first."""
+    """The numbers of one leader. Each mapping is replaced or grows: a reader copies it first."""
 
     def __init__(self) -> None:
         self.values: dict[str, dict[Labels, float]] = {
@@ -85,20 +85,20 @@ class Metrics:
         self._looked_at = 0.0
 
     def add(self, name: str, *labels: str, by: float = 1) -> None:
-        """Count."""
+        """Count, one or ``by``, under these labels."""
         values = self.values[name]
         values[labels] = values.get(labels, 0) + by
 
     def set(self, name: str, value: float) -> None:
-        """The value as it is now."""
+        """Set the present value of a number without labels."""
         self.values[name] = {(): value}
 
     def begin(self) -> float:
-        """The time at which something begins that is measured."""
+        """The time at which a measured step begins."""
         return time.monotonic()
 
     def wrote(self, round_: Round, commands: int, begun: float) -> None:
-        """A round that was begun at that time is durable."""
+        """Count a round, begun at that time, that is durable."""
         took = time.monotonic() - begun
         self.seconds[bisect_left(BOUNDS_S, took)] += 1
         self.seconds_sum += took
@@ -109,7 +109,7 @@ class Metrics:
                 self.add("refusals", result.code)
 
     def passed(self) -> bool:
-        """A pass has ended. Whether it is time to `look`."""
+        """Note the end of a pass. Whether it is time to `look`."""
         self.passed_at = time.monotonic()
         due = self.passed_at - self._looked_at >= LOOK_S
         if due:
@@ -125,7 +125,7 @@ class Metrics:
         ended_ms: int,
         tails: Mapping[str, Tail],
     ) -> None:
-        """Take what the controller has. ``ended_ms``: outcomes older than that are to be purged."""
+        """Take the controller's numbers. ``ended_ms``: outcomes older than that are to be purged."""
         index = intake.index
         for name, value in {
             "native_aborts": offset_guess.misses,

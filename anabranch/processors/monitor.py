@@ -1,4 +1,4 @@
-"""`anabranch controller --http`: what the leaders of this process count, and whether it lives and is ready."""
+"""`anabranch controller --http`: the counts of this process's leaders, and whether it lives and is ready."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Monitor:
     """Serves `/metrics`, `/live` and `/ready` on a thread of its own."""
 
     def __init__(self, address: str, leaders: Leaders, trouble: Callable[[], str | None]) -> None:
-        """``trouble``: why the process is not ready, or None.
+        """``trouble``: the reason why the process is not ready, or None.
 
         Raises: InvalidArgument, PortTaken.
         """

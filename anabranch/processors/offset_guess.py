@@ -1,9 +1,8 @@
-"""Where a stream's next batches should land, so that the history can be written together with the data.
+"""Guesses where a stream's next batches land, so that the history can be written together with the data.
 
 A leader appends to a stream's partitions in one native transaction after the other, and each leaves one marker
-behind its data. So the next batch stands right behind the marker, unless the marker is late or somebody else
-wrote: then the offsets that the broker returns differ, and nothing of the attempt may become visible. What is
-guessed here is only ever a hint.
+behind its data. So the next batch lands right behind the marker, unless the marker is late or another program
+wrote. Then the broker returns other offsets, and the attempt is aborted. A guess is only ever a hint.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from anabranch.batches.format import read_header
 from anabranch.ports import TopicPartition
 from anabranch.processors.merge import Placed
 
-MOST_SKIPPED = 1024  # rounds without an attempt, where attempts keep failing
+MOST_SKIPPED = 1024  # rounds without an attempt while attempts keep failing
 _MARKER = 1
 
 
 class OffsetGuess:
-    """Of one leader; it may be kept from term to term."""
+    """The guesses of one leader; kept from term to term."""
 
     def __init__(self) -> None:
         self._next: dict[TopicPartition, int] = {}
@@ -47,7 +46,7 @@ class OffsetGuess:
         self._failures = 0
 
     def miss(self) -> None:
-        """It did not. Where that goes on, attempts get rare: each costs an aborted native transaction."""
+        """An attempt failed. If that goes on, attempts get rare: each costs an aborted native transaction."""
         self._failures += 1
         self.misses += 1
         self._skip = min(1 << self._failures, MOST_SKIPPED)

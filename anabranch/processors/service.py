@@ -1,8 +1,8 @@
 """`anabranch controller`: a long-lived process that leads the control partitions it is given.
 
-Hosted by mode for its lifecycle (signals, graceful stop, supervision of tasks); everything that a commit depends
-on runs on threads of our own (`Leader`), as docs/evidence/faust.md found sound. Any number of these processes may
-run: the group's assignment says who tries, the sequence in `leadership` makes sure of who may.
+The library mode hosts its lifecycle (signals, graceful stop, supervision of tasks). All that a commit depends on
+runs on threads of our own (`Leader`), as docs/evidence/faust.md found sound. Any number of these processes may
+run: the group's assignment says which one tries to lead, the sequence in `leadership` which one may.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from anabranch.topics.names import commands_topic, controllers_group, status_top
 
 log = logging.getLogger("anabranch.controller")
 
-STATUS_S = 1.0  # the status file is written so often at least
-TERMS_S = 5.0  # so long it looks who leads, when it starts
+STATUS_S = 1.0  # the status file is written at least so often
+TERMS_S = 5.0  # how long a start looks for the last leader's key
 SILENT_S = 10.0  # a leader whose pass takes longer is not ready
 STOP_LEADER_S = 20.0
 LEAVE_GROUP_S = 10.0
@@ -68,7 +68,7 @@ class ControllerService(mode.Service):
         self._leader_failed = False
         self._leaders: dict[int, Leader] = {}
         self._lock = threading.Lock()
-        self._key = load_or_create(options.key_file, create=False)  # a new cluster's: later
+        self._key = load_or_create(options.key_file, create=False)  # for a new cluster: later
         self._monitor = Monitor(options.http, self._counts, self._trouble) if options.http else None
         self._topics = ControlTopics(options.control_partitions, 1, limits.COMMAND.value)
         self._skip = [parse_place(text) for text in options.skip_commands]
@@ -110,11 +110,11 @@ class ControllerService(mode.Service):
                 self.failure = membership.error
             if self.failure is not None:
                 self.exit_code = _exit_code(self.failure)
-                said = self._leader_failed  # it has named its control partition, too
+                said = self._leader_failed  # the leader has named its control partition, too
                 if said or isinstance(self.failure, AnabranchError | LogError):
                     if not said:
                         log.error("%s: %s", type(self.failure).__name__, self.failure)
-                    # It says what to do: no traceback. A signal is mode's own way to stop a worker.
+                    # The message says what to do: no traceback. A signal is mode's own way to stop a worker.
                     signal.raise_signal(signal.SIGTERM)
                     return
                 self.set_shutdown()
@@ -125,7 +125,7 @@ class ControllerService(mode.Service):
         await asyncio.to_thread(self._leave)
 
     async def _prepared(self) -> bool:
-        """Whether the topics are there; not if stopped before, or failed."""
+        """Whether the topics are there; False if stopped before, or failed."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[bool] = loop.create_future()
 
@@ -139,7 +139,7 @@ class ControllerService(mode.Service):
                 found = self._prepare()
             except Exception as error:  # noqa: BLE001 - `_watch` ends the process with it
                 self.failure = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
                 loop.call_soon_threadsafe(end, found)
 
         # asyncio's own threads would hold up the end of a process that is told to stop.
@@ -147,7 +147,7 @@ class ControllerService(mode.Service):
         return await ended
 
     def _prepare(self) -> bool:
-        """Ready to lead; waits for brokers that are away. False if stopped before."""
+        """Prepare to lead; waits for brokers that are away. False if stopped before."""
         self._compile()
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
         try:
@@ -164,7 +164,7 @@ class ControllerService(mode.Service):
                 except LogDenied as error:
                     raise NotAuthorized(str(error)) from error
                 except (LogUnavailable, NotReady) as error:
-                    # One that has just started, or lags behind, may not know yet what another one has made.
+                    # A broker that has just started, or lags, may not know the topics yet.
                     log.warning("waiting for the brokers: %s", error)
                     time.sleep(PREPARE_AGAIN_S)
         finally:
@@ -172,15 +172,15 @@ class ControllerService(mode.Service):
         return False
 
     def _compile(self) -> None:
-        """Compiled code is loaded before anything is led: no round waits for it, or ends with it."""
-        log.info("loading what is compiled; the first time it takes half a minute")
+        """Load compiled code before leading: no round waits for it, or ends with it."""
+        log.info("loading compiled code; the first time it takes half a minute")
         try:
             warm(self.options.data_dir / "compiled")
             gc.collect()
-            gc.freeze()  # what was loaded stays: no collection between two rounds walks over it
+            gc.freeze()  # loaded code stays: no collection between two rounds walks over it
             gc.set_threshold(20_000, 20, 20)  # a round of many commits makes that many objects
         except Exception as error:
-            raise CompilationFailed(f"what is compiled can't be made or loaded: {error}") from error
+            raise CompilationFailed(f"compiled code can't be made or loaded: {error}") from error
 
     def _check_key(self, source: Log) -> None:
         """Make sure that this process may take over; a key is made for a new cluster only."""
@@ -223,7 +223,7 @@ class ControllerService(mode.Service):
             return {partition: leader.metrics for partition, leader in self._leaders.items()}
 
     def _trouble(self) -> str | None:
-        """Why it neither leads nor stands by."""
+        """Reason why the process neither leads nor stands by."""
         if self.failure is not None:
             return str(self.failure)
         if self._membership is None or not self._membership.alive:
@@ -292,7 +292,7 @@ class ControllerService(mode.Service):
         )
 
     def _write_status(self) -> None:
-        """Say, in the status file, what this process leads: now and then, so that its time tells who hangs."""
+        """Write which partitions this process leads, now and then, so that an old file shows that it hangs."""
         self._said_at = time.monotonic()
         path = self.options.status_file
         if path is None:
@@ -319,7 +319,7 @@ def _exit_code(error: Exception) -> int:
 
 
 class _Lines(logging.Formatter):
-    """A line of the log: when, how bad, what. Dated, with the zone."""
+    """A line of the log: date and time with the zone, level, message."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return (

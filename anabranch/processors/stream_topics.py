@@ -1,7 +1,7 @@
-"""The topics of streams: made, grown and deleted as the log says, by whoever leads.
+"""The topics of streams: the leader makes, grows and deletes them as the log says.
 
-What shall be is logged first, in the stream's row; then it is done here, and that it is done is logged. A successor
-that finds the first without the last does it again, which is harmless.
+The stream's row logs an intent first; this module carries it out; the result is logged. A successor that finds an
+intent without a result does it again, which is harmless.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from anabranch.topics.names import history_topic, journal_topic, stream_topic, t
 
 log = logging.getLogger("anabranch.controller")
 
-Done = Callable[[Turn], None]  # puts into a turn what was done
-LOOK_AGAIN_S = 0.1  # how soon it is looked whether deleted topics are gone
+Done = Callable[[Turn], None]  # puts the result into a turn
+LOOK_AGAIN_S = 0.1  # the wait between looks whether deleted topics are gone
 GIVE_UP_S = 30.0  # … and how long
 TRIES = 3  # to create, delete or find a stream's topics while brokers don't answer, or refuse
 
@@ -67,7 +67,7 @@ TRIES = 3  # to create, delete or find a stream's topics while brokers don't ans
 class _Deleting:
     """A stream whose topics are being deleted; monotonic seconds.
 
-    ``found``: what is left of it, seen before a round of this leader was committed.
+    ``found``: its leftovers, seen before a round of this leader was committed.
     """
 
     look_at: float
@@ -81,25 +81,25 @@ class StreamTopics:
     def __init__(
         self, log: Log, clock: Clock, witness: str, cutter: Cutter, *, threads: bool
     ) -> None:
-        """``witness``: a topic that is there: a broker that does not know it knows nothing."""
+        """``witness``: an existing topic: a broker that does not know it knows nothing."""
         self._log = log
         self._clock = clock
         self._witness = witness
         self._cutter = cutter
         self._growth = Growth(log, threads=threads)
         self._deleting: dict[str, _Deleting] = {}
-        self._tried: dict[str, tuple[int, float]] = {}  # in vain; how often, and when again
-        self.missed: set[str] = set()  # streams of which a topic was not found
+        self._tried: dict[str, tuple[int, float]] = {}  # failed tries, and when to try again
+        self.missed: set[str] = set()  # streams with a topic that was not found
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way: look again soon."""
+        """Whether work is under way: look again soon."""
         return self._growth.busy or bool(self._deleting) or bool(self._tried)
 
     def step(self, state: State, waiting: Container[str] = ()) -> Iterator[tuple[str, Done]]:
-        """Do, or begin, what the log says. What is done is to be logged before the next is taken.
+        """Do, or begin, the work that the log says. Log a result before taking the next one.
 
-        ``waiting``: streams in trouble: nothing of theirs is grown.
+        ``waiting``: streams in trouble: their topics are not grown.
 
         Raises: LogError, if the log can't be reached.
         """
@@ -122,7 +122,7 @@ class StreamTopics:
                 yield stream, partial(partitions_refused, stream=stream, error=grown)
 
     def refused(self, state: State, stream: str, error: LogRefused) -> Done | None:
-        """The rows for a round whose record of what was done is refused itself; None: it is tried again."""
+        """The rows for a round, when the broker refused the record of a result; None: it is tried again."""
         row = state.streams.get(stream)
         if row is not None and row.state == CREATING:
             return partial(stream_refused, stream=stream, error=refusal_of(error))
@@ -132,7 +132,7 @@ class StreamTopics:
         self._growth.close()
 
     def _create(self, row: StreamRow, state: State) -> Done | None:
-        """Make a stream's topics. None: try it again; a few times, as others wait while brokers don't answer."""
+        """Make a stream's topics. None: try again; a few times only, as others wait while brokers don't answer."""
         tries, again_at = self._tried.get(row.stream, (0, 0.0))
         if self._clock.monotonic() < again_at:
             return None
@@ -171,7 +171,7 @@ class StreamTopics:
     def _contained(self, row: StreamRow) -> Done | None:
         """A step of taking back, or of deleting. If the log fails, it is tried again, a few times; then refused.
 
-        Leading goes on: it would begin with the same step, and end of it again. None: look again.
+        Leading goes on: a new lead would begin with the same step and end the same way. None: look again.
         """
         stream, recovering = row.stream, row.state == RECOVERING
         tries, again_at = self._tried.get(stream, (0, 0.0))
@@ -194,7 +194,7 @@ class StreamTopics:
             return partial(refused, stream=stream, error=error)
 
     def _recover(self, row: StreamRow) -> Done:
-        """Hold the topics of a stream that was given up against those that it had."""
+        """Compare the topics of a stream that was given up with its old ones."""
         names = topics_of(row.stream)
         found = self._log.describe_topics(names)
         self._forget(row.stream)
@@ -209,7 +209,7 @@ class StreamTopics:
         return partial(stream_recovered, stream=row.stream)
 
     def _check_no_history(self, stream: str) -> None:
-        """`TopicMisconfigured` if there is a former stream's: readers would take it for this one's."""
+        """`TopicMisconfigured` if a former stream's history is there: readers would take it for this one's."""
         if load_tail(self._log, self._clock, stream).last != NO_PREVIOUS:
             raise TopicMisconfigured(
                 f"{history_topic(stream)} has the history of another stream, whose name was free: delete that "
@@ -217,13 +217,13 @@ class StreamTopics:
             )
 
     def _delete(self, stream: str) -> Done | None:
-        """A step of deleting what is left of a stream's topics. None: look again."""
+        """A step of deleting the rest of a stream's topics. None: look again."""
         now = self._clock.monotonic()
         under_way = self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
         if now < under_way.look_at:
             return None
         if self._cutter.is_at(stream) or self._growth.is_at(stream):
-            # These name a topic only: what comes next under that name must not get them.
+            # Their requests name a topic only: a new topic of that name must not get them.
             return None
         left, under_way.found = under_way.found, []
         try:
@@ -243,8 +243,8 @@ class StreamTopics:
             return self._refused(
                 stream,
                 NotReady(
-                    f"still there, or made anew, after {GIVE_UP_S:.0f} s: {wrong}; end what writes there, then "
-                    "repeat this"
+                    f"still there, or created again, after {GIVE_UP_S:.0f} s: {wrong}; stop the clients that "
+                    "write there, then repeat this"
                 ),
             )
         under_way.look_at = now + (LOOK_AGAIN_S if left or not found else 0)
@@ -261,13 +261,13 @@ class StreamTopics:
 
 
 def _check_names(stream: str, state: State) -> None:
-    """`InvalidArgument` where a topic would be another stream's but for . and _, as no broker allows."""
+    """`InvalidArgument` if a topic's name would differ from another stream's in . and _ only."""
     wanted = _as_kafka_compares(stream)
     for other in state.streams.values():
         if other.state != CREATING and wanted & _as_kafka_compares(other.stream):
             raise InvalidArgument(
-                f"{stream} can't be beside {other.stream}: names of their topics differ in . and _ alone, which "
-                "Kafka takes for the same; choose another name"
+                f"{stream} can't be beside {other.stream}: names of their topics differ in . and _ alone, "
+                "and Kafka treats these as equal; choose another name"
             )
 
 
@@ -299,7 +299,7 @@ class Growth:
     def step(
         self, state: State, waiting: Container[str] = ()
     ) -> Iterator[tuple[str, int | AnabranchError]]:
-        """Begin what is wanted; (stream, partitions that it has now, or why it can't be grown).
+        """Begin the growth that is wanted. Yields (stream, its partitions now, or why it can't be grown).
 
         ``waiting``: streams in trouble.
 
@@ -308,7 +308,7 @@ class Growth:
         for stream in [s for s, (_, work) in self._under_way.items() if work.done()]:
             row = state.streams.get(stream)
             if row is None or row.wanted_partitions <= row.partitions:
-                del self._under_way[stream]  # it was given up meanwhile
+                del self._under_way[stream]  # given up meanwhile
         for stream, row in list(state.streams.items()):
             if row.wanted_partitions <= row.partitions:
                 continue
@@ -333,9 +333,9 @@ class Growth:
                     yield stream, partitions
 
     def close(self) -> None:
-        """Work under way is not waited for: whoever leads next does it again.
+        """Leave work under way: the next leader does it again.
 
-        It adds to topics that are there; to those of a later stream of that name, too, as anybody's hand may.
+        Such work may still add partitions, also to topics of a later stream of that name; this does no harm.
         """
         self._helper.shutdown(wait=False, cancel_futures=True)
         self._under_way.clear()

@@ -1,15 +1,15 @@
 """Streams in trouble: which have to wait, and which are given up. The one home of that rule.
 
-A call that fails names the topics it failed for (`LogError.topics`). Their streams *wait*: nothing of theirs is
-read or written, all others go on. A look at the brokers' metadata says more: a topic is not found, or is another
-one of that name; a partition has no leader; too few replicas are in sync; a right is missing. A stream goes on by
-itself once a look finds it well and its pause is over; the pause grows while the same stream fails again and again.
+A call that fails names the topics it failed for (`LogError.topics`). Their streams *wait*: none of their topics is
+read or written, all others go on. A look at the brokers' metadata says more: a topic is not found, or was replaced;
+a partition has no leader; too few replicas are in sync; a right is missing. A stream goes on by itself once a look
+finds it well and its pause is over; the pause grows while the same stream fails again and again.
 
-Only a topic that is gone is given up, since that can't be undone: one that the brokers' quorum says does not
-exist, or one whose id is another, each for as long as `Settings.lost_after_ms`; or, at once, one in which events
-come to stand before what it held, as all replicas in sync took them. One broker's word is not enough: it may have
-just started, or be cut off. An answer counts only if it knows the status topic, too. A partition that reads
-shorter than it was is waited for: a broker that leads no more, and does not know it yet, answers so.
+Only a stream with a lost topic is given up, since that can't be undone. A topic is lost if, for as long as
+`Settings.lost_after_ms`, the brokers' quorum does not have it, or all brokers have another id for it. Or, at once,
+if new events land below its old ones, as all replicas in sync took them. One broker's word is not enough: it may
+have just started, or be cut off. An answer counts only if it knows the status topic, too. A partition that reads
+shorter than before is waited for: a former leader may have answered that does not know of the new one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger("anabranch.controller")
 
 LOOK_S = 1.0  # how often streams that wait are looked at
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-# A stream that went on for so long, and twice its pause, begins with a short pause again.
+# After so long without trouble, and twice its pause, a stream's pause is short again.
 FADES_S = 10.0
 
 
@@ -49,8 +49,8 @@ FADES_S = 10.0
 class _Trouble:
     """Everything known against a stream; monotonic seconds.
 
-    ``until``: it is not tried before. ``gone_since``: since when a topic of it is gone, at each look. ``lost``:
-    there is nothing to wait for. ``refused``: brokers refused data of it for what it is, and may be set wrong.
+    ``until``: when it may be tried again. ``gone_since``: since when each look misses a topic of it. ``lost``:
+    waiting won't help. ``refused``: brokers refused data of it for its content, and may be set wrong.
     """
 
     last: float
@@ -65,8 +65,8 @@ class _Trouble:
 class StreamTrouble:
     """``waiting``: stream -> why it waits; decisions see it, and the intake.
 
-    ``witness``: a topic that is there, since this partition is led: who does not know it knows nothing.
-    ``_hints``: what failed; these outlast a change of leadership, which such a failure may be the end of.
+    ``witness``: a topic that exists as long as this partition is led: a broker without it knows nothing.
+    ``_hints``: failures; they outlast a change of leadership, which they may have caused.
     """
 
     log: Log
@@ -74,15 +74,15 @@ class StreamTrouble:
     witness: str
     waiting: dict[str, str] = field(default_factory=dict)
     _troubles: dict[str, _Trouble] = field(default_factory=dict)
-    rested: list[str] = field(default_factory=list)  # streams that go on, to be looked at once more
+    rested: list[str] = field(default_factory=list)  # streams that go on, to be checked once more
     _hints: list[LogError] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)  # looked at since the last failure
     _next: float = 0.0
-    _looked: float = 0.0  # when an answer came that counts
+    _looked: float = 0.0  # when the last answer came that counts
 
     @contextmanager
     def hinting(self) -> Iterator[None]:
-        """A failure for a topic that ends leading is looked at when that begins again."""
+        """Keep a failure for a topic that ends leading: the next lead looks at it."""
         try:
             yield
         except LogError as error:
@@ -91,7 +91,7 @@ class StreamTrouble:
             raise
 
     def begin(self, state: State) -> None:
-        """A leader begins: what waited waits on, until a look."""
+        """A leader begins: streams that waited wait on, until a look."""
         active = {stream for stream, row in state.streams.items() if row.state == ACTIVE}
         for stream in self.waiting.keys() - active:
             del self.waiting[stream]
@@ -105,7 +105,7 @@ class StreamTrouble:
             self.look(state)
 
     def find(self, state: State, *errors: LogError) -> bool:
-        """Let the streams wait that these errors name. False if one names no stream here: its cause is another."""
+        """Let the streams that these errors name wait. False if one names no stream here: its cause is another."""
         self._seen.clear()
         mine = [self._note_all(state, error) for error in errors]
         if not all(isinstance(error, TopicGone) and error.lost for error in errors):
@@ -116,7 +116,7 @@ class StreamTrouble:
         """Look at streams before a round writes to them: first in a lead, and after each failure.
 
         A native transaction that meets too few replicas in sync keeps its transactional id busy until these are
-        back. So a broker that died may cost an id, and not one for each of its streams.
+        back. Thanks to the look a dead broker costs one id, and not one for each of its streams.
 
         Raises: LogUnavailable: for streams that wait from now on.
         """
@@ -130,7 +130,7 @@ class StreamTrouble:
             raise LogUnavailable("; ".join(self.waiting[stream] for stream in waiting), topics)
 
     def find_journals(self, intake: Intake, state: State) -> None:
-        """Tell the intake where the journals end; without those that can't be asked."""
+        """Let the intake find the journals' ends; without those that can't be asked."""
         while failed := intake.find_ends(state):
             known = len(self.waiting)
             if not self.find(state, *failed) or len(self.waiting) == known:
@@ -155,14 +155,14 @@ class StreamTrouble:
         return found
 
     def forget_stream(self, stream: str) -> None:
-        """It is on the log that a stream is lost, or that it is no more."""
+        """Drop a stream: its loss, or its forgetting, is on the log."""
         self.waiting.pop(stream, None)
         self._troubles.pop(stream, None)
 
     def may_be_refused(self, state: State, streams: Collection[str]) -> bool:
-        """Brokers refused data of these. False if a topic of one is set so that it refuses what it must take.
+        """Whether the data that brokers refused may be to blame. False if a topic's setting is wrong.
 
-        Then the stream waits, and the data is not to blame: it was acknowledged, and is not given up.
+        Then the stream waits, and its data, which was acknowledged, is not given up.
         """
         now = self.clock.monotonic()
         for stream in streams:
@@ -171,9 +171,9 @@ class StreamTrouble:
         return not any(stream in self.waiting for stream in streams)
 
     def look(self, state: State, also: Container[str] = ()) -> None:
-        """How the topics of streams that wait are now, and of these ``also``.
+        """Look at the topics of streams that wait, and of these ``also``.
 
-        An answer that does not know the witness does not count.
+        An answer without the witness does not count.
         """
         now = self.clock.monotonic()
         self._next = now + LOOK_S
@@ -248,7 +248,7 @@ class StreamTrouble:
                 return None
 
     def _is_gone(self, state: State, stream: str) -> bool:
-        """Whether a topic is gone by the word of the brokers' quorum, or is another one by that of all."""
+        """Whether the brokers' quorum says that a topic is gone, or all brokers that it has another id."""
         row = state.streams[stream]
         names = topics_of(stream)
         counts = row.partitions, row.partitions, 1
@@ -287,7 +287,7 @@ def _gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) ->
     if info is None:
         return f"there is no topic {topic}"
     if topic_id and info.topic_id != topic_id:
-        return f"topic {topic} is another one: it was deleted, and made anew"
+        return f"topic {topic} is another one: it was deleted and created again"
     if info.partitions < partitions:
         return f"topic {topic} has only {info.partitions} partitions"
     return ""
@@ -300,7 +300,7 @@ def _unwell(info: TopicInfo, partitions: int) -> str:
     least = int(info.config.get(MIN_ISR, "1"))
     if 0 <= info.in_sync < least:
         return f"{info.name} has {info.in_sync} replicas in sync, {MIN_ISR} is {least}"
-    # Brokers hold the markers of native transactions against it, too: a round would never end.
+    # Brokers apply it to markers of native transactions, too: a round would never end.
     least = limits.LEAST_MESSAGE.value
     size = int(info.config.get(MAX_MESSAGE, least))
     if size < least:

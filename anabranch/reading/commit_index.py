@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +13,10 @@ from anabranch.batches.history import HistoryRecord
 from anabranch.batches.records import decode_records
 from anabranch.core.vectors import told
 from anabranch.errors import InvalidArgument, MalformedRecord, NotReady
-from anabranch.librdkafka.group_member import CommittedConsumer
-from anabranch.ports import Log, RawBatch, TopicPartition
-from anabranch.reading.history_search import HistorySearch, history_record
-from anabranch.reading.log_consumer import LogMessage, fetch_committed, named_errors
+from anabranch.ports import TopicPartition
+from anabranch.reading.committed_log import CommittedLog, client_errors
+from anabranch.reading.history import history_record
+from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.spans import NO_SPANS, Joined, Spans, spans_of
 from anabranch.topics.names import history_topic
 
@@ -53,74 +51,6 @@ class Part(NamedTuple):
     next_offset: int
     reached: int
     timestamp: int
-
-
-class HistoryParts(Protocol):
-    """Reads one history in order."""
-
-    def seek(self, topic: str, offset: int) -> None:
-        """Read on from here."""
-
-    def next(self, partition: int, end: int, deadline: float) -> Part | None:
-        """What the next records below ``end`` say; None: nothing new came (deadline: monotonic seconds)."""
-
-
-class LogParts:
-    """Over the raw log, by compiled code."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._place = TopicPartition("", 0)
-        self._offset = 0
-
-    def seek(self, topic: str, offset: int) -> None:
-        self._place, self._offset = TopicPartition(topic, 0), offset
-
-    def next(self, partition: int, end: int, deadline: float) -> Part | None:
-        wait = deadline - time.monotonic()
-        found = fetch_committed(
-            self._log, self._place, self._offset, wait=wait, max_bytes=_FETCH_BYTES
-        )
-        if found is None:
-            return None
-        wanted = np.array([[self._offset], [end]], dtype=np.int64)
-        builder = ColumnsBuilder(size=_FETCH_BYTES)
-        with named_errors():
-            chunks = [builder.add(batch, wanted) for batch in found.batches]
-        chunks.append(builder.finish())
-        parts = [_walk(chunk, partition) for chunk in chunks if chunk is not None]
-        if None in parts:
-            # The codec says what is wrong; or it knows a form that the compiled code does not.
-            part = _part(self._records(found.batches, end), partition, found.next_offset)
-        else:
-            part = _joined([p for p in parts if p is not None], found.next_offset)
-        self._offset = found.next_offset
-        return part
-
-    def _records(self, batches: Iterable[RawBatch], end: int) -> list[HistoryRecord]:
-        return [
-            history_record(LogMessage(self._place, record))
-            for batch in batches
-            for record in decode_records(batch.data)
-            if self._offset <= record.offset < end
-        ]
-
-
-class KafkaParts:
-    """Over librdkafka."""
-
-    def __init__(self, consumer: CommittedConsumer) -> None:
-        self._consumer = consumer
-
-    def seek(self, topic: str, offset: int) -> None:
-        self._consumer.assign({(topic, 0): offset})
-
-    def next(self, partition: int, end: int, deadline: float) -> Part | None:
-        batch = self._consumer.next_batch(deadline)
-        if not batch:
-            return None
-        records = [history_record(message) for message in batch if message.offset() < end]
-        return _part(records, partition, batch[-1].offset() + 1)
 
 
 def _walk(columns: Columns, partition: int) -> Part | None:
@@ -160,18 +90,11 @@ def _joined(parts: list[Part], next_offset: int) -> Part:
 class CommitHistory:
     """The commits of one partition from an offset on, read as they are needed. One thread at a time."""
 
-    def __init__(
-        self,
-        parts: HistoryParts,
-        search: HistorySearch,
-        stream: str,
-        partition: int,
-        timeout: float,
-    ) -> None:
+    def __init__(self, source: CommittedLog, stream: str, partition: int, timeout: float) -> None:
         """``timeout``: seconds that the history may take to show something new."""
-        self._parts = parts
-        self._search = search
-        self._topic = history_topic(stream)
+        self._source = source
+        self._search = HistorySearch(source, stream, timeout)
+        self._place = TopicPartition(history_topic(stream), 0)
         self._partition = partition
         self._timeout = timeout
         self._end = _NO_END
@@ -192,7 +115,6 @@ class CommitHistory:
         self.spans = NO_SPANS
         self.known_to = first
         self.last_timestamp = -1
-        self._parts.seek(self._topic, begin)
 
     def cover(self, offset: int) -> None:
         """Know the commits of all offsets below this one.
@@ -200,37 +122,60 @@ class CommitHistory:
         Raises: NotReady (the history does not show them yet), InvalidArgument (not in the part that was given),
         MalformedRecord (no controller wrote what the history says).
         """
-        deadline = time.monotonic() + self._timeout
+        deadline = self._source.clock.monotonic() + self._timeout
         found: list[Spans] = []
         while self.known_to < offset:
             if self._read_to >= self._end:
                 raise InvalidArgument(
                     f"the history up to {self._end} does not reach offset {offset} of partition {self._partition}"
                 )
-            part = self._parts.next(self._partition, self._end, deadline)
+            part = self._next(deadline)
             if part is not None:
-                deadline = time.monotonic() + self._timeout
+                deadline = self._source.clock.monotonic() + self._timeout
                 self._read_to = part.next_offset
                 self.known_to = max(self.known_to, part.reached)
                 self.last_timestamp = max(self.last_timestamp, part.timestamp)
                 found.append(part.spans)
-            elif time.monotonic() >= deadline:
+            elif self._source.clock.monotonic() >= deadline:
                 raise NotReady(
-                    f"{self._topic} does not show the commits up to offset {offset} of partition "
+                    f"{self._place.topic} does not show the commits up to offset {offset} of partition "
                     f"{self._partition}; call again, or see that a controller leads"
                 )
         if found:
             self.spans = self.spans.plus(found)
             self._check_once()
 
+    def _next(self, deadline: float) -> Part | None:
+        """What the next records say; None: nothing new came."""
+        begin, end = self._read_to, self._end
+        found = self._source.fetch(self._place, begin, deadline, _FETCH_BYTES)
+        if found is None:
+            return None
+        wanted = np.array([[begin], [end]], dtype=np.int64)
+        builder = ColumnsBuilder(size=_FETCH_BYTES)
+        with client_errors():
+            chunks = [builder.add(batch, wanted) for batch in found.batches]
+        chunks.append(builder.finish())
+        parts = [_walk(chunk, self._partition) for chunk in chunks if chunk is not None]
+        if None not in parts:
+            return _joined([p for p in parts if p is not None], found.next_offset)
+        # The codec says what is wrong; or it knows a form that the compiled code does not.
+        records = [
+            history_record(self._place.topic, record)
+            for batch in found.batches
+            for record in decode_records(batch.data)
+            if begin <= record.offset < end
+        ]
+        return _part(records, self._partition, found.next_offset)
+
     def _check_once(self) -> None:
         """`MalformedRecord` if the history names an offset twice."""
         again = np.flatnonzero(self.spans.firsts[1:] < self.spans.ends[:-1])
         if len(again):
             raise MalformedRecord(
-                f"{self._topic} names offset {self.spans.firsts[again[0] + 1]} of partition {self._partition} "
-                "twice: a COMMIT record was put there again. Only controllers may write to that topic; "
-                "`anabranch spark audit` finds the record"
+                f"{self._place.topic} names offset {self.spans.firsts[again[0] + 1]} of partition "
+                f"{self._partition} twice: a COMMIT record was put there again. Only controllers may write to that "
+                "topic; `anabranch spark audit` finds the record"
             )
 
     def foreign(self, columns: Columns, commits: Joined) -> NDArray[np.bool_] | None:
@@ -249,7 +194,6 @@ class CommitHistory:
         if self._floor is None:
             oldest = self._search.not_beyond({})
             self._floor = oldest.vector().get(self._partition, 0) if oldest is not None else 0
-            self._parts.seek(self._topic, self._read_to)  # the search may use the same consumer
         return self._floor
 
     def drop(self, offset: int) -> None:

@@ -31,10 +31,9 @@ _NO_END = (1 << 63) - 1
 class Portion:
     """Committed records of one partition, taken from in the order of their offsets. One thread at a time."""
 
-    def __init__(self, place: TopicPartition, blocks: Iterator[Block], size: int) -> None:
-        """``blocks``: none is empty. ``size``: bytes that it takes, about."""
+    def __init__(self, place: TopicPartition, blocks: Iterator[Block]) -> None:
+        """``blocks``: none is empty."""
         self.place = place
-        self.size = size
         self.end = _NO_END  # what stands there, or behind, is left out
         self._blocks = blocks
         self._block: Block | None = None
@@ -65,16 +64,9 @@ class Portion:
             self._block = None
 
 
-def portion_of_records(place: TopicPartition, records: Sequence[Record], size: int) -> Portion:
-    """One of records in hand; ``size``: their bytes, about."""
-    blocks: list[Block] = [RecordsBlock(records)] if records else []
-    return Portion(place, iter(blocks), size)
-
-
 def portion_of_batches(place: TopicPartition, batches: Sequence[RawBatch], first: int) -> Portion:
     """One of the batches' records from offset ``first`` on."""
-    size = sum(len(batch.data) for batch in batches)
-    return Portion(place, _BatchBlocks(place, batches, first), size)
+    return Portion(place, _BatchBlocks(place, batches, first))
 
 
 class _Loading:

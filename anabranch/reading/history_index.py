@@ -7,7 +7,6 @@ of a big merge the data is there long before (carried aside), and waits.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Container, Mapping
 from typing import NamedTuple
@@ -16,12 +15,10 @@ from anabranch.core.ids import NO_TXN
 from anabranch.core.order import StreamOrder
 from anabranch.core.round import DIRECTLY_BEFORE
 from anabranch.core.vectors import told
-from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.group_member import CommittedConsumer
-from anabranch.librdkafka.options import Options
-from anabranch.reading.history_search import HistorySearch, history_record
+from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.history import HistoryCursor
+from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import CommitRecord, EpochRecord
-from anabranch.topics.names import history_topic
 
 MOST_SPANS = 100_000  # commits known ahead of what is read; the history is not read beyond
 NO_SEGMENT = -1  # of events that stand before all that the history tells: adopted, or it is cut
@@ -41,12 +38,11 @@ class Span(NamedTuple):
 class HistoryIndex:
     """The commits and epochs of one stream, from given positions on. Used by one thread."""
 
-    def __init__(self, options: Options, admin: KafkaAdmin, stream: str, timeout: float) -> None:
+    def __init__(self, source: CommittedLog, stream: str, timeout: float) -> None:
         """``timeout``: seconds until a search in the history gives up (`NotReady`)."""
-        self._topic = history_topic(stream)
-        self._consumer = CommittedConsumer(options, group=None, eof=True)
-        self.search = HistorySearch(self._consumer, admin, stream, timeout)
-        self._learnt = False
+        self._clock = source.clock
+        self._cursor = HistoryCursor(source, stream)
+        self.search = HistorySearch(source, stream, timeout)
         self._own: Container[int] = ()
         self._spans: dict[int, deque[Span]] = {}
         self._ahead = 0
@@ -62,9 +58,6 @@ class HistoryIndex:
 
         What stands before them counts as read.
         """
-        if not self._learnt:
-            self._learnt = True
-            self._consumer.learn(self._topic)  # else the first fetch may take a second
         order = StreamOrder(own)
         order.moved(positions)
         begin = self.search.not_beyond(positions)
@@ -80,7 +73,7 @@ class HistoryIndex:
         self._floor = {}
         self.order = order
         self.new_partitions.clear()
-        self._consumer.assign({(self._topic, 0): begin.offset if begin else 0})
+        self._cursor.seek(begin.offset if begin else 0)
 
     def find(self, partition: int, offset: int, wait: float) -> Span | None:
         """The commit of an offset, asked for in rising order on each partition.
@@ -89,7 +82,7 @@ class HistoryIndex:
         take until it does.
         """
         spans = self._spans.setdefault(partition, deque())
-        deadline = time.monotonic() + wait
+        deadline = self._clock.monotonic() + wait
         while True:
             self.drop(partition, offset)
             if spans and spans[0].first <= offset:
@@ -114,10 +107,9 @@ class HistoryIndex:
         """Read on in the history, as far as is sensible. False: nothing came until the deadline (monotonic)."""
         if self._ahead > MOST_SPANS:
             return False
-        batch = self._consumer.next_batch(deadline)
-        for message in batch:
-            record = history_record(message)
-            offset, previous = message.offset(), record.previous
+        found = self._cursor.next(deadline)
+        for offset, record in found:
+            previous = record.previous
             if (offset - 1 if previous == DIRECTLY_BEFORE else previous) != self._last:
                 # The first one, or it was cut meanwhile: it says where what it does not tell ends.
                 self._floor |= {position.partition: position.offset for position in record.vector}
@@ -129,7 +121,7 @@ class HistoryIndex:
                 self._note(record)
             self._last_timestamp = record.timestamp
             self._vector.update(told(record))
-        return bool(batch)
+        return bool(found)
 
     def _note(self, record: CommitRecord) -> None:
         txn_id = None if record.txn_id == NO_TXN else record.txn_id
@@ -138,11 +130,3 @@ class HistoryIndex:
                 spans = self._spans.setdefault(part.partition, deque())
                 spans.append(Span(part.first, part.end, txn_id, record.timestamp, part.segment_id))
                 self._ahead += 1
-
-    def close(self) -> None:
-        """Free everything."""
-        self._consumer.close()
-
-    def leak(self) -> None:
-        """In a forked child: free nothing, ever."""
-        self._consumer.leak()

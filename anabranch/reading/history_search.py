@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from itertools import takewhile
-from typing import NamedTuple, Protocol
 
-from anabranch.batches.history import HistoryRecord, decode_history
+from anabranch.batches.history import HistoryRecord
 from anabranch.core.hybrid_time import MAX, from_datetime, to_ms
 from anabranch.core.round import DIRECTLY_BEFORE, NO_PREVIOUS
 from anabranch.core.vectors import completed, has_vector, vector_place
 from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired
+from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.history import Found, HistoryCursor
 from anabranch.schemas.records import EpochRecord
-from anabranch.topics.names import history_topic
 
 _NEAR = 16  # offsets; so few are read over rather than halved, and the first step back from the end
 _FARTHER = 8  # each step back is so many times the one before
 
 Start = str | int | datetime
 Predicate = Callable[[HistoryRecord], bool]
-
-
-class Found(NamedTuple):
-    """A record of the history, and where it stands."""
-
-    offset: int
-    record: HistoryRecord
-
-    def vector(self) -> dict[int, int]:
-        """End offset of every partition of the stream as of this record, if it has its vector."""
-        return {position.partition: position.offset for position in self.record.vector}
 
 
 def check_start(start: Start) -> str | int:
@@ -48,55 +36,14 @@ def check_start(start: Start) -> str | int:
     )
 
 
-class HistoryMessage(Protocol):
-    """A record of a history topic, committed, as it was read."""
-
-    def topic(self) -> str: ...
-    def offset(self) -> int: ...
-    def value(self) -> bytes | None: ...
-
-
-class HistoryConsumer(Protocol):
-    """What reads a history for a search: a `CommittedConsumer`, or a `LogConsumer` over the raw log."""
-
-    ended_at: int
-
-    def assign(self, places: Mapping[tuple[str, int], int]) -> None: ...
-    def next_batch(self, deadline: float, limit: int = 2000) -> Sequence[HistoryMessage]: ...
-    def offset_for_time(self, topic: str, unix_ms: int, timeout: float) -> int | None: ...
-
-
-class HistoryEnds(Protocol):
-    """What tells where a history begins and ends: a `KafkaAdmin`, or a `LogConsumer`."""
-
-    def start_offsets(
-        self, partitions: Iterable[tuple[str, int]], deadline: float
-    ) -> dict[tuple[str, int], int]: ...
-    def end_offsets(
-        self, partitions: Iterable[tuple[str, int]], deadline: float
-    ) -> dict[tuple[str, int], int]: ...
-
-
-def history_record(message: HistoryMessage) -> HistoryRecord:
-    """The record of a message of a history topic. `MalformedRecord`, `UnsupportedVersion` if it is none."""
-    return decode_history(
-        message.topic(),
-        message.offset(),
-        message.value(),
-        "Only controllers may write to that topic",
-    )
-
-
 class HistorySearch:
-    """Searches of one history, by a consumer whose assignment they change. `NotReady` when time runs out."""
+    """Searches of one history, each for a while of its own. `NotReady` when time runs out."""
 
-    def __init__(
-        self, consumer: HistoryConsumer, admin: HistoryEnds, stream: str, timeout: float
-    ) -> None:
-        """``consumer``: one that keeps its `ended_at`. ``timeout``: seconds, of each search."""
-        self._consumer = consumer
-        self._admin = admin
-        self._topic = history_topic(stream)
+    def __init__(self, source: CommittedLog, stream: str, timeout: float) -> None:
+        """``timeout``: seconds, of each search."""
+        self._source = source
+        self._cursor = HistoryCursor(source, stream)
+        self._place = self._cursor.place
         self._timeout = timeout
         self._deadline = 0.0
         self._low = self._high = 0
@@ -121,6 +68,32 @@ class HistorySearch:
                 return found or self._back_to(at, start)
             found = at
         return found or self._back_to(self._last(), start)
+
+    def last(self) -> Found | None:
+        """The last record, as it stands; None: the history is empty, so far. Its `end` is where that was seen."""
+        self._look()
+        return self._last()
+
+    @property
+    def end(self) -> int:
+        """Where the history ended (the high watermark) when the last search began."""
+        return self._high
+
+    def since_vector(self, found: Found) -> list[Found]:
+        """The records from the last one with a vector up to this one, which a search found.
+
+        Raises: SnapshotExpired: the vector can't be told any more.
+        """
+        if has_vector(found.record):
+            return [found]
+        begin = vector_place(found.offset, found.record)
+        since = list(takewhile(lambda at: at.offset <= found.offset, self._records(begin)))
+        if not since or since[0].offset != begin or not has_vector(since[0].record):
+            raise SnapshotExpired(
+                f"{self._place.topic} was cut behind offset {begin}, and does not tell where the partitions "
+                f"ended as of its record at {found.offset}: start at a later one, or at 'begin'"
+            )
+        return since
 
     def is_cut(self) -> bool:
         """Whether the beginning of the history is deleted, as it was seen by the last search."""
@@ -199,26 +172,27 @@ class HistorySearch:
 
     def _look(self) -> None:
         """See how long the history is now: what was committed before ends there, visible yet or not."""
-        self._deadline = time.monotonic() + self._timeout
-        place = (self._topic, 0)
-        self._low = self._admin.start_offsets([place], self._deadline)[place]
-        self._high = self._admin.end_offsets([place], self._deadline)[place]
+        self._deadline = self._source.clock.monotonic() + self._timeout
+        self._low = self._source.start_offsets([self._place], self._deadline)[self._place]
+        self._high = self._source.end_offsets([self._place], self._deadline)[self._place]
 
     def _records(self, offset: int, limit: int = 2000) -> Iterator[Found]:
         """The records from an offset on, up to the end that was seen."""
         if offset >= self._high:
             return
-        self._consumer.assign({(self._topic, 0): max(offset, self._low)})
+        cursor = self._cursor
+        cursor.seek(max(offset, self._low))
         while True:
-            for message in self._consumer.next_batch(self._deadline, limit):
-                if message.offset() < self._high:
-                    yield Found(message.offset(), history_record(message))
-                if message.offset() + 1 >= self._high:
+            for found in cursor.next(self._deadline, limit):
+                if found.offset < self._high:
+                    yield found
+                if found.offset + 1 >= self._high:
                     return
-            if self._consumer.ended_at >= self._high:
+            if cursor.ended_at >= self._high:
                 return
-            if time.monotonic() >= self._deadline:
-                raise NotReady(f"{self._topic} can't be read to its end, {self._high}")
+            if self._source.clock.monotonic() >= self._deadline:
+                why = f": {self._source.trouble}" if self._source.trouble else ""
+                raise NotReady(f"{self._place.topic} can't be read to its end, {self._high}{why}")
 
     def _first(self, offset: int, fits: Predicate | None = None) -> Found | None:
         """The first record from an offset on, or the first one that fits."""
@@ -229,13 +203,7 @@ class HistorySearch:
         """The same record with its vector."""
         if found is None or has_vector(found.record):
             return found
-        begin = vector_place(found.offset, found.record)
-        since = list(takewhile(lambda at: at.offset <= found.offset, self._records(begin)))
-        if not since or since[0].offset != begin:
-            raise SnapshotExpired(
-                f"{self._topic} was cut behind offset {begin}, and does not tell where the partitions ended as of "
-                f"its record at {found.offset}: start at a later one, or at 'begin'"
-            )
+        since = self.since_vector(found)
         return Found(found.offset, completed(found.record, (at.record for at in since)))
 
     def _before(self, high: int, holds: Predicate, fits: Predicate | None = None) -> int:
@@ -273,7 +241,7 @@ class HistorySearch:
 
     def _by_time(self, timestamp: int) -> int:
         """Where the first record of a later millisecond stands, or something aborted of that time; else the end."""
-        found = self._consumer.offset_for_time(self._topic, to_ms(timestamp) + 1, self._timeout)
+        found = self._source.offset_for_time(self._place, to_ms(timestamp) + 1, self._deadline)
         return self._high if found is None else found
 
     def _back_to(self, found: Found | None, timestamp: int) -> Found | None:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
-import time
-from collections.abc import Generator, Iterator, Sequence
-from types import TracebackType
-from typing import Self
-
-from confluent_kafka import TopicPartition
+from collections.abc import Generator, Sequence
 
 from anabranch.errors import NotReady, RetryError
-from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.group_member import check_group, check_timeout, partitions_of
-from anabranch.librdkafka.options import Options
-from anabranch.reading.feed import make_feed
+from anabranch.ports import TopicPartition
+from anabranch.reading.committed_log import ReaderPorts, check_group, check_timeout, partitions_of
+from anabranch.reading.feed import Feed
 from anabranch.reading.history_search import Start, check_start
+from anabranch.reading.iteration import Iteration
 from anabranch.reading.start_positions import Starting
 from anabranch.reading.stream_order import OrderedStream, Step
 from anabranch.topics.names import stream_topic
@@ -34,10 +28,10 @@ _FIRST_STEP = 64
 _BIGGEST_STEP = 1024
 
 
-_NOTHING = Step(("", 0), [], lambda _: iter(()))
+_NOTHING = Step(TopicPartition("", 0), [], lambda _: iter(()))
 
 
-class Reader(Iterator[Event]):
+class Reader(Iteration[Event]):
     """Committed events, one after the other. An iterator; close it, or use it as a context manager.
 
     Events of one key come in commit order, however the stream is scaled meanwhile. With a group, its members
@@ -49,24 +43,23 @@ class Reader(Iterator[Event]):
 
     def __init__(
         self,
-        options: Options,
-        admin: KafkaAdmin,
+        ports: ReaderPorts,
         streams: Sequence[str],
         group: str | None,
         timeout: float | None,
         start: Start,
         ask_timeout: float,
     ) -> None:
-        self._closed = True  # until all is made
+        super().__init__()
+        self._clock = ports.clock
         self._names = {stream_topic(stream): stream for stream in streams}
         self._group = check_group(group)
         self._timeout = check_timeout(timeout)
         checked = check_start(start)
-        partitions_of(admin, list(streams), time.monotonic() + ask_timeout)
         self._ask_timeout = ask_timeout
-        self._processed: dict[tuple[str, int], int] = {}
-        self._next_commit = time.monotonic() + COMMIT_EVERY_S
-        self._assigned_by = time.monotonic() + ask_timeout
+        self._processed: dict[TopicPartition, int] = {}
+        self._next_commit = self._clock.monotonic() + COMMIT_EVERY_S
+        self._assigned_by = self._clock.monotonic() + ask_timeout
         self._assigned = False
         # Partitions given to us and not begun with yet.
         self._gains: dict[str, set[int]] | None = None
@@ -75,84 +68,44 @@ class Reader(Iterator[Event]):
         self._step = _NOTHING
         self._step_size = _FIRST_STEP
         self._step_began = self._next_tick = self._next_settle = 0.0
-        self._events: Generator[Event, None, None] | None = None
-        self._feed, self._consumer = make_feed(options, group, ask_timeout)
-        self._member = member = None if group is None else self._consumer
+        self._member = member = None if group is None else ports.member(group)
+        self._source = source = ports.committed_log(ask_timeout)
+        self._feed = Feed(source, member)
         self._streams = {
-            topic: OrderedStream(options, admin, self._feed, member, stream, ask_timeout)
+            topic: OrderedStream(source, self._feed, member, stream, ask_timeout)
             for topic, stream in self._names.items()
         }
         self._starting = {
-            topic: Starting(admin, stream.index.search, stream.stream, checked, ask_timeout)
+            topic: Starting(source, stream.index.search, stream.stream, checked, ask_timeout)
             for topic, stream in self._streams.items()
         }
         self._closed = False
+        partitions_of(source, list(streams), self._clock.monotonic() + ask_timeout)
         if member is None:
             self._begin({topic: starting.alone() for topic, starting in self._starting.items()})
         else:
-            member.subscribe(list(self._names), self._gained, self._lost)
-
-    # A loop holds only the generator, and that the reader: leaving the loop frees both, at once.
-
-    def __iter__(self) -> Generator[Event, None, None]:
-        return self._run()
-
-    def __next__(self) -> Event:
-        if self._events is None:
-            self._events = self._run()
-        try:
-            return next(self._events)
-        except RetryError:
-            self._events = None  # the next call goes on
-            raise
-
-    def __del__(self) -> None:
-        # Of a process that ends its client takes care, as long as modules are there to do it with.
-        if not getattr(self, "_closed", True) and not sys.is_finalizing():
-            self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+            member.join(list(self._names), self._gained, self._lost)
 
     def commit(self) -> None:
         """Commit in the group what is processed so far, and wait for it. Without a group: nothing."""
         self._commit(wait=True)
 
-    def close(self) -> None:
-        """Commit what is processed and free everything. Harmless if closed already."""
-        if not self._closed:
-            self._closed = True
-            self._next_tick = 0.0  # whoever iterates sees it with the next event
-            self._commit(wait=True)
-            if self._consumer is not None:
-                self._consumer.close()
-            self._feed.close()
-            for stream in self._streams.values():
-                stream.close()
-
-    def _is_closed(self) -> bool:
-        return self._closed
+    def _free(self) -> None:
+        self._next_tick = 0.0  # the iterating thread sees it with the next event
+        self._commit(wait=True)
+        if self._member is not None:
+            self._member.close()
+        self._source.close()
 
     def after_fork(self) -> None:
-        """In a forked child: free nothing, ever."""
-        self._closed = True
-        if self._consumer is not None:
-            self._consumer.leak()
-        for stream in self._streams.values():
-            stream.leak()
+        super().after_fork()
+        if self._member is not None:
+            self._member.leak()
 
     # -- events ---------------------------------------------------------------------------------------
 
     def _run(self) -> Generator[Event, None, None]:
-        now = time.monotonic
+        now = self._clock.monotonic
         self._step.asked_for_more()
         while not self._closed:
             step = self._step
@@ -167,7 +120,7 @@ class Reader(Iterator[Event]):
                 continue  # it was taken from us, or somebody iterates beside us and has gone on
             try:
                 following = self._next_step()
-            except RuntimeError:  # closed by another thread, with its consumers
+            except (RuntimeError, RetryError):  # closed by another thread, with its connections
                 if not self._is_closed():
                     raise
                 break
@@ -178,14 +131,14 @@ class Reader(Iterator[Event]):
     def _tick(self, step: Step) -> bool:
         """Every now and then within a step. Whether it goes on: it is still ours, and the reader open."""
         step.asked_for_more()
-        now = time.monotonic()
+        now = self._clock.monotonic()
         self._next_tick = now + _TICK_S
         try:
             if not self._closed and now >= self._next_commit:
                 self._commit(wait=False)
             if not self._closed:
                 self._feed.serve()
-        except RuntimeError:  # as above
+        except (RuntimeError, RetryError):  # as above
             if not self._is_closed():
                 raise
         return not self._closed and self._step is step
@@ -195,18 +148,18 @@ class Reader(Iterator[Event]):
         self._end_step()
         if self._member is not None:
             self._feed.serve()
-        step = self._ready_step() if time.monotonic() < self._next_settle else None
+        step = self._ready_step() if self._clock.monotonic() < self._next_settle else None
         give_up = None
         idle = False
         patience = _HELD_S[0]
         while step is None and not self._closed:
-            now = time.monotonic()
+            now = self._clock.monotonic()
             self._begin_with_gains(now)
             waiting = self._settle(idle)
             step = self._ready_step()
             if step is not None:
                 break
-            spent = time.monotonic() - now  # finding the way is no waiting
+            spent = self._clock.monotonic() - now  # finding the way is no waiting
             now += spent
             if give_up is not None:
                 give_up += spent
@@ -218,11 +171,11 @@ class Reader(Iterator[Event]):
                 idle, give_up, patience = False, None, _HELD_S[0]
                 continue
             idle = True
-            if give_up is not None and time.monotonic() >= give_up:
+            if give_up is not None and self._clock.monotonic() >= give_up:
                 self._commit(wait=True)
                 break
         if step is not None:
-            self._step_began = time.monotonic()
+            self._step_began = self._clock.monotonic()
             self._next_tick = self._step_began + _TICK_S
         return None if self._closed else step
 
@@ -235,7 +188,7 @@ class Reader(Iterator[Event]):
 
     def _fetch(self, deadline: float) -> bool:
         """Get more. Whether something came until the deadline (monotonic seconds)."""
-        waiting: dict[tuple[str, int], int] = {}
+        waiting: set[TopicPartition] = set()
         for stream in self._streams.values():
             waiting |= stream.waiting()
         term = self._term
@@ -254,7 +207,7 @@ class Reader(Iterator[Event]):
         if self._member is not None:
             self._processed[step.place] = step.offsets[-1] + 1
         # What is taken into hand should be worked off in a moment, at the caller's pace.
-        spent = time.monotonic() - self._step_began
+        spent = self._clock.monotonic() - self._step_began
         if spent > _SLOW_S:
             self._step_size = max(1, self._step_size // 2)
         elif spent < _QUICK_S:
@@ -264,14 +217,14 @@ class Reader(Iterator[Event]):
 
     def _settle(self, idle: bool) -> bool:
         """Between steps. Whether something is held that waits for its turn."""
-        self._next_settle = time.monotonic() + _SETTLE_S
+        self._next_settle = self._clock.monotonic() + _SETTLE_S
         finished = False
         for topic, stream in self._streams.items():
             for partition, position in stream.settle(idle).items():
-                place = (topic, partition)
+                place = TopicPartition(topic, partition)
                 self._processed[place] = max(position, self._processed.get(place, 0))
             finished |= stream.index.order.take_finished()
-        if finished or time.monotonic() >= self._next_commit:
+        if finished or self._clock.monotonic() >= self._next_commit:
             self._commit(wait=False)
         for stream in self._streams.values():
             stream.release()
@@ -280,13 +233,11 @@ class Reader(Iterator[Event]):
     def _gained(self, partitions: list[TopicPartition]) -> None:
         """New partitions, all that are ours now. They are begun with outside of this callback."""
         self._term += 1
-        self._feed.stop()
-        if self._member is not None:
-            self._member.assign({})
+        self._feed.assign({})
         self._gains = {topic: set() for topic in self._names}
         for place in partitions:
             self._gains[place.topic].add(place.partition)
-        self._ask_at = time.monotonic()
+        self._ask_at = self._clock.monotonic()
         self._begin_by = self._ask_at + self._ask_timeout
 
     def _begin_with_gains(self, now: float) -> None:
@@ -312,14 +263,12 @@ class Reader(Iterator[Event]):
     def _begin(self, positions: dict[str, dict[int, int]]) -> None:
         """Read on from these positions (topic -> partition -> offset): our partitions; without a group all."""
         gains, self._gains = self._gains, None
-        places: dict[tuple[str, int], int] = {}
+        places: dict[TopicPartition, int] = {}
         for topic, offsets in positions.items():
             own = None if gains is None else gains[topic]
             self._streams[topic].begin(offsets, own)
-            places |= {(topic, p): offsets[p] for p in (offsets if own is None else own)}
-            if own is None and self._consumer is not None:
-                # A member knows it; else the first fetch may take a second.
-                self._consumer.learn(topic)
+            mine = offsets if own is None else own
+            places |= {TopicPartition(topic, p): offsets[p] for p in mine}
         self._feed.assign(places)
         self._assigned = True
 
@@ -331,14 +280,12 @@ class Reader(Iterator[Event]):
         self._gains = None
         self._processed.clear()
         self._step = _NOTHING
-        self._feed.stop()
+        self._feed.assign({})
         for stream in self._streams.values():
             stream.stop()
-        if self._member is not None:
-            self._member.unassign()
 
     def _commit(self, *, wait: bool) -> None:
-        self._next_commit = time.monotonic() + COMMIT_EVERY_S
+        self._next_commit = self._clock.monotonic() + COMMIT_EVERY_S
         if self._member is not None:
             done = dict(self._processed)
             step = self._step

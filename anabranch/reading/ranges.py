@@ -1,33 +1,27 @@
 """Offset ranges of a stream's partitions as Arrow record batches, the commit of each event beside it.
 
-Batches are fetched raw and walked by compiled code; where an option can't be honoured there, a confluent-kafka
-consumer gives the same, slower.
+Batches are fetched raw and walked by compiled code.
 """
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
 from anabranch.batches import columns_read
 from anabranch.batches.columns_read import MAX_BYTES, MAX_ROWS, Columns, ColumnsBuilder, Longs
-from anabranch.errors import DeadlineExceeded, InvalidArgument, MalformedRecord, UnsupportedSetting
-from anabranch.librdkafka.options import Options, named_options
+from anabranch.errors import DeadlineExceeded, InvalidArgument, MalformedRecord
 from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 from anabranch.reading import commit_index as commits_module
 from anabranch.reading.commit_index import CommitHistory
+from anabranch.reading.committed_log import ReaderPorts, partitions_of
 from anabranch.reading.event_columns import EventBatches
-from anabranch.reading.range_sources import KafkaSource, RawSource, Source
 from anabranch.reading.spans import CommitFilter, Foreign
 from anabranch.topics.names import stream_topic
-
-log = logging.getLogger("anabranch.client")
 
 DEFAULT_TIMEOUT_S = 30.0
 FETCH_BYTES = 4 << 20
@@ -48,19 +42,12 @@ class RangeReader:
     One thread at a time. Not to be pickled, nor used in a forked child: make it where it is used.
     """
 
-    def __init__(self, options: Options, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        """``timeout``: seconds that may pass without anything new.
-
-        Raises: UnsupportedSetting (an option that librdkafka does not take).
-        """
+    def __init__(self, ports: ReaderPorts, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """``timeout``: seconds that may pass without anything new."""
         self._timeout = timeout
         self._foreign: dict[str, Foreign] = {}
-        self._source: Source
-        try:
-            self._source = RawSource(options, timeout)
-        except UnsupportedSetting as error:
-            log.info("reading through librdkafka: %s", error)
-            self._source = KafkaSource(options, timeout)
+        self._clock = ports.clock
+        self._source = ports.committed_log(timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +105,10 @@ class RangeReader:
         if first == end:
             return
         place = TopicPartition(stream_topic(stream), partition)
-        commits = self._source.commits(stream, partition)
+        if stream not in self._foreign:
+            partitions_of(self._source, [stream], self._clock.monotonic() + self._timeout)
+            self._foreign[stream] = Foreign(place.topic, self._clock)
+        commits = CommitHistory(self._source, stream, partition, self._timeout)
         commits.begin(first, history)
         batches = EventBatches(stream, partition)
         # A short range needs little room: what is made anew for each has to be cleared, too.
@@ -157,10 +147,8 @@ class RangeReader:
         joined = commits.spans.join(columns.offsets)
         foreign = commits.foreign(columns, joined)
         if foreign is not None:
-            topic = stream_topic(batches.stream)
-            told = self._foreign.setdefault(topic, Foreign(topic))
-            first = int(columns.offsets[foreign.argmax()])
-            told.passed_over(batches.partition, first, int(foreign.sum()))
+            first, count = int(columns.offsets[foreign.argmax()]), int(foreign.sum())
+            self._foreign[batches.stream].passed_over(batches.partition, first, count)
         return batches.of(columns, joined, foreign)
 
     def _skip(
@@ -180,17 +168,20 @@ class RangeReader:
         return max(position, min(commits.known_to, end))
 
     def _fetch(self, place: TopicPartition, position: int, end: int) -> Fetched:
-        deadline = time.monotonic() + self._timeout
+        deadline = self._clock.monotonic() + self._timeout
         while True:
             # What lies behind a short range is not fetched along.
             most = min(FETCH_BYTES, max(_LEAST_BYTES, (end - position) * _EVENT_BYTES))
-            part = self._source.fetch(place, position, deadline - time.monotonic(), most)
+            part = self._source.fetch(place, position, deadline, most)
             if part is not None:
                 return part
-            if time.monotonic() >= deadline:
+            if self._clock.monotonic() >= deadline:
+                why = self._source.trouble or (
+                    "a native transaction is open there, or the range ends too high"
+                )
                 raise DeadlineExceeded(
-                    f"{place.topic}[{place.partition}] shows nothing from offset {position} on, up to {end}: a "
-                    "native transaction is open there, or the range ends too high; call again with more time"
+                    f"{place.topic}[{place.partition}] shows nothing from offset {position} on, up to {end}: "
+                    f"{why}; call again with more time"
                 )
 
 
@@ -198,19 +189,3 @@ def _meet(wanted: Longs, batch: RawBatch) -> bool:
     """Whether a batch has offsets that are wanted."""
     at = int(np.searchsorted(wanted[1], batch.base_offset, side="right"))
     return at < wanted.shape[1] and int(wanted[0, at]) < batch.next_offset
-
-
-def read_range(
-    bootstrap: str,
-    config: Mapping[str, Any] | None,
-    stream: str,
-    partition: int,
-    first: int,
-    end: int,
-    *,
-    timeout: float = DEFAULT_TIMEOUT_S,
-    **choice: Any,
-) -> Iterator[pa.RecordBatch]:
-    """`RangeReader.read` of one range, with connections of its own. ``config``: librdkafka options by name."""
-    with RangeReader(Options(bootstrap, named_options(config, {})), timeout) as reader:
-        yield from reader.read(stream, partition, first, end, **choice)

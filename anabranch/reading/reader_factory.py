@@ -1,4 +1,4 @@
-"""Makes readers on a real cluster, and ends them with their client."""
+"""Makes a client's readers, and ends them with it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import weakref
 from collections.abc import Sequence
 
 from anabranch.errors import InvalidArgument
-from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.command_bus import leak
-from anabranch.librdkafka.options import Options
+from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import Start
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.snapshot import SnapshotPlan, take
@@ -16,12 +14,11 @@ from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
 from anabranch.reading.transaction_reader import TransactionReader
 
 
-class KafkaReaders:
-    """See `Client.read`, `Client.read_transactions` and `Client.snapshot`."""
+class Readers:
+    """Of one client. ``timeout``: seconds that a question of theirs may take."""
 
-    def __init__(self, options: Options, admin: KafkaAdmin, timeout: float) -> None:
-        self._options = options
-        self._admin = admin
+    def __init__(self, ports: ReaderPorts, timeout: float) -> None:
+        self._ports = ports
         self._timeout = timeout
         self._made: weakref.WeakSet[Reader | TransactionReader | SnapshotReader] = weakref.WeakSet()
 
@@ -32,7 +29,7 @@ class KafkaReaders:
         names = [streams] if isinstance(streams, str) else list(dict.fromkeys(streams))
         if not names:
             raise InvalidArgument("read at least one stream")
-        reader = Reader(self._options, self._admin, names, group, timeout, start, self._timeout)
+        reader = Reader(self._ports, names, group, timeout, start, self._timeout)
         self._made.add(reader)
         return reader
 
@@ -40,19 +37,21 @@ class KafkaReaders:
         self, stream: str, group: str | None, timeout: float | None, start: Start
     ) -> TransactionReader:
         """A reader of whole transactions."""
-        reader = TransactionReader(
-            self._options, self._admin, stream, group, timeout, start, self._timeout
-        )
+        reader = TransactionReader(self._ports, stream, group, timeout, start, self._timeout)
         self._made.add(reader)
         return reader
 
     def plan(self, streams: Sequence[str], timestamp: int, deadline: float) -> SnapshotPlan:
-        """The offsets of streams as of a safe timestamp."""
-        return take(self._options, self._admin, streams, timestamp, deadline)
+        """The offsets of streams as of a safe timestamp. ``deadline``: monotonic seconds."""
+        source = self._ports.committed_log(self._timeout)
+        try:
+            return take(source, streams, timestamp, deadline)
+        finally:
+            source.close()
 
     def read_cut(self, stream: str, cut: StreamCut) -> SnapshotReader:
         """A reader of a stream as of a snapshot."""
-        reader = SnapshotReader(self._options, self._admin, stream, cut, self._timeout)
+        reader = SnapshotReader(self._ports, stream, cut, self._timeout)
         self._made.add(reader)
         return reader
 
@@ -65,4 +64,3 @@ class KafkaReaders:
         """In a forked child: free nothing, ever."""
         for reader in list(self._made):
             reader.after_fork()
-        leak(self._admin.native)

@@ -8,7 +8,6 @@ names, and that is an error by name.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, TypeAlias
@@ -16,17 +15,14 @@ from typing import NamedTuple, TypeAlias
 from anabranch.core.hybrid_time import MAX, from_datetime, to_text
 from anabranch.core.ids import split_stream
 from anabranch.errors import CrossScope, InvalidArgument, SnapshotExpired
-from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.group_member import CommittedConsumer, partitions_of
-from anabranch.librdkafka.options import Options
+from anabranch.ports import TopicPartition
+from anabranch.reading.committed_log import CommittedLog, partitions_of
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
-from anabranch.topics.names import history_topic, stream_topic
+from anabranch.topics.names import stream_topic
 
 At: TypeAlias = "int | datetime | None"
 _LEAST_S = 0.1
-# A search goes from place to place: each time the fetch before has to end first.
-_LEAPING = {"fetch.wait.max.ms": 10}
 
 
 class SnapshotPlan(NamedTuple):
@@ -121,29 +117,19 @@ def streams_of(streams: str | Sequence[str]) -> tuple[str, list[str]]:
 
 
 def take(
-    options: Options, admin: KafkaAdmin, streams: Sequence[str], timestamp: int, deadline: float
+    source: CommittedLog, streams: Sequence[str], timestamp: int, deadline: float
 ) -> SnapshotPlan:
     """The plan of a snapshot at a timestamp that is safe. ``deadline``: monotonic seconds.
 
-    Raises: UnknownStream, SnapshotExpired, NotReady, DeadlineExceeded.
+    Raises: UnknownStream, SnapshotExpired, NotReady.
     """
-    partitions_of(admin, list(streams), deadline)
-    consumer = CommittedConsumer(options, group=None, eof=True, special=_LEAPING)
-    try:
-        cuts = {}
-        for stream in streams:
-            left = max(_LEAST_S, deadline - time.monotonic())
-            search = HistorySearch(consumer, admin, stream, left)
-            consumer.learn(history_topic(stream))  # else the first fetch may take a second
-            cuts[stream] = _cut(search, admin, stream, timestamp, deadline)
-    finally:
-        consumer.close()
-    return SnapshotPlan(timestamp, cuts)
+    partitions_of(source, streams, deadline)
+    return SnapshotPlan(timestamp, {s: _cut(source, s, timestamp, deadline) for s in streams})
 
 
-def _cut(
-    search: HistorySearch, admin: KafkaAdmin, stream: str, timestamp: int, deadline: float
-) -> StreamCut:
+def _cut(source: CommittedLog, stream: str, timestamp: int, deadline: float) -> StreamCut:
+    left = max(_LEAST_S, deadline - source.clock.monotonic())
+    search = HistorySearch(source, stream, left)
     found = search.as_of(timestamp)
     if found is None:
         if search.is_cut():
@@ -154,10 +140,11 @@ def _cut(
         return StreamCut({}, {}, 0)  # there was no such stream yet
     ends = found.vector()
     topic = stream_topic(stream)
-    starts = admin.start_offsets([(topic, partition) for partition in ends], deadline)
-    kept = {p: min(starts[topic, p], end) for p, end in ends.items()}
+    places = [TopicPartition(topic, partition) for partition in ends]
+    starts = {p.partition: at for p, at in source.start_offsets(places, deadline).items()}
+    kept = {p: min(starts[p], end) for p, end in ends.items()}
     # A marker stands behind the last event, so what was deleted may end beyond it.
-    passed = [p for p, end in ends.items() if 0 < end < starts[topic, p]]
+    passed = [p for p, end in ends.items() if 0 < end < starts[p]]
     if passed:
         now = search.as_of("end")
         newest = now.vector() if now is not None else {}

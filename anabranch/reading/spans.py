@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from struct import Struct
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from anabranch.batches.columns_read import Bytes, Longs
 from anabranch.batches.history import HistoryRecord
+from anabranch.ports import Clock
 from anabranch.schemas.records import CommitRecord
 
 log = logging.getLogger("anabranch.client")
@@ -26,15 +26,16 @@ _EMPTY: Longs = np.zeros(0, dtype=np.int64)
 class Foreign:
     """Counts records in a stream's topic that no controller put there; readers leave them out."""
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, clock: Clock) -> None:
         self._topic = topic
+        self._clock = clock
         self._next = 0.0
         self.records = 0
 
     def passed_over(self, partition: int, offset: int, records: int) -> None:
         """So many, from this offset on. The log tells of it once a minute."""
         self.records += records
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now >= self._next:
             self._next = now + _TELL_EVERY_S
             log.warning(

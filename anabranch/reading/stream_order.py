@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from operator import length_hint
 
-from confluent_kafka import KafkaException
-
 from anabranch.errors import AnabranchError, RetryError
-from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.group_member import CommittedConsumer
-from anabranch.librdkafka.options import Options
+from anabranch.ports import GroupMember, TopicPartition
+from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.decoded import Block, Stretch, events_of
 from anabranch.reading.feed import Feed
 from anabranch.reading.fetched import Portion
@@ -40,11 +36,11 @@ class Step:
 
     def __init__(
         self,
-        place: tuple[str, int],
+        place: TopicPartition,
         offsets: list[int],
         make: Callable[[Iterator[int]], Iterator[Event]],
     ) -> None:
-        """``place``: (topic, partition). ``make``: makes the events, each when it takes its offset."""
+        """``make``: makes the events, each when it takes its offset."""
         self.place = place
         self.offsets = offsets
         self._left = iter(offsets)
@@ -74,19 +70,19 @@ class OrderedStream:
 
     def __init__(
         self,
-        options: Options,
-        admin: KafkaAdmin,
+        source: CommittedLog,
         feed: Feed,
-        member: CommittedConsumer | None,
+        member: GroupMember | None,
         stream: str,
         timeout: float,
     ) -> None:
-        """``feed``: the reader's; ``member``: its consumer in the group. ``timeout``: seconds, of each question."""
+        """``feed``: the reader's; ``member``: its member of the group. ``timeout``: seconds, of each question."""
         self.stream = stream
         self.topic = stream_topic(stream)
-        self.index = HistoryIndex(options, admin, stream, timeout)
-        self._foreign = Foreign(self.topic)
-        self._admin = admin
+        self.index = HistoryIndex(source, stream, timeout)
+        self._clock = source.clock
+        self._foreign = Foreign(self.topic, source.clock)
+        self._source = source
         self._feed = feed
         self._member = member
         self._timeout = timeout
@@ -111,7 +107,7 @@ class OrderedStream:
         self._own = set(positions if own is None else own)
         self._known = set(positions)
         self._begun = self._from = dict(positions)
-        self._next_starts = time.monotonic() + _STARTS_EVERY_S
+        self._next_starts = self._clock.monotonic() + _STARTS_EVERY_S
 
     def stop(self) -> None:
         """The partitions are gone."""
@@ -129,12 +125,9 @@ class OrderedStream:
         """Whether something is got and has to wait."""
         return bool(self._held)
 
-    def waiting(self) -> dict[tuple[str, int], int]:
-        """(topic, partition) -> bytes of what is got and not given out."""
-        return {
-            (self.topic, partition): sum(portion.size for portion in portions)
-            for partition, portions in self._backlog.items()
-        }
+    def waiting(self) -> set[TopicPartition]:
+        """Partitions of which something is got and not given out."""
+        return {TopicPartition(self.topic, partition) for partition in self._backlog}
 
     # -- events ---------------------------------------------------------------------------------------
 
@@ -197,11 +190,11 @@ class OrderedStream:
                 try:
                     # Later ones may need more of the history than is here: that is not waited for now.
                     span = self._turn(partition, offsets[at], 0)
-                except (AnabranchError, KafkaException, RuntimeError):
+                except AnabranchError:
                     break  # it comes again when this is given out; the index has gone on
             if stretches:
                 make = partial(events_of, self.stream, partition, block, low, stretches)
-                step = Step((self.topic, partition), offsets[low:at], make)
+                step = Step(TopicPartition(self.topic, partition), offsets[low:at], make)
                 portion.go_on(at)
                 return step
             if span is not None and span.segment_id != FOREIGN:
@@ -241,7 +234,7 @@ class OrderedStream:
         if watched or self._held:
             order.moved(self._positions())
             self._ask_others()
-            if time.monotonic() >= self._next_starts:
+            if self._clock.monotonic() >= self._next_starts:
                 told |= self._deleted((order.watched & self._own) - self._backlog.keys())
         self._take_new()
         return told
@@ -258,13 +251,13 @@ class OrderedStream:
 
     def _ask_others(self) -> None:
         """Look where others have come to on the partitions that are waited for, at a modest pace."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if self._member is None or self._alone or now < self._next_question:
             return
         awaited = self._awaited() - self._own
         if not awaited:
             return
-        places = [(self.topic, partition) for partition in awaited]
+        places = [TopicPartition(self.topic, partition) for partition in awaited]
         found = self._member.committed(places)
         before = len(awaited)
         self.index.order.moved({partition: offset for (_, partition), offset in found.items()})
@@ -283,11 +276,12 @@ class OrderedStream:
 
     def _deleted(self, watched: set[int]) -> dict[int, int]:
         """Where partitions begin now that nobody can read to a segment's end: retention deleted it."""
-        self._next_starts = time.monotonic() + _STARTS_EVERY_S
+        self._next_starts = self._clock.monotonic() + _STARTS_EVERY_S
         asked = self._own | self._awaited()
         try:
-            found = self._admin.start_offsets(
-                [(self.topic, p) for p in asked], time.monotonic() + self._timeout
+            found = self._source.start_offsets(
+                [TopicPartition(self.topic, p) for p in asked],
+                self._clock.monotonic() + self._timeout,
             )
         except RetryError as error:
             log.info("%s: %s", self.topic, error)
@@ -308,15 +302,7 @@ class OrderedStream:
             self._own |= new
             self._feed.add(self.topic, dict.fromkeys(new, 0))
         elif new and self._member is not None:
-            self._member.learn()
-
-    def close(self) -> None:
-        """Free everything."""
-        self.index.close()
-
-    def leak(self) -> None:
-        """In a forked child: free nothing, ever."""
-        self.index.leak()
+            self._member.look()
 
 
 def _ours(span: Span, block: Block, low: int, high: int) -> int:

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
-import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
-from itertools import chain
-from types import TracebackType
-from typing import Self
-
-from confluent_kafka import TopicPartition
 
 from anabranch.core.ids import NO_TXN
 from anabranch.errors import (
@@ -23,32 +16,34 @@ from anabranch.errors import (
     RetryError,
     SnapshotExpired,
 )
-from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.group_member import (
-    CommittedConsumer,
-    CommittedMessage,
+from anabranch.ports import TopicPartition
+from anabranch.reading.committed_log import (
+    CommittedLog,
+    ReaderPorts,
     check_group,
     check_timeout,
     partitions_of,
 )
-from anabranch.librdkafka.options import Options
-from anabranch.reading.decoded import split_headers
-from anabranch.reading.headers import headers_of
-from anabranch.reading.history_search import HistorySearch, Start, check_start, history_record
+from anabranch.reading.decoded import Stretch, events_of
+from anabranch.reading.feed import Feed
+from anabranch.reading.fetched import Portion
+from anabranch.reading.history import Found, HistoryCursor
+from anabranch.reading.history_search import HistorySearch, Start, check_start
+from anabranch.reading.iteration import Iteration
 from anabranch.reading.spans import Foreign
 from anabranch.schemas.records import CommitRecord, SegmentCommit
-from anabranch.topics.names import history_topic, stream_topic
+from anabranch.topics.names import stream_topic
 from anabranch.types import Committed, Event
 
 log = logging.getLogger("anabranch.client")
 
 IN_HAND = 10_000  # transactions of so many events are read before they are given out; bigger ones as they are read
-_MOST_WAITING = 20_000  # messages of a partition kept for later; then it pauses
 _SKIP_BY_READING = 1_000  # a smaller gap is read over, a bigger one jumped
-_PACE_S = 0.25
+_PACE_S = 0.25  # so often the group is heard while nothing comes
+_TICK_S = 0.5  # and so often while transactions are processed
 
 
-class TransactionReader(Iterator[Committed]):
+class TransactionReader(Iteration[Committed]):
     """Whole transactions in commit order. An iterator; close it, or use it as a context manager.
 
     A group has one active member; another takes over where it stopped. A transaction counts as processed when
@@ -58,165 +53,147 @@ class TransactionReader(Iterator[Committed]):
 
     def __init__(
         self,
-        options: Options,
-        admin: KafkaAdmin,
+        ports: ReaderPorts,
         stream: str,
         group: str | None,
         timeout: float | None,
         start: Start,
         ask_timeout: float,
     ) -> None:
-        self._closed = True  # until all is made
-        self._options = options
-        self._admin = admin
+        super().__init__()
+        self._clock = ports.clock
         self._ask_timeout = ask_timeout
         self._stream = stream
-        self._group = check_group(group)
+        check_group(group)
         self._timeout = check_timeout(timeout)
         self._start = check_start(start)
-        self._place = (history_topic(stream), 0)
-        partitions_of(admin, [stream], time.monotonic() + ask_timeout)
-        self._feeds = _Feeds(options, admin, stream, ask_timeout)
         self._done: int | None = None
         self._term = 0  # raised when the history partition goes
-        self._assigned_by = time.monotonic() + ask_timeout
-        self._assigned = False
-        self._gains = False  # the history is ours, and not begun with yet
-        self._batch: Iterator[CommittedMessage] = iter(())
+        self._assigned_by = self._clock.monotonic() + ask_timeout
+        self._assigned = group is None
+        self._gains = group is None  # the history is ours, and not begun with yet
+        self._owned = False  # the history is ours, and read
+        self._next_tick = 0.0
+        self._batch: deque[Found] = deque()
         self._given: int | None = None
-        self._transactions: Generator[Committed, None, None] | None = None
-        self._history = CommittedConsumer(options, group=group)
+        self._member = None if group is None else ports.member(group)
+        self._source = ports.committed_log(ask_timeout)
+        self._history = HistoryCursor(self._source, stream)
+        self._parts = _Parts(self._source, stream, ask_timeout)
         self._closed = False
-        if group is None:
-            self._assigned = True
+        partitions_of(self._source, [stream], self._assigned_by)
+        if self._member is None:
             self._begin()
         else:
-            self._history.subscribe([self._place[0]], self._gained, self._lost)
+            self._member.join([self._history.place.topic], self._gained, self._lost)
 
-    # A loop holds only the generator, and that the reader: leaving the loop frees both, at once.
-
-    def __iter__(self) -> Generator[Committed, None, None]:
-        return self._run()
-
-    def __next__(self) -> Committed:
-        if self._transactions is None:
-            self._transactions = self._run()
-        try:
-            return next(self._transactions)
-        except RetryError:
-            self._transactions = None  # the next call goes on
-            raise
-
-    def __del__(self) -> None:
-        # Of a process that ends its client takes care, as long as modules are there to do it with.
-        if not getattr(self, "_closed", True) and not sys.is_finalizing():
-            self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Commit the position and free everything. Harmless if closed already."""
-        if not self._closed:
-            self._closed = True
-            self._commit(wait=True)
-            self._batch = iter(())
-            self._history.close()
-            self._feeds.close()
+    def _free(self) -> None:
+        self._commit(wait=True)
+        self._parts.closed = True
+        if self._member is not None:
+            self._member.close()
+        self._source.close()
 
     def after_fork(self) -> None:
-        """In a forked child: free nothing, ever."""
-        self._closed = True
-        self._history.leak()
-        self._feeds.leak()
+        super().after_fork()
+        if self._member is not None:
+            self._member.leak()
+
+    # -- transactions ---------------------------------------------------------------------------------
 
     def _run(self) -> Generator[Committed, None, None]:
         if self._given is not None:
             self._processed(self._given)
             self._given = None
         while not self._closed:
-            for message in self._batch:
-                after = message.offset() + 1
-                record = history_record(message)
-                term = self._term
-                if isinstance(record, CommitRecord):
-                    try:
-                        events = self._feeds.events(record)
-                    except RetryError:
-                        # Whoever goes on begins with it.
-                        self._batch = chain((message,), self._batch)
-                        raise
-                    if events is not None:
-                        txn_id = None if record.txn_id == NO_TXN else record.txn_id
-                        try:
-                            yield Committed(txn_id, record.timestamp, self._stream, events)
-                        except GeneratorExit:
-                            self._given = after
-                            raise
-                    if (
-                        term == self._term
-                    ):  # else another member goes on from the committed position
-                        self._processed(after)
-                else:
-                    self._done = after
-            batch = self._next_batch()
-            if not batch:
+            try:
+                if not self._tick() or not (self._batch or self._read_on()):
+                    break
+                offset, record = self._batch[0]
+                # A commit whose events can't be read now stays the next one.
+                committed = self._committed(record) if isinstance(record, CommitRecord) else None
+            except (RuntimeError, RetryError):  # closed by another thread, with its connections
+                if not self._is_closed():
+                    raise
                 break
-            self._batch = iter(batch)
+            self._batch.popleft()
+            term = self._term
+            if committed is not None:
+                try:
+                    yield committed
+                except GeneratorExit:
+                    self._given = offset + 1
+                    raise
+            if term != self._term:
+                continue  # another member goes on from the committed position
+            if isinstance(record, CommitRecord):
+                self._processed(offset + 1)
+            else:
+                self._done = offset + 1
+
+    def _committed(self, record: CommitRecord) -> Committed | None:
+        events = self._parts.events(record)
+        if events is None:
+            return None
+        txn_id = None if record.txn_id == NO_TXN else record.txn_id
+        return Committed(txn_id, record.timestamp, self._stream, events)
 
     def _processed(self, after: int) -> None:
         self._done = after
         self._commit(wait=False)
 
-    def _next_batch(self) -> list[CommittedMessage]:
+    def _tick(self) -> bool:
+        """Hear the group every now and then, also while there is much to give out. Whether this is open."""
+        now = self._clock.monotonic()
+        if self._member is not None and now >= self._next_tick:
+            self._next_tick = now + _TICK_S
+            self._member.serve(0.0)
+        return not self._closed
+
+    def _read_on(self) -> bool:
+        """Read on in the history. False: nothing came for the reader's timeout, or it is closed."""
         give_up = None
         while not self._closed:
             if self._gains:
                 self._begin()
-            now = time.monotonic()
+            now = self._clock.monotonic()
             if give_up is None and (self._assigned or now >= self._assigned_by):
                 give_up = math.inf if self._timeout is None else now + self._timeout
-            term = self._term
-            batch = self._history.next_batch(min(give_up or math.inf, now + _PACE_S))
-            if batch and term == self._term:
-                return batch
-            if give_up is not None and time.monotonic() >= give_up:
+            until = min(math.inf if give_up is None else give_up, now + _PACE_S)
+            if self._owned:
+                self._batch.extend(self._history.next(until))
+            if self._member is not None:
+                self._member.serve(0.0 if self._owned else until - now)
+            if self._batch:
+                return True
+            if give_up is not None and self._clock.monotonic() >= give_up:
                 self._commit(wait=True)
                 break
-        return []
+        return False
+
+    # -- positions ------------------------------------------------------------------------------------
 
     def _gained(self, partitions: list[TopicPartition]) -> None:
-        """The history is ours, or another's. It is begun with outside of this callback."""
-        self._history.assign({})
+        """The history is ours, or another member's. It is begun with outside of this callback."""
+        self._owned = False
         self._gains = bool(partitions)
         self._assigned = True
 
     def _begin(self) -> None:
         """Stand where the group has come to, or at the start."""
-        known = self._history.committed([self._place]) if self._group is not None else {}
-        offset = known[self._place] if self._place in known else self._first()
-        self._history.assign({self._place: offset})
-        self._gains = False
+        place = self._history.place
+        known = self._member.committed([place]) if self._member is not None else {}
+        self._history.seek(known[place] if place in known else self._first())
+        self._gains, self._owned = False, True
 
     def _first(self) -> int:
         """Where to begin in the history without a position of the group."""
         if self._start == "end":
-            ends = self._admin.end_offsets([self._place], time.monotonic() + self._ask_timeout)
-            return ends[self._place]
-        consumer = CommittedConsumer(self._options, group=None, eof=True)
-        try:
-            search = HistorySearch(consumer, self._admin, self._stream, self._ask_timeout)
-            found = search.as_of(self._start)
-        finally:
-            consumer.close()
+            place = self._history.place
+            deadline = self._clock.monotonic() + self._ask_timeout
+            return self._source.end_offsets([place], deadline)[place]
+        search = HistorySearch(self._source, self._stream, self._ask_timeout)
+        found = search.as_of(self._start)
         return 0 if found is None else found.offset + 1
 
     def _lost(self, partitions: list[TopicPartition], may_commit: bool) -> None:
@@ -224,38 +201,29 @@ class TransactionReader(Iterator[Committed]):
             self._commit(wait=True)
         self._done = None
         self._given = None
-        self._gains = False
-        self._batch = iter(())
+        self._gains = self._owned = False
+        self._batch.clear()
         self._term += 1
-        self._history.unassign()
 
     def _commit(self, *, wait: bool) -> None:
-        if self._group is not None and self._done is not None:
-            self._history.commit({self._place: self._done}, wait=wait)
+        if self._member is not None and self._done is not None:
+            self._member.commit({self._history.place: self._done}, wait=wait)
 
 
-@dataclass(slots=True)
-class _Feed:
-    """A partition of the stream, read in order."""
-
-    next_offset: int
-    waiting: deque[CommittedMessage]
-    paused: bool = False
-
-
-class _Feeds:
+class _Parts:
     """Reads the stream's partitions by the ranges of COMMIT records. Their offsets rise with the history."""
 
-    def __init__(self, options: Options, admin: KafkaAdmin, stream: str, timeout: float) -> None:
+    def __init__(self, source: CommittedLog, stream: str, timeout: float) -> None:
         self._stream = stream
         self._topic = stream_topic(stream)
-        self._foreign = Foreign(self._topic)
-        self._admin = admin
+        self._source = source
         self._timeout = timeout
-        self._consumer = CommittedConsumer(options, group=None)
-        self._feeds: dict[int, _Feed] = {}
+        self._foreign = Foreign(self._topic, source.clock)
+        self._feed = Feed(source)
+        self._fetched: dict[int, deque[Portion]] = {}
+        self._next: dict[int, int] = {}  # all below is taken, or passed over
         self._starts: dict[int, int] = {}
-        self._closed = False
+        self.closed = False
 
     def events(self, record: CommitRecord) -> TransactionEvents | None:
         """The events of a commit; None if retention has deleted some of them."""
@@ -274,47 +242,40 @@ class _Feeds:
         return events
 
     def _look_up_starts(self, partitions: list[int]) -> None:
-        found = self._admin.start_offsets(
-            [(self._topic, p) for p in partitions], time.monotonic() + self._timeout
-        )
-        self._starts |= {partition: offset for (_, partition), offset in found.items()}
+        places = [TopicPartition(self._topic, p) for p in partitions]
+        found = self._source.start_offsets(places, self._source.clock.monotonic() + self._timeout)
+        self._starts |= {place.partition: offset for place, offset in found.items()}
 
     def read(self, part: SegmentCommit, record: CommitRecord) -> Iterator[Event]:
         """The events of one segment of a commit."""
-        feed = self._stand_at(part.partition, part.first)
+        partition = part.partition
+        txn_id = None if record.txn_id == NO_TXN else record.txn_id
+        portions = self._stand_at(partition, part.first)
         count = 0
-        while feed.next_offset < part.end:
-            if not feed.waiting:
-                self._fill(part.partition, feed, record)
-            message = feed.waiting.popleft()
-            offset = message.offset()
-            if offset < part.first:
-                continue
-            if offset >= part.end:
-                feed.waiting.appendleft(message)
-                break
-            feed.next_offset = offset + 1
-            headers, txn_id = split_headers(headers_of(message))
-            if (txn_id or NO_TXN) != record.txn_id:
-                self._foreign.passed_over(part.partition, offset, 1)
-                continue
-            count += 1
-            yield Event(
-                self._stream,
-                message.key(),
-                message.value(),
-                headers,
-                message.timestamp()[1],
-                txn_id,
-                record.timestamp,
-                part.segment_id,
-                part.partition,
-                offset,
-            )
+        while self._upcoming(portions, part, record):
+            block, low = portions[0].next_of_block()
+            offsets = block.offsets
+            high = bisect_left(offsets, part.end, low)
+            low = bisect_left(offsets, part.first, low, high)
+            portions[0].go_on(high)
+            # An iteration that is left in the middle of a block reads it again.
+            self._next[partition] = offsets[high - 1] + 1
+            while low < high:
+                ours = block.of_txn(low, high, txn_id)
+                if ours == low:
+                    self._foreign.passed_over(partition, offsets[low], 1)
+                    low += 1
+                    continue
+                stretch = Stretch(ours - low, txn_id, record.timestamp, part.segment_id)
+                yield from events_of(
+                    self._stream, partition, block, low, [stretch], iter(offsets[low:ours])
+                )
+                count += ours - low
+                low = ours
         if count != part.count:
-            self._check_there(part.partition, part.first, record)
+            self._check_there(partition, part.first, record)
             raise MalformedRecord(
-                f"{self._topic}[{part.partition}] shows {count} events of {part.count} in "
+                f"{self._topic}[{partition}] shows {count} events of {part.count} in "
                 f"[{part.first}, {part.end}): the topic was tampered with"
             )
 
@@ -329,51 +290,41 @@ class _Feeds:
             f"retention has deleted events of transaction {record.txn_id.hex()} in {self._stream}"
         )
 
-    def _stand_at(self, partition: int, offset: int) -> _Feed:
-        """The feed, with all from this offset on still to come."""
-        feed = self._feeds.get(partition)
-        native = self._consumer.native
-        if feed is None:
-            feed = self._feeds[partition] = _Feed(offset, deque())
-            self._consumer.add(self._topic, {partition: offset})
-        elif not feed.next_offset <= offset <= feed.next_offset + _SKIP_BY_READING:
-            feed.waiting.clear()
-            self._resume(partition, feed)
-            native.seek(TopicPartition(self._topic, partition, offset))
-        feed.next_offset = offset
-        return feed
+    def _stand_at(self, partition: int, offset: int) -> deque[Portion]:
+        """What is fetched of a partition, with all from this offset on there or still to come."""
+        taken = self._next.get(partition)
+        fetched = self._feed.positions(self._topic, [partition]).get(partition, 0)
+        if taken is None or not taken <= offset <= max(fetched, taken + _SKIP_BY_READING):
+            self._fetched[partition] = deque()
+            self._feed.add(self._topic, {partition: offset})
+        self._next[partition] = offset
+        return self._fetched[partition]
 
-    def _resume(self, partition: int, feed: _Feed) -> None:
-        if feed.paused:
-            feed.paused = False
-            self._consumer.native.resume([TopicPartition(self._topic, partition)])
-
-    def _fill(self, partition: int, feed: _Feed, record: CommitRecord) -> None:
-        """Read until this partition has something; other partitions' messages wait for their turn."""
-        self._resume(partition, feed)
-        deadline = time.monotonic() + self._timeout
-        while not feed.waiting:
-            if self._closed:
+    def _upcoming(
+        self, portions: deque[Portion], part: SegmentCommit, record: CommitRecord
+    ) -> bool:
+        """Whether there is more of the part, which is fetched then."""
+        clock, partition = self._source.clock, part.partition
+        deadline = clock.monotonic() + self._timeout
+        while True:
+            while portions:
+                offset = portions[0].first()
+                if offset is not None:
+                    return offset < part.end
+                portions.popleft()
+            if self._feed.positions(self._topic, [partition])[partition] >= part.end:
+                return False
+            if self.closed:
                 raise IllegalState("the reader is closed")
-            batch = self._consumer.next_batch(deadline)
-            if not batch:
-                self._check_there(partition, feed.next_offset, record)
+            if clock.monotonic() >= deadline:
+                self._check_there(partition, part.first, record)
                 raise DeadlineExceeded(
-                    f"{self._topic}[{partition}] did not show offset {feed.next_offset} in time"
+                    f"{self._topic}[{partition}] did not show offset {self._next[partition]} in time"
                 )
-            for message in batch:
-                self._feeds[message.partition()].waiting.append(message)
-            for number, other in self._feeds.items():
-                if other is not feed and not other.paused and len(other.waiting) > _MOST_WAITING:
-                    other.paused = True
-                    self._consumer.native.pause([TopicPartition(self._topic, number)])
-
-    def close(self) -> None:
-        self._closed = True
-        self._consumer.close()
-
-    def leak(self) -> None:
-        self._consumer.leak()
+            # What others bring meanwhile waits for its turn.
+            held = {TopicPartition(self._topic, p) for p, some in self._fetched.items() if some}
+            for portion in self._feed.next(deadline, held):
+                self._fetched[portion.place.partition].append(portion)
 
 
 class TransactionEvents:
@@ -383,8 +334,8 @@ class TransactionEvents:
     if retention has come to them meanwhile. Events of one key are in order.
     """
 
-    def __init__(self, feeds: _Feeds, record: CommitRecord) -> None:
-        self._feeds = feeds
+    def __init__(self, parts: _Parts, record: CommitRecord) -> None:
+        self._parts = parts
         self._record = record
         self._in_hand: list[Event] | None = None
 
@@ -400,4 +351,4 @@ class TransactionEvents:
 
     def _read(self) -> Iterator[Event]:
         for part in self._record.segments:
-            yield from self._feeds.read(part, self._record)
+            yield from self._parts.read(part, self._record)

@@ -1,8 +1,8 @@
 """Bytes <-> records: ``[format version][record type][Avro body]``, see ``docs/protocol.md``.
 
-The two leading bytes let every reader refuse by name what it does not know, before it parses
-anything. Lengths that a hostile sender claims cost nothing: fastavro reads from bytes in memory,
-and allocates no more than lies there.
+The two leading bytes let every reader refuse an unknown record by name, before it parses anything.
+Lengths that a hostile sender claims cost nothing: fastavro reads from bytes in memory, and allocates
+no more than lies there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from anabranch.schemas import records as r
 
 FORMAT_VERSION = 1
 
-# Record type -> class. Numbers are for ever; a changed record gets a new number or a new version.
+# Record type -> class. A number is never used again; a changed record gets a new number or a new version.
 TYPES: dict[int, type] = {
     1: r.FindScope,
     2: r.CreateStream,
@@ -85,7 +85,7 @@ _Walk = Callable[[bytes, int], int]  # from where a value begins to behind it
 
 
 class _Packaged(AbstractSchemaRepository):
-    """Finds the schemas that lie in this package."""
+    """Finds the schemas in this package."""
 
     def load(self, name: str) -> Any:
         file = files("anabranch.schemas") / (name.rpartition(".")[2] + ".avsc")
@@ -169,7 +169,7 @@ def decode_as(cls: type[T], data: bytes) -> T:
 
 @cache
 def _walk(cls: Any) -> _Walk:
-    """A walk over a record's bytes that names the field which is not as Avro has it.
+    """A walk over a record's bytes that names the first field that is no valid Avro.
 
     fastavro takes -1 for the last branch of a union, or the last symbol of an enum, and any byte for true.
     """
@@ -246,7 +246,7 @@ def _wrong(due: str, found: object) -> int:
 
 
 def _int32(value: int) -> int:
-    # fastavro takes any 64 bits for an Avro int; what is read must be writable again, anywhere.
+    # fastavro takes any 64 bits for an Avro int; a value read must be writable again, anywhere.
     if type(value) is not int:
         raise TypeError(f"{value!r} is not an int")
     if not -(1 << 31) <= value < 1 << 31:

@@ -1,12 +1,12 @@
-"""The hottest records by hand: a one-shot on its way in, and what is said of it on the way out.
+"""The hottest records by hand: a one-shot on its way in, and the records about it on the way out.
 
-`anabranch.schemas.codec` asks here first. These functions know the common form of a few records and decide
-nothing: whatever is unusual (long forms of numbers, arrays in several blocks, values of other types, bytes that
-end early) raises one of `DECLINED`, and fastavro then reads or writes it, or says what is wrong. So acceptance
-and errors are fastavro's alone, and what is done here is equal to what it does, byte for byte.
+`anabranch.schemas.codec` asks here first. These functions know the common form of a few records. Any other (long
+forms of numbers, arrays in several blocks, values of other types, bytes that end early) raises one of `DECLINED`:
+then fastavro reads or writes the record, or says what is wrong. So acceptance and errors are fastavro's alone,
+and results here equal fastavro's, byte for byte.
 
-Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one
-byte, never goes back, and at the end the place must be that of the data's end.
+Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one byte
+and never goes back, and the last one must end where the data ends.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ONE_SHOT = b"\x01\x08"
 _REPLY = b"\x01\x20"
 _TXN_ROW = b"\x01\x44"
 _COMMIT_RECORD = b"\x01\x62"
-_OUTCOME = 6  # its place in the union of a reply's results
+_OUTCOME = 6  # place in the union of a reply's results
 _TXN_ID_SIZE = 16
 _SECRET_SIZE = 32
 _MAX_NAME = 256  # longer strings are not remembered
 _NULL = b"\x00"
-_END = b"\x00"  # of an array; an empty array is nothing else
-_SHIFTS = tuple(range(7, 64, 7))  # of a number's bytes after the first
+_END = b"\x00"  # ends an array; an empty array is nothing else
+_SHIFTS = tuple(range(7, 64, 7))  # for a number's bytes after the first
 _PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
 _NO_LOSSES = b"\x00\x00\x00"  # nothing rejected or left out, no reason
 _STATES: tuple[str, ...] = get_args(r.TxnState)
@@ -37,7 +37,7 @@ _STATE_BYTES = {state: bytes((2 * i,)) for i, state in enumerate(_STATES)}
 
 
 class Unusual(ValueError):
-    """Not the form that is known here."""
+    """A form that is not known here."""
 
 
 # -- writing ------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ class Unusual(ValueError):
 
 @lru_cache(1 << 12, typed=True)
 def _long(value: int) -> bytes:
-    """An int or long. Times and offsets come again and again in the records of a round."""
+    """An int or long. Times and offsets often repeat in the records of a round."""
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
         raise Unusual
     return _varint(value << 1 ^ value >> 63)
@@ -76,7 +76,7 @@ _SOME = tuple(b"\x02" + _varint(2 * size) for size in range(4096))
 
 
 def _some(size: int) -> bytes:
-    """What stands before so many bytes where null is allowed too."""
+    """The bytes before a nullable field of ``size`` bytes."""
     return _SOME[size] if size < len(_SOME) else b"\x02" + _varint(2 * size)
 
 
@@ -91,7 +91,7 @@ _known_string = lru_cache(1 << 10, typed=True)(_string)
 
 
 def _name(text: str) -> bytes:
-    """A string that comes again and again."""
+    """A string that often repeats."""
     return _known_string(text) if len(text) <= _MAX_NAME else _string(text)
 
 
@@ -245,7 +245,7 @@ def _read_long(data: bytes, at: int) -> tuple[int, int]:
         for shift in _SHIFTS:
             byte = data[at]
             at += 1
-            # Less the bit by which the byte before said that another one follows.
+            # Less the bit that marks the byte before as not the last.
             value += (byte << shift) - (1 << shift)
             if byte < 0x80:
                 break
@@ -283,7 +283,7 @@ _known_text = lru_cache(1 << 10)(bytes.decode)
 
 
 def _read_name(data: bytes, at: int) -> tuple[str, int]:
-    """A string that comes again and again."""
+    """A string that often repeats."""
     size, start = _read_size(data, at)
     if size > _MAX_NAME:
         return _read_string(data, at)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from anabranch.core.ids import NO_TXN, split_stream
 from anabranch.core.vectors import told
-from anabranch.reading.history_search import Found
+from anabranch.reading.history import Found
 from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentCommit
 from anabranch.spark.positions import Position, raised
 

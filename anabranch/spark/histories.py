@@ -5,24 +5,19 @@ It lives in the planner's process, on connections of its own.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from anabranch.clock import SystemClock
 from anabranch.core.ids import split_stream
 from anabranch.core.round import DIRECTLY_BEFORE
-from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.group_member import CommittedConsumer, partitions_of
-from anabranch.librdkafka.options import Options, named_options
-from anabranch.reading.history_search import Found, HistorySearch
+from anabranch.ports import TopicPartition
+from anabranch.reading.committed_log import partitions_of
+from anabranch.reading.history import Found
+from anabranch.reading.history_search import HistorySearch
 from anabranch.spark.options import Connection
 from anabranch.spark.positions import BEGIN, Position, raised
 from anabranch.spark.tail import HistoryTail
 from anabranch.topics.names import history_topic, stream_topic
-
-# That nothing follows shows only when a fetch was waited for. Who has nothing to do rests, and does not fetch.
-_QUICK = {"fetch.wait.max.ms": 20}
 
 
 class Histories:
@@ -32,48 +27,26 @@ class Histories:
         """Raises: UnknownStream, NotReady, DeadlineExceeded, UnsupportedSetting."""
         self.streams = tuple(streams)
         self._timeout = connection.timeout
-        given = dict(connection.librdkafka)
-        self._options = Options(connection.bootstrap, named_options(given, {}))
-        self._admin = KafkaAdmin(self._options, SystemClock())
-        self._searching: dict[str, tuple[CommittedConsumer, HistorySearch]] = {}
+        self._source = connection.reader_ports().committed_log(connection.timeout)
+        self._searches: dict[str, HistorySearch] = {}
         self._tails: dict[str, HistoryTail] = {}
-        partitions_of(self._admin, list(self.streams), self._deadline())
+        partitions_of(self._source, self.streams, self._deadline())
 
     def close(self) -> None:
         """Free everything."""
-        for consumer, _ in self._searching.values():
-            consumer.close()
-        for tail in self._tails.values():
-            tail.close()
-        self._searching.clear()
-        self._tails.clear()
+        self._source.close()
 
     def search(self, stream: str) -> HistorySearch:
         """Finds records in a stream's history."""
-        found = self._searching.get(stream)
-        if found is None:
-            consumer = self._consumer(stream)
-            search = HistorySearch(consumer, self._admin, stream, self._timeout)
-            found = self._searching[stream] = (consumer, search)
-        return found[1]
+        if stream not in self._searches:
+            self._searches[stream] = HistorySearch(self._source, stream, self._timeout)
+        return self._searches[stream]
 
     def tail(self, stream: str) -> HistoryTail:
         """Reads a stream's history on."""
         if stream not in self._tails:
-            self._tails[stream] = HistoryTail(self._consumer(stream), stream)
+            self._tails[stream] = HistoryTail(self._source, stream)
         return self._tails[stream]
-
-    def _consumer(self, stream: str) -> CommittedConsumer:
-        consumer = CommittedConsumer(self._options, group=None, eof=True, special=_QUICK)
-        consumer.learn(history_topic(stream))  # else the first fetch may take a second
-        return consumer
-
-    def rest(self) -> None:
-        """Nothing is asked for a while: fetch nothing."""
-        for consumer, _ in self._searching.values():
-            consumer.unassign()
-        for tail in self._tails.values():
-            tail.rest()
 
     # -- places ---------------------------------------------------------------------------------------
 
@@ -107,7 +80,7 @@ class Histories:
     def removed(self, stream: str) -> dict[int, int]:
         """Partition -> the first offset that is still there, of those of which retention removed some."""
         topic = stream_topic(stream)
-        count = partitions_of(self._admin, [stream], self._deadline())[topic]
+        count = partitions_of(self._source, [stream], self._deadline())[topic]
         firsts = self.first_offsets((stream, partition) for partition in range(count))
         return {partition: first for (_, partition), first in firsts.items() if first}
 
@@ -119,9 +92,11 @@ class Histories:
         self, places: Iterable[tuple[str, int]]
     ) -> tuple[dict[tuple[str, int], int], dict[str, int]]:
         """Likewise, and of the histories of these streams: stream -> the first offset that is still there."""
-        topics = {(stream_topic(stream), p): (stream, p) for stream, p in places}
-        histories = {(history_topic(stream), 0): stream for stream, _ in topics.values()}
-        found = self._admin.start_offsets([*topics, *histories], self._deadline())
+        topics = {TopicPartition(stream_topic(stream), p): (stream, p) for stream, p in places}
+        histories = {
+            TopicPartition(history_topic(stream), 0): stream for stream, _ in topics.values()
+        }
+        found = self._source.start_offsets([*topics, *histories], self._deadline())
         return (
             {place: found[topic] for topic, place in topics.items()},
             {stream: found[topic] for topic, stream in histories.items()},
@@ -129,8 +104,8 @@ class Histories:
 
     def is_cut(self, stream: str, after: int) -> bool:
         """Whether records behind the record ``after`` are deleted."""
-        place = (history_topic(stream), 0)
-        if self._admin.start_offsets([place], self._deadline())[place] <= after + 1:
+        place = TopicPartition(history_topic(stream), 0)
+        if self._source.start_offsets([place], self._deadline())[place] <= after + 1:
             return False
         oldest = self.search(stream).not_beyond({})
         if oldest is None:
@@ -153,10 +128,10 @@ class Histories:
     def ends(self) -> dict[str, tuple[int, int]]:
         """(committed end, end) of each history. What is below a committed end is decided in all streams of the
         scope, and stands below these ends there."""
-        topics = {(history_topic(stream), 0): stream for stream in self.streams}
-        committed = self._admin.end_offsets(topics, self._deadline(), committed=True)
+        topics = {TopicPartition(history_topic(stream), 0): stream for stream in self.streams}
+        committed = self._source.end_offsets(topics, self._deadline(), committed=True)
         alone = len(self._by_scope()) == len(self.streams)
-        ends = committed if alone else self._admin.end_offsets(topics, self._deadline())
+        ends = committed if alone else self._source.end_offsets(topics, self._deadline())
         return {stream: (committed[place], ends[place]) for place, stream in topics.items()}
 
     def _by_scope(self) -> Mapping[str, list[str]]:
@@ -166,4 +141,4 @@ class Histories:
         return scopes
 
     def _deadline(self) -> float:
-        return time.monotonic() + self._timeout
+        return self._source.clock.monotonic() + self._timeout

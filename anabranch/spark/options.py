@@ -10,8 +10,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from anabranch.client.connect import BOOTSTRAP_VARIABLE
+from anabranch.client.connect import BOOTSTRAP_VARIABLE, reader_ports
 from anabranch.errors import InvalidArgument
+from anabranch.reading.committed_log import ReaderPorts
 from anabranch.topics.names import DEFAULT_PREFIX
 
 _KAFKA = "kafka."
@@ -29,6 +30,10 @@ class Connection:
     prefix: str
     timeout: float
     librdkafka: tuple[tuple[str, str], ...] = field(repr=False)  # may hold secrets
+
+    def reader_ports(self) -> ReaderPorts:
+        """What readers ask of it. `UnsupportedSetting`."""
+        return reader_ports(self.bootstrap, dict(self.librdkafka))
 
 
 class Options:

@@ -113,14 +113,11 @@ def read_range(
         return
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from anabranch.librdkafka.options import Options as ClientOptions
-    from anabranch.librdkafka.options import named_options
     from anabranch.reading.event_columns import SCHEMA
     from anabranch.reading.ranges import RangeReader
 
     wanted = to_arrow_schema(schema, timezone="UTC")
-    options = ClientOptions(connection.bootstrap, named_options(dict(connection.librdkafka), {}))
-    with RangeReader(options, connection.timeout) as reader:
+    with RangeReader(connection.reader_ports(), connection.timeout) as reader:
         for batch in reader.read(
             found.stream,
             found.partition,

@@ -12,7 +12,8 @@ from pyspark.sql.types import StructType
 
 from anabranch.core.ids import segment_epoch
 from anabranch.core.round import NO_PREVIOUS
-from anabranch.reading.history_search import Found, HistorySearch
+from anabranch.reading.history import Found
+from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import CommitRecord
 from anabranch.spark.clients import client_of
 from anabranch.spark.columns import check_schema

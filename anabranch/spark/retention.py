@@ -78,6 +78,4 @@ def _first_event(histories: Histories, found: EventRange, before: Position) -> i
             tail.pop()
     except NotYet as error:
         raise NotReady(str(error)) from error
-    finally:
-        histories.rest()
     return found.end

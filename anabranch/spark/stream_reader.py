@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from anabranch.core.hybrid_time import from_datetime
 from anabranch.errors import InvalidArgument, RetryError
-from anabranch.reading.history_search import Found
+from anabranch.reading.history import Found
 from anabranch.spark.admission import Limits, admit
 from anabranch.spark.columns import check_schema
 from anabranch.spark.histories import Histories
@@ -72,7 +72,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query begins."""
         # An end is another one a minute later: so it is marked, and `latestOffset` has it kept at once.
         positions = self._histories.begin(self._start)
-        self._histories.rest()
         return to_json(positions, new=self._start != "begin")
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -82,7 +81,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """What there is now is what will be read."""
         self._target = self._histories.heads()
-        self._histories.rest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends; ``start`` itself if there is nothing to read."""
@@ -103,7 +101,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = self._histories.ends()
             if self._latest is None or self._latest[0] != ends:
                 heads = self._histories.heads()
-                self._histories.rest()
                 found = {
                     s: Position(at.offset, raised(at.vector(), {})) for s, at in heads.items() if at
                 }
@@ -154,14 +151,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             far = sum(ends[stream][0] - at.after for stream, at in positions.items())
             if far > _FAR or self._target is not None:
                 heads = self._target or histories.heads()
-                histories.rest()
                 return _jumped(positions, heads)
         fronts = {}
         for stream, at in positions.items():
             fronts[stream] = histories.tail(stream)
             fronts[stream].begin(at.after, *ends[stream])
         admitted = admit(positions, fronts, Limits(most, self._whole, self._by_epoch))
-        histories.rest()
         if admitted.all and self._target is None:
             self._latest = ends, to_json(admitted.positions)
         return admitted.positions

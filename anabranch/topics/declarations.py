@@ -1,8 +1,8 @@
-"""All topics, declared as data: settings and why. They are created and checked from here only.
+"""All topics, declared as data: settings and reasons. They are created and checked from here only.
 
-A setting that is weaker than declared, or that would change what is stored, is refused by name with what to
-set (`TopicMisconfigured`): a transaction that survives everything but its topics is worth nothing. Settings are
-those of Kafka's topic-level configuration.
+A setting that is weaker than declared, or that would change stored records, is refused by name with the value to
+set (`TopicMisconfigured`): no transaction is safer than its topics. Settings are those of Kafka's topic-level
+configuration.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ DAY_MS = 24 * HOUR_MS
 MAX_LONG = (1 << 63) - 1
 DEFAULT_REPLY_PARTITIONS = 8
 _BIG_RECORDS = 16 << 20
-INVALID_REPLICATION_FACTOR = 38  # of brokers' error codes
+INVALID_REPLICATION_FACTOR = 38  # one of brokers' error codes
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A topic setting: what a topic is created with, what is accepted of one that exists, and why."""
+    """A topic setting: its value at creation, the values accepted of an existing topic, and why."""
 
     name: str
     value: str
@@ -68,7 +68,7 @@ def _at_least(name: str, least: int, why: str, *, created: int | None = None) ->
 
 
 def _kept(name: str, least: int, why: str, *, created: int) -> Setting:
-    """A retention, where -1 is for ever."""
+    """A retention, where -1 is unlimited."""
     return Setting(name, str(created), lambda found: int(found) < 0 or int(found) >= least, why)
 
 
@@ -77,12 +77,12 @@ def _forever(name: str, why: str) -> Setting:
 
 
 def _created(name: str, value: str, why: str) -> Setting:
-    """What a topic is created with; any other choice is the operator's."""
+    """A setting at creation only: an operator may change it."""
     return Setting(name, value, lambda _: True, why)
 
 
 _VERBATIM = _is(
-    "compression.type", "producer", "spliced batches are stored as they come, not packed anew"
+    "compression.type", "producer", "spliced batches are stored as they come, not packed again"
 )
 _CREATE_TIME = _is("message.timestamp.type", "CreateTime", "events carry their own time")
 _ANY_FUTURE = _at_least(
@@ -98,7 +98,7 @@ _CLEAN = _is(
     "false",
     "a replica that lags must not undo what was acknowledged",
 )
-_ANY_SIZE = _forever("retention.bytes", "nothing may go because much else came")
+_ANY_SIZE = _forever("retention.bytes", "size must not delete unread records")
 
 COMMANDS: tuple[Setting, ...] = (
     _is("cleanup.policy", "delete", "requests are not keyed"),
@@ -160,7 +160,7 @@ STATUS: tuple[Setting, ...] = (
     _CLEAN,
 )
 JOURNAL: tuple[Setting, ...] = (
-    _is("cleanup.policy", "delete", "the controller deletes what nobody needs"),
+    _is("cleanup.policy", "delete", "the controller deletes unneeded records"),
     _forever("retention.ms", "an open transaction may be old; time must not delete its writes"),
     _ANY_SIZE,
     _created("segment.ms", str(HOUR_MS), "only closed segments are freed once they are cut"),
@@ -200,14 +200,14 @@ STREAM: tuple[Setting, ...] = (
     _ANY_PAST,
     _CLEAN,
 )
-# What a user may choose for a stream's topic; sizes and durability go for its journal too. The settings of
-# scaling (`anabranch.core.autoscale.SETTINGS`) are no topic's.
+# Settings that a user may choose for a stream's topic; sizes and durability go for its journal too. The settings
+# of scaling (`anabranch.core.autoscale.SETTINGS`) are no topic's.
 STREAM_SETTINGS = frozenset(stream_settings.TOPIC)
 _SHARED_WITH_JOURNAL = frozenset((MAX_MESSAGE, MIN_ISR, "segment.bytes"))
 
 
 class ControlTopics(NamedTuple):
-    """The control topics as they are. ``command_bytes``: what the commands topic takes."""
+    """The control topics as they are. ``command_bytes``: the most that the commands topic takes."""
 
     control_partitions: int
     reply_partitions: int
@@ -222,15 +222,14 @@ def create_control_topics(
     replication_factor: int = -1,
     reply_partitions: int = DEFAULT_REPLY_PARTITIONS,
 ) -> ControlTopics:
-    """Create what is missing of commands, control, status and replies, and check all.
+    """Create those of commands, control, status and replies that are missing, and check all.
 
-    Returns what they are like. More control partitions than asked for are
-    fine: they were added to serve new scopes.
+    More control partitions than asked for are fine: they were added to serve new scopes.
 
     Raises:
         TopicMisconfigured: one that exists is not as declared; the message says what to set.
         LogRefused: the broker does not create one, with its reason.
-        NotReady: the broker that was asked does not know what was created (yet).
+        NotReady: the broker that was asked does not know a new topic (yet).
     """
     declared = (
         (commands_topic(prefix), control_partitions, COMMANDS),
@@ -254,10 +253,10 @@ def create_stream_topics(
 ) -> dict[int, int]:
     """Create and check a stream's three topics; returns the stream's end offset on each partition.
 
-    ``adopt``: the stream's topic may have records. Where one that is there does not suit, none is created.
+    ``adopt``: the stream's topic may have records. If an existing topic does not suit, none is created.
 
     Raises:
-        TopicNotEmpty: it has some, or had.
+        TopicNotEmpty: it has records, or had.
         UnsupportedSetting: a setting that a stream does not take.
         InvalidArgument: an impossible number of segments or replicas, or value of a scaling setting.
         TopicMisconfigured, LogRefused: as `create_control_topics`.
@@ -278,7 +277,7 @@ def create_stream_topics(
         _check_empty(log, there[stream_topic(stream)])
     _refuse([w for n, p, s, _ in declared if n in there for w in problems(there[n], s, at_least=p)])
     _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in declared])
-    # Of a topic that was there before, all partitions are the stream's.
+    # All partitions of an earlier topic become the stream's.
     count = _check_topics(log, stream, segments, all_partitions=True)
     places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
     ends = log.end_offsets(places, committed=False)
@@ -286,7 +285,7 @@ def create_stream_topics(
 
 
 def topic_ids(log: Log, stream: str) -> tuple[str, ...]:
-    """The ids of a stream's topics: stream, journal, history. None where brokers know no ids."""
+    """The ids of a stream's topics: stream, journal, history; empty if brokers know no ids."""
     names = topics_of(stream)
     infos = _describe(log, names)
     ids = tuple(infos[name].topic_id for name in names)
@@ -294,7 +293,7 @@ def topic_ids(log: Log, stream: str) -> tuple[str, ...]:
 
 
 def _check_empty(log: Log, topic: TopicInfo) -> None:
-    """No record was ever written there: a stream of ours writes none before it is created to the end."""
+    """`TopicNotEmpty` for records ever written: our streams write none before their creation ends."""
     places = [TopicPartition(topic.name, p) for p in range(topic.partitions)]
     ends = log.end_offsets(places, committed=False)
     if any(ends.values()):
@@ -308,7 +307,7 @@ def _check_empty(log: Log, topic: TopicInfo) -> None:
 
 
 def refusal_of(error: LogRefused) -> AnabranchError:
-    """What the broker's refusal to make or grow a stream's topics is to whoever asked for that."""
+    """The answer to an asker when the broker refuses to make or grow a stream's topics."""
     if error.error == INVALID_REPLICATION_FACTOR:
         return NotReady(
             f"too few brokers are up: {error}; start some, or ask for fewer replicas ({REPLICATION})"
@@ -319,37 +318,37 @@ def refusal_of(error: LogRefused) -> AnabranchError:
 
 
 def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
-    """Grow a stream's topics to so many partitions, and check them; nothing is ever taken away.
+    """Grow a stream's topics to ``partitions``, and check them; no partition is ever taken away.
 
     Safe to repeat; topics with more partitions are left as they are. No partition of theirs is read: one in
-    trouble must not make this fail once they have grown, since anybody may write plainly to what is new.
+    trouble must not make this fail once they have grown, as any client may write plainly to new ones.
 
     Raises:
         LogRefused: (3) a topic does not exist; the broker does not grow one, with its reason.
         TopicMisconfigured: as `create_stream_topics`.
     """
-    # The journal first: whoever finds a partition of the stream finds its journal too.
+    # The journal first: a client that finds a partition of the stream finds its journal too.
     for name in (journal_topic(stream), stream_topic(stream)):
         log.add_partitions(name, partitions)
     _check_topics(log, stream, partitions)
 
 
 def _check_topics(log: Log, stream: str, partitions: int, *, all_partitions: bool = False) -> int:
-    """Check a stream's three topics; how many partitions the stream's has."""
+    """Check a stream's three topics; returns the number of the stream's partitions."""
     infos = _describe(log, topics_of(stream))
     target, journal = infos[stream_topic(stream)], infos[journal_topic(stream)]
     wrong = stream_problems(stream, infos, partitions)
     if all_partitions and partitions <= journal.partitions < target.partitions:
         wrong.append(
             f"{journal.name}: it has {journal.partitions} partitions and {target.name} {target.partitions}; add "
-            "some until they are equal (who writes to a segment writes to the journal's partition of its number)"
+            "some until they are equal (a segment's writers write to the journal partition of its number)"
         )
     _refuse(wrong)
     return target.partitions
 
 
 def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> list[str]:
-    """What is wrong with a topic: each setting by name, with what to set and why.
+    """The faults of a topic: each setting by name, with the value to set and why.
 
     A setting that the broker does not know (an older one) is not judged.
     """
@@ -381,7 +380,7 @@ def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> 
 
 
 def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -> list[str]:
-    """Problems of a stream's three topics, each as `problems` says it."""
+    """Problems of a stream's three topics, each in the words of `problems`."""
     target, journal, history = (infos[name] for name in topics_of(stream))
     wrong = [
         *problems(target, STREAM, at_least=partitions),
@@ -391,7 +390,7 @@ def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int
     if int(target.config.get(MAX_MESSAGE, 0)) < int(journal.config.get(MAX_MESSAGE, 0)):
         wrong.append(
             f"{target.name}: {MAX_MESSAGE}={target.config[MAX_MESSAGE]} is less than its journal's; "
-            f"set {journal.config[MAX_MESSAGE]} (what the journal took must fit into the stream)"
+            f"set {journal.config[MAX_MESSAGE]} (the journal's records must fit into the stream)"
         )
     return wrong
 
@@ -409,7 +408,7 @@ def _create(log: Log, specs: Sequence[TopicSpec]) -> None:
 
 
 def _durable(log: Log, spec: TopicSpec) -> TopicSpec:
-    """The spec with two replicas in sync, wherever there are two; brokers' own default is one."""
+    """The spec with two replicas in sync, if there are two; brokers' own default is one."""
     if MIN_ISR in spec.config:
         return spec
     factor: int | None = spec.replication_factor

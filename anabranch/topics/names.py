@@ -9,7 +9,7 @@ DEFAULT_PREFIX = "anabranch"
 
 
 def commands_topic(prefix: str = DEFAULT_PREFIX) -> str:
-    """Requests to controllers."""
+    """The topic of requests to controllers."""
     return f"{prefix}.commands"
 
 
@@ -19,22 +19,22 @@ def control_topic(prefix: str = DEFAULT_PREFIX) -> str:
 
 
 def replies_topic(prefix: str = DEFAULT_PREFIX) -> str:
-    """Controllers' answers."""
+    """The topic of controllers' answers."""
     return f"{prefix}.replies"
 
 
 def status_topic(prefix: str = DEFAULT_PREFIX) -> str:
-    """The status log."""
+    """The topic of the status log."""
     return f"{prefix}.status"
 
 
 def controllers_group(prefix: str = DEFAULT_PREFIX) -> str:
-    """The consumer group whose assignment hints who should lead which control partition."""
+    """The consumer group whose assignment hints which controller should lead a control partition."""
     return f"{prefix}.controllers"
 
 
 def transactional_ids(control_partition: int, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
-    """The transactional ids of a control partition: A and B in turn, the others stand in for a busy one."""
+    """The transactional ids of a control partition: A and B in turn, the others replace a busy one."""
     return tuple(f"{prefix}.control.{control_partition}.{letter}" for letter in "abcdef")
 
 

@@ -322,14 +322,14 @@ def test_a_transaction_that_came_too_late_is_given_to_who_goes_on(
 ) -> None:
     results = commit_many(client, stream, 4)
     with client.read_transactions(stream, group=group, timeout=QUIET_S) as reader:
-        events, calls = reader._feeds.events, itertools.count()
+        events, calls = reader._parts.events, itertools.count()
 
         def late(record: CommitRecord) -> object:
             if next(calls) in (1, 3):
                 raise errors.DeadlineExceeded("too late")
             return events(record)
 
-        monkeypatch.setattr(reader._feeds, "events", late)
+        monkeypatch.setattr(reader._parts, "events", late)
         given = [next(reader).txn_id]
         with pytest.raises(errors.DeadlineExceeded):
             next(reader)

@@ -36,8 +36,9 @@ from anabranch.errors import AnabranchError, NotAuthorized, NotReady, OutcomeUnk
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.free_ports import free_port
 from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.group_member import CommittedConsumer
+from anabranch.librdkafka.group_member import KafkaGroupMember
 from anabranch.librdkafka.options import Options
+from anabranch.ports import TopicPartition
 from anabranch.processors.metrics import TABLE
 from anabranch.topics.names import stream_topic
 from tests.cluster import ControllerProcess
@@ -362,8 +363,8 @@ def test_a_group_without_the_right_is_named_at_once(
                     assert not list(reader)
 
             refused(read, said)
-        consumer = CommittedConsumer(Options(broker.bootstrap, {}), group=group)
-        place = stream_topic(stream), 0
+        consumer = KafkaGroupMember(Options(broker.bootstrap, {}), group)
+        place = TopicPartition(stream_topic(stream), 0)
         try:
             assert consumer.committed([place]) == {}
             # A member's right includes Describe, with which offsets can be asked for.

@@ -12,13 +12,13 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import anabranch
+from anabranch.client.connect import reader_ports
 from anabranch.errors import (
     DeadlineExceeded,
     InvalidArgument,
     SnapshotExpired,
     UnknownStream,
 )
-from anabranch.librdkafka.options import Options
 from anabranch.reading.event_columns import SCHEMA
 from anabranch.reading.ranges import RangeReader
 from anabranch.topics.names import stream_topic
@@ -30,17 +30,9 @@ QUIET_S = 1.0
 LONG_S = 60.0
 
 
-def reader_of(cluster: Cluster, path: str, timeout: float = LONG_S) -> RangeReader:
-    """A reader over the raw log, or over librdkafka: an option that only that one knows decides it."""
-    given = {} if path == "raw" else {"socket.max.fails": 1}
-    reader = RangeReader(Options(cluster.bootstrap, given), timeout)
-    assert type(reader._source).__name__ == {"raw": "RawSource", "librdkafka": "KafkaSource"}[path]
-    return reader
-
-
-@pytest.fixture(params=["raw", "librdkafka"])
-def reader(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[RangeReader]:
-    with reader_of(cluster, request.param) as made:
+@pytest.fixture
+def reader(cluster: Cluster) -> Iterator[RangeReader]:
+    with RangeReader(reader_ports(cluster.bootstrap, {}), LONG_S) as made:
         yield made
 
 
@@ -189,9 +181,8 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception]]] = {
 }
 
 
-@pytest.mark.parametrize("path", ["raw", "librdkafka"])
 @pytest.mark.parametrize("case", WRONG)
-def test_errors_say_what_to_do(cluster: Cluster, scenario: Scenario, path: str, case: str) -> None:
+def test_errors_say_what_to_do(cluster: Cluster, scenario: Scenario, case: str) -> None:
     changes, error = WRONG[case]
     call: dict[str, Any] = {
         "stream": scenario.stream,
@@ -199,7 +190,7 @@ def test_errors_say_what_to_do(cluster: Cluster, scenario: Scenario, path: str, 
         "first": 0,
         "end": 5,
     } | changes
-    with reader_of(cluster, path, timeout=3.0) as reader, pytest.raises(error):
+    with RangeReader(reader_ports(cluster.bootstrap, {}), 3.0) as reader, pytest.raises(error):
         list(reader.read(**call))
 
 

@@ -10,9 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import anabranch
 
 LONG_S = 30.0
-LIBRDKAFKA = {
-    "socket.max.fails": 1
-}  # an option that raw connections don't know: librdkafka fetches
 
 
 def by_key(events: Iterable[anabranch.Event]) -> dict[bytes, list[int]]:
@@ -24,7 +21,7 @@ def by_key(events: Iterable[anabranch.Event]) -> dict[bytes, list[int]]:
 
 
 class Members:
-    """Members of a group, each in a thread with a client of its own; every second one fetches by librdkafka."""
+    """Members of a group, each in a thread with a client of its own."""
 
     def __init__(self, bootstrap: str, stream: str, group: str) -> None:
         self._bootstrap = bootstrap
@@ -43,7 +40,7 @@ class Members:
 
     def _read(self, who: int, leaving: threading.Event) -> None:
         with (
-            anabranch.connect(self._bootstrap, config=LIBRDKAFKA if who % 2 else {}) as client,
+            anabranch.connect(self._bootstrap) as client,
             client.read(self._stream, group=self._group, timeout=0.2) as reader,
         ):
             while not leaving.is_set():

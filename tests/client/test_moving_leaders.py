@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from anabranch.errors import NotReady
 from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.group_member import CommittedConsumer
 from anabranch.librdkafka.options import Options
-from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 from tests.client.doubles import ManualClock
 
 NO_OFFSET = -1001
@@ -64,74 +61,16 @@ class Admin(KafkaAdmin):
         self._client = cast("AdminClient", brokers)
 
 
-ASK: tuple[Callable[[KafkaAdmin, float], dict[tuple[str, int], int]], ...] = (
-    lambda admin, deadline: admin.end_offsets([PLACE], deadline),
-    lambda admin, deadline: admin.start_offsets([PLACE], deadline),
-)
-
-
 @pytest.mark.parametrize("nothing", [-1, NO_OFFSET])
-@pytest.mark.parametrize("ask", ASK, ids=["end", "start"])
-def test_no_offset_is_asked_for_again(
-    nothing: int, ask: Callable[[KafkaAdmin, float], dict[tuple[str, int], int]]
-) -> None:
+def test_no_offset_is_asked_for_again(nothing: int) -> None:
     """After the leaders were asked for anew, by which such questions go."""
     clock = ManualClock()
     brokers = Brokers([nothing, nothing, 7])
-    assert ask(Admin(brokers, clock), clock.monotonic() + 60) == {PLACE: 7}
+    assert Admin(brokers, clock).end_offsets([PLACE], clock.monotonic() + 60) == {PLACE: 7}
     assert (brokers.asked, brokers.learnt) == ([nothing, nothing, 7], 2)
 
 
-@pytest.mark.parametrize("ask", ASK, ids=["end", "start"])
-def test_no_offset_for_ever(
-    ask: Callable[[KafkaAdmin, float], dict[tuple[str, int], int]],
-) -> None:
+def test_no_offset_for_ever() -> None:
     clock = ManualClock()
     with pytest.raises(NotReady):
-        ask(Admin(Brokers([NO_OFFSET]), clock), clock.monotonic() + 60)
-
-
-@dataclass
-class Found:
-    """As the `TopicPartition` of an answer, which has an error perhaps."""
-
-    offset: int
-    error: KafkaError | None = None
-
-
-class Searched:
-    """A `Consumer` that is asked for an offset by time."""
-
-    def __init__(self, answer: int | KafkaError, *, raised: bool = False) -> None:
-        self._answer = answer
-        self._raised = raised
-
-    def offsets_for_times(self, places: Sequence[TopicPartition], timeout: float) -> list[Found]:
-        assert (len(places), places[0].offset) == (1, 1000)
-        if self._raised:
-            raise KafkaException(self._answer)
-        if isinstance(self._answer, KafkaError):
-            return [Found(NO_OFFSET, self._answer)]
-        return [Found(self._answer)]
-
-
-def search(found: Searched) -> int | None:
-    consumer = CommittedConsumer.__new__(CommittedConsumer)
-    consumer.native = cast("LastingConsumer", found)
-    return consumer.offset_for_time("topic", 1000, 5.0)
-
-
-def test_a_search_by_time() -> None:
-    assert search(Searched(12)) == 12
-    assert search(Searched(0)) == 0
-    assert search(Searched(-1)) is None  # nothing is as late
-
-
-@pytest.mark.parametrize(
-    "code", [KafkaError._NOENT, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TIMED_OUT]
-)
-@pytest.mark.parametrize("raised", [False, True], ids=["told", "raised"])
-def test_a_search_by_time_without_a_leader(code: int, raised: bool) -> None:
-    """Not "nothing is as late", by which a reader would begin at the end."""
-    with pytest.raises(NotReady, match="topic can't be searched by time"):
-        search(Searched(KafkaError(code), raised=raised))
+        Admin(Brokers([NO_OFFSET]), clock).end_offsets([PLACE], clock.monotonic() + 60)

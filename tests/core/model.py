@@ -367,7 +367,7 @@ class Model(Ledger):
         batches = [b for b in txn.batches if pending.takes(b)]
         found = sum(b.end - b.first for b in batches)
         if found != txn.committed:
-            reason = f"its journals show {found} of the {txn.committed} records that were decided"
+            reason = f"its journals show {found} of the {txn.committed} records decided"
             self._end_aborted(txn, reason)
             return 0
         where: dict[Place, list[Any]] = {}

@@ -69,7 +69,7 @@ def test_the_state_as_it_is(world: World) -> None:
     world.held = True
     world.write("A", "w1")
     world.commit("A", own=[world.receipt("A", "w1")])
-    waits = "its commit is not decided: it waits for the journal to show what the receipts say"
+    waits = "its commit is not decided: it waits for the journal to cover the receipts"
     assert world.get("A") == f"A COMMIT_IN_PROGRESS ({waits})"
     assert world.resolve("A") == f"A COMMIT_IN_PROGRESS ({waits})"
     world.held = False

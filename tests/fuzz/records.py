@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from anabranch.batches.records import Record
 from anabranch.client.reservation import Reservation
 from anabranch.core.ids import (
     make_txn_id,
@@ -15,7 +16,7 @@ from anabranch.core.ids import (
 from anabranch.core.rows import epoch_key, name_key, split_key, txn_key, writer_key
 from anabranch.core.tokens import Token, check_proof, peek, prove, sign, verify
 from anabranch.errors import InvalidArgument, InvalidToken, MalformedRecord, UnsupportedVersion
-from anabranch.reading.history_search import history_record
+from anabranch.reading.history import history_record
 from anabranch.schemas import codec, fast
 from anabranch.schemas import records as r
 from anabranch.types import Receipt
@@ -49,24 +50,8 @@ def _refused(decode: Run, data: bytes) -> bool:
     return False
 
 
-class HistoryMessage:
-    """A message of a history topic."""
-
-    def __init__(self, value: bytes) -> None:
-        self._value = value
-
-    def topic(self) -> str:
-        return "a.b.history"
-
-    def offset(self) -> int:
-        return 0
-
-    def value(self) -> bytes | None:
-        return self._value
-
-
 def _history() -> Run:
-    return lambda data: history_record(HistoryMessage(data))
+    return lambda data: history_record("a.b.history", Record(0, 0, None, data))
 
 
 def _given_bytes(cls: type[Receipt] | type[Reservation]) -> Run:

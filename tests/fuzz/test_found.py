@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import gzip
 import io
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer
-from confluent_kafka import TopicPartition as Assigned
 
 from anabranch.audit.report import moment_of as audit_moment_of
 from anabranch.batches import compression, framing
 from anabranch.batches.compression import GZIP, ZSTD, compress
-from anabranch.batches.format import Packed, frame, read_header
+from anabranch.batches.format import frame, read_header
 from anabranch.batches.framing import Kind, scan_batch
-from anabranch.batches.records import Record, encode_batch, encode_record
+from anabranch.batches.records import Record, encode_batch
 from anabranch.cli.load_csv import Events, opened
 from anabranch.cli.read import moment_of
 from anabranch.core import limits
@@ -31,19 +28,16 @@ from anabranch.errors import (
     UnsupportedSetting,
     UnsupportedVersion,
 )
-from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire import calls
 from anabranch.kafka.wire.calls import ADD_PARTITIONS_TO_TXN, CREATE_TOPICS, METADATA
-from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.errors import ConnectionBroken, MalformedAnswer
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processors import intake
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.leadership import fold_to_end
-from anabranch.reading.headers import headers_of
-from anabranch.reading.history_search import history_record
+from anabranch.reading.history import history_record
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.spark.avro_rows import parse
@@ -52,7 +46,6 @@ from anabranch.spark.positions import from_json
 from anabranch.topics.names import history_topic, replies_topic, status_topic
 from tests.fuzz.controllers import COMMANDS, STREAM, Place
 from tests.fuzz.mutate import sealed
-from tests.fuzz.records import HistoryMessage
 
 STATUS = TopicPartition(status_topic(), 0)
 HISTORY = TopicPartition(history_topic(STREAM), 0)
@@ -323,45 +316,4 @@ def test_header_rows_that_are_none(data: bytes, why: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("value", [b"", b"hello", SCOPE_ROW])
 def test_foreign_history_records_for_readers(value: bytes) -> None:
     with pytest.raises(NOT_READ, match=r"a\.b\.history has a record at offset 0"):
-        history_record(HistoryMessage(value))
-
-
-def test_header_names_that_are_no_text() -> None:
-    """confluent-kafka fails with a SystemError on them, and so did readers. A mock broker of librdkafka's.
-
-    Where the same line has read many proper ones before, Python itself no longer sees that (see `headers_of`).
-    """
-    maker = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0})
-    (broker,) = maker.list_topics(timeout=20).brokers.values()
-    address = f"{broker.host}:{broker.port}"
-    maker.produce("t", b"makes the topic")
-    maker.flush(20)
-    body = bytearray()
-    proper = (("a", b"x"),)
-    encode_record(body, Record(0, 5, None, b"w", proper), 0, 0)
-    encode_record(body, Record(0, 5, None, b"v", (("\udcff", b"x"),)), 1, 0)
-    place, deadline = TopicPartition("t", 0), time.monotonic() + 20
-    brokers = Cluster(parse_settings(address, {}))
-    try:
-        producer = JournalProducer(brokers, deadline)
-        producer.append(place, Packed(bytes(body), 0, 2, 5, 5), deadline)
-        producer.flush(deadline)
-        producer.close()
-    finally:
-        brokers.close()
-    consumer = Consumer({"bootstrap.servers": address, "group.id": "g", "log_level": 0})
-    try:
-        consumer.assign([Assigned("t", 0, 0)])
-        found: dict[bytes, Message] = {}
-        while b"v" not in found:
-            assert time.monotonic() < deadline
-            message = consumer.poll(1)
-            if message is not None:
-                assert message.error() is None
-                found[message.value() or b""] = message
-        for _ in range(100):  # ten are enough for Python 3.11 to compile the call anew
-            assert headers_of(found[b"w"]) == proper
-        with pytest.raises(MalformedRecord, match=r"t\[0\] has at offset \d a header"):
-            headers_of(found[b"v"])
-    finally:
-        consumer.close()
+        history_record("a.b.history", Record(0, 0, None, value))

@@ -8,11 +8,20 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from anabranch.kafka.oauth_tokens import ClientCredentials, TokenFile, token_and_end
+from anabranch.errors import UnsupportedSetting
+from anabranch.kafka.oauth_tokens import (
+    ClientCredentials,
+    KeptToken,
+    TokenFile,
+    of_callback,
+    token_and_end,
+)
 from anabranch.kafka.sasl import Exchange, OAuthBearer, Plain, SaslError, Scram
+from anabranch.kafka.settings import parse_settings
 
 NONCE = "rOprNGfwEbeRWgbNEkqO"
 FIRST = f"r={NONCE}%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
@@ -46,14 +55,14 @@ def test_names_are_escaped() -> None:
     [
         (FIRST.replace("4096", "4095"), "4095 iterations"),
         (FIRST.replace("4096", "999999999"), "999999999 iterations"),
-        (FIRST.replace("4096", "0"), "none of SCRAM"),
+        (FIRST.replace("4096", "0"), "not one of SCRAM"),
         (FIRST.replace("r=r", "r=s"), "does not continue ours"),
         (FIRST.replace("%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0", ""), "does not continue ours"),
         (FIRST.replace("W22Z", "W2 Z"), "no base64"),
         (FIRST.replace("W22Z", "W2öZ"), "no base64"),
-        (f"m=ext,{FIRST}", "none of SCRAM"),
-        ("e=unknown-user", "none of SCRAM"),
-        ("", "none of SCRAM"),
+        (f"m=ext,{FIRST}", "not one of SCRAM"),
+        ("e=unknown-user", "not one of SCRAM"),
+        ("", "not one of SCRAM"),
     ],
 )
 def test_a_first_answer_that_is_none(first: str, said: str) -> None:
@@ -136,7 +145,7 @@ def provider() -> Iterator[Provider]:
 
 def test_client_credentials(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"http://127.0.0.1:{provider.server_port}/token"
-    token = ClientCredentials(url, "me", "hush", "logs", None)
+    token = KeptToken(ClientCredentials(url, "me", "hush", "logs", None))
     soon = time.monotonic() + 30
     cases: list[tuple[int, dict[str, object], type[Exception], str]] = [
         (401, {"error": "hush"}, SaslError, "refuses the client: 401"),
@@ -164,3 +173,42 @@ def test_client_credentials(provider: Provider, monkeypatch: pytest.MonkeyPatch)
     provider.answers.append((200, {"access_token": "two", "expires_in": 3600}))
     assert token(now + 3600) == "two"
     assert not provider.answers
+
+
+def test_tokens_of_a_callback() -> None:
+    """confluent-kafka's ``oauth_cb``: asked again only past most of a token's life."""
+    answers: list[object] = [
+        ("one", time.time() + 3600),
+        ("two", time.time() - 1, "principal", {}),
+        ("three", time.time() + 3600),
+        ("\x01", time.time() + 3600),
+        None,
+        ValueError("nothing"),
+    ]
+
+    def give(config: str) -> Any:
+        assert config == "region=x"
+        answer: Any = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    soon = time.monotonic() + 30
+    token = of_callback(give, "region=x")
+    assert [token(soon), token(soon)] == ["one", "one"]
+    ended = of_callback(give, "region=x")
+    assert [ended(soon), ended(soon)] == ["two", "three"]
+    while answers:
+        with pytest.raises(OSError, match="oauth_cb"):
+            of_callback(give, "region=x")(soon)
+    options = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.config": "region=x",
+    }
+    answers.append(("four", time.time() + 3600))
+    mechanism = parse_settings("a:1", options | {"oauth_cb": give}).sasl
+    assert mechanism is not None
+    assert b"auth=Bearer four" in next(mechanism.exchange(soon))
+    with pytest.raises(UnsupportedSetting, match="oauth_cb"):
+        parse_settings("a:1", options)

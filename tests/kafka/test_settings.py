@@ -93,7 +93,7 @@ def test_everything_else_is_refused_by_name(name: str) -> None:
 
 
 def test_all_that_is_refused_is_named() -> None:
-    with pytest.raises(UnsupportedSetting, match=r"a, z$"):
+    with pytest.raises(UnsupportedSetting, match=r"^a, z: "):
         parse_settings("h:1", {"z": 1, "a": 2, "client.id": "x"})
 
 
@@ -147,8 +147,8 @@ def test_mechanisms(option: str, mechanism: str, given: dict[str, str], principa
         ({"sasl.mechanism": "PLAIN", "sasl.username": "me"}, r"needs sasl\.password"),
         ({"sasl.mechanism": "SCRAM-SHA-256", "sasl.password": "hush"}, r"needs sasl\.username"),
         ({"sasl.mechanism": "PLAIN", "sasl.password": "a\udcffhush"} | USER_NAME, "not plain text"),
-        ({"sasl.mechanism": "OAUTHBEARER"}, r"anabranch\.oauthbearer\.token\.file, or"),
-        ({"sasl.mechanism": "OAUTHBEARER", TOKEN_FILE: "/x"} | OIDC, "token.file, or"),
+        ({"sasl.mechanism": "OAUTHBEARER"}, r"anabranch\.oauthbearer\.token\.file, oauth_cb"),
+        ({"sasl.mechanism": "OAUTHBEARER", TOKEN_FILE: "/x"} | OIDC, "token.file, oauth_cb"),
         (
             {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.method": "oidc"},
             r"token\.endpoint\.url and sasl\.oauthbearer\.client\.id and",
@@ -157,7 +157,7 @@ def test_mechanisms(option: str, mechanism: str, given: dict[str, str], principa
             {"sasl.mechanism": "OAUTHBEARER"}
             | OIDC
             | {"sasl.oauthbearer.token.endpoint.url": "file:///etc/passwd"},
-            "no address of the web",
+            r"no http\(s\) address",
         ),
     ],
 )

@@ -111,12 +111,10 @@ def test_the_same_option_twice_is_refused() -> None:
         named_options({"client.id": "a"}, {"client_id": "b"})
 
 
-def test_an_option_that_librdkafka_does_not_know_is_refused() -> None:
-    with (
-        anabranch.connect("127.0.0.1:1", timeout=1, no_such_option=3) as client,
-        pytest.raises(errors.UnsupportedSetting, match=r"no\.such\.option"),
-    ):
-        client.streams()
+@pytest.mark.parametrize("name", ["no_such_option", "ssl_cipher_suites", "broker_address_family"])
+def test_what_can_not_be_honoured_everywhere_is_refused_at_once(name: str) -> None:
+    with pytest.raises(errors.UnsupportedSetting, match=name.replace("_", r"\.")):
+        anabranch.connect("127.0.0.1:1", config={name.replace("_", "."): 3})
 
 
 def test_no_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

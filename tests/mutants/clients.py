@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from anabranch.client import session as protocol
 from anabranch.client.transaction import Transaction
 from anabranch.core.order import StreamOrder
 from anabranch.errors import AnabranchError
-from anabranch.librdkafka import options
-from anabranch.ports import OffsetOutOfRange
+from anabranch.ports import OffsetOutOfRange, TopicPartition
 from anabranch.reading import reader_factory as readers
 from anabranch.reading import snapshot
 from anabranch.reading import stream_order as ordered
-from anabranch.reading.feed import RawFeed
+from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.feed import Feed
+from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.snapshot import SnapshotPlan
 from anabranch.reading.start_positions import Starting
 
@@ -49,8 +50,8 @@ def stale_cut() -> Planted:
     """A snapshot has the offsets of 0.3 s before its timestamp."""
     real = snapshot.take
 
-    def take(opts: Any, admin: Any, streams: Any, timestamp: int, deadline: float) -> SnapshotPlan:
-        plan = real(opts, admin, streams, timestamp - EARLY, deadline)
+    def take(source: Any, streams: Any, timestamp: int, deadline: float) -> SnapshotPlan:
+        plan = real(source, streams, timestamp - EARLY, deadline)
         return SnapshotPlan(timestamp, plan.cuts)
 
     return patch.object(readers, "take", take)
@@ -60,10 +61,10 @@ def uneven_cut() -> Planted:
     """Of a snapshot's streams the last one is cut later: to the end that it has by then."""
     real = snapshot._cut
 
-    def cut(search: Any, admin: Any, stream: str, timestamp: int, deadline: float) -> Any:
-        found = search.as_of("end")
+    def cut(source: Any, stream: str, timestamp: int, deadline: float) -> Any:
+        found = HistorySearch(source, stream, 5.0).as_of("end")
         later = found.record.timestamp if found is not None else timestamp
-        return real(search, admin, stream, max(timestamp, later), deadline)
+        return real(source, stream, max(timestamp, later), deadline)
 
     return patch.object(snapshot, "_cut", cut)
 
@@ -75,7 +76,14 @@ def no_waiting() -> Planted:
 
 def read_uncommitted() -> Planted:
     """Readers see what native transactions appended that were aborted, or are not ended."""
-    return patch.dict(options._READER, {"isolation.level": "read_uncommitted"})
+    real = CommittedLog.__init__
+
+    def init(source: CommittedLog, raw: Any, clock: Any) -> None:
+        real(source, raw, clock)
+        source.raw = Mock(wraps=raw)
+        source.raw.fetch = lambda *given, **how: raw.fetch(*given, **how | {"committed": False})
+
+    return patch.object(CommittedLog, "__init__", init)
 
 
 def partitions_of_a_new_group() -> Planted:
@@ -86,10 +94,9 @@ def partitions_of_a_new_group() -> Planted:
         found = real(starting, consumer, own)
         if found is None:
             return None
-        known = consumer.committed((starting._topic, p) for p in found)
-        new = starting._placed(
-            {p: at for p, at in found.items() if (starting._topic, p) not in known}
-        )
+        places = {p: TopicPartition(starting._topic, p) for p in found}
+        known = consumer.committed(places.values())
+        new = starting._placed({p: at for p, at in found.items() if places[p] not in known})
         return found | new
 
     return patch.object(Starting, "in_group", in_group)
@@ -98,14 +105,14 @@ def partitions_of_a_new_group() -> Planted:
 def stale_leader_believed() -> Planted:
     """A broker that lacks an offset sends a reader to the beginning of the log, though that is no higher."""
 
-    def pass_over(feed: RawFeed, error: OffsetOutOfRange) -> bool:
+    def pass_over(feed: Feed, error: OffsetOutOfRange) -> bool:
         place = error.partition
         if feed._gone is not None:
             feed._gone(place, error.position)
         feed._positions[place] = feed._log.start_offsets([place])[place]
         return True
 
-    return patch.object(RawFeed, "_pass_over", pass_over)
+    return patch.object(Feed, "_pass_over", pass_over)
 
 
 def strangers_read() -> Planted:

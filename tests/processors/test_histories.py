@@ -15,8 +15,8 @@ from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
+from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.log_consumer import LogConsumer
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import history_topic, stream_topic
@@ -81,8 +81,7 @@ def ends_of(history: Records) -> dict[int, dict[int, int]]:
 
 
 def search_of(world: World) -> HistorySearch:
-    consumer = LogConsumer(world.cluster.log("reader"))
-    return HistorySearch(consumer, consumer, STREAM, 1.0)
+    return HistorySearch(CommittedLog(world.cluster.log("reader"), world.clock), STREAM, 1.0)
 
 
 def test_every_vector_is_found_by_the_last_one_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_a_topic_made_anew_is_another_one(topic: str, leader: str) -> None:
     assert play.stream_state(GONE) == LOST
     state, reason = play.state(txn_id)
     assert state == "ABORTED"
-    assert "made anew" in reason
+    assert "created again" in reason
     assert play.one_shot(OTHER) == "COMMITTED"
     assert play.events(OTHER) == 2
 

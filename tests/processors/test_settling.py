@@ -68,7 +68,7 @@ class Stuck(Play):
         """What carriers fetched of the journals before is let go."""
         assert self.controller._carriers is not None
         for lane in self.controller._carriers._lanes:
-            lane._read_anew()
+            lane._renew_readers()
 
     def settle(self) -> Any:
         return self.ask(Settle(self.token, "the operator said so"))

@@ -20,7 +20,7 @@ from anabranch.errors import MalformedRecord
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.reading import fetched as portions
 from anabranch.reading.decoded import ColumnsBlock, RecordsBlock, Stretch, events_of
-from anabranch.reading.fetched import Portion, portion_of_batches, portion_of_records
+from anabranch.reading.fetched import Portion, portion_of_batches
 from anabranch.reading.stream_order import Step
 from anabranch.types import Event
 from tests.batches import strategies
@@ -183,8 +183,7 @@ def test_what_is_broken_is_told_each_time_and_what_comes_before_is_given(rows: i
 
 def test_records_in_hand() -> None:
     records = [Record(i, 0, None, b"v") for i in (3, 5, 8)]
-    assert offsets(portion_of_records(PLACE, records, 3)) == [3, 5, 8]
-    assert portion_of_records(PLACE, [], 0).first() is None
+    assert offsets(Portion(PLACE, iter([RecordsBlock(records)]))) == [3, 5, 8]
 
 
 # -- steps ----------------------------------------------------------------------------------------------
@@ -197,7 +196,11 @@ def done(step: Step) -> int | None:
 def test_an_event_is_processed_when_more_is_asked_for() -> None:
     block = RecordsBlock([Record(10 + i, 0, None, b"v") for i in range(5)])
     stretches = [Stretch(5, None, 1, 1)]
-    step = Step(("s.t", 3), block.offsets, lambda o: events_of("s/t", 3, block, 0, stretches, o))
+    step = Step(
+        TopicPartition("s.t", 3),
+        block.offsets,
+        lambda o: events_of("s/t", 3, block, 0, stretches, o),
+    )
     assert done(step) is None
     next(step.rest)
     assert done(step) is None

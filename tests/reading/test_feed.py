@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.clock import SystemClock
-from anabranch.errors import FixCallError, SnapshotExpired
+from anabranch.errors import NotAuthorized, SnapshotExpired
 from anabranch.memory.log import MemoryCluster, MemoryLog
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
@@ -21,7 +20,8 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
-from anabranch.reading.feed import FETCH_BYTES, RawFeed
+from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.feed import FETCH_BYTES, Feed, Gone
 from anabranch.reading.fetched import Portion
 
 TOPIC = "s.t"
@@ -46,8 +46,16 @@ def commit(log: MemoryLog, *partitions: int, count: int = 2, abort: bool = False
         producer.commit()
 
 
+def feed_of(log: Any, gone: Gone | None = None) -> Feed:
+    return Feed(CommittedLog(log, SystemClock()), gone=gone)
+
+
+def places(*partitions: int) -> set[TopicPartition]:
+    return {TopicPartition(TOPIC, partition) for partition in partitions}
+
+
 def fetch(
-    feed: RawFeed, waiting: Mapping[tuple[str, int], int] = {}, at: float | None = None
+    feed: Feed, waiting: Container[TopicPartition] = (), at: float | None = None
 ) -> dict[int, list[int]]:
     """Partition -> offsets, of what one call brings. ``at``: the deadline."""
     portions = feed.next(time.monotonic() + 0.05 if at is None else at, waiting)
@@ -66,29 +74,29 @@ def test_each_record_comes_once_without_what_aborted(log: MemoryLog) -> None:
     commit(log, 0, 1)
     commit(log, 0, abort=True)
     commit(log, 0)
-    feed = RawFeed(log)
-    feed.assign({(TOPIC, 0): 1, (TOPIC, 1): 0})
+    feed = feed_of(log)
+    feed.assign({TopicPartition(TOPIC, 0): 1, TopicPartition(TOPIC, 1): 0})
     found: dict[int, list[int]] = {}
     while some := fetch(feed):
-        for partition, places in some.items():
-            found.setdefault(partition, []).extend(places)
+        for partition, new in some.items():
+            found.setdefault(partition, []).extend(new)
     assert found == {0: [1, 6, 7], 1: [0, 1]}
     assert feed.positions(TOPIC, [0, 1, 2]) == {0: 9, 1: 3}
     feed.add(TOPIC, {2: 0})
     commit(log, 2, 0)
     assert fetch(feed) == {0: [9, 10], 2: [0, 1]}
-    feed.stop()
+    feed.assign({})
     commit(log, 0)
     assert fetch(feed) == {}
 
 
 def test_nothing_more_is_fetched_of_what_waits(log: MemoryLog) -> None:
     commit(log, 0, 1)
-    feed = RawFeed(log)
-    feed.assign({(TOPIC, 0): 0, (TOPIC, 1): 0})
-    assert fetch(feed, {(TOPIC, 0): 1}) == {1: [0, 1]}
+    feed = feed_of(log)
+    feed.assign({TopicPartition(TOPIC, 0): 0, TopicPartition(TOPIC, 1): 0})
+    assert fetch(feed, places(0)) == {1: [0, 1]}
     assert feed.positions(TOPIC, [0]) == {0: 0}
-    assert fetch(feed, {(TOPIC, 0): 1, (TOPIC, 1): 1}) == {}
+    assert fetch(feed, places(0, 1)) == {}
     assert fetch(feed) == {0: [0, 1]}
 
 
@@ -96,16 +104,16 @@ def test_reading_goes_on_where_the_log_begins(log: MemoryLog) -> None:
     for _ in range(3):
         commit(log, 0)
     log.delete_records({TopicPartition(TOPIC, 0): 6})
-    feed = RawFeed(log)
-    feed.assign({(TOPIC, 0): 0})
+    feed = feed_of(log)
+    feed.assign({TopicPartition(TOPIC, 0): 0})
     assert fetch(feed) == {}
     assert fetch(feed) == {0: [6, 7]}
 
     def expired(place: TopicPartition, offset: int) -> None:
         raise SnapshotExpired(f"{place} {offset}")
 
-    strict = RawFeed(log, gone=expired)
-    strict.assign({(TOPIC, 0): 0})
+    strict = feed_of(log, gone=expired)
+    strict.assign({TopicPartition(TOPIC, 0): 0})
     with pytest.raises(SnapshotExpired, match=r"0\D* 0"):
         fetch(strict)
 
@@ -119,13 +127,13 @@ def test_a_broker_that_is_behind_is_asked_again(log: MemoryLog) -> None:
     commit(log, 0, 1)
     found: dict[int, list[int]] = {}
     for gone in (None, expired):
-        feed = RawFeed(log, gone=gone)
-        feed.assign({(TOPIC, 0): 6, (TOPIC, 1): 0})
+        feed = feed_of(log, gone=gone)
+        feed.assign({TopicPartition(TOPIC, 0): 6, TopicPartition(TOPIC, 1): 0})
         found = {}
         while 1 not in found:  # the other one goes on
             found |= fetch(feed)
         assert (found, feed.positions(TOPIC, [0])) == ({1: [0, 1]}, {0: 6})
-        feed.assign({(TOPIC, 0): 6})
+        feed.assign({TopicPartition(TOPIC, 0): 6})
         if gone is not None:
             for _ in range(3):
                 commit(log, 0)
@@ -171,8 +179,8 @@ class Failing:
 )
 def test_what_may_mend_itself_is_waited_for(error: LogError, whole: bool) -> None:
     log: Any = Failing(error, whole)
-    feed = RawFeed(log)
-    feed.assign({(TOPIC, 0): 0})
+    feed = feed_of(log)
+    feed.assign({TopicPartition(TOPIC, 0): 0})
     assert fetch(feed) == {}
     assert log.asked == [FETCH_BYTES]
     assert feed.positions(TOPIC, [0]) == {0: 0}
@@ -194,8 +202,8 @@ def test_a_partition_without_a_leader_holds_up_no_other(
 
     monkeypatch.setattr(log, "fetch", failing)
     commit(log, 0, 1, 2)
-    feed = RawFeed(log)
-    feed.assign({(TOPIC, p): 0 for p in range(3)})
+    feed = feed_of(log)
+    feed.assign({TopicPartition(TOPIC, p): 0 for p in range(3)})
     assert fetch(feed, at=now) == {0: [0, 1], 2: [0, 1]}
     commit(log, 0)
     assert fetch(feed, at=now).keys() == {0}
@@ -211,16 +219,8 @@ def test_a_partition_without_a_leader_holds_up_no_other(
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_can_not_is_said(whole: bool) -> None:
-    log: Any = Failing(LogRefused("not allowed", 29), whole)
-    feed = RawFeed(log)
-    feed.assign({(TOPIC, 0): 0})
-    with pytest.raises(FixCallError, match="not allowed"):
+    log: Any = Failing(LogRefused("not allowed", 29, (TOPIC,)), whole)
+    feed = feed_of(log)
+    feed.assign({TopicPartition(TOPIC, 0): 0})
+    with pytest.raises(NotAuthorized, match=r"Read on the topic s\.t is missing"):
         fetch(feed)
-
-
-def test_a_closed_feed_does_not_rest(log: MemoryLog) -> None:
-    feed = RawFeed(log)
-    threading.Timer(0.05, feed.close).start()
-    started = time.monotonic()
-    assert feed.next(started + 60, {}) == []
-    assert time.monotonic() - started < 30

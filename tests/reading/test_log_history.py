@@ -13,10 +13,11 @@ from anabranch.core.hybrid_time import from_us, to_ms
 from anabranch.errors import InvalidArgument, MalformedRecord, NotReady, SnapshotExpired
 from anabranch.memory.log import MemoryCluster, MemoryLog
 from anabranch.ports import TopicPartition, TopicSpec
-from anabranch.reading.commit_index import CommitHistory, LogParts
+from anabranch.reading.commit_index import CommitHistory
+from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.history import HistoryCursor
 from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.log_consumer import LogConsumer
-from anabranch.schemas.codec import decode, encode
+from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CommitRecord, EpochRecord, Position, SegmentCommit
 from anabranch.topics.names import history_topic
 
@@ -66,9 +67,11 @@ def log() -> MemoryLog:
 
 
 def history(log: MemoryLog, partition: int, timeout: float = 30.0) -> CommitHistory:
-    consumer = LogConsumer(log)
-    search = HistorySearch(consumer, consumer, STREAM, timeout)
-    return CommitHistory(LogParts(log), search, STREAM, partition, timeout)
+    return CommitHistory(CommittedLog(log, SystemClock()), STREAM, partition, timeout)
+
+
+def search(log: MemoryLog) -> HistorySearch:
+    return HistorySearch(CommittedLog(log, SystemClock()), STREAM, 30.0)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 17, 1499, 1500, COMMITS - 2, COMMITS - 1])
@@ -114,31 +117,28 @@ def test_what_the_history_does_not_show(log: MemoryLog) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3, 2000])
-def test_messages_come_once_and_in_order(log: MemoryLog, limit: int) -> None:
-    consumer = LogConsumer(log)
-    consumer.assign({PLACE: 0})
-    values: list[bytes | None] = []
-    while consumer.ended_at < 0:
-        batch = consumer.next_batch(time.monotonic() + 30, limit)
+def test_records_come_once_and_in_order(log: MemoryLog, limit: int) -> None:
+    source = CommittedLog(log, SystemClock())
+    cursor = HistoryCursor(source, STREAM)
+    found: list[int] = []
+    while cursor.ended_at < 0:
+        batch = cursor.next(time.monotonic() + 30, limit)
         assert len(batch) <= limit
-        values += [message.value() for message in batch]
-    assert [decode(value or b"").timestamp for value in values] == [
-        timestamp(number) for number in range(COMMITS)
-    ]
-    assert consumer.ended_at == consumer.end_offsets([PLACE], 0)[PLACE]
+        found += [at.record.timestamp for at in batch]
+    assert found == [timestamp(number) for number in range(COMMITS)]
+    assert cursor.ended_at == source.end_offsets([PLACE], 0)[PLACE]
 
 
 @pytest.mark.parametrize("number", [0, 5, 1000, COMMITS - 1])
 def test_a_commit_timestamp_is_found(log: MemoryLog, number: int) -> None:
     """Searched by time: the records of aborted native transactions are no landing places."""
-    consumer = LogConsumer(log)
-    search = HistorySearch(consumer, consumer, STREAM, 30.0)
+    searching = search(log)
     for at in (timestamp(number), timestamp(number + 1) - 1):
-        found = search.as_of(at)
+        found = searching.as_of(at)
         assert found is not None
         assert found.record.timestamp == timestamp(number)
-    assert search.as_of(timestamp(0) - 1) is None
-    newest = search.as_of("end")
+    assert searching.as_of(timestamp(0) - 1) is None
+    newest = searching.as_of("end")
     assert newest is not None
     assert newest.record.timestamp == timestamp(COMMITS - 1)
 
@@ -190,6 +190,5 @@ def test_the_newest_epochs(count: int) -> None:
         some = [row._replace(offset=i) for i, row in enumerate(rows[at : at + 7])]
         producer.append([(PLACE, encode_batch(some))])
         producer.commit()
-    consumer = LogConsumer(made)
-    found = list(HistorySearch(consumer, consumer, STREAM, 30.0).newest_epochs(count))
+    found = list(search(made).newest_epochs(count))
     assert found == [r for r in records if r.stream_epoch >= 300 - count]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition as Place
 
-from anabranch.librdkafka.options import Options
+from anabranch.clock import SystemClock
 from anabranch.ports import TopicPartition
 from anabranch.reading import ordered_reader as reader_module
-from anabranch.reading.feed import RawFeed
-from anabranch.reading.log_consumer import LogConsumer
+from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.ordered_reader import Reader
 from tests.client.written import Keys, WrittenStream
 from tests.reading.test_stream_order import written as written
@@ -22,64 +20,50 @@ PARTITIONS = 3
 
 
 class Member:
-    """What a `CommittedConsumer` is to a group's reader."""
+    """A `GroupMember`."""
 
     def __init__(self) -> None:
-        self.offsets: dict[tuple[str, int], int] = {}
+        self.offsets: dict[TopicPartition, int] = {}
         self.news: deque[Callable[[], None]] = deque()
         self.gained: Any = None
         self.lost: Any = None
 
-    def subscribe(self, topics: list[str], gained: object, lost: object) -> None:
+    def join(self, topics: Sequence[str], gained: object, lost: object) -> None:
         self.gained, self.lost = gained, lost
 
     def serve(self, wait: float) -> None:
         while self.news:
             self.news.popleft()()
 
-    def committed(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    def committed(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return {place: self.offsets[place] for place in places if place in self.offsets}
 
-    def commit_all(self, offsets: Mapping[tuple[str, int], int]) -> bool:
+    def commit(self, offsets: Mapping[TopicPartition, int], *, wait: bool) -> bool:
         self.offsets |= offsets
         return True
 
-    def commit(self, offsets: Mapping[tuple[str, int], int], *, wait: bool) -> None:
-        self.offsets |= offsets
+    def look(self) -> None:
+        pass
 
-    def assign(self, places: object) -> None:
-        assert places == {}
-
-    def unassign(self) -> None:
+    def leak(self) -> None:
         pass
 
     def close(self) -> None:
         self.lost([], True)
 
 
-class Admin(LogConsumer):
-    """What a `KafkaAdmin` is to it."""
-
-    def partition_counts(self, topics: list[str], deadline: float) -> dict[str, int]:
-        return dict.fromkeys(topics, PARTITIONS)
-
-
 def test_what_is_taken_away_within_a_step_is_given_no_more(
     written: WrittenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = Member()
-    log: Any = written.log
-    consumer: Any = member
-    monkeypatch.setattr(reader_module, "make_feed", lambda *_: (RawFeed(log, consumer), consumer))
+    log = written.log
+    ports = ReaderPorts(lambda _: log, lambda _: member, SystemClock())
     monkeypatch.setattr(reader_module, "_TICK_S", 0.0)
     keys = Keys(12)
     written.scale((0, 0, 1, 0), (1, 1, 6, 1), (2, 6, 8, 2))
     written.commit(keys.events(5))
-    admin: Any = Admin(log)
-    places = [Place(written.topic, p) for p in range(PARTITIONS)]
-    with Reader(
-        Options("nowhere:1", {}), admin, [written.stream], "g", 0.2, "begin", 5.0
-    ) as reader:
+    places = [TopicPartition(written.topic, p) for p in range(PARTITIONS)]
+    with Reader(ports, [written.stream], "g", 0.2, "begin", 5.0) as reader:
         member.news.append(lambda: member.gained(places))
         given = [next(reader) for _ in range(3)]
         (mine,) = {event.partition for event in given}
@@ -89,11 +73,9 @@ def test_what_is_taken_away_within_a_step_is_given_no_more(
         rest = list(iter(lambda: next(reader, None), None))
         assert {event.partition for event in rest} == {place.partition for place in others}
         # What was asked beyond is processed, and was committed when the partition went.
-        assert member.offsets[written.topic, mine] == given[-1].offset + 1
+        assert member.offsets[TopicPartition(written.topic, mine)] == given[-1].offset + 1
     left = sum(map(len, keys.expected.values())) - len(given) - len(rest)
     assert left > 0
-    ends = log.end_offsets(
-        [TopicPartition(written.topic, p.partition) for p in others], committed=True
-    )
+    ends = log.end_offsets(others, committed=True)
     for place, end in ends.items():
         assert member.offsets[place] == end - 1  # but for the marker

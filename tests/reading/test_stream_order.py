@@ -14,14 +14,14 @@ import pytest
 
 from anabranch.clock import SystemClock
 from anabranch.errors import NotReady
-from anabranch.librdkafka.options import Options
-from anabranch.memory.log import MemoryCluster, MemoryLog
+from anabranch.memory.log import MemoryCluster
 from anabranch.ports import TopicPartition
 from anabranch.reading import fetched as portions
 from anabranch.reading import history_index as history
 from anabranch.reading import stream_order as ordered
-from anabranch.reading.feed import RawFeed
-from anabranch.reading.log_consumer import LogConsumer, LogMessage
+from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.feed import Feed
+from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.stream_order import OrderedStream, Step
 from anabranch.schemas.records import CommitRecord
 from anabranch.types import Event
@@ -31,42 +31,35 @@ from tests.client.written import ONE, Keys, WrittenStream, scaled
 SOON_S = 20.0
 
 
-class History(LogConsumer):
-    """A `CommittedConsumer` of the history over the in-memory log, that may hold it back or fail."""
+class History(HistoryCursor):
+    """A history that may be held back, or fail."""
 
     made: list[History] = []  # noqa: RUF012
-    log: MemoryLog
 
-    def __init__(self, *_: object, **__: object) -> None:
-        super().__init__(self.log)
+    def __init__(self, source: CommittedLog, stream: str) -> None:
+        super().__init__(source, stream)
         self.late: random.Random | None = None
         self.fails = False
         self.made.append(self)
 
-    def next_batch(self, deadline: float, limit: int = 2000) -> Sequence[LogMessage]:
+    def next(self, deadline: float, limit: int = 2000) -> list[Found]:
         if self.fails and deadline <= time.monotonic():
             raise NotReady("not now")
         if self.late is not None and deadline <= time.monotonic() and self.late.random() < 0.5:
             return []
-        return super().next_batch(deadline, limit if self.late is None else 1)
-
-    def learn(self, topic: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        return super().next(deadline, limit if self.late is None else 1)
 
 
 class Group:
     """The committed offsets of a group."""
 
     def __init__(self) -> None:
-        self.offsets: dict[tuple[str, int], int] = {}
+        self.offsets: dict[TopicPartition, int] = {}
 
-    def committed(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    def committed(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return {place: self.offsets[place] for place in places if place in self.offsets}
 
-    def learn(self) -> None:
+    def look(self) -> None:
         pass
 
 
@@ -74,13 +67,11 @@ class Member:
     """An `OrderedStream` with a feed, read by hand. Alone, or with its own partitions in a group."""
 
     def __init__(self, written: WrittenStream, group: Group | None, own: Collection[int]) -> None:
-        log: Any = written.log
-        self.feed = RawFeed(log)
+        log = written.log
+        source = CommittedLog(log, SystemClock())
+        self.feed = Feed(source)
         member: Any = group
-        admin: Any = LogConsumer(log)
-        self.stream = OrderedStream(
-            Options("nowhere:1", {}), admin, self.feed, member, written.stream, SOON_S
-        )
+        self.stream = OrderedStream(source, self.feed, member, written.stream, SOON_S)
         self.group = group
         count = log.describe_topics([written.topic])[written.topic].partitions
         at = dict.fromkeys(range(count), 0)
@@ -88,14 +79,14 @@ class Member:
             at |= {p: o for (_, p), o in group.offsets.items()}
         self.stream.begin(at, None if group is None else own)
         wanted = at if group is None else own
-        self.feed.assign({(written.topic, p): at[p] for p in wanted})
+        self.feed.assign({TopicPartition(written.topic, p): at[p] for p in wanted})
 
     def step(self, limit: int) -> Step | None:
         """What may be given out now, if anything."""
         told = self.stream.settle(True)
         if self.group is not None:
             for partition, offset in told.items():
-                place = self.stream.topic, partition
+                place = TopicPartition(self.stream.topic, partition)
                 self.group.offsets[place] = max(offset, self.group.offsets.get(place, 0))
         self.stream.release()
         for portion in self.feed.next(0.0, self.stream.waiting()):
@@ -113,9 +104,8 @@ class Member:
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> WrittenStream:
     log = MemoryCluster(SystemClock()).log("p")
-    monkeypatch.setattr(History, "log", log, raising=False)
     monkeypatch.setattr(History, "made", [])
-    monkeypatch.setattr(history, "CommittedConsumer", History)
+    monkeypatch.setattr(history, "HistoryCursor", History)
     for name in ("_AT_ONCE_S", "_FIRST_PAUSE_S", "_LAST_PAUSE_S"):
         monkeypatch.setattr(ordered, name, 0.0)
     monkeypatch.setattr(portions, "_FEW", 4)
@@ -264,8 +254,8 @@ def test_what_is_taken_away_is_dropped(written: WrittenStream) -> None:
     assert alone.step(2) is not None
     assert alone.stream.waiting()
     alone.stream.stop()
-    alone.feed.stop()
-    assert alone.stream.waiting() == {}
+    alone.feed.assign({})
+    assert alone.stream.waiting() == set()
     assert alone.step(2) is None
 
 
@@ -278,7 +268,10 @@ def test_a_position_is_never_told_below_where_reading_began(
     written.commit(Keys(8).events(4))
     written.scale((2, 0, 8, 2))
     group = Group()
-    group.offsets = {(written.topic, 0): 3, (written.topic, 1): 0}
+    group.offsets = {
+        TopicPartition(written.topic, 0): 3,
+        TopicPartition(written.topic, 1): 0,
+    }
     member = Member(written, group, [0, 1, 2])
     member.stream.index.cover({0: 3, 1: 0, 2: 0}, range(3))
     member.stream._begun = None

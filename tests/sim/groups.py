@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka import TopicPartition as Place
-
-from tests.sim.world import Process
+from anabranch.errors import NotReady
+from anabranch.ports import LogError, TopicPartition
+from tests.sim.world import Crash, Process
 
 if TYPE_CHECKING:
     from tests.sim.ports import SimCluster
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _SESSION_S = 6.0  # so long a member may be silent
 _REBALANCE_S = 10.0  # and so long it may take to join again
 
-Offsets = dict[tuple[str, int], int]
+_SERVE_S = 0.3  # so often a waiting member looks after its group
+
+Offsets = dict[TopicPartition, int]
 
 
 @dataclass(eq=False)
@@ -41,7 +43,7 @@ class Groups:
         self._offsets: dict[str, Offsets] = defaultdict(dict)
 
     def offsets(self, name: str) -> Offsets:
-        """(topic, partition) -> committed offset."""
+        """The committed offsets."""
         return self._offsets[name]
 
     def group(self, name: str) -> Group:
@@ -105,85 +107,139 @@ class Groups:
         group.layout = self.layout(topics)
         for topic, count in zip(topics, group.layout, strict=True):
             for partition in range(count):
-                self.world.random.choice(group.members).given.append(Place(topic, partition))
+                self.world.random.choice(group.members).given.append(
+                    TopicPartition(topic, partition)
+                )
 
 
 class Member:
-    """A consumer in a group; its callbacks are called within `serve`."""
+    """A reader's member of a group: `anabranch.ports.GroupMember`. Callbacks are called within `serve`."""
 
-    def __init__(
-        self,
-        groups: Groups,
-        name: str,
-        process: Process,
-        topics: Sequence[str],
-        consumer: object,
-        callbacks: Mapping[str, Callable[..., None]],
-    ) -> None:
+    def __init__(self, groups: Groups, name: str, process: Process) -> None:
         self._groups = groups
+        self._world = groups.world
+        self._name = name
         self._group = groups.group(name)
-        self._consumer = consumer
-        self._callbacks = callbacks
-        self._owned: list[Place] | None = None
+        self._gained: Callable[[], Callable[..., None] | None] | None = None
+        self._lost: Callable[[], Callable[..., None] | None] | None = None
+        self._owned: list[TopicPartition] | None = None
         self._generation = -1
         self.process = process
-        self.topics = list(topics)
-        self.given: list[Place] = []
+        self.topics: list[str] = []
+        self.given: list[TopicPartition] = []
         self.joined = False
         self.silent_since: float | None = None
+
+    @property
+    def _is_mute(self) -> bool:
+        """Nothing has an effect any more: the process is dead, or this is freed by the world."""
+        return self.process.dead or self._world.running_name != self.process.name
+
+    def join(
+        self,
+        topics: Sequence[str],
+        gained: Callable[[list[TopicPartition]], None],
+        lost: Callable[[list[TopicPartition], bool], None],
+    ) -> None:
+        """See `GroupMember.join`."""
+        self.topics = list(topics)
+        self._gained, self._lost = weakref.WeakMethod(gained), weakref.WeakMethod(lost)
         self._join()
 
     def _join(self) -> None:
         self._group.members.append(self)
         self._groups.rebalance(self._group)
 
-    def serve(self) -> None:
+    def serve(self, wait: float) -> None:
+        """See `GroupMember.serve`."""
+        give_up = self._world.now + wait
+        while True:
+            self._serve()
+            left = give_up - self._world.now
+            if left <= 0:
+                return
+            self._world.sleep(min(left, _SERVE_S))
+
+    def _serve(self) -> None:
         """Do what the group asks of this member."""
         group = self._group
         if self not in group.members:
-            self._lose("on_lost")
+            self._lose(may_commit=False)
             self._join()
         self._groups.look_after(group)
         if group.joining_until is not None and not self.joined and self in group.members:
-            self._lose("on_revoke")
+            self._lose(may_commit=True)
             self.joined = True
             self._groups.look_after(group)
         if group.joining_until is None and self in group.members:
             if self._generation != group.generation:
                 self._generation = group.generation
                 self._owned = list(self.given)
-                self._callbacks["on_assign"](self._consumer, self._owned)
-            elif self._groups.world.random.random() < 0.1:
-                self.look_at_topics()
+                gained = self._gained() if self._gained is not None else None
+                if gained is not None:
+                    gained(self._owned)
+            elif self._world.random.random() < 0.1:
+                self._look_at_topics()
 
-    def _lose(self, callback: str) -> None:
+    def _lose(self, *, may_commit: bool) -> None:
         owned, self._owned = self._owned, None
-        if owned is not None:
-            self._callbacks[callback](self._consumer, owned)
+        lost = self._lost() if self._lost is not None else None
+        if owned is not None and lost is not None:
+            lost(owned, may_commit)
 
-    def look_at_topics(self) -> None:
+    def look(self) -> None:
+        """See `GroupMember.look`."""
+        self._world.point("list_topics")
+        self._look_at_topics()
+
+    def _look_at_topics(self) -> None:
         """New partitions have to be given out."""
         group = self._group
         grown = group.layout != self._groups.layout(self.topics)
         if grown and group.joining_until is None and self in group.members:
             self._groups.rebalance(group)
 
-    def check_may_commit(self) -> None:
-        """`KafkaException` if the coordinator takes no offsets of this member."""
-        code: Any = None
-        if self not in self._group.members:
-            code = KafkaError.UNKNOWN_MEMBER_ID
-        elif self._group.joining_until is not None and self.joined:
-            code = KafkaError.REBALANCE_IN_PROGRESS
-        elif self._generation != self._group.generation:
-            code = KafkaError.ILLEGAL_GENERATION
-        if code is not None:
-            raise KafkaException(KafkaError(code))
+    def committed(self, places: Iterable[TopicPartition]) -> Offsets:
+        """See `GroupMember.committed`."""
+        try:
+            self._world.point("committed")
+        except LogError as error:
+            raise NotReady(str(error)) from error
+        known = self._groups.offsets(self._name)
+        return {place: known[place] for place in places if place in known}
 
-    def leave(self) -> None:
-        """As `close` of the consumer does."""
-        if self in self._group.members:
-            self._lose("on_revoke")
-        if self in self._group.members:
+    def commit(self, offsets: Mapping[TopicPartition, int], *, wait: bool) -> bool:
+        """See `GroupMember.commit`."""
+        if self._is_mute:
+            return False
+        try:
+            self._world.point("commit offsets")
+        except (
+            LogError,
+            Crash,
+        ):  # Python drops what a reader's `__del__` raises; a dead process does no more
+            return False
+        if not self._may_commit():
+            return False
+        self._groups.offsets(self._name).update(offsets)
+        self._world.point("commit offsets.after")
+        return True
+
+    def _may_commit(self) -> bool:
+        """Whether the coordinator takes offsets of this member."""
+        return (
+            self in self._group.members
+            and not (self._group.joining_until is not None and self.joined)
+            and self._generation == self._group.generation
+        )
+
+    def close(self) -> None:
+        """See `GroupMember.close`."""
+        if not self._is_mute and self in self._group.members:
+            self._lose(may_commit=True)
+        if not self._is_mute and self in self._group.members:
             self._group.members.remove(self)
             self._groups.rebalance(self._group)
+
+    def leak(self) -> None:
+        """See `GroupMember.leak`; nothing forks here."""

@@ -173,6 +173,8 @@ class SimLog(MemoryLog):
         """See `anabranch.ports.Log.fetch`."""
         self.detail = _kinds(positions)
         known = self._known(positions, failed)
+        if self.owner.kind == "reader":
+            max_bytes = self.sim.world.random.choice((300, 3000, max_bytes))
         found = super().fetch(
             {place: positions[place] for place in known},
             max_wait=max_wait,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from anabranch.batches.records import decode_records
@@ -10,14 +11,14 @@ from anabranch.client.client import Client
 from anabranch.core import hybrid_time
 from anabranch.core.ids import NO_TXN, TXN_HEADER, unpack_txn_header
 from anabranch.errors import AnabranchError, SnapshotExpired, UnknownScope, UnknownStream
-from anabranch.librdkafka.options import Options
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
-from anabranch.reading.reader_factory import KafkaReaders
+from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.reader_factory import Readers
 from anabranch.reading.snapshot import Snapshot
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import Event
-from tests.sim.consumers import SimAdmin
 from tests.sim.faults import Faults
+from tests.sim.groups import Member
 from tests.sim.ledger import Ledger
 from tests.sim.ports import SimCluster, client_ports
 from tests.sim.recording import MemoryRecorder, event_id, text
@@ -104,8 +105,8 @@ class ReaderMachine:
     def _run(self, process: Process) -> None:
         ports = client_ports(self.cluster, process, self.ledger.prefix)
         log = self.cluster.log_of(process)
-        admin = SimAdmin(log, SimClock(self.world, process))
-        readers = KafkaReaders(Options("simulated", {}), admin, _ASK_S)  # type: ignore[arg-type]
+        member = partial(self._member, process)
+        readers = Readers(ReaderPorts(lambda _: log, member, ports.clock), _ASK_S)
         ports = ports.__class__(ports.bus, ports.journals, ports.clock, ports.entropy, readers)
         client = Client(ports, timeout=_ASK_S, threads=False)
         worker: Worker | None = None
@@ -127,6 +128,9 @@ class ReaderMachine:
         finally:
             if worker is not None:
                 worker.close()
+
+    def _member(self, process: Process, group: str) -> Member:
+        return Member(self.cluster.groups, group, process)
 
     def _open(self, client: Client, process: Process) -> Worker:
         recorder = self.ledger.history.named(process.name)
@@ -202,7 +206,7 @@ class RawReader:
             found = self._log.fetch(
                 self._positions,
                 max_wait=_TIMEOUT_S,
-                max_bytes=self._machine.world.random.choice((300, 1 << 20)),
+                max_bytes=1 << 20,
                 committed=True,
             )
         except LogError as error:

@@ -21,7 +21,7 @@ from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors import controller, culprit, durability, intake
 from anabranch.processors.controller import Controller
-from anabranch.processors.culprit import Culprit
+from anabranch.processors.culprit import DIED, Culprit
 from anabranch.processors.intake import Command
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.reading import feed as feeds
@@ -33,7 +33,6 @@ from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
 from tests.sim.check_log import check_log, check_lost, hold
 from tests.sim.check_readers import check_readers, check_snapshots
 from tests.sim.clients import Worker
-from tests.sim.consumers import simulated
 from tests.sim.controllers import Fleet
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
@@ -63,6 +62,7 @@ _SETTLE_S = 4.0
 _TABLE_CHECKS = 0.1
 _COLLECT_S = 5.0
 _LONG_S = 86_400.0
+_DEATHS = ("crash", "full disk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,15 @@ def simulate(
         history: a folder to which the run's history is written, whatever comes of it.
         weather: not as the seed draws it.
     """
-    with _strict():
-        return _simulate(seed, trace, bug, only, history, weather)
+    return _simulate(seed, trace, bug, only, history, weather)
 
 
 @contextmanager
-def _strict() -> Iterator[None]:
-    """All commands but those of `poison` are innocent: none may raise, or be set aside. Streams may be tight."""
+def _strict(faults: Faults) -> Iterator[None]:
+    """All commands but those of `poison` are innocent: none may raise, or be set aside. Streams may be tight.
+
+    A command at which processes died may be set aside: chance may strike three of them.
+    """
     real, aside = Culprit.raised, Culprit._set_aside
 
     def raised(culprit: Culprit, offset: int | None, error: Exception) -> None:
@@ -130,7 +132,9 @@ def _strict() -> Iterator[None]:
         real(culprit, offset, error)
 
     def put_aside(culprit: Culprit, command: Command, reason: str, *more: Any) -> None:
-        if poison.RAISED[0] not in reason:
+        deaths = sum(faults.counts.get(name, 0) for name in _DEATHS)
+        by_chance = reason == DIED and deaths >= limits.TRIES.value
+        if poison.RAISED[0] not in reason and not by_chance:
             raise InvariantViolation(f"an innocent command is set aside: {command} {reason}")
         aside(culprit, command, reason, *more)
 
@@ -166,10 +170,15 @@ def _simulate(
         beside: AbstractContextManager[object] = nullcontext()
         if drawn.carriers_beside:
             beside = patch.object(controller, "Carriers", carriers_beside(world))
-        with _limits(small=drawn.small), beside, poison.failing_decisions(), bug or nullcontext():
+        with (
+            _strict(faults),
+            _limits(small=drawn.small),
+            beside,
+            poison.failing_decisions(),
+            bug or nullcontext(),
+        ):
             run = _Run(world, faults)
-            with simulated(run.cluster):
-                commits, epochs = run.play()
+            commits, epochs = run.play()
             judged = run.judged
             if history is not None:
                 run.history.write(history)

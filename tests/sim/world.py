@@ -16,7 +16,7 @@ names of the port calls where it may strike (``--trace`` shows all names). A fau
 rather than of a port call (compaction, a copy of a disk), is a function that calls `World.later`. Draw from
 `World.random` only, and in no order that depends on a set's or on time outside.
 
-The rest: `ports` (log, table and client ports in the world), `consumers` and `groups` (what the library's readers
+The rest: `ports` (log, table and client ports in the world), `groups` (what the library's readers
 stand on), `controllers`, `clients` and `readers` (the workload), `ledger` (what clients know), `check_*` (what must
 hold), `recording` and `recorded` (the history, which `checker` judges), `simulation` (one run), `shrink` (cuts a
 failing one down), `mutants` (bugs that a run must find).

@@ -25,8 +25,8 @@ from anabranch.cli.errors import ExitCode
 from anabranch.cli.main import app
 from anabranch.core import hybrid_time
 from anabranch.errors import InvalidArgument
-from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.ports import RawBatch
+from anabranch.reading.committed_log import CommittedLog
 from anabranch.spark.options import Connection
 
 TXN = b"t" * 28
@@ -156,7 +156,7 @@ def test_without_a_jdk_the_command_says_how_to_get_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str | None, said: str
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(KafkaAdmin, "partition_counts", lambda *_: {})  # the brokers are there
+    monkeypatch.setattr(CommittedLog, "partition_counts", lambda *_: {})  # the brokers are there
     if home is None:
         monkeypatch.delenv("JAVA_HOME", raising=False)
     else:

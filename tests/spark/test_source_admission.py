@@ -12,7 +12,7 @@ import pytest
 
 from anabranch.core.ids import NO_TXN, make_txn_id, segment_id
 from anabranch.errors import MalformedRecord
-from anabranch.reading.history_search import Found
+from anabranch.reading.history import Found
 from anabranch.schemas.records import (
     CommitRecord,
     EpochRecord,

@@ -1,8 +1,8 @@
 """A compiled walk over a record batch's body that puts its records into columns.
 
 Import it only through `anabranch.batches.columns_read`: numba takes a second to load. Everything is checked
-against the body's bounds before it is read, and the caller has seen to the room in the columns; what does not
-fit gives a negative result, never an exception. The oracle is `anabranch.batches.records.decode_records`.
+against the body's bounds before it is read; the caller has made room in the columns. Data that does not fit
+gives a negative result, never an exception. The oracle is `anabranch.batches.records.decode_records`.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors
@@ -31,17 +31,17 @@ from anabranch.batches.kernels.parts import (
 )
 from anabranch.core.ids import TXN_ID_SIZE
 
-# What the state counts: all but the last are how far the columns are filled.
+# Counts in the state: of filled rows and bytes.
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, NAME_BYTES, HEADER_BYTES = range(6)
 # Nulls among keys, values, transaction ids and headers' values; and whether a header's name is not ASCII.
 NULL_KEYS, NULL_VALUES, NULL_TXNS, NULL_HEADERS, NOT_ASCII = range(6, 11)
 STATE_SIZE = 11
 
 # Rows of the 2-dimensional columns.
-OFFSET, TIMESTAMP = range(2)  # of longs
-KEY, VALUE, TXN = range(3)  # of flags (1: there is one), and KEY and VALUE of ends
-HEADER_LIST = 2  # of ends
-HEADER_NAME, HEADER_VALUE = range(2)  # of header ends
+OFFSET, TIMESTAMP = range(2)  # in longs
+KEY, VALUE, TXN = range(3)  # in flags (1: there is one), and KEY and VALUE in ends
+HEADER_LIST = 2  # in ends
+HEADER_NAME, HEADER_VALUE = range(2)  # in header ends
 
 
 @intrinsic

@@ -1,7 +1,7 @@
 """The compiled part of writing columns: places rows by their keys and lays out records of RecordBatch v2.
 
 Import it only through `anabranch.batches.columns_write`: numba takes a second to load. The arrays come from
-there and have been checked: nothing here looks whether a field lies inside its data. The oracle is
+there, checked: this code does not look whether a field lies inside its data. The oracle is
 `anabranch.client.receipt_account.StreamLane` with `anabranch.batches.builder.BatchBuilder`.
 """
 # The types of this code are numba's, not Python's.
@@ -24,14 +24,14 @@ from anabranch.batches.kernels.parts import (
     compiled,
 )
 
-# Of a journal partition's slot, a row of an array: where its batch begins in the room, where the next
-# record goes and where the room ends; the batch's records, base and highest timestamp; and what was laid
-# out since somebody looked: records, and the sum of their checksums (below 2^63: 2^31 rows of 32 bits).
+# A journal partition's slot is a row of an array: where its batch begins in the room, where the next record
+# goes and where the room ends; the batch's records, base and highest timestamp; and, since `counted` was last
+# called, the records laid out and the sum of their checksums (below 2^63: 2^31 rows of 32 bits).
 BASE, AT, STOP, COUNT, BASE_TIMESTAMP, MAX_TIMESTAMP, ROWS, CRC_SUM = range(8)
 SLOT_SIZE = 8
 
-# Of the walk: the next row; the range that rows without a key go to now, and how many bytes it still takes;
-# and the bytes of the record that had no room.
+# The walk: the next row; the range that rows without a key go to now, and how many bytes it still takes; and
+# the bytes of the record that had no room.
 ROW, STICKY, STICKY_LEFT, NEEDED = range(4)
 
 # The result when all rows are laid out; else the slot in which the next row has no room.
@@ -84,7 +84,7 @@ def _lay(
 ):
     """Lay out rows from ``walk[ROW]`` on, until all are or one has no room in its slot.
 
-    A column is starts, sizes (-1: null) and data; one that is not there has no sizes (keys: all null).
+    A column is starts, sizes (-1: null) and data. A missing one has no sizes (keys: all null).
     ``timestamps``: 0, or none at all, is ``now``. ``constant``: the encoded ab.txn header. ``lows``:
     rising, the first 0: where key ranges begin; ``slots_of``: the slot of each of them.
     """

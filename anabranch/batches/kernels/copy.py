@@ -31,8 +31,8 @@ from anabranch.batches.kernels.parts import (
     compiled,
 )
 
-# Of a copy's state, an array: where to go on in the source, in the target, the next offset delta, the
-# number of records copied, the base and the highest timestamp of the target.
+# A copy's state is an array: where to go on in the source, in the target, the next offset delta, the number
+# of records copied, the base and the highest timestamp of the target.
 SOURCE_AT, TARGET_AT, NEXT_DELTA, COPIED, BASE_TIMESTAMP, MAX_TIMESTAMP = range(6)
 STATE_SIZE = 6
 
@@ -40,8 +40,8 @@ STATE_SIZE = 6
 def _copy(body, first_delta, last_delta, base_timestamp, fixed, append_time, out, state):
     """Copy the records with these offset deltas; ``fixed`` is their timestamp if ``append_time``.
 
-    From ``state`` on, which is brought forward; a fresh batch has NEXT_DELTA 0 and takes its base
-    timestamp from the first record. Returns 0, or a negative result (then ``state`` is as it was).
+    Starts from ``state`` and advances it; a fresh batch has NEXT_DELTA 0 and takes its base timestamp from the
+    first record. Returns 0, or a negative result (then ``state`` is as it was).
     """
     end = np.int64(body.shape[0])
     room = np.int64(out.shape[0])
@@ -98,7 +98,7 @@ def _copy(body, first_delta, last_delta, base_timestamp, fixed, append_time, out
 
 
 def _place(body, count, lows, places_of, keyless, starts, deltas, places):
-    """Where each record stands, its offset delta, and the place of its key.
+    """Write each record's start, its offset delta, and the place of its key.
 
     ``lows``: rising, the first 0: where key ranges begin; ``places_of``: the place of each of them;
     ``keyless``: the place of records without a key. ``starts`` is longer by one: it ends with the body's end.

@@ -1,8 +1,8 @@
 """A compiled walk over history records (`CommitRecord`, `EpochRecord`), for one partition of the stream.
 
 Import it only through `anabranch.reading.commit_index`: numba takes a second to load. Everything is checked
-against the record's bounds; what is not exactly such a record gives a negative result, and the codec says what is
-wrong with it. The oracle is `anabranch.schemas.codec.decode`.
+against the record's bounds; any other record gives a negative result, and the codec says what is wrong with it.
+The oracle is `anabranch.schemas.codec.decode`.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors
@@ -23,10 +23,10 @@ from anabranch.batches.kernels.parts import (
 )
 from anabranch.core.ids import TXN_ID_SIZE
 
-# Rows of the spans; of a transaction id its two halves, as they lie in memory.
+# Rows of the spans; a transaction id is two halves, as they lie in memory.
 FIRST, END, TIMESTAMP, SEGMENT, TXN_HEAD, TXN_TAIL = range(6)
 SPAN_ROWS = 6
-# Of the state: how many spans there are, the end of the partition as of the last record that names it, and the
+# The state: how many spans there are, the end of the partition as of the last record that names it, and the
 # timestamp of the last record.
 SPANS, REACHED, LAST_TIMESTAMP = range(3)
 STATE_SIZE = 3
@@ -62,7 +62,7 @@ def _block(data, at, end):
 
 @_inline
 def _skip(data, at, end, numbers, narrow):
-    """Behind an array whose items have so many numbers each; the one at ``narrow`` has to fit 32 bits."""
+    """The place behind an array of items of so many numbers; the one at ``narrow`` has to fit 32 bits."""
     while at >= 0:
         number, at = _block(data, at, end)
         if number == 0:
@@ -149,7 +149,7 @@ def _commits(data, ends, partition, spans, state):
         if kind == _COMMIT_RECORD:
             vector_at, at = _long(data, at, end)
             if vector_at != _OWN:
-                told = moved  # it tells its own ends only
+                told = moved  # the record has its own ends only
         state[REACHED] = told
         if at != end:
             return MALFORMED_RESULT

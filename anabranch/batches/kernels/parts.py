@@ -1,6 +1,6 @@
-"""What the kernels beside this file are made of: numbers, checksums and positions of keys, in and out of bytes.
+"""Parts of the kernels beside this file: numbers, checksums and positions of keys, in and out of bytes.
 
-A function that is not given an end checks no bounds: whoever calls it has.
+A function without an end argument checks no bounds: its caller has.
 
 The walks each step over a record's length, timestamp and offset by themselves. One inlined function for that step
 takes 10 to 20 ns a record more, and a whole copy takes 20 (measured).
@@ -58,7 +58,7 @@ _BYTES_OUT = types.Array(types.uint8, 1, "C")
 
 # A process's own folder for compiled code, such as a controller's; before any kernel is imported.
 own_folders: list[Path] = []
-kept_in: set[str] = set()  # where what this process uses was found, or put
+kept_in: set[str] = set()  # folders with the code that this process uses
 _told: set[str] = set()
 _SOURCE = __loader__.get_data(__file__)
 
@@ -89,7 +89,7 @@ def _folders(file: str) -> list[Path]:
     found += [Path(chosen) / "compiled" / part] if chosen else []
     found += [folder / part for folder in own_folders]
     found += [] if chosen else [Path(os.path.expanduser("~/.cache/anabranch/compiled")) / part]
-    # The package's own is to be trusted as the code beside it.
+    # The package's own folder is trusted like the code beside it.
     return [folder for folder in found if folder.name == "__pycache__" or _is_safe(folder)]
 
 
@@ -99,7 +99,7 @@ def _is_safe(folder: Path) -> bool:
         try:
             found = part.stat()
         except OSError:
-            return True  # not there: made, if it can be, so that only this user may write
+            return True  # a missing folder is made so that only this user may write
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
             _tell(f"others may write to {part}: compiled code is not kept there; chmod go-w {part}")
             return False
@@ -128,7 +128,7 @@ class _Caches:
                 found = cache.load_overload(signature, context)
             except OSError:
                 continue
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with a file: it is made anew
+            except Exception as error:  # noqa: BLE001 - a damaged file is compiled again
                 _tell(f"compiled code in {cache.cache_path} can't be read: {error!r}")
                 continue
             if found is not None:
@@ -137,7 +137,7 @@ class _Caches:
         return None
 
     def save_overload(self, signature, compiled_function) -> None:
-        """Keep it. Where nothing can be written, each process compiles for itself."""
+        """Keep the function. If no folder can be written, each process compiles for itself."""
         for cache in self._caches:
             try:
                 cache.save_overload(signature, compiled_function)

@@ -31,8 +31,8 @@ from anabranch.batches.kernels.parts import (
 )
 from anabranch.core.ids import TXN_HEADER_SIZE
 
-# Columns of a run's row. Positions are -1 where no record has a key; TXN_AT is where the 28 bytes of the
-# ab.txn header stand in the body, -1 if there is none.
+# Columns of a run's row. Positions are -1 where no record has a key; TXN_AT is the place of the ab.txn
+# header's 28 bytes in the body, -1 if there is none.
 FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND = range(10)
 COLUMNS = 10
 # Without sums, CHECKSUM, LOW and HIGH mean nothing, and the walk takes half the time.
@@ -93,7 +93,7 @@ def _is_text(body, at, last):
 
 @_inline
 def _is_name(body, at, last):
-    """What a header of six bytes is: 1 ab.txn; five: 2 ab.op; else starting with ab.: 3; 0 not ours."""
+    """The kind of a header, by its name: 1 ab.txn, 2 ab.op, 3 another that starts with ab., 0 not ours."""
     size = last - at
     if size < 3:
         return 0

@@ -1,7 +1,7 @@
 """Whether the arrays of an answer fit into its bytes.
 
-kio makes room for as many items as an array claims before it reads them. Where there is not so much memory, that
-ends the process, so an answer is walked before it is given to kio.
+kio makes room for as many items as an array claims before it reads them. Too big a claim would end the process for
+lack of memory, so an answer is walked before kio gets it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIXED = {
     "float64": 8,
     "uuid": 16,
 }
-# The bytes of the length in front, where it is not compact.
+# The bytes of a length that is not compact.
 _SIZED = {"string": 2, "records": 4, "bytes": 4}
 
 
@@ -35,7 +35,7 @@ class Field(NamedTuple):
 
     array: bool
     fixed: int  # bytes; 0: of a length of its own, or an entity
-    length: int  # bytes of the length, where it is not compact
+    length: int  # bytes of a length that is not compact
     entity: Any
     tag: int | None
 
@@ -47,7 +47,7 @@ def check_claims(kind: type, body: Buffer) -> None:
 
 @cache
 def fields_of(kind: Any) -> dict[str, Field]:
-    """The fields of an entity of kio's in their order."""
+    """The fields of an entity of kio's, in their order."""
     hints = typing.get_type_hints(kind)
     found = {}
     for field in dataclasses.fields(kind):

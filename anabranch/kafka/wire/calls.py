@@ -68,7 +68,7 @@ def _built(kind: Any, given: Mapping[str, Any]) -> Any:
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, tuple[int, ...]]:
-    """Topic -> numbers of its partitions: as requests have them."""
+    """Topic -> numbers of its partitions, as in requests."""
     topics: dict[str, list[int]] = {}
     for topic, number in partitions:
         topics.setdefault(topic, []).append(number)

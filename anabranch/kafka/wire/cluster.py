@@ -1,4 +1,4 @@
-"""What is known of a cluster: brokers, leaders, topic ids; and the connections to its brokers."""
+"""A cluster's metadata: brokers, leaders, topic ids; and the connections to its brokers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 # A new topic may not be known to every broker at once; after that, it does not exist.
 UNKNOWN_TOPIC_S = 2.0
-# Who asks for what can be asked for again waits so long for one broker, which may be frozen: others know too.
+# A repeatable question waits so long for one broker, which may be frozen: others can answer it.
 _PATIENCE_S = 5.0
 _TRANSACTION_KEY_TYPE = 1
 _NO_TOPIC_ID = bytes(16)
 
 
 class Leader(NamedTuple):
-    """Who leads a partition, and the leader epoch that says so (-1: not told)."""
+    """A partition's leader, and its leader epoch (-1: not known)."""
 
     node: int
     epoch: int
@@ -51,7 +51,7 @@ class Topic:
     leaders: dict[int, Leader]
     partitions: int
     replication_factor: int
-    in_sync: int  # of the partition that has the fewest
+    in_sync: int  # replicas in sync of the partition with the fewest
 
 
 class Cluster:
@@ -62,7 +62,7 @@ class Cluster:
         self._lock = threading.Lock()
         self._brokers: dict[int, tuple[str, int]] = {}
         self._topics: dict[str, Topic] = {}
-        # Topic id -> the newest leaders that were told, also of what is forgotten.
+        # Topic id -> the newest known leaders, also of forgotten topics.
         self._newest: dict[bytes, dict[int, Leader]] = {}
         # Two views that the hot calls read, replaced as a whole.
         self.topic_ids: dict[str, bytes] = {}
@@ -79,7 +79,7 @@ class Cluster:
     # -- connections ----------------------------------------------------------------------------
 
     def open(self, address: tuple[str, int], deadline: float) -> Connection:
-        """A new connection that has learnt the broker's versions, and has said who we are."""
+        """A new connection that knows the broker's versions and has authenticated."""
         return open_connection(address, self.settings, deadline)
 
     def take(self, address: tuple[str, int], deadline: float) -> Connection:
@@ -145,7 +145,7 @@ class Cluster:
     def _any(self, deadline: float) -> tuple[Connection, tuple[str, int]]:
         problems = []
         known = list(dict.fromkeys((*self._brokers.values(), *self.settings.bootstrap)))
-        # Each in turn: one may be cut off from the others, and tell what was so long ago.
+        # Each in turn: one may be cut off from the others, and have old metadata.
         self._asked += 1
         turn = self._asked % len(known)
         # Those that never failed first, then those whose failure is the longest ago.
@@ -157,7 +157,7 @@ class Cluster:
             except ConnectionBroken as error:
                 self._failed[address] = time.monotonic()
                 if isinstance(error, AuthenticationFailed):
-                    raise  # the others would say the same
+                    raise  # the others would refuse, too
                 problems.append(str(error))
         raise ConnectionBroken("; ".join(problems), sent=False)
 
@@ -183,7 +183,7 @@ class Cluster:
         return time.monotonic() + (self.settings.request_timeout if seconds is None else seconds)
 
     def soon(self, deadline: float) -> float:
-        """The deadline for one broker's answer to what may be asked again, perhaps of another."""
+        """The deadline for one broker's answer to a question that may be repeated, perhaps to another."""
         return min(deadline, time.monotonic() + _PATIENCE_S)
 
     def repeat(self, what: str, deadline: float, attempt: Callable[[], T]) -> T:
@@ -193,7 +193,7 @@ class Cluster:
 
         Raises:
             LogUnavailable: the deadline passed.
-            LogDenied: the brokers don't take us for whom we say we are.
+            LogDenied: the brokers refuse our identity.
         """
         while True:
             try:
@@ -216,12 +216,12 @@ class Cluster:
     # -- metadata ---------------------------------------------------------------------------------
 
     def refresh(self, names: Iterable[str], deadline: float) -> dict[str, Topic]:
-        """Ask for topics anew; those that don't exist are left out and forgotten."""
+        """Ask for topics again; those that don't exist are left out and forgotten."""
         wanted = sorted(set(names))
         return self.repeat("metadata", deadline, lambda: self._refresh(wanted, deadline))
 
     def ids(self, name: str, deadline: float) -> list[str]:
-        """The topic's id as each broker tells it; empty where that one does not know the topic, or no ids.
+        """The topic's id from each broker; empty from one that does not know the topic, or ids.
 
         `ConnectionBroken` if one can't be asked.
         """
@@ -261,7 +261,7 @@ class Cluster:
             for name in names:
                 self._topics.pop(name, None)
             self._topics.update(topics_found)
-            # Nothing leaves them: a request of another thread may be about a topic forgotten just now.
+            # Entries are never removed: another thread's request may be about a topic forgotten just now.
             self.topic_ids = {
                 **self.topic_ids,
                 **{t.name: t.topic_id for t in topics_found.values()},
@@ -275,22 +275,22 @@ class Cluster:
         return topics_found
 
     def _newer(self, found: Topic) -> Topic:
-        """The topic as found, but for leaders that are older than known ones: who answered may be behind."""
+        """The topic as found, but with known leaders that are newer: the broker asked may be behind."""
         if found.topic_id == _NO_TOPIC_ID:
-            return found  # a topic that was made anew begins at epoch 0
+            return found  # a replaced topic begins at epoch 0
         newest = self._newest.setdefault(found.topic_id, {})
         for number, leader in found.leaders.items():
             newest[number] = max(leader, newest.get(number, leader), key=lambda one: one.epoch)
         return replace(found, leaders={number: newest[number] for number in found.leaders})
 
     def forget(self, names: Iterable[str]) -> None:
-        """Ask anew for these topics when they are needed next."""
+        """Ask again for these topics when they are needed next."""
         with self._lock:
             for name in names:
                 self._topics.pop(name, None)
 
     def distrust(self, node: int) -> None:
-        """A broker does not answer: ask others first, and who leads what it led."""
+        """A broker does not answer: ask others first, and for the leaders of its partitions."""
         with self._lock:
             if node in self._brokers:
                 self._failed[self._brokers[node]] = time.monotonic()
@@ -303,7 +303,7 @@ class Cluster:
         self._failed.pop(address, None)
 
     def forget_all(self) -> None:
-        """Ask anew for every topic when it is needed next."""
+        """Ask again for every topic when it is needed next."""
         with self._lock:
             self._topics.clear()
 
@@ -313,14 +313,14 @@ class Cluster:
         return topic.leaders.get(partition.partition) if topic else None
 
     def epoch(self, partition: TopicPartition) -> int:
-        """The leader's epoch as far as known now, else -1: who leads by another one refuses the question."""
+        """The leader's epoch as far as known now, else -1: a leader with another one refuses the question."""
         leader = self.leader(partition)
         return leader.epoch if leader else -1
 
     def leaders(
         self, partitions: Iterable[TopicPartition], deadline: float
     ) -> dict[TopicPartition, Leader]:
-        """The leaders of all these partitions, asked for where they are not known.
+        """The leaders of all these partitions; unknown ones are asked for.
 
         Raises:
             TopicGone: a topic or partition does not exist.
@@ -357,7 +357,7 @@ class Cluster:
     ) -> dict[int, list[TopicPartition]]:
         """The partitions grouped by the broker that leads them.
 
-        ``failed`` takes why some can't be asked, and no leader is waited for; without it, all are (`leaders`).
+        ``failed`` takes the errors of some, and no leader is waited for; without it, all are (`leaders`).
         """
         if failed is None:
             known = self.leaders(partitions, deadline)
@@ -430,7 +430,7 @@ def raise_or_again(
     detail: str | None = None,
     topics: Iterable[str] = (),
 ) -> None:
-    """Raise what a code means: `Again` if the call may be repeated."""
+    """Raise the error of a code: `Again` if the call may be repeated."""
     meant = meaning(table, code)
     error = error_for(meant, code, what, detail, topics)
     if meant.act in (Act.RETRY, Act.REFRESH):

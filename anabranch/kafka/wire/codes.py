@@ -1,6 +1,6 @@
-"""What each of the brokers' error codes means for a call: one table an operation, each with its reason.
+"""The meaning of brokers' error codes for each call: one table an operation, with a reason for each code.
 
-The codes and their names are kio's, made from Kafka's. The rule: a call is repeated only where the broker says that
+The codes and their names are kio's, made from Kafka's. The rule: a call is repeated only if the broker says that
 nothing happened; a code that is not in a table is *uncertain*.
 """
 
@@ -24,17 +24,17 @@ INVALID_PARTITIONS = 37
 
 
 class Act(Enum):
-    """What the caller does with a code."""
+    """The caller's next step after a code."""
 
     RETRY = "nothing happened: the same request again, soon"
-    REFRESH = "nothing happened: find the leader or coordinator anew, then again"
+    REFRESH = "nothing happened: find the leader or coordinator again, then repeat"
     REFUSED = "the broker refused the content: LogRefused"
-    FENCED = "somebody else has the transactional id: LogFenced"
+    FENCED = "another producer has the transactional id: LogFenced"
     UNCERTAIN = "it can't be told: LogUncertain"
 
 
 class Meaning(NamedTuple):
-    """What to do about a code, and why."""
+    """The next step after a code, and why."""
 
     act: Act
     reason: str
@@ -67,7 +67,7 @@ _COORDINATOR = {
 }
 
 # Inside a transaction, a request that may have been stored is never sent again: the transaction is
-# given up instead, so that nothing hangs on the brokers' deduplication.
+# given up instead, so that nothing depends on the brokers' deduplication.
 PRODUCE_CODES = {
     **_FENCING,
     **_FORBIDDEN,
@@ -85,7 +85,7 @@ PRODUCE_CODES = {
     E.coordinator_not_available: Meaning(_R, "the leader could not add the partition yet"),
     E.not_coordinator: Meaning(_R, "the leader could not add the partition yet"),
     E.not_enough_replicas: Meaning(_R, "checked before the append; also: partition not added yet"),
-    E.unknown_topic_or_partition: Meaning(_U, "the topic went away, or was made anew"),
+    E.unknown_topic_or_partition: Meaning(_U, "the topic was deleted or replaced"),
     E.not_leader_or_follower: Meaning(_U, "also the answer of a leader that lost it in mid-append"),
     E.request_timed_out: Meaning(_U, "appended, but not replicated in time"),
     E.not_enough_replicas_after_append: Meaning(_U, "appended, but not replicated"),
@@ -97,11 +97,11 @@ PRODUCE_CODES = {
     E.kafka_storage_error: Meaning(_U, "the leader's disk failed"),
     E.unknown_producer_id: Meaning(_U, "the leader forgot this producer"),
     E.fenced_leader_epoch: Meaning(_U, "the leader moved"),
-    E.unknown_topic_id: Meaning(_U, "the topic was made anew"),
+    E.unknown_topic_id: Meaning(_U, "the topic was replaced"),
     E.transaction_abortable: Meaning(_U, "the broker asks for an abort (KIP-890)"),
 }
 
-# Outside of transactions brokers tell a batch that they have by its sequence (KIP-98), so that the very same
+# Outside of transactions brokers recognise a stored batch by its sequence (KIP-98), so that the very same
 # one may be sent again, stored or not.
 IDEMPOTENT_CODES = {
     **PRODUCE_CODES,
@@ -114,7 +114,7 @@ IDEMPOTENT_CODES = {
     E.not_enough_replicas_after_append: Meaning(_R, "too few are in sync"),
     E.kafka_storage_error: Meaning(_F, "the leader's disk failed: another leads soon"),
     E.fenced_leader_epoch: Meaning(_F, "the leader moved"),
-    E.unknown_topic_id: Meaning(_F, "the topic is new here, or was made anew"),
+    E.unknown_topic_id: Meaning(_F, "the topic is new here, or was replaced"),
 }
 
 ADD_PARTITIONS_CODES = {
@@ -128,7 +128,7 @@ ADD_PARTITIONS_CODES = {
 }
 
 # A coordinator that loses its log in mid-append says 15 or 16, though its successor may find the decision
-# there. Asking for the same end again is then answered as the first time (KIP-98, KIP-890).
+# there. A repeated request for the same end then gets the first one's answer (KIP-98, KIP-890).
 END_TXN_CODES = {
     **_FENCING,
     E.coordinator_load_in_progress: _COORDINATOR[E.coordinator_load_in_progress],
@@ -147,7 +147,7 @@ INIT_CODES = {
     E.invalid_transaction_timeout: Meaning(_X, "above the broker's transaction.max.timeout.ms"),
 }
 
-# For calls that only read: all that may pass by itself is asked again.
+# For calls that only read: repeat after any error that may pass by itself.
 READ_CODES = {
     **_FORBIDDEN,
     E.unknown_topic_or_partition: Meaning(_F, "not known to this broker (yet)"),
@@ -165,8 +165,8 @@ READ_CODES = {
     E.fenced_leader_epoch: Meaning(_F, "the leader changed"),
     E.unknown_leader_epoch: Meaning(_F, "this broker is behind"),
     E.offset_not_available: Meaning(_R, "the leader is new and waits for its high watermark"),
-    E.unknown_topic_id: Meaning(_F, "the topic is new here, or was made anew"),
-    E.inconsistent_topic_id: Meaning(_F, "the topic was made anew"),
+    E.unknown_topic_id: Meaning(_F, "the topic is new here, or was replaced"),
+    E.inconsistent_topic_id: Meaning(_F, "the topic was replaced"),
 }
 
 CREATE_CODES = {
@@ -186,7 +186,7 @@ DELETE_CODES = {
     E.throttling_quota_exceeded: CREATE_CODES[E.throttling_quota_exceeded],
 }
 
-# INVALID_PARTITIONS is the caller's: it says that the topic has as many already.
+# INVALID_PARTITIONS is for the caller to judge: the topic has as many already.
 GROW_CODES = {
     **CREATE_CODES,
     E.invalid_replication_factor: Meaning(_R, "some of the topic's brokers are away"),
@@ -207,7 +207,7 @@ def meaning(table: Mapping[E, Meaning], code: int) -> Meaning:
 def error_for(
     meant: Meaning, code: int, what: str, detail: str | None = None, topics: Iterable[str] = ()
 ) -> LogError:
-    """The error to raise, once retrying is over. ``topics``: those that the broker says it of."""
+    """The error to raise, once retrying is over. ``topics``: those that the code is about."""
     name = E(code).name.upper() if code in _CODES else "error"
     text = f"{what}: {name} ({code}), {detail or meant.reason}"
     match meant.act:

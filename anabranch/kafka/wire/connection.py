@@ -32,7 +32,7 @@ _JOIN_BYTES = 16_384
 _MAX_ANSWER_BYTES = 1 << 30
 _DRAIN_S = 5.0
 _AUTHENTICATE_S = 10.0
-_SAID = 500  # of what a broker says
+_SAID = 500  # characters of a broker's message
 # A session is renewed after this part of its life, so that a request on its way is taken before the end; and not
 # within a second, which brokers refuse.
 _RENEW_AFTER = 0.7
@@ -40,7 +40,7 @@ _LEAST_SESSION_S = 1.1
 
 
 def readable(connections: Sequence[socket.socket | Connection], wait_s: float = 0.0) -> set[int]:
-    """The descriptors of those on which something, or an end, has come; waits for one."""
+    """The descriptors of connections with bytes to read, or ended; waits for one."""
     poll = select.poll()  # select knows no descriptor beyond 1,023
     for connection in connections:
         poll.register(connection, select.POLLIN)
@@ -84,7 +84,7 @@ class Connection:
         self._gather = tls is None
 
     def fileno(self) -> int:
-        """For `readable`."""
+        """The descriptor, for `readable`."""
         return self._socket.fileno()
 
     def buffered(self) -> bool:
@@ -95,7 +95,7 @@ class Connection:
 
     @property
     def idle(self) -> bool:
-        """No answer is awaited, so another caller may use it."""
+        """Whether no answer is awaited, so another caller may use it."""
         return not self.broken and not self._awaited and not self._read
 
     def send(
@@ -108,7 +108,7 @@ class Connection:
         deadline: float,
         answer_flexible: bool | None = None,
     ) -> int:
-        """Send a request made of ``parts``; the correlation id of its answer.
+        """Send a request made of ``parts``; returns its correlation id.
 
         ``answer_flexible`` if the answer's header has no tags though the request's has (ApiVersions).
         """
@@ -128,7 +128,7 @@ class Connection:
         return self._correlation
 
     def receive(self, correlation: int, deadline: float) -> memoryview:
-        """The answer's body. Earlier answers that are read on the way wait to be asked for."""
+        """The answer's body. Earlier answers that are read on the way are kept for their callers."""
         while correlation not in self._read:
             if not self._awaited:
                 raise ConnectionBroken(f"{self.address}: answer {correlation} was never asked for")
@@ -188,7 +188,7 @@ class Connection:
                 answer_flexible=False,
             )
             found = self.receive(correlation, deadline)
-            # A broker that doesn't know the version says so in the format of version 0.
+            # A broker that doesn't know the version answers in the format of version 0.
             if int.from_bytes(found[:2], "big", signed=True) == UNSUPPORTED_VERSION:
                 continue
             answer = calls.answer(API_VERSIONS, version, found)
@@ -204,9 +204,9 @@ class Connection:
         raise ConnectionBroken(f"{self.address} does not tell its versions", sent=False)
 
     def authenticate(self, deadline: float) -> None:
-        """Say who we are, if that is asked for: on a new connection, and again before the session ends (KIP-368).
+        """Authenticate, if SASL is set: on a new connection, and again before the session ends (KIP-368).
 
-        Again with answers under way, too: they come first, and wait to be asked for (`buffered`).
+        Answers may be under way: they come first, and are kept for their callers (`buffered`).
 
         Raises:
             AuthenticationFailed: names mechanism and principal.
@@ -214,7 +214,7 @@ class Connection:
         sasl = self._sasl
         if sasl is None:
             return
-        self._renew_at = math.inf  # for what is sent here
+        self._renew_at = math.inf  # no renewal before the requests sent here
         began = time.monotonic()
         try:
             life = self._exchange(sasl, deadline)
@@ -253,7 +253,7 @@ class Connection:
         return life.total_seconds() if life is not None else 0.0
 
     def usable(self) -> bool:
-        """Whether it looks alive. Nothing may be in flight: bytes or an end there mean it is dead."""
+        """Whether it looks alive. Nothing may be in flight: then bytes or an end mean it is dead."""
         if self.broken:
             return False
         if readable([self._socket]):
@@ -273,12 +273,12 @@ class Connection:
         return self.idle
 
     def close(self) -> None:
-        """Close the socket; whatever was in flight stays unknown."""
+        """Close the socket; the fate of requests in flight stays unknown."""
         self.broken = True
         self._socket.close()
 
     def interrupt(self) -> None:
-        """Break it from another thread: whoever waits for the broker stops waiting."""
+        """Break it from another thread: the thread that waits for the broker stops waiting."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -337,7 +337,7 @@ class Connection:
 
 
 def open_connection(address: tuple[str, int], settings: Settings, deadline: float) -> Connection:
-    """A new connection that has learnt the broker's versions, and has said who we are."""
+    """A new connection that knows the broker's versions and has authenticated."""
     limit = min(deadline, time.monotonic() + settings.connect_timeout)
     connection = Connection(
         *address,

@@ -34,9 +34,9 @@ _HIGHEST_END_TXN_V1 = 3
 FIRST_PAUSE_S = 0.001
 LAST_PAUSE_S = 0.02
 PAUSE_GROWTH = 1.5
-# … and one whose markers can't be written, as a partition of it has no leader, for as long as that lasts.
+# … and one that can't write its markers, as a partition has no leader, for as long as that lasts.
 BUSY_S = 1.5
-ANSWER_S = 12.0  # longer than a broker that is silent goes on leading
+ANSWER_S = 12.0  # longer than a silent broker stays leader
 
 
 def busy(transactional_id: str) -> LogBusy:
@@ -50,9 +50,9 @@ def busy(transactional_id: str) -> LogBusy:
 class Coordinator:
     """The producer's side of the transaction coordinator, over a connection of its own.
 
-    `producer_id` and `producer_epoch` are those to write with; ``is_v2``: the cluster's transactions are
-    those of KIP-890, where each end gives a new epoch and Produce adds partitions by itself. ``last``: how the
-    native transaction before ended.
+    Write with `producer_id` and `producer_epoch`. ``is_v2``: the cluster has transactions of KIP-890, where
+    each end gives a new epoch and Produce adds partitions by itself. ``last``: how the native transaction
+    before ended.
     """
 
     def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
@@ -123,7 +123,7 @@ class Coordinator:
         what: str,
         topics: Sequence[str] = (),
     ) -> None:
-        """Raise what a coordinator's code means; `Again` where it did nothing."""
+        """Raise the error of a coordinator's code; `Again` if it did nothing."""
         if meaning(table, code).act is Act.REFRESH and self._connection is not None:
             self._connection.close()
         raise_or_again(table, code, what, topics=topics)
@@ -178,7 +178,7 @@ class Coordinator:
         failures = failed.keys() - {NONE}
         if failures == {codes.CONCURRENT_TRANSACTIONS} and time.monotonic() > busy_by:
             raise busy(self._id)
-        # One that says why comes before "not attempted because of another".
+        # A reason comes before "not attempted because of another".
         for code in sorted(failures, key=lambda code: code == 55):
             what = f"{self._id}: add partitions"
             self._fail(codes.ADD_PARTITIONS_CODES, code, what, (failed[code],))

@@ -104,7 +104,7 @@ class Produced(NamedTuple):
 def produce_answer(
     version: int, body: Buffer, names: Mapping[bytes, str]
 ) -> dict[TopicPartition, Produced]:
-    """What became of each partition's batch. ``names``: topic id -> name."""
+    """The answer for each partition's batch. ``names``: topic id -> name."""
     reader = _Reader(body, version >= PRODUCE.flexible_from)
     answers = {}
     for _ in range(reader.array()):
@@ -126,7 +126,7 @@ def produce_answer(
 
 @dataclass(frozen=True, slots=True)
 class FetchPosition:
-    """Where to fetch a partition from. ``leader_epoch`` -1: not known, so not checked."""
+    """The offset to fetch a partition from. ``leader_epoch`` -1: not known, so not checked."""
 
     offset: int
     leader_epoch: int = -1
@@ -228,7 +228,7 @@ def _topic(reader: _Reader, by_id: bool, names: Mapping[bytes, str]) -> str:
 
 
 class _Reader:
-    """Reads an answer's fields; whatever does not fit is a `MalformedAnswer`."""
+    """Reads an answer's fields; `MalformedAnswer` for one that does not fit."""
 
     def __init__(self, body: Buffer, flexible: bool) -> None:
         self.body = memoryview(body)

@@ -36,7 +36,7 @@ class Ended(NamedTuple):
 
 
 def end_answer(version: int, body: Buffer) -> Ended:
-    """What became of it. Raises `MalformedAnswer`."""
+    """The content of the answer. Raises `MalformedAnswer`."""
     try:
         _, error = _ENDED.unpack_from(body)
         if version < BUMPS_FROM:

@@ -1,10 +1,9 @@
 """Native transactions that lack a marker, as the brokers have dropped it (KAFKA-20734).
 
 A coordinator of Kafka 4.1 to 4.3 takes a partition without a leader for a deleted one: it writes no marker there,
-and calls the transaction complete. What stands in the partition stays open: its readers wait there, and the next
-transaction of the same producer would end it together with its own events, as its own outcome is. So a producer
-asks, before it appends to a partition that it has not seen under this leader, whether something of its own is open
-there, and ends that as it was decided.
+and calls the transaction complete. The transaction stays open in the partition: readers wait behind it, and the
+producer's next transaction would end it with its own outcome. So a producer, before it appends to a partition
+that it has not seen under this leader, asks for open transactions of its own there, and ends them as decided.
 """
 
 from __future__ import annotations
@@ -61,9 +60,9 @@ def open_on(
 
 
 class LastOutcome:
-    """How a transactional id's last native transaction ended, by its coordinator's word.
+    """The end of a transactional id's last native transaction, by its coordinator's word.
 
-    Asked whenever initialising the id is tried: the first try ends what is ongoing, and the last one, which
+    Asked at each try to initialise the id: the first try ends an ongoing transaction, and the last one, which
     succeeds, takes place after the end.
     """
 
@@ -84,10 +83,10 @@ class LastOutcome:
         for state in found.transaction_states:
             if int(state.error_code) == NONE:
                 self._commits = _OUTCOMES.get(str(state.transaction_state))
-                self._epoch = int(state.producer_epoch) - 1  # the end has given the next one
+                self._epoch = int(state.producer_epoch) - 1  # the end gave the next epoch
 
     def known(self) -> bool:
-        """Whether there was one, and nobody has initialised the id since."""
+        """Whether there was one, and no process has initialised the id since."""
         return self._commits is not None
 
     def of(self, epoch: int) -> bool | None:

@@ -1,8 +1,7 @@
 """The records of the wire protocol as frozen dataclasses, one for each ``*.avsc`` of `anabranch.schemas`.
 
-A test holds the two equal, field by field; what each field means stands in the schema's ``doc``. Those that
-come in great numbers are named tuples: they are made four times as fast. All are imported from here,
-wherever among these modules they are written down.
+A test holds the two equal, field by field; the schema's ``doc`` says what each field means. Frequent records are
+named tuples: they are made four times as fast. Import all from here.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class ForgetStream:
 
 @dataclass(frozen=True, slots=True)
 class RecoverStream:
-    """Command: take a LOST stream back whose topics are those that it had. Repeating it is harmless."""
+    """Command: take back a LOST stream whose old topics are there. Repeating it is harmless."""
 
     stream: str
 
@@ -192,7 +192,7 @@ class ListSeries:
 
 @dataclass(frozen=True, slots=True)
 class SetSeries:
-    """Command: let a series stand at a number, as an operator. Repeating it is harmless."""
+    """Command: set a series to a number, for an operator. Repeating it is harmless."""
 
     scope: str
     series: str

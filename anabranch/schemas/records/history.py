@@ -27,7 +27,7 @@ class SegmentEnd:
 
 @dataclass(frozen=True, slots=True)
 class SegmentCommit:
-    """Where a transaction's events stand in a segment."""
+    """The place of a transaction's events in a segment."""
 
     segment_id: int
     partition: int

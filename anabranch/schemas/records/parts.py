@@ -1,4 +1,4 @@
-"""What records of several kinds are made of."""
+"""Parts that records of several kinds have."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ StreamState = Literal[
     "LOST",
     "RECOVERING",
     "FORGETTING",
-    "FORGOTTEN",  # it has no row: never logged
+    "FORGOTTEN",  # without a row: never logged
 ]
-ShownStreamState = Literal[StreamState, "WAITING"]  # it can't be read or written now: never logged
+ShownStreamState = Literal[StreamState, "WAITING"]  # not readable or writable now: never logged
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What one writer wrote to one journal partition."""
+    """One writer's records in one journal partition."""
 
     stream: str
     partition: int

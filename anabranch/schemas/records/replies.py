@@ -122,7 +122,7 @@ class SafeTimeIs:
 
 @dataclass(frozen=True, slots=True)
 class SeriesInfo:
-    """Where a series stands."""
+    """A series and its highest number."""
 
     series: str
     number: int

@@ -11,7 +11,7 @@ from anabranch.schemas.records.parts import KeyRange, Receipt, SegmentRange, Str
 
 @dataclass(frozen=True, slots=True)
 class TermRow:
-    """Status row: who leads."""
+    """Status row: the leader, and its term."""
 
     term: int
     leader: str
@@ -84,7 +84,7 @@ class EpochRow:
 
 @dataclass(frozen=True, slots=True)
 class LowWaterRow:
-    """Status row: what may be deleted of a journal partition, or of a history."""
+    """Status row: the offset below which a journal partition, or a history, may be cut."""
 
     stream: str
     partition: int
@@ -112,7 +112,7 @@ class ForgottenRow:
 
 @dataclass(frozen=True, slots=True)
 class RetiredRow:
-    """Status row: a partition in which stray chunks of an aborted transaction stand. It is used no more."""
+    """Status row: a partition with stray chunks of an aborted transaction, used no more."""
 
     stream: str
     partition: int
@@ -120,7 +120,7 @@ class RetiredRow:
 
 @dataclass(frozen=True, slots=True)
 class SuspectRow:
-    """Status row: commands that are about to be decided by themselves, as rounds with them may fail."""
+    """Status row: commands that are about to be decided alone, as rounds with them may fail."""
 
     offset: int
     end: int
@@ -207,7 +207,7 @@ class PendingCommitRow:
 
 @dataclass(frozen=True, slots=True)
 class YieldedRow:
-    """Status row: what an aborted transaction's commit gave way to."""
+    """Status row: the claim that an aborted transaction's commit gave way to."""
 
     name: str
     number: int | None
@@ -233,7 +233,7 @@ class CarryRow:
 
 @dataclass(frozen=True, slots=True)
 class MovedRun:
-    """A run of a writer, and where its records stand now."""
+    """A run of a writer, and the place of its records now."""
 
     writer: int
     first: int

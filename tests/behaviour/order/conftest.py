@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 import anabranch
-from tests.client.members import LIBRDKAFKA
 from tests.client.written import WrittenStream
 from tests.conftest import Broker
 
@@ -21,14 +20,6 @@ def group(unique: str) -> str:
 def client(broker: Broker) -> Iterator[anabranch.Client]:
     """A client where no controller is needed."""
     with anabranch.connect(broker.bootstrap) as connected:
-        yield connected
-
-
-@pytest.fixture(params=["raw", "librdkafka"])
-def either(broker: Broker, request: pytest.FixtureRequest) -> Iterator[anabranch.Client]:
-    """A client whose readers fetch over connections of their own, or by way of librdkafka."""
-    given = LIBRDKAFKA if request.param == "librdkafka" else {}
-    with anabranch.connect(broker.bootstrap, config=given) as connected:
         yield connected
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from datetime import timedelta
-from typing import cast
 
 import pytest
 
@@ -13,11 +12,11 @@ import anabranch
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core.hybrid_time import to_datetime
 from anabranch.core.ids import make_txn_id
+from anabranch.ports import TopicPartition
 from anabranch.ports import TopicPartition as Partition
 from anabranch.reading import stream_order as ordered
 from anabranch.reading.history_index import NO_SEGMENT
 from anabranch.reading.ranges import RangeReader
-from anabranch.reading.reader_factory import KafkaReaders
 from anabranch.schemas.records import CommitRecord
 from tests.client.members import LONG_S, by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
@@ -27,19 +26,19 @@ pytestmark = pytest.mark.broker
 QUIET_S = 1.5
 
 
-def test_alone_every_key_comes_in_order(either: anabranch.Client, written: WrittenStream) -> None:
+def test_alone_every_key_comes_in_order(client: anabranch.Client, written: WrittenStream) -> None:
     keys = Keys()
     scaled(written, keys)
-    events = list(either.read(written.stream, timeout=QUIET_S))
+    events = list(client.read(written.stream, timeout=QUIET_S))
     assert by_key(events) == keys.expected
     assert {event.value: event.segment_id for event in events} == written.where
 
 
-def test_a_member_alone_too(either: anabranch.Client, written: WrittenStream, group: str) -> None:
+def test_a_member_alone_too(client: anabranch.Client, written: WrittenStream, group: str) -> None:
     keys = Keys()
     scaled(written, keys)
-    assert by_key(either.read(written.stream, group=group, timeout=QUIET_S)) == keys.expected
-    assert list(either.read(written.stream, group=group, timeout=QUIET_S)) == []
+    assert by_key(client.read(written.stream, group=group, timeout=QUIET_S)) == keys.expected
+    assert list(client.read(written.stream, group=group, timeout=QUIET_S)) == []
 
 
 @pytest.mark.parametrize("in_group", [False, True])
@@ -164,17 +163,17 @@ def test_start_at_a_timestamp(client: anabranch.Client, written: WrittenStream, 
 
 
 def test_what_retention_deleted_is_not_waited_for(
-    either: anabranch.Client, written: WrittenStream, group: str, monkeypatch: pytest.MonkeyPatch
+    client: anabranch.Client, written: WrittenStream, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ordered, "_STARTS_EVERY_S", 0.3)
     keys = Keys(8)
     written.scale((0, 0, 4, 0), (1, 4, 8, 1))
     written.commit(keys.events())
-    with either.read(written.stream, group=group, timeout=LONG_S) as reader:
+    with client.read(written.stream, group=group, timeout=LONG_S) as reader:
         list(itertools.islice(reader, 8))
         next_events = keys.events()
         fetch = reader._feed.next
-        stopped = {(written.topic, partition): 1 << 62 for partition in (0, 1)}
+        stopped = {TopicPartition(written.topic, partition) for partition in (0, 1)}
         monkeypatch.setattr(reader._feed, "next", lambda d, waiting: fetch(d, waiting | stopped))
         written.commit(next_events)
         written.scale((2, 0, 8, 2))
@@ -183,14 +182,14 @@ def test_what_retention_deleted_is_not_waited_for(
         left = list(itertools.islice(reader, 8))
         assert by_key(left) == {key: [2] for key in keys.expected}
     # The same for who comes later.
-    assert by_key(either.read(written.stream, timeout=QUIET_S)) == by_key(left)
+    assert by_key(client.read(written.stream, timeout=QUIET_S)) == by_key(left)
 
 
 # -- records of others ----------------------------------------------------------------------------------
 
 
 def test_no_reader_passes_off_records_of_others_as_committed(
-    either: anabranch.Client, written: WrittenStream, group: str, caplog: pytest.LogCaptureFixture
+    client: anabranch.Client, written: WrittenStream, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """But for what was there when the stream was created over it: that is adopted, and given without a commit."""
     keys = Keys()
@@ -224,18 +223,18 @@ def test_no_reader_passes_off_records_of_others_as_committed(
     values = sorted(value for _, value in committed)
     told = sorted([*values, *(value for _, value in adopted)])
     for chosen in (None, group):
-        found = list(either.read(written.stream, chosen, QUIET_S))
+        found = list(client.read(written.stream, chosen, QUIET_S))
         assert sorted(event.value or b"" for event in found) == told
         assert by_key(found) == keys.expected
         unknown = [event for event in found if event.segment_id == NO_SEGMENT]
         assert [(e.key, e.value, e.txn_id) for e in unknown] == [(k, v, None) for k, v in adopted]
-    plan = either._readers().plan([written.stream], written.timestamp, time.monotonic() + LONG_S)
-    snapshot = either.open_snapshot(plan)
+    plan = client._readers().plan([written.stream], written.timestamp, time.monotonic() + LONG_S)
+    snapshot = client.open_snapshot(plan)
     assert by_key(snapshot.read(written.stream)) == keys.expected
-    transactions = either.read_transactions(written.stream, timeout=QUIET_S)
+    transactions = client.read_transactions(written.stream, timeout=QUIET_S)
     assert sorted(event.value or b"" for t in transactions for event in t.events) == values
     rows = []
-    with RangeReader(cast("KafkaReaders", either._readers())._options) as ranges:
+    with RangeReader(client._readers()._ports) as ranges:
         for partition, end in snapshot.offsets(written.stream).items():
             for batch in ranges.read(written.stream, partition, 0, end):
                 rows += batch.select(["value", "commit_timestamp"]).to_pylist()

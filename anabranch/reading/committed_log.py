@@ -1,0 +1,221 @@
+"""The log as readers see it: what is committed, questions that last until a deadline, errors of the client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from anabranch.errors import (
+    FixCallError,
+    InvalidArgument,
+    MalformedRecord,
+    NotAuthorized,
+    NotReady,
+    SnapshotExpired,
+    UnknownStream,
+)
+from anabranch.ports import (
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    Clock,
+    CorruptBatch,
+    Fetched,
+    GroupMember,
+    Log,
+    LogDenied,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    OffsetOutOfRange,
+    TopicPartition,
+)
+from anabranch.topics.names import stream_topic
+
+log = logging.getLogger("anabranch.client")
+
+Failed: TypeAlias = MutableMapping[TopicPartition, LogError]
+T = TypeVar("T")
+
+_ANSWER_S = 5.0  # the longest that one answer of a broker is waited for
+_SLICE_S = 0.5  # an answer without news comes after so long
+_BEHIND_S = (
+    0.2  # a broker that is behind, or a partition without a leader, is asked again after so long
+)
+_PAUSES_S = (0.02, 0.5)  # between tries of a question: the first and the longest
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderPorts:
+    """What readers ask of the world.
+
+    ``open_log``: makes a log of the reader's own, of which one answer takes at most so many seconds. ``member``:
+    makes a member of the group with this name.
+    """
+
+    open_log: Callable[[float], Log]
+    member: Callable[[str], GroupMember]
+    clock: Clock
+
+    def committed_log(self, timeout: float) -> CommittedLog:
+        """A log of the reader's own; the reader closes it. ``timeout``: seconds that a question may take."""
+        return CommittedLog(self.open_log(min(timeout, _ANSWER_S)), self.clock)
+
+
+@contextmanager
+def client_errors(right: str = "Read") -> Iterator[None]:
+    """Errors of the log, raised again as those that say what to do. ``right``: what is needed on the topics."""
+    try:
+        yield
+    except LogDenied as error:
+        raise NotAuthorized(str(error)) from error
+    except LogRefused as error:
+        if error.error == UNKNOWN_TOPIC_OR_PARTITION:
+            raise UnknownStream(f"{error}: create the stream first") from error
+        if error.error == TOPIC_AUTHORIZATION_FAILED:
+            topics = ", ".join(sorted(error.topics))
+            raise NotAuthorized(f"the right {right} on the topic {topics} is missing") from error
+        raise FixCallError(f"the brokers refuse: {error}") from error
+    except CorruptBatch as error:
+        raise MalformedRecord(str(error)) from error
+    except LogError as error:
+        raise NotReady(f"the brokers can't be read: {error}") from error
+
+
+class CommittedLog:
+    """A `Log` and a clock, for one thread. Deadlines are monotonic seconds of that clock."""
+
+    def __init__(self, raw: Log, clock: Clock) -> None:
+        self.raw = raw
+        self.clock = clock
+        self.trouble = ""  # why the last fetch brought nothing, if the brokers said so
+        self._closed = False
+
+    def close(self) -> None:
+        """Close all connections, perhaps from another thread; a call under way ends soon."""
+        self._closed = True
+        self.raw.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise NotReady("the reader is closed")
+
+    # -- records --------------------------------------------------------------------------------------
+
+    def fetch(
+        self, place: TopicPartition, position: int, deadline: float, max_bytes: int
+    ) -> Fetched | None:
+        """What is committed from a position on; None: nothing came until the deadline, or for half a second.
+
+        Raises: SnapshotExpired (retention has removed the position), NotAuthorized, FixCallError, MalformedRecord.
+        """
+        self._check_open()
+        left = max(0.0, deadline - self.clock.monotonic())
+        failed: dict[TopicPartition, LogError] = {}
+        self.trouble = ""
+        try:
+            found = self.raw.fetch(
+                {place: position},
+                max_wait=min(left, _SLICE_S),
+                max_bytes=max_bytes,
+                committed=True,
+                failed=failed,
+            )
+            for error in failed.values():
+                raise error
+            return found.get(place)
+        except LogError as error:
+            self._unread(error, left)
+            return None
+
+    def _unread(self, error: LogError, left: float) -> None:
+        """Wait a little after what may pass, for at most ``left`` seconds. Raises what does not."""
+        with client_errors():
+            if isinstance(error, OffsetOutOfRange):
+                start = self.raw.start_offsets([error.partition])[error.partition]
+                if error.position < start:
+                    raise expired(str(error)) from error
+                # Its broker is behind, or the range ends too high.
+            elif isinstance(error, LogDenied) or not isinstance(error, LogUnavailable):
+                raise error
+        self.trouble = str(error)
+        log.info("reading: %s", error)
+        self.clock.sleep(min(left, _BEHIND_S))
+
+    # -- questions ------------------------------------------------------------------------------------
+
+    def partition_counts(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
+        """How many partitions each of these topics has; those that don't exist are left out."""
+        found = self._ask(deadline, lambda _: self.raw.describe_topics(topics))
+        return {topic: info.partitions for topic, info in found.items()}
+
+    def start_offsets(
+        self, places: Iterable[TopicPartition], deadline: float
+    ) -> dict[TopicPartition, int]:
+        """The first offsets that are still there."""
+        asked = list(places)
+        return self._ask(deadline, lambda failed: self.raw.start_offsets(asked, failed=failed))
+
+    def end_offsets(
+        self, places: Iterable[TopicPartition], deadline: float, *, committed: bool = False
+    ) -> dict[TopicPartition, int]:
+        """The high watermarks; ``committed``: the last stable offsets, up to which all is decided."""
+        asked = list(places)
+        return self._ask(
+            deadline,
+            lambda failed: self.raw.end_offsets(asked, committed=committed, failed=failed),
+        )
+
+    def offset_for_time(self, place: TopicPartition, unix_ms: int, deadline: float) -> int | None:
+        """The first offset at or after a millisecond, None if there is none."""
+        return self._ask(deadline, lambda _: self.raw.offsets_for_time([place], unix_ms))[place]
+
+    def _ask(self, deadline: float, question: Callable[[Failed], T]) -> T:
+        """Ask until there is an answer: leaders may be moving. `NotReady` at the deadline; `NotAuthorized`."""
+        pause, longest = _PAUSES_S
+        with client_errors("Describe"):
+            while True:
+                self._check_open()
+                failed: dict[TopicPartition, LogError] = {}
+                try:
+                    answer = question(failed)
+                    for error in failed.values():
+                        raise error
+                    return answer
+                except LogUnavailable as error:
+                    late = self.clock.monotonic() + pause >= deadline
+                    if late or isinstance(error, LogDenied):
+                        raise
+                self.clock.sleep(pause)
+                pause = min(2 * pause, longest)
+
+
+def expired(what: str) -> SnapshotExpired:
+    """The error for an offset that is not there any more."""
+    return SnapshotExpired(f"{what}: retention has removed it; read what is newer, or keep more")
+
+
+def partitions_of(source: CommittedLog, streams: Sequence[str], deadline: float) -> dict[str, int]:
+    """Topic -> number of partitions of each stream. `UnknownStream`."""
+    topics = {stream_topic(stream): stream for stream in streams}
+    counts = source.partition_counts(list(topics), deadline)
+    for topic, stream in topics.items():
+        if topic not in counts:
+            raise UnknownStream(f"there is no stream {stream!r}: create it first")
+    return {topic: counts[topic] for topic in topics}
+
+
+def check_group(group: str | None) -> str | None:
+    """A group's name is not empty."""
+    if group == "":
+        raise InvalidArgument(f"group {group!r}: a name, or None")
+    return group
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Seconds, or None: without end."""
+    if timeout is not None and not 0 <= timeout < 1e9:
+        raise InvalidArgument(f"timeout {timeout!r}: seconds, or None for ever")
+    return timeout

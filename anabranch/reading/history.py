@@ -1,0 +1,94 @@
+"""The records of a stream's history, in order: decoded in one place, for all who read histories."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import NamedTuple
+
+from anabranch.batches.history import HistoryRecord, decode_history
+from anabranch.batches.records import Record, decode_records
+from anabranch.errors import FixCallError, SnapshotExpired
+from anabranch.ports import RawBatch, TopicPartition
+from anabranch.reading.committed_log import CommittedLog, client_errors
+from anabranch.topics.names import history_topic
+
+log = logging.getLogger("anabranch.client")
+
+_FEW_BYTES = 1 << 10  # to be fetched where few records are asked for; one batch comes at least
+_MANY_BYTES = 1 << 20
+_FEW = 16
+
+
+class Found(NamedTuple):
+    """A record of a history, and where it stands."""
+
+    offset: int
+    record: HistoryRecord
+
+    def vector(self) -> dict[int, int]:
+        """End offset of every partition of the stream as of this record, if it has its vector."""
+        return {position.partition: position.offset for position in self.record.vector}
+
+
+def history_record(topic: str, record: Record) -> HistoryRecord:
+    """What a record of a history topic says. `MalformedRecord`, `UnsupportedVersion` if it is none."""
+    return decode_history(
+        topic, record.offset, record.value, "Only controllers may write to that topic"
+    )
+
+
+class HistoryCursor:
+    """Reads one history from an offset on, which `seek` sets. For one thread."""
+
+    def __init__(self, source: CommittedLog, stream: str) -> None:
+        self._source = source
+        self.place = TopicPartition(history_topic(stream), 0)
+        self.seek(0)
+
+    def seek(self, offset: int) -> None:
+        """Read on from here."""
+        self._position = self._first = offset
+        self._high: int | None = None  # as last seen
+        self._batches: deque[RawBatch] = deque()
+        self._records: deque[Record] = deque()
+        self.ended_at = -1  # where the end was met, all before it given
+
+    def next(self, deadline: float, limit: int = 2000) -> list[Found]:
+        """Records, at least one unless the deadline (monotonic seconds) passes or the end is met."""
+        clock = self._source.clock
+        while not self._records:
+            if self._batches:
+                with client_errors():
+                    records = decode_records(self._batches.popleft().data)
+                self._records.extend(r for r in records if r.offset >= self._first)
+                continue
+            at_end = self._high is not None and self._position >= self._high
+            if at_end and self.ended_at != self._position:
+                self.ended_at = self._position
+                return []
+            few = _FEW_BYTES if limit < _FEW else _MANY_BYTES
+            late = clock.monotonic() >= deadline
+            try:
+                found = self._source.fetch(self.place, self._position, deadline, few)
+            except SnapshotExpired as error:
+                self._position = self._source.start_offsets([self.place], deadline)[self.place]
+                log.warning("%s; reading goes on at offset %d", error, self._position)
+                continue
+            if found is not None:
+                self._first = self._position
+                self._batches.extend(found.batches)
+                self._position, self._high = found.next_offset, found.high_watermark
+            elif late:
+                return []
+        given: list[Found] = []
+        while self._records and len(given) < limit:
+            record = self._records[0]
+            try:
+                given.append(Found(record.offset, history_record(self.place.topic, record)))
+            except FixCallError:
+                if given:
+                    break  # a record that is none fails each time it is asked for
+                raise
+            self._records.popleft()
+        return given

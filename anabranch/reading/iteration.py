@@ -1,0 +1,76 @@
+"""Iterating, closing and forking: what all readers have in common."""
+
+from __future__ import annotations
+
+import sys
+from abc import abstractmethod
+from collections.abc import Generator, Iterator
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from anabranch.errors import AnabranchError, RetryError
+
+T = TypeVar("T")
+
+
+class Iteration(Iterator[T], Generic[T]):
+    """An iterator that is closed, or used as a context manager. One thread at a time, but for `close`.
+
+    A loop holds only the generator, and that the reader: leaving the loop frees both, at once.
+    """
+
+    _resumes_after: type[AnabranchError] = RetryError  # the call after such an error goes on
+
+    def __init__(self) -> None:
+        self._closed = True  # until all is made
+        self._generator: Generator[T, None, None] | None = None
+
+    @abstractmethod
+    def _run(self) -> Generator[T, None, None]:
+        """What the reader gives, from where it stands."""
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Free everything: the reader counts as closed already."""
+
+    def __iter__(self) -> Generator[T, None, None]:
+        return self._run()
+
+    def __next__(self) -> T:
+        if self._generator is None:
+            self._generator = self._run()
+        try:
+            return next(self._generator)
+        except self._resumes_after:
+            self._generator = None
+            raise
+
+    def __del__(self) -> None:
+        # At its end a process closes its client first, while modules are there to do it with.
+        if not getattr(self, "_closed", True) and not sys.is_finalizing():
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free everything; with a group, commit what is processed first. Harmless if closed already."""
+        if not self._closed:
+            self._closed = True
+            self._free()
+
+    def _is_closed(self) -> bool:
+        """Whether it is closed by now, perhaps by another thread."""
+        return self._closed
+
+    def after_fork(self) -> None:
+        """In a forked child: free nothing, ever."""
+        self._closed = True

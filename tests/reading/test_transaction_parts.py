@@ -1,0 +1,120 @@
+"""The events of whole transactions, where retention comes to them while a reader is at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from anabranch.batches.records import Record, encode_batch
+from anabranch.clock import SystemClock
+from anabranch.core.ids import TXN_HEADER, pack_txn_header
+from anabranch.errors import DeadlineExceeded, MalformedRecord, SnapshotExpired
+from anabranch.memory.log import MemoryCluster, MemoryLog
+from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.reading import feed, transaction_reader
+from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.transaction_reader import _Parts
+from anabranch.schemas.records import CommitRecord, Position, SegmentCommit
+from anabranch.topics.names import stream_topic
+
+STREAM = "nyc/a"
+TXN, OTHER = bytes(range(16)), bytes(16)
+PLACE = TopicPartition(stream_topic(STREAM), 0)
+RECORD = CommitRecord(TXN, 0, 10, (SegmentCommit(0, 0, 4, 7, 3),), (Position(0, 7),), -1)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
+    """A partition; each fetch brings one batch of it."""
+    monkeypatch.setattr(feed, "FETCH_BYTES", 1)
+    made = MemoryCluster(SystemClock()).log("p")
+    made.create_topics([TopicSpec(PLACE.topic, 1)])
+    return made
+
+
+def write(log: MemoryLog, *txns: bytes) -> None:
+    """A batch for each event, of these transactions."""
+    for txn in txns:
+        header = (TXN_HEADER, pack_txn_header(txn, 1, 0))
+        log.produce_batch(PLACE, encode_batch([Record(0, 0, b"k", b"v", (header,))]))
+
+
+def parts(log: MemoryLog, timeout: float = 30.0) -> _Parts:
+    return _Parts(CommittedLog(log, SystemClock()), STREAM, timeout)
+
+
+def deletes_at(log: MemoryLog, fetches: int, before: int) -> Callable[..., Any]:
+    """The log's fetch; with the fetch of this number retention comes so far."""
+    whole, count = log.fetch, 0
+
+    def fetch(*given: Any, **how: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == fetches:
+            log.delete_records({PLACE: before})
+        return whole(*given, **how)
+
+    return fetch
+
+
+def test_what_has_gone_before_is_passed_over(log: MemoryLog) -> None:
+    write(log, *[TXN] * 10)
+    log.delete_records({PLACE: 5})
+    assert parts(log).events(RECORD) is None
+
+
+@pytest.mark.parametrize(
+    ("fetches", "before"),
+    [
+        (1, 10),  # nothing is left, and nothing new comes
+        (1, 9),  # what comes first is behind it
+        (1, 6),  # half of it is left
+        (2, 6),  # some of it went while it was read
+        (3, 7),  # the rest did
+    ],
+)
+def test_what_retention_tears_is_passed_over(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch, fetches: int, before: int
+) -> None:
+    """At once or later: it neither waits for what never comes, nor takes it for tampering."""
+    write(log, *[TXN] * 10)
+    monkeypatch.setattr(log, "fetch", deletes_at(log, fetches, before))
+    assert parts(log).events(RECORD) is None
+
+
+def test_a_big_one_that_is_torn_while_it_is_read_says_so(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_reader, "IN_HAND", 2)
+    write(log, *[TXN] * 10)
+    events = parts(log).events(RECORD)
+    assert events is not None
+    assert [event.offset for event in events] == [4, 5, 6]
+    some = iter(events)
+    assert next(some).offset == 4
+    assert [event.offset for event in events] == [4, 5, 6]  # as often as one likes
+    log.delete_records({PLACE: 6})
+    with pytest.raises(SnapshotExpired, match=TXN.hex()):
+        list(events)
+
+
+def test_without_retention_it_is_waited_for(log: MemoryLog) -> None:
+    write(log, *[TXN] * 5)
+    with pytest.raises(DeadlineExceeded, match="did not show offset 5"):
+        parts(log, 0.2).events(RECORD)
+
+
+def test_events_of_others_in_its_range_are_wrong(log: MemoryLog) -> None:
+    write(log, *[TXN] * 5, OTHER, *[TXN] * 4)
+    with pytest.raises(MalformedRecord, match="shows 2 events of 3"):
+        parts(log).events(RECORD)
+
+
+def test_what_is_there_whole_is_given(log: MemoryLog) -> None:
+    write(log, *[TXN] * 10)
+    reading = parts(log)
+    assert [event.offset for event in reading.events(RECORD) or ()] == [4, 5, 6]
+    behind = RECORD.__class__(TXN, 0, 11, (SegmentCommit(0, 0, 8, 10, 2),), (Position(0, 10),), -1)
+    assert [event.offset for event in reading.events(behind) or ()] == [8, 9]
