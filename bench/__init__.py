@@ -1,1 +1,1 @@
-"""Programs that run anabranch and its peer side by side in one run and print ratios. See `bench.__main__`."""
+"""Programs that run anabranch and its peer side by side in one run and print ratios (`bench.__main__`)."""

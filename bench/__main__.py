@@ -1,8 +1,8 @@
-"""``python -m bench [splice|oneshot|bulk|epochs|spark …] [--quick] [--json FILE]``: all by default, but growth.
+"""``python -m bench [splice|oneshot|bulk|epochs|spark …] [--quick] [--json FILE]``: without names, all but growth.
 
-``epochs`` is rolling, scaling, ordered and beside, one after the other; each can be named alone, too.
+``epochs`` runs rolling, scaling, ordered and beside in turn; each has its own name, too.
 
-Each starts a broker (``trouble``: three) and a controller of its own, so nothing else should run on the machine.
+Each starts its own broker (``trouble``: three) and controller, so nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ GROUPS = {"epochs": ("rolling", "scaling", "ordered", "beside")}
 
 
 def main() -> int:
-    """Run what is asked for; JSON to a file or, with ``-``, to standard output."""
+    """Run the named benches; JSON goes to a file or, with ``-``, to standard output."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*BENCHES, *GROUPS]))
     parser.add_argument("--quick", action="store_true", help="less data, fewer rounds")
@@ -137,7 +137,7 @@ def main() -> int:
         parser.error(f"no bench {', '.join(unknown)}; there are {', '.join([*BENCHES, *GROUPS])}")
     console = Console(stderr=options.json == "-")
     report: dict[str, Any] = {"machine": setting.machine(), "quick": options.quick}
-    load = report["load_of_machine"] = [os.getloadavg()[0]]  # before, and after each
+    load = report["load_of_machine"] = [os.getloadavg()[0]]  # before the first, then after each
     for name in dict.fromkeys(names):
         title, run = BENCHES[name]
         result, (head, rows) = run(options.quick)

@@ -1,18 +1,17 @@
-"""Small commits and their reader while something big goes on in the same stream (goal: p99 within 1.5 times alone).
+"""Small commits and their reader beside a big transaction in the same stream (goal: p99 within 1.5 times alone).
 
 One process commits one-shots of ten events, 20 a second, and small journal transactions of ten events, 10 a
-second; another reads the stream in order. Times: from the commit call to its answer (what a journal
-transaction wrote is flushed before), and from the commit call until the reader has the transaction's first
-event. One-shots are due at fixed times, and one that comes late because the one before took long counts from
-when it was due. Phases, one after the other on one stream:
+second; another reads the stream in order. Times run from the commit call to its answer (journal writes are flushed
+before), and from the commit call until the reader has the transaction's first event. One-shots are due at fixed
+times; a one-shot delayed by the one before counts from its due time. Phases, one after the other on one stream:
 
 - *alone*, before and after the others; both are shown, ratios are to the two together
-- *open*: a big transaction is written all the while, at some megabytes a second
-- *carried*: a transaction of 2 GB (``--quick``: 200 MB), written before, is committed; it ends with the answer
+- *open*: a big transaction is written during the phase, at some megabytes a second
+- *carried*: a transaction of 2 GB (``--quick``: 200 MB), written before, is committed; the answer ends the phase
 
-and the controller's resident memory: the most in each phase. Everything shares the machine's cores: broker,
-controller, both processes and, in *open*, a writer. What the broker and the controller do for the big one is
-what small ones feel; the ``cpu`` figures say how busy the controller was.
+and the controller's most resident memory in each phase. Everything shares the machine's cores: broker,
+controller, both processes and, in *open*, a writer. Small commits feel the work that the broker and the controller
+do for the big one; the ``cpu`` figures say how busy the controller was.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
         with _written_slowly(place, client, stream):
             phases["open"] = _phase(place, stream, pause)
         token, receipts = _write_big(place, client, stream, size)
-        time.sleep(2.0)  # the broker writes back what it took
+        time.sleep(2.0)  # the broker writes dirty pages back
         took: list[float] = []
 
         def commit_big() -> None:
@@ -102,7 +101,7 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
 
 
 def _warm_up(client: anabranch.Client, stream: str) -> None:
-    """The broker compiles what it runs often; small commits do not pay for that here."""
+    """Let the broker compile its hot paths, so that small commits don't pay for that."""
     until = time.monotonic() + WARM_UP_S
     while time.monotonic() < until:
         with client.begin(stream.partition("/")[0]) as txn:
@@ -125,7 +124,7 @@ def _spread(some: list[float]) -> dict[str, float]:
 
 
 def _phase(place: Place, stream: str, during: Callable[[], None]) -> dict[str, Any]:
-    """Small commits and a reader while something is done."""
+    """Small commits and a reader while ``during`` runs."""
     ctx = mp.get_context("spawn")
     stop, ready = ctx.Event(), ctx.Semaphore(0)
     committed, seen = ctx.Queue(), ctx.Queue()
@@ -162,7 +161,7 @@ Calls = dict[
 
 
 def _commit(bootstrap: str, stream: str, stop: Signal, ready: Any, out: Any) -> None:
-    """Both kinds, each on a thread of its own, until it is told to stop; then one that ends the reading."""
+    """Commit both kinds, each on its own thread, until the stop; then commit the end mark for the reader."""
     calls: Calls = {}
     lock = threading.Lock()
     numbers = iter(range(1 << 30))
@@ -180,7 +179,7 @@ def _commit(bootstrap: str, stream: str, stop: Signal, ready: Any, out: Any) -> 
                     txn.flush()
                 asked = time.monotonic()
                 if kind == "journal":
-                    due = asked  # only the commit is measured
+                    due = asked  # only the commit is timed
                 txn.commit(timeout=120)
             calls[number] = (kind, due, asked, time.monotonic())
 
@@ -193,7 +192,7 @@ def _commit(bootstrap: str, stream: str, stop: Signal, ready: Any, out: Any) -> 
 
         threads = [threading.Thread(target=work, args=(kind,)) for kind in EVERY_S]
         for kind in EVERY_S:
-            once(kind, time.monotonic())  # connections are not what is measured
+            once(kind, time.monotonic())  # connections are not timed
         calls.clear()
         for thread in threads:
             thread.start()
@@ -208,9 +207,9 @@ def _commit(bootstrap: str, stream: str, stop: Signal, ready: Any, out: Any) -> 
 
 
 def _read(bootstrap: str, stream: str, ready: Any, out: Any) -> None:
-    """When the first event of each small transaction was there."""
+    """Report when the first event of each small transaction arrived."""
     arrivals: dict[int, float] = {}
-    last = EVENTS  # they are on all segments: when they are here, all before is
+    last = EVENTS  # on all segments: once they are here, everything before is
     with (
         anabranch.connect(bootstrap) as client,
         client.read(stream, timeout=120, start="end") as reader,
@@ -265,7 +264,7 @@ class _Sampler:
 
 @contextmanager
 def _written_slowly(place: Place, client: anabranch.Client, stream: str) -> Iterator[None]:
-    """A transaction that another process writes to all the while; aborted in the end."""
+    """A transaction that another process writes to meanwhile; aborted in the end."""
     ctx = mp.get_context("spawn")
     stop, ready = ctx.Event(), ctx.Semaphore(0)
     txn = client.begin(stream.partition("/")[0], keepalive=120)
@@ -295,7 +294,7 @@ def _write_slowly(bootstrap: str, token: bytes, stream: str, stop: Signal, ready
 def _write_big(
     place: Place, client: anabranch.Client, stream: str, size: int
 ) -> tuple[bytes, list[anabranch.Receipt]]:
-    """Written and finished by several processes: its token and receipts."""
+    """Let several processes write and finish a transaction: its token and receipts."""
     ctx = mp.get_context("spawn")
     out = ctx.Queue()
     txn = client.begin(stream.partition("/")[0], keepalive=600)
@@ -315,7 +314,7 @@ def _write_big(
 
 def _write_share(bootstrap: str, token: bytes, stream: str, count: int, out: Any) -> None:
     values = [os.urandom(BIG_VALUE_BYTES) for _ in range(2_000)]
-    config = {"compression.type": "none"}  # its size is that of its events
+    config = {"compression.type": "none"}  # so that its size is that of its events
     with (
         anabranch.connect(bootstrap, timeout=120, config=config) as client,
         client.join(token) as writer,

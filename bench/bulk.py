@@ -2,12 +2,11 @@
 transaction.
 
 Ours: begin, two processes join by token, `write_many` or `write_batch` (journal, ab.txn header; Arrow batches of
-10,000 rows, as Spark makes them), finish; commit with their receipts; the clock stops when a read_committed
-consumer at the end of the stream has the last event. Plain: two processes produce the same events straight into
-a topic with the same librdkafka settings (idempotent, acks=all, lz4); the clock stops when a consumer has the
-last one. They call `produce` for each event: `produce_batch` takes more time (a dict for each). Connections and
-producers are ready before the clock starts, here and there. Both on one broker, in turn, in one run; replication
-factor 1.
+10,000 rows, as Spark makes them), finish; commit with their receipts. The clock stops when a read_committed
+consumer at the end of the stream has the last event. Plain: two processes produce the same events straight into a
+topic with the same librdkafka settings (idempotent, acks=all, lz4), until a consumer has the last one. They call
+`produce` for each event: `produce_batch` takes more time (a dict for each). Connections and producers are ready
+before the clock starts. Both on one broker, in turn, in one run; replication factor 1.
 
 Not equal: ours writes everything twice (journal, then stream).
 """
@@ -30,7 +29,7 @@ VALUE = b"v" * 100
 KEYS = 10_000
 BATCH_ROWS = 10_000
 CALLS = ("write_many", "write_batch")
-# As anabranch's writers have it.
+# Equal to the options of anabranch's writers.
 TUNING = {
     "linger.ms": 50,
     "batch.size": 250_000,
@@ -127,7 +126,7 @@ def _write_share(
         keys = [b"key-%d" % i for i in range(KEYS)]
         first = number * share
         batches = _batches(keys, first, share) if call == "write_batch" else []
-        client.describe(stream)  # connections are not what is measured, here and there
+        client.describe(stream)  # connections are not timed on either side
         ready.release()
         go.wait(60)
         if call == "write_many":
@@ -139,7 +138,7 @@ def _write_share(
 
 
 def _batches(keys: list[bytes], first: int, share: int) -> list[Any]:
-    """The same events as Arrow batches; and what is compiled is loaded."""
+    """The same events as Arrow batches; loads compiled code, too."""
     import pyarrow as pa
 
     from anabranch.batches import columns_write
@@ -219,8 +218,8 @@ def _produce_share(
 class _Ends:
     """A read_committed consumer that looks only at the end of a topic.
 
-    What is readable up to the last event is readable altogether: the end a read_committed consumer sees (the last
-    stable offset) passes an event only when all before it are decided.
+    The end that a read_committed consumer sees (the last stable offset) passes an event only when all events
+    before it are decided: so everything below it is readable.
     """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
@@ -242,7 +241,7 @@ class _Ends:
         )
 
     def wait_for(self, events: int, deadline_s: float = 120.0) -> None:
-        """Until the end has moved by so many offsets (markers may add a few)."""
+        """Wait until the end has moved by so many offsets (markers may add a few)."""
         until = time.monotonic() + deadline_s
         while self._sum() - self._start < events:
             if time.monotonic() > until:

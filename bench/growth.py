@@ -1,9 +1,9 @@
-"""Whether what a cluster keeps comes to a level: one-shots for minutes, with short retentions.
+"""Whether a cluster's stored data reaches a level: one-shots for minutes, with short retentions.
 
-One event each, 256 in flight from one client, into a stream of 64 segments that keeps 20 s, as outcomes are kept.
-Now and then: how many outcomes and offsets of the history there are, what topics and the controller's table take on
-disk, and the controller's memory. Brokers look for old segments every 5 s here, not every 5 minutes, and the status
-topic has segments of 4 MiB: so it is compacted while we look.
+One event each, 256 in flight from one client, into a stream of 64 segments. Events and outcomes are kept for 20 s.
+Samples: outcomes, offsets of the history, the disk use of topics and of the controller's table, and the
+controller's memory. Brokers here look for old segments every 5 s, not every 5 minutes, and the status topic has
+segments of 4 MiB, so that compaction happens within the run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _place(folder: Path) -> Iterator[Place]:
 
 
 def run(*, commits: int) -> dict[str, Any]:
-    """What there was at each look."""
+    """The samples of a run."""
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
         folder = Path(name)
         with _place(folder) as place, anabranch.connect(place.bootstrap) as client:
@@ -64,7 +64,7 @@ def run(*, commits: int) -> dict[str, Any]:
 
 
 class _Outcomes:
-    """Transactions that the status log still tells of, read on at each look."""
+    """Transactions in the status log, read on at each sample."""
 
     def __init__(self, log: KafkaLog) -> None:
         self._log = log

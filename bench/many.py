@@ -2,10 +2,10 @@
 
 One-shots of ten events, eight in flight, to ten streams in turn, while there are 10, 100 and 1,000 streams of one
 segment in all (``--quick``: 10, 50 and 200); then, with another broker and controller, to one stream of 1, 64 and
-1,024 segments (1, 16 and 64), whose keys go to all of them. The rest of the streams is idle. Beside latencies:
-processor seconds a second of the controller process, and its resident memory, at rest before the load and under it.
-Each stream has three topics; how long it took to create those that a row adds, eight at a time, stands in the row.
-Ratios are to the first row of the three.
+1,024 segments (1, 16 and 64), whose keys go to all of them. All other streams are idle. Beside latencies: CPU
+seconds a second of the controller process, and its resident memory, at rest before the load and under it. Each
+stream has three topics; a row has the time to create its additional streams, eight at a time. Ratios are to the
+first row of the three.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WRITTEN = 10
 IN_FLIGHT = 8
 CREATED_AT_ONCE = 8
 CREATE_TIMEOUT_S = 300.0
-SETTLE_S = 2.0  # the broker and the controller end what they began
+REST_S = 2.0  # the broker and the controller finish earlier work
 RATIOS = ("per_s", "p50_ms", "p99_ms", "cpu_rest", "cpu_load", "cpu_ms_each", "mb_rest", "mb_load")
 
 
@@ -68,7 +68,7 @@ def _by_segments(counts: Sequence[int], seconds: float) -> list[dict[str, Any]]:
 
 
 def _create(client: anabranch.Client, streams: Sequence[str], segments: int) -> float:
-    """Some at a time; seconds until all are there."""
+    """Create streams, some at a time; seconds until all exist."""
 
     def create(stream: str) -> None:
         client.create_stream(stream, segments, timeout=CREATE_TIMEOUT_S)
@@ -82,11 +82,11 @@ def _create(client: anabranch.Client, streams: Sequence[str], segments: int) -> 
 def _costs(
     there: Place, client: anabranch.Client, streams: Sequence[str], seconds: float
 ) -> dict[str, float]:
-    """Of the controller at rest and under load, and latencies under load."""
+    """The controller's costs at rest and under load, and latencies under load."""
     process = psutil.Process(there.controller)
     commits = [one_shots(client, streams, i * 1_000_003) for i in range(IN_FLIGHT)]
-    measure(commits, seconds)  # what runs often is compiled; connections are there
-    time.sleep(SETTLE_S)
+    measure(commits, seconds)  # hot paths are compiled; connections are open
+    time.sleep(REST_S)
     start, cpu = time.perf_counter(), _cpu_s(process)
     time.sleep(seconds)
     cpu_rest = (_cpu_s(process) - cpu) / (time.perf_counter() - start)
@@ -118,7 +118,7 @@ def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows; below each but the first of its kind stands how many times the first it is."""
+    """Headings and rows; below each row but the first of its kind its multiples of the first."""
     head = ["streams, segments", "made in", "/s", "p50 / p99 ms", "CPU rest / load", "CPU ms each"]
     head += ["MB rest / load"]
     rows = []

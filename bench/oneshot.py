@@ -96,10 +96,10 @@ def _native(bootstrap: str, topic: str, number: int) -> Callable[[], None]:
 
 
 def measure(commits: list[Callable[[], None]], seconds: float) -> dict[str, float]:
-    """Run each in a thread of its own for a time; rate over all and latencies of each."""
+    """Run each in a thread of its own for a time; the rate of all and the latencies of each."""
     took: list[list[float]] = [[] for _ in commits]
     for commit in commits:
-        commit()  # connections and metadata are not what is measured
+        commit()  # connections and metadata are not timed
     start = time.perf_counter()
     end = start + seconds
 

@@ -2,9 +2,9 @@
 
 Ours: `Event` by `Event`, each with its transaction, commit time and segment; positions are committed every second.
 Plain: confluent-kafka, read_committed, ``consume(1000)``, key and value of each message, with the same fetch
-settings, also in a new group; and once more with every field that an `Event` has of the message (headers,
-timestamp, partition, offset). From the first event to the last one; joining the group comes before. In turn,
-in one run, medians. Goal: at least 0.8 of plain.
+settings, also in a new group; and once more with every field that an `Event` takes from the message (headers,
+timestamp, partition, offset). Times run from the first event to the last, after joining the group. In turn, in one
+run, medians. Goal: at least 0.8 of plain.
 
 Two streams of the same events: one epoch, and about fifty (a scaling between two and three segments after
 each fiftieth of the events). Batches are those of a bulk writer.
@@ -29,7 +29,7 @@ VALUE_BYTES = 100
 EPOCHS = (1, 50)
 GOAL = 0.8
 WAIT_S = 60.0
-# As anabranch's readers have it.
+# Equal to the options of anabranch's readers.
 TUNING = {
     "fetch.wait.max.ms": 100,
     "fetch.queue.backoff.ms": 2,

@@ -2,9 +2,9 @@
 
 Two streams of one scope get 2.2M events (100 bytes, half of each value noise, 10,000 keys) in 220 transactions,
 each over both, while the first is scaled 4, 6, 3, 5 segments with transactions open across each scaling; an open
-transaction keeps the journals, so that the audit has all evidence. Seconds are of the whole command, with the JVM's
-start, at local[2] with Spark's default heap of 1 GB; memory is the most that its processes had at a time (RSS),
-the JVM and the Python workers apart. Everything runs on the same two cores.
+transaction keeps the journals, so that the audit has all evidence. Seconds are of the whole command, with the
+JVM's start, at local[2] with Spark's default heap of 1 GB; memory is the processes' peak (RSS), the JVM and the
+Python workers apart. Everything runs on the same two cores.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def _rows(count: int, rng: random.Random, values: list[bytes]) -> pa.RecordBatch
 
 
 def _write(client: anabranch.Client, transactions: int) -> int:
-    """How many events there are then."""
+    """Write the streams; returns the number of events."""
     rng, values = random.Random(7), noise_values(100)
     client.create_stream(EVENTS, segments=4)
     client.create_stream(OTHER, segments=2)
     for stream in (EVENTS, OTHER):
-        begin_and_touch(client, stream)  # never ends while this runs
+        begin_and_touch(client, stream)  # open while this runs
     events = 0
     for stage in range(len(SCALINGS) + 1):
         early = client.begin(SCOPE)
@@ -123,7 +123,7 @@ def _files(folder: Path, rows: int) -> list[tuple[str, str]]:
 
 
 def _measured(place: Place, command: str, arguments: list[str]) -> dict[str, Any]:
-    """Seconds, the most memory, and what the command said."""
+    """Seconds, peak memory, and output of a command."""
     line = [sys.executable, "-m", "anabranch.cli", "spark", command, *arguments, "--json"]
     line += ["--master", "local[2]", "--bootstrap", place.bootstrap]
     most = {"jvm": 0, "python": 0}
@@ -148,7 +148,7 @@ def _measured(place: Place, command: str, arguments: list[str]) -> dict[str, Any
 
 
 def _memory(pid: int) -> dict[str, int]:
-    """Bytes that a command's processes have now."""
+    """Bytes of resident memory of a command's processes now."""
     used = {"jvm": 0, "python": 0}
     try:
         root = psutil.Process(pid)

@@ -1,10 +1,10 @@
 """Offset ranges as Arrow batches (`anabranch.reading.ranges`) against a plain consumer of the same topic.
 
 Ours: every partition from its beginning to its end, one after the other, each event with its transaction, commit
-time and segment; columns are made, not Python objects. From the call to the last batch; all was read once
-before.
+time and segment, as columns, not Python objects. Times run from the call to the last batch, after a first read of
+everything.
 Plain: as in `bench.ordered`, from its first event on, key and value of each message; and with all its fields.
-Both have one thread that works; librdkafka has one more that fetches. In turn, in one run, medians.
+Both have one working thread; librdkafka has one more that fetches. In turn, in one run, medians.
 
 Events of 100 bytes and of 1 KB in batches of a bulk writer, and small transactions of 50 events each.
 """
@@ -57,7 +57,7 @@ def _measure(place: Place, stream: str, events: int, rounds: int) -> dict[str, A
         "plain": lambda: ordered._plain(place, stream, events, ordered._key_and_value),
         "plain_same_fields": lambda: ordered._plain(place, stream, events, ordered._all_fields),
     }
-    _ranges(place, stream, ends, events)  # when the last markers are there, and all is warm
+    _ranges(place, stream, ends, events)  # waits for the last markers, and warms up
     took: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
         names = list(ways)
@@ -76,7 +76,7 @@ def _measure(place: Place, stream: str, events: int, rounds: int) -> dict[str, A
 
 def _ends(place: Place, stream: str) -> list[int]:
     topic = stream.replace("/", ".")
-    # A commit is answered before its markers are everywhere, so ends are those of what is written.
+    # A commit is answered before its markers are everywhere, so the ends are those of all records.
     config = {"group.id": "bench-ends", "isolation.level": "read_uncommitted"}
     consumer = Consumer({"bootstrap.servers": place.bootstrap, **config})
     try:

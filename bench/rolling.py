@@ -1,16 +1,16 @@
 """Rolling against regular commits of the same data, in one run (goal: rolling at most 1.2 times regular).
 
-A *rolling* commit is one of a transaction that began before a scaling: two duplicate epochs are opened and
-sealed for it. Ours: half of the transactions are written, then one of the two segments is replaced by one
-of the same range, then the other half is written. So both halves go to two segments; they are committed in
-turn. All is written and flushed before; the time is that from the commit call to its answer. A pause
-before each rolling commit is longer than ``--collate``, in which a stream rolls once.
+A *rolling* commit is one of a transaction that began before a scaling: two duplicate epochs are opened and sealed
+for it. Ours: half of the transactions are written, then one of the two segments is replaced by one of the same
+range, then the other half is written. So both halves go to two segments; they are committed in turn. All writes are
+flushed before; times run from the commit call to its answer. A pause before each rolling commit is longer than
+``--collate``, in which a stream rolls once.
 
-Sizes: 10,000 events, 100,000 (below the limit, from which a merge is carried aside) and 300,000 (above
-it; then both kinds are carried and both roll, so it says what carrying costs, not rolling).
+Sizes: 10,000 events, 100,000 (below the limit above which a merge is carried aside) and 300,000 (above it: both
+kinds are carried and both roll, so this measures carrying, not rolling).
 
-Beside it stand figures of Pravega standalone for 10,000 events of 100 bytes, measured elsewhere, also on
-two cores. They were not run here: no ratio is made of them.
+Beside them stand figures of Pravega standalone for 10,000 events of 100 bytes, measured elsewhere, also on two
+cores. They were not run here: no ratio is made of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GOAL = 1.2
 PAUSE_S = 0.25  # above the controller's --collate
 SIZES = ((10_000, 20), (100_000, 5), (300_000, 3))  # events, commits of each kind
 QUICK = ((10_000, 8), (300_000, 1))
-# Milliseconds; the lowest and the highest that were seen. Not measured by this program.
+# Milliseconds: the lowest and the highest seen. Not measured by this program.
 PRAVEGA = {"rolling": (88, 188), "regular": (38, 106), "scale": (1000, 1100)}
 
 
@@ -36,7 +36,7 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
     values = noise_values(VALUE_BYTES)
     rows = []
     with anabranch.connect(place.bootstrap) as client:
-        _measure(place, client, 1_000, 3, values)  # what a process does for the first time
+        _measure(place, client, 1_000, 3, values)  # first-time work of a process
         for events, pairs in QUICK if quick else SIZES:
             rows.append(_measure(place, client, events, pairs, values))
     return {

@@ -1,12 +1,12 @@
-"""The call that scales, with 0, 100 and 10,000 open transactions; and what collated rolling commits cost.
+"""The call that scales, with 0, 100 and 10,000 open transactions; and the cost of collated rolling commits.
 
-- *scale*: milliseconds from the call to its answer, on a stream in whose reference epoch so many
-  transactions are registered. From two segments to three and back, on partitions that are there; and to
-  more than there ever were, for which the topics of stream and journal are grown first. Goal: flat.
-- *collate*: k transactions of one old reference epoch, committed at once by k threads just after another
-  one of that epoch, so that they wait for the stream's next rolling commit together. Goal: 2 duplicate
-  epochs for all of them, not 2 k. Then the same without a commit before: the first of them rolls at once, the
-  others together, so up to 4.
+- *scale*: milliseconds from the call to its answer, on a stream in whose reference epoch so many transactions are
+  registered. From two segments to three and back, on existing partitions; and to more than ever before, for which
+  the topics of stream and journal grow first. Goal: flat.
+- *collate*: k transactions of one old reference epoch, committed at once by k threads just after another one of
+  that epoch, so that they wait together for the stream's next rolling commit. Goal: 2 duplicate epochs for all of
+  them, not 2 k. Then the same without a commit before: the first of them rolls at once, the others together, so up
+  to 4.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAUSE_S = 0.5  # well above the controller's --collate
 
 
 def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
-    """Both parts."""
+    """Run both parts."""
     with anabranch.connect(place.bootstrap) as client:
         collated = [_collate(place, client, k) for k in COLLATED]
         scaled = _scale(place, client, QUICK_OPEN if quick else OPEN, 3 if quick else 8)
@@ -95,7 +95,7 @@ def _collate(place: Place, client: anabranch.Client, k: int) -> dict[str, Any]:
     time.sleep(PAUSE_S)
     cold, warm, first = prepared[:k], prepared[k : 2 * k], prepared[-1]
     with ThreadPoolExecutor(k) as pool:
-        list(pool.map(time.sleep, [0.01] * k))  # its threads are there
+        list(pool.map(time.sleep, [0.01] * k))  # its threads are started
         from_rest, _ = _together(client, pool, stream, cold)
         time.sleep(PAUSE_S)
         client.commit(first[0], receipts=first[1])
@@ -114,7 +114,7 @@ def _together(
     stream: str,
     prepared: list[tuple[bytes, list[anabranch.Receipt]]],
 ) -> tuple[int, float]:
-    """Epochs that were opened for them, and seconds until all had their answers."""
+    """Epochs opened for them, and seconds until all had their answers."""
     before = client.describe(stream).stream_epoch
     start = time.perf_counter()
     list(pool.map(lambda each: client.commit(each[0], receipts=each[1]), prepared))

@@ -1,4 +1,4 @@
-"""What the benches share: a broker with a controller, names, events, percentiles, and what is measured on."""
+"""Parts that the benches share: a broker with a controller, names, events, percentiles, facts of the machine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def place(*arguments: str) -> Iterator[Place]:
 
 @contextmanager
 def controller(bootstrap: str, folder: Path, arguments: Sequence[str]) -> Iterator[int]:
-    """A controller process that leads; its process id. What it has to say goes to ``controller.log``."""
+    """A leading controller process; its process id. Its output goes to ``controller.log``."""
     status = folder / "status.json"
     command = [sys.executable, "-m", "anabranch.cli", "controller", "--bootstrap", bootstrap]
     command += ["--data-dir", str(folder / "data"), "--key-file", str(folder / "key")]
@@ -84,7 +84,7 @@ def controller(bootstrap: str, folder: Path, arguments: Sequence[str]) -> Iterat
 
 
 def noise_values(size: int, count: int = 10_000) -> list[bytes]:
-    """Values of which half is noise, so that lz4 gets them to a bit more than half, as it does real events."""
+    """Values of which half is noise: like real events, lz4 compresses them to a bit more than half."""
     noise = random.Random(size)
     half = size // 2
     tail = b"0123456789abcdef" * (half // 16 + 1)
@@ -94,7 +94,7 @@ def noise_values(size: int, count: int = 10_000) -> list[bytes]:
 def one_shots(
     client: anabranch.Client, streams: Sequence[str], first: int = 0, timeout: float = 60.0
 ) -> Callable[[], None]:
-    """A call that commits ten events: to one stream after the other, to all their key ranges by and by."""
+    """A call that commits ten events: to one stream after the other, to all key ranges in turn."""
     numbers = itertools.count(first)
 
     def commit() -> None:
@@ -110,7 +110,7 @@ def one_shots(
 
 @dataclass(frozen=True)
 class Load:
-    """When each commit began, and how many seconds it took. ``failed``: those that ended by an error."""
+    """Start and seconds of each commit. ``failed``: commits that ended by an error."""
 
     calls: list[tuple[float, float]]
     failed: list[tuple[float, float]]
@@ -118,7 +118,7 @@ class Load:
 
 @contextmanager
 def loaded(bootstrap: str, streams: Sequence[str], in_flight: int) -> Iterator[Load]:
-    """One-shots of a client all the while, so many in flight, to one stream after the other."""
+    """One-shots of a client during the block, so many in flight, to one stream after the other."""
     load, stop = Load([], []), threading.Event()
     with anabranch.connect(bootstrap, timeout=60) as client:
 
@@ -181,12 +181,12 @@ def epochs_of(client: anabranch.Client, stream: str) -> int:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Of an ascending sequence; 0 if it is empty."""
+    """The value at a share of an ascending sequence; 0 if it is empty."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
 
 
 def machine() -> dict[str, Any]:
-    """Versions and size: figures mean nothing without them."""
+    """Versions and size of the machine: figures mean nothing without them."""
     packages = ("anabranch", "confluent-kafka", "kio", "fastavro", "rocksdict", "numba", "cramjam")
     return {
         "python": platform.python_version(),

@@ -1,15 +1,15 @@
 """Spark's sink and source at local[2], beside Spark's own Kafka connector, in one run.
 
-Rows come from ``spark.range`` with keys and values of a fixed size, half of each value noise. Sink: the
-DataFrame's ``save()`` (of ours: the commit included, so every row is readable when it ends). Source: every
-column of every row into Spark's noop sink. One warm-up of each, then medians of interleaved rounds. The CPU's
-part is what the JVM, its Python workers, the broker and the controller took of the two cores meanwhile.
+Rows come from ``spark.range`` with keys and values of a fixed size, half of each value noise. Sink: the DataFrame's
+``save()`` (ours with the commit, so every row is readable when it ends). Source: every column of every row into
+Spark's noop sink. One warm-up of each, then medians of interleaved rounds. The CPU figures are the shares of the
+JVM, its Python workers, the broker and the controller meanwhile.
 
 Not equal: our sink is one transaction, exactly once, written twice (journal, then stream); the connector's is
 at least once, in no transaction. Our source gives the transaction and its commit timestamp, too.
 
-The connector's jars are fetched from Maven with jgo, once: of the versions that are to be had the newest, which
-may be older than Spark. Where there are none, figures measured elsewhere stand there, and the result says so.
+The connector's jars are fetched from Maven with jgo, once: the newest available versions, which may be older than
+Spark. Without any, figures measured elsewhere stand there, and the result says so.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 PARTITIONS = 2
 KEYS = 10_000
 SIZES = (100, 1000)
-# The connector's versions, the best first: not every repository has all of them, and all their parts.
+# The connector's versions, the best first: not every repository has all of them with all parts.
 # The token provider matters with Kerberos only; any of Spark 4 serves.
 VERSIONS = ("4.3.0", "4.2.0", "4.1.1", "4.0.1", "4.0.0")
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 TOKENS = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
 OTHERS = ("org.apache.kafka:kafka-clients:3.9.1", "org.apache.commons:commons-pool2:2.12.1")
-# Of the connector, on two cores, but not measured in the run that shows them.
+# The connector's figures on two cores, measured in another run.
 ELSEWHERE = {"sink": "480k to 750k rows/s", "source": "355k rows/s"}
 _HTTP_TIMEOUT_S = 30
-# As anabranch's writers have it.
+# Equal to the options of anabranch's writers.
 _PRODUCER = {
     "kafka.compression.type": "lz4",
     "kafka.linger.ms": "50",
@@ -75,7 +75,7 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
 
 
 def connector_jars() -> tuple[list[Path], list[str]]:
-    """The connector's class path and what it is made of; nothing if it can't be had."""
+    """The connector's class path and its parts; empty if no version is available."""
     from jgo.maven import MavenContext
 
     maven = MavenContext(repo_cache=cache_root() / "bench-spark", timeout=_HTTP_TIMEOUT_S)
@@ -84,7 +84,7 @@ def connector_jars() -> tuple[list[Path], list[str]]:
         for coordinate in coordinates:
             try:
                 return maven.create_dependency(coordinate).artifact.resolve(), coordinate
-            # jgo and requests raise RuntimeError and OSError for whatever went wrong on the way.
+            # jgo and requests raise RuntimeError and OSError for any failure on the way.
             except (OSError, RuntimeError, AssertionError) as error:
                 logging.getLogger("bench").info("%s: %s", coordinate, error)
         return None
@@ -155,7 +155,7 @@ def _measured(
 
 
 def _jobs(spark: SparkSession, place: Place, frame: DataFrame, *, peer: bool) -> dict[str, Job]:
-    """What is timed, by name."""
+    """The timed jobs, by name."""
     stream, topic = place.new_stream(PARTITIONS), place.new_topic(PARTITIONS)
     ours = {"bootstrap": place.bootstrap, "stream": stream}
     theirs = {"kafka.bootstrap.servers": place.bootstrap}
@@ -189,13 +189,13 @@ def _save(frame: DataFrame, form: str, options: Mapping[str, str]) -> None:
 
 
 def _scan(spark: SparkSession, form: str, options: Mapping[str, str]) -> None:
-    """Every column of every row, into nothing."""
+    """Read every column of every row, into nothing."""
     rows = spark.read.format(form).options(**options).load()
     rows.write.format("noop").mode("overwrite").save()
 
 
 def _cpu(place: Place) -> dict[str, float]:
-    """CPU seconds so far, by kind of process; of the bench's children, and of theirs."""
+    """CPU seconds so far, by kind of process: the bench's children, and theirs."""
     spent = dict.fromkeys(("jvm", "python workers", "broker", "controller"), 0.0)
     for process in psutil.Process().children(recursive=True):
         try:

@@ -4,8 +4,8 @@
   transactions of about 100,000 records on two transactional ids in turn, as a controller does.
 - *raw*: the limit. The same batches, ready in memory, in Produce requests without any transaction, up to
   five under way.
-- *copy*: consume and produce with confluent-kafka in native transactions of 100,000 records, with the
-  settings that evidence/splice.md names. It is let off lightly: its records have no headers.
+- *copy*: consume and produce with confluent-kafka in native transactions of 100,000 records, with the settings of
+  evidence/splice.md. Its records have no headers, which favours it.
 
 One partition, replication factor 1, one broker, interleaved rounds in one run, medians.
 """
@@ -48,7 +48,7 @@ _KEYS = [b"key-%06d" % i for i in range(10_000)]
 
 @dataclass(frozen=True)
 class Workload:
-    """What is merged. ``codec``: none or lz4."""
+    """The data to merge. ``codec``: none or lz4."""
 
     name: str
     records: int
@@ -85,7 +85,7 @@ class Bench:
         self.producers = [self.log.producer(f"{name}-{i}", timeout=120) for i in range(2)]
 
     def _fill(self, topic: str, headers: list[tuple[str, str | bytes | None]] | None) -> None:
-        """Write the source as librdkafka does by default: batches of up to 1 MB."""
+        """Write the source with librdkafka's defaults: batches of up to 1 MB."""
         producer = Producer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -95,7 +95,7 @@ class Bench:
                 "enable.idempotence": True,
             }
         )
-        # Half of each value is noise, so that lz4 gets it to about a half, as it does real events.
+        # Half of each value is noise: like real events, lz4 compresses them to about a half.
         noise = random.Random(self.workload.size)
         half = self.workload.size // 2
         tail = b"0123456789abcdef" * (half // 16 + 1)
@@ -145,7 +145,7 @@ class Bench:
     # -- the three ways -------------------------------------------------------------------------------
 
     def splice(self) -> float:
-        """Seconds of a merge by splicing, every record's framing looked at."""
+        """Seconds of a merge by splicing, with the framing check of every record."""
         looking = _Looking(self.log)
         readers = JournalReaders(cast(Log, looking), ahead=True)
         start = time.perf_counter()
@@ -254,7 +254,7 @@ class Bench:
 
 
 class _Looking:
-    """The log; the framing of every record that is fetched is looked at, on a thread of its own."""
+    """The log; a thread of its own checks the framing of every fetched record."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -262,14 +262,14 @@ class _Looking:
         self._looks: list[Future[None]] = []
 
     def fetch(self, positions: Mapping[TopicPartition, int], **how: Any) -> Any:
-        """See `anabranch.ports.Log.fetch`."""
+        """`anabranch.ports.Log.fetch`, with the check of the fetched records begun."""
         found = self._log.fetch(positions, **how)
         for fetched in found.values():
             self._looks += [self._pool.submit(_look, batch) for batch in fetched.batches]
         return found
 
     def end(self) -> None:
-        """Wait for what is not looked at yet."""
+        """Wait for unfinished checks."""
         for look in self._looks:
             look.result()
         self._pool.shutdown()
@@ -302,7 +302,7 @@ def _measure(bootstrap: str, workload: Workload, rounds: int) -> dict[str, Any]:
         ("copy", bench.copy),
     ]
     seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
-    # One round that does not count: the broker compiles what it runs often.
+    # The first round does not count: the broker compiles its hot paths.
     for number in range(rounds + 1):
         turn = number % len(ways)
         for name, way in ways[turn:] + ways[:turn]:

@@ -1,9 +1,9 @@
 """One-shots on healthy streams while others are in trouble, on three brokers (goal: p99 within twice that of none).
 
-Four commits are in flight, to ten healthy streams in turn. Another process commits a little to five streams beside,
-so that the controller keeps meeting the trouble: 0, 1 or 5 of these are in trouble, the rest are healthy. Each row
-has three embedded brokers and a controller of its own. The load begins, then the trouble; what comes in the grace
-after that is the *onset*, whose longest commit is shown; then comes what is measured.
+Four commits are in flight, to ten healthy streams in turn. Another process commits a little to five more
+streams, so that the controller keeps meeting the trouble: 0, 1 or 5 of these are in trouble. Each row has three
+embedded brokers and a controller of its own. The load begins, then the trouble; the grace after it is the *onset*,
+whose longest commit is shown; then the measurement begins.
 
 - *leaderless*: streams of one replica, whose broker is killed
 - *min ISR*: streams of two replicas, one of which is killed
@@ -11,10 +11,10 @@ after that is the *onset*, whose longest commit is shown; then comes what is mea
 - *refusing*: an admin lowers ``max.message.bytes`` of the journals so that markers fit, and participant ops do not
 - *deleted*: the streams' topics are deleted by hand; ``--lost-after`` is long, so they wait and are not given up
 
-A row is compared with one without streams in trouble, where the same was done to a broker: *killed*, *frozen*, or
-*nothing*. That broker leads neither the commands nor the status topic, but it may be the coordinator of the
-controllers' group or of transactions: onsets of one kind differ by that. A stream is in trouble if any of its three
-topics is; each is asked for its state in the end, and the row says so if one of them was ACTIVE all the time.
+A row is compared with one without streams in trouble, with the same broker fault: *killed*, *frozen*, or *nothing*.
+That broker leads neither the commands nor the status topic, but it may coordinate the controllers' group or
+transactions: onsets of one kind differ by that. A stream is in trouble if any of its three topics is. Each is asked
+for its state in the end, and the row says so if one of them was ACTIVE all the time.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from bench.setting import controller, loaded, one_shots, percentile, write_event
 BROKERS, HEALTHY, BESIDE, IN_FLIGHT = 3, 10, 5, 4
 COUNTS, QUICK_COUNTS = (1, 5), (5,)
 TIMES, QUICK_TIMES = (5.0, 25.0, 20.0), (3.0, 25.0, 5.0)  # seconds: before, grace, measured
-TRICKLE_S = 0.25  # between two commits of a stream beside
-SHOWS_S = 15.0  # how long a stream may seem well: it is tried again every ten seconds
+TRICKLE_S = 0.25  # between two commits to a stream in the second process
+SHOWS_S = 15.0  # how long a stream may seem healthy: it is tried again every ten seconds
 TOPICS = (names.stream_topic, names.journal_topic, names.history_topic)
-QUIET = logging.getLogger("anabranch.kafka")  # it tells of each broker that is gone
+QUIET = logging.getLogger("anabranch.kafka")  # it logs each broker that is gone
 LOST_AFTER = ("--lost-after", "3600")
 TRIES = 40
-REFUSES = "100"  # bytes: less than a participant op; more than a marker, or no id could end
+REFUSES = "100"  # bytes: less than a participant op, more than a marker, so that ids can end
 SOLO = {"replication.factor": "1", "min.insync.replicas": "1"}
 PAIR = {"replication.factor": "2", "min.insync.replicas": "2"}
-KINDS: dict[str, dict[str, dict[str, str]]] = {  # what is done to a broker -> kind -> settings
+KINDS: dict[str, dict[str, dict[str, str]]] = {  # the broker's fault -> kind -> settings
     "killed": {"leaderless": SOLO, "min ISR": PAIR},
     "frozen": {"frozen": SOLO},
     "nothing": {"refusing": {}, "deleted": {}},
@@ -60,7 +60,7 @@ Pending = Mapping[str, tuple[bytes, list[bytes]]]  # stream -> token, receipts
 
 
 def run(*, quick: bool = False) -> dict[str, Any]:
-    """Rows, each after the one without trouble that it is compared with."""
+    """Rows, each after its row without trouble."""
     times = QUICK_TIMES if quick else TIMES
     QUIET.setLevel(logging.CRITICAL)
     rows = []
@@ -82,7 +82,7 @@ def run(*, quick: bool = False) -> dict[str, Any]:
 def _row(
     done: str, kind: str, count: int, settings: Mapping[str, str], times: Sequence[float]
 ) -> dict[str, Any]:
-    """Brokers and a controller of their own; so many streams in trouble."""
+    """Run one row with its own brokers and controller, and so many streams in trouble."""
     warm_s, grace_s, seconds = times
     with ExitStack() as stack:
         cluster = stack.enter_context(EmbeddedCluster(BROKERS))
@@ -108,21 +108,21 @@ def _row(
             cluster.node(node).kill()
         elif done == "frozen":
             cluster.node(node).pause()
-            stack.callback(cluster.node(node).resume)  # the controller hands over sooner
+            stack.callback(cluster.node(node).resume)  # so that the controller hands over sooner
         elif kind != "none":
             _spoil(admin, kind, bad)
         time.sleep(grace_s)
-        ended = (settled := time.monotonic()) + seconds
+        ended = (steady_from := time.monotonic()) + seconds
         time.sleep(seconds)
         states = {stream: _trouble(client, stream) for stream in bad}
-    every = load.calls + load.failed  # all have ended: one that hung is among them
-    onset = [took for start, took in every if start < settled and start + took > began]
-    steady = sorted(took for start, took in every if start < ended and start + took > settled)
+    every = load.calls + load.failed  # all have ended, also a commit that hung
+    onset = [took for start, took in every if start < steady_from and start + took > began]
+    steady = sorted(took for start, took in every if start < ended and start + took > steady_from)
     return {
         "broker": done,
         "kind": kind,
         "in_trouble": count,
-        "per_s": sum(settled < start + took <= ended for start, took in load.calls) / seconds,
+        "per_s": sum(steady_from < start + took <= ended for start, took in load.calls) / seconds,
         "p50_ms": percentile(steady, 0.5) * 1000,
         "p99_ms": percentile(steady, 0.99) * 1000,
         "max_ms": steady[-1] * 1000,
@@ -165,7 +165,7 @@ def _on_node(
 
 
 def _spoil(admin: AdminClient, kind: str, streams: Sequence[str]) -> None:
-    """What an admin does by hand."""
+    """Make an admin's mistake of this kind."""
     futures: list[Any] = []
     if kind == "deleted":
         futures += admin.delete_topics(list(map(names.stream_topic, streams))).values()
@@ -179,7 +179,7 @@ def _spoil(admin: AdminClient, kind: str, streams: Sequence[str]) -> None:
 
 
 def _trouble(client: anabranch.Client, stream: str) -> str:
-    """Why a stream waits, or nothing. One that is tried again has no trouble for a moment."""
+    """A stream's trouble, or an empty text. A stream that is tried again shows none for a moment."""
     until = time.monotonic() + SHOWS_S
     while time.monotonic() < until:
         try:
@@ -197,7 +197,7 @@ def _trouble(client: anabranch.Client, stream: str) -> str:
 
 @contextmanager
 def _trickling(bootstrap: str, streams: Sequence[str], pending: Pending) -> Iterator[None]:
-    """Another process commits to these streams now and then, whatever becomes of it."""
+    """Another process commits to these streams now and then, whether that fails or not."""
     ctx = mp.get_context("spawn")
     stop = ctx.Event()
     process = ctx.Process(target=_trickle, args=(bootstrap, streams, pending, stop), daemon=True)
@@ -211,7 +211,7 @@ def _trickling(bootstrap: str, streams: Sequence[str], pending: Pending) -> Iter
 
 def _trickle(bootstrap: str, streams: Sequence[str], pending: Pending, stop: Signal) -> None:
     QUIET.setLevel(logging.CRITICAL)
-    spoilt = time.monotonic() + TIMES[0] + 3.0  # about: committed before, it would meet no trouble
+    spoilt = time.monotonic() + TIMES[0] + 3.0  # about: an earlier commit would meet no trouble
     with anabranch.connect(bootstrap, timeout=2) as client:
 
         def work(stream: str) -> None:

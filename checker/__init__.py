@@ -1,6 +1,6 @@
-"""An independent judge of recorded histories: what clients asked and were told, what readers saw, what the log has.
+"""An independent judge of recorded histories: clients' questions and answers, readers' events, the log.
 
-`docs/checker.md` is its design. It imports nothing of `anabranch`, but for `anabranch.schemas`.
+`docs/checker.md` is its design. From `anabranch` it imports only `anabranch.schemas`.
 """
 
 from checker.reading import BrokenHistory

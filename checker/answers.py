@@ -1,4 +1,4 @@
-"""What clients were told of transactions: can all of it be true?"""
+"""Answers to clients about transactions: can all of them be true?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RANKS = {"unknown": 0, "open": 1, "committing": 2, "aborting": 3, "aborted": 4,
 
 
 def judge_answers(history: History, report: Report) -> None:
-    """``changed-answer``; and ``unexplained``, for effects that nobody had asked for."""
+    """``changed-answer``; and ``unexplained``, for effects without a request."""
     for txn in history.all_txns:
         report.counts["answers on transactions"] += len(txn.answers)
         _judge_ends(report, txn)
@@ -26,7 +26,7 @@ def judge_answers(history: History, report: Report) -> None:
 
 
 def _judge_ends(report: Report, txn: Txn) -> None:
-    """Committed or aborted, not both."""
+    """A transaction is committed or aborted, not both."""
     committed = [answer.op for answer in txn.answered("committed")]
     aborted = [answer.op for answer in txn.answered("aborted", "aborting")] + txn.gave_way
     if committed and aborted:
@@ -35,7 +35,7 @@ def _judge_ends(report: Report, txn: Txn) -> None:
 
 
 def _judge_times(report: Report, txn: Txn) -> None:
-    """One timestamp, one number of events."""
+    """A transaction has one timestamp and one number of events."""
     times: dict[int, str] = {}
     for answer in txn.answered("committed"):
         if answer.timestamp is not None:
@@ -65,7 +65,7 @@ def _judge_order(report: Report, txn: Txn) -> None:
 
 
 def _judge_causes(report: Report, txn: Txn) -> None:
-    """Nothing is committed that nobody asked to be."""
+    """Every committed transaction was asked to commit."""
     if not txn.handle:
         return
     for answer in txn.answered("committed"):
@@ -77,7 +77,7 @@ def _judge_causes(report: Report, txn: Txn) -> None:
 
 
 def _judge_holders(history: History, report: Report) -> None:
-    """A number or a name is committed once, and repeating it is answered with that."""
+    """A number or a name is committed once, and each repetition gets that commit as its answer."""
     holders: dict[tuple[object, ...], dict[Txn, str]] = defaultdict(dict)
     for txn in history.txns.values():
         for op in txn.commits:
@@ -106,7 +106,7 @@ def _judge_holders(history: History, report: Report) -> None:
 
 
 def _claims(txn: Txn, op: Operation) -> list[tuple[object, ...]]:
-    """Scope, series and number; scope and name."""
+    """The claims of a commit: (scope, series, number) or (scope, name)."""
     found: list[tuple[object, ...]] = []
     if op.asked.get("series") is not None:
         found.append((txn.scope, op.asked["series"], op.asked["number"]))

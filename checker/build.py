@@ -1,4 +1,4 @@
-"""From operations to what they speak of."""
+"""From operations to the transactions, events and readers that they name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from checker.reading import FAILED, MODES, STATES, TOPICS, Operation
 
 
 def build(operations: list[Operation]) -> History:
-    """A history of which nothing is judged yet.
+    """A history, not yet judged.
 
     Raises:
-        BrokenHistory: an id is used twice, or an operation speaks of what nobody opened.
+        BrokenHistory: an id is used twice, or an operation names something that was never opened.
     """
     history = History(operations)
-    # Files are read one after the other: what is opened in one may be used in another.
+    # Files are read one after the other: an operation in one may open what another one uses.
     for first in (True, False):
         for op in operations:
             if (op.what in _FIRST) == first:
@@ -24,7 +24,7 @@ def build(operations: list[Operation]) -> History:
 
 
 def txn_of(history: History, op: Operation) -> Txn:
-    """Of the handle of an operation."""
+    """The transaction of an operation's handle."""
     txn = history.txns.get(op.asked["txn"])
     if txn is None:
         raise op.broken(f"nobody began {op.asked['txn']!r}")
@@ -171,7 +171,7 @@ def _commits(history: History, op: Operation) -> None:
 
 
 def check_rows(op: Operation, fields: int) -> None:
-    """The events of a poll, a snapshot or a log have so many fields."""
+    """Check the number of fields in each event of a poll, a snapshot or a log."""
     for index, row in enumerate(op.result["events"]):
         if not isinstance(row, list) or len(row) != fields:
             raise op.broken(f"event {index} has not {fields} fields")

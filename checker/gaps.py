@@ -1,4 +1,4 @@
-"""What a reader or a group was never given, though it came after its start."""
+"""Items that a reader or a group never got, though they came after its start."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from checker.report import Report
 
 @dataclass(slots=True)
 class Gap:
-    """Items in a row that were never given. ``before``, ``after``: what was given on both sides, if anything."""
+    """Items in a row that were never given. ``before``, ``after``: the given items on both sides, if any."""
 
     first: Item
     before: Item | None
     after: Item | None = None
 
     def may_be_of(self, poll: Operation, group: Group) -> bool:
-        """A poll that nobody was told the end of may have given it: it came between both sides.
+        """Whether a poll without a recorded end may have given these items: it came between both sides.
 
-        Or it gave what is before, too, another member gave that again, not knowing yet that it had lost it, and who
-        had not went on behind both.
+        Or it also gave the item before them, another member repeated that item without knowing, and the poll's own
+        member had not gone on behind both.
         """
         if self.before is not None and all(
             poll.ended_before(giving.poll) for giving in group.by_item[self.before]
@@ -41,12 +41,12 @@ class Gap:
 
 
 def judge_gaps(history: History, report: Report, group: Group) -> None:
-    """``poll-skip``, if something behind it was given; ``unseen-commit``, if a reader has caught up without it."""
+    """``poll-skip``, if a later item was given; ``unseen-commit``, if a reader has caught up without it."""
     has_caught_up = _has_caught_up(group)
     for line in _lines(history, group):
         unused = list(group.unfinished)
         for gap in _gaps(history, group, line, to_the_end=has_caught_up):
-            # One such poll may have given one stretch of a line.
+            # Each such poll may excuse one stretch of a line.
             excuse = next((poll for poll in unused if gap.may_be_of(poll, group)), None)
             if excuse is None:
                 _add(report, group, gap, line)
@@ -75,12 +75,12 @@ def _gaps(history: History, group: Group, line: Line, *, to_the_end: bool) -> li
 
 
 def _may_lack(history: History, item: Item) -> bool:
-    """Nobody needs to give it."""
+    """Whether the readers need not give an item."""
     return _is_torn(history, item) if isinstance(item, Record) else item.is_adrift
 
 
 def _is_torn(history: History, record: Record) -> bool:
-    """Nothing is left of a commit, or retention has deleted some of it: it can't be given whole."""
+    """Whether a commit is gone, or retention has deleted some of it: it can't be given whole."""
     stream = record.line.stream
     return not record.events or any(
         history.was_deleted(stream, partition, first) for partition, first, _ in record.ranges
@@ -112,7 +112,7 @@ def _lines(history: History, group: Group) -> Iterator[Line]:
 
 
 def _has_caught_up(group: Group) -> bool:
-    """Some member says so, and every other one does too, or was not asked any more."""
+    """Whether a member says so, and every other one does too, or was not asked any more."""
     if not group.ends:
         return False
     first = min(group.ends, key=lambda op: op.at)

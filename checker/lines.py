@@ -1,4 +1,4 @@
-"""What readers go by: items (events, or whole commits), and the lines on which they stand."""
+"""Items (events, or whole commits) and the lines in which readers get them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Line = Part | Chronicle
 
 @dataclass(slots=True)
 class Giving:
-    """An item that a reader was given. ``order``: how many it had before."""
+    """An item given to a reader. ``order``: how many items the reader had before."""
 
     item: Item
     reader: Reader
@@ -22,7 +22,7 @@ class Giving:
     order: int
 
     def came_before(self, other: Giving) -> bool:
-        """Or may have, if the readers are different ones."""
+        """Whether this came before, or may have, if the readers differ."""
         if self.reader is other.reader:
             return self.order < other.order
         return not other.poll.ended_before(self.poll)
@@ -30,7 +30,7 @@ class Giving:
 
 @dataclass
 class Group:
-    """The members of a group, or one reader that has none."""
+    """The members of a group, or one reader without a group."""
 
     members: list[Reader]
     givings: list[Giving] = field(default_factory=list)
@@ -38,24 +38,24 @@ class Group:
     by_reader: dict[Reader, list[Giving]] = field(default_factory=dict)
     lowest: dict[Line, int] = field(default_factory=dict)
     highest: dict[Line, int] = field(default_factory=dict)
-    first: Operation | None = None  # that told what an `end` is
+    first: Operation | None = None  # fixes the meaning of a start at the `end`
 
     @property
     def is_group(self) -> bool:
-        """Its members may give again."""
+        """Whether its members may repeat items."""
         return self.members[0].group is not None
 
     @cached_property
     def starts(self) -> set[str | int]:
-        """Where its members start if the group has no position yet: at the beginning, if none says otherwise."""
+        """The starts of its members without a position: the beginning, if none is recorded."""
         return {reader.starts for reader in self.members} - {"position"} or {"start"}
 
     @cached_property
     def unfinished(self) -> list[Operation]:
-        """Polls that may have given anything that came next, by time."""
+        """Polls whose unrecorded results may include any later item, by time."""
         found = []
         for reader in self.members:
-            # Who says that it has caught up has been given nothing by what it still waits for.
+            # A member that says it has caught up got nothing from polls that it still waits for.
             end = max((op.line for op in reader.caught_up if op.ok), default=0)
             for poll in reader.polls:
                 if poll.outcome == UNKNOWN and (poll.told is not None or poll.line > end):
@@ -64,11 +64,11 @@ class Group:
 
     @cached_property
     def ends(self) -> list[Operation]:
-        """Of members that said that they had caught up."""
+        """The operations in which members said that they had caught up."""
         return [op for reader in self.members for op in reader.caught_up if op.ok]
 
     def must_give(self, item: Item) -> bool:
-        """Wherever its members started, this comes after."""
+        """Whether an item comes after every member's start."""
         for start in self.starts:
             if start == "end":
                 if self.first is None or not item.asked_after(self.first):
@@ -78,5 +78,5 @@ class Group:
         return True
 
     def gave_before(self, item: Item, giving: Giving) -> bool:
-        """An item was given, or may have been, before that."""
+        """Whether an item was given, or may have been, before that giving."""
         return any(other.came_before(giving) for other in self.by_item.get(item, ()))

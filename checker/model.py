@@ -1,4 +1,4 @@
-"""What a history speaks of: events, transactions, the log, readers, snapshots. `checker.build` fills it."""
+"""The contents of a history: events, transactions, the log, readers, snapshots. `checker.build` fills it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ PLAIN = "0" * 32  # the transaction id of commits of plain writes
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """One event that was asked to be written.
+    """An event that a client asked to write.
 
-    ``txn`` is None for a plain one, whose ``writer`` is its producer, if that promises an order. ``part``,
-    ``rank`` and ``offset``: where it stands in the log, ``part`` None if it does not. ``record``: that of the
-    stream's history that names it. ``timestamp``: of its commit, if anything tells. ``is_adrift``: it stands in the
-    log, and its transaction is not committed, and never will be, for a topic that it needs was deleted.
+    ``txn``: None for a plain event, whose ``writer`` is its producer, if that promises an order. ``part``,
+    ``rank``, ``offset``: its place in the log; ``part`` None: it has none. ``record``: the record of the stream's
+    history that names it. ``timestamp``: of its commit, if known. ``is_adrift``: it stands in the log, but its
+    transaction can never be committed, because a topic that this needs was deleted.
     """
 
     id: str
@@ -35,11 +35,11 @@ class Event:
 
     @property
     def line(self) -> Part | None:
-        """The sequence in which readers of events are given it."""
+        """The sequence in which event readers get it."""
         return self.part
 
     def asked_after(self, op: Operation) -> bool:
-        """Its commit, whichever took effect, was asked after that operation had ended."""
+        """Whether each of its possible commits was asked after that operation had ended."""
         if self.txn is None:
             return op.ended_before(self.op)
         return all(op.ended_before(commit) for commit in self.txn.candidates)
@@ -50,7 +50,7 @@ class Event:
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A partition of a stream as it was read at the end. ``items``: its events in the order of their offsets."""
+    """A partition of a stream, read at the end. ``items``: its events in the order of their offsets."""
 
     stream: str
     partition: int
@@ -76,7 +76,7 @@ class Record:
     events: list[Event] = field(default_factory=list)
 
     def asked_after(self, op: Operation) -> bool:
-        """As `Event.asked_after`, of all its events."""
+        """`Event.asked_after`, for all its events."""
         return all(event.asked_after(op) for event in self.events)
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class Chronicle:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """What somebody was told of a transaction. ``events``: how many are committed, if that was told."""
+    """An answer about a transaction. ``events``: how many are committed, if the answer has it."""
 
     op: Operation
     state: str
@@ -108,11 +108,11 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Txn:
-    """A transaction. ``handle`` and ``scope`` are empty if only its id was ever heard of.
+    """A transaction. ``handle`` and ``scope`` are empty if only its id is known.
 
-    ``is_committed``: by anything that was told or is in the
-    log; None if nobody knows. ``timestamp`` likewise. ``records``: of the histories of its streams. ``gave_way``:
-    commits that were answered with what an earlier one of the same name or number had done.
+    ``is_committed``: by any answer or the log; None: unknown. ``timestamp`` likewise. ``records``: in the
+    histories of its streams. ``gave_way``: commits whose answer was the outcome of an earlier one with the same
+    name or number.
     """
 
     handle: str
@@ -152,7 +152,7 @@ class Txn:
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """A reader and its operations in order; ``end``: the last of them that was told."""
+    """A reader and its operations in order; ``end``: the last answered one."""
 
     name: str
     mode: str
@@ -179,32 +179,34 @@ class Snapshot:
 
 @dataclass(eq=False)
 class History:
-    """All of it."""
+    """The whole recorded history."""
 
     operations: list[Operation]
     events: dict[str, Event] = field(default_factory=dict)
     txns: dict[str, Txn] = field(default_factory=dict)
     by_id: dict[str, Txn] = field(default_factory=dict)
     parts: dict[tuple[str, int], Part] = field(default_factory=dict)
-    unread: set[tuple[str, int]] = field(default_factory=set)  # logs that were asked and not told
+    unread: set[tuple[str, int]] = field(
+        default_factory=set
+    )  # logs that were asked for without an answer
     chronicles: dict[str, Chronicle] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     logs: list[Operation] = field(default_factory=list)
     histories: list[Operation] = field(default_factory=list)
     states: list[Operation] = field(default_factory=list)
-    deleted: dict[tuple[str, str], Operation] = field(default_factory=dict)  # stream, which topic
+    deleted: dict[tuple[str, str], Operation] = field(default_factory=dict)  # (stream, topic)
 
     _logged: set[str] | None = None
     _starts: dict[str, bool] | None = None
 
     @property
     def all_txns(self) -> list[Txn]:
-        """Those with a handle, and those of which only the id is known."""
+        """Transactions with a handle, and those with a known id only."""
         return [*self.txns.values(), *(txn for txn in self.by_id.values() if not txn.handle)]
 
     def is_whole(self, stream: str) -> bool:
-        """The stream was read at the end: what it does not show is not there."""
+        """Whether the stream was read at the end: then events that it lacks are not there."""
         if self._logged is None:
             left_out = {stream for stream, _ in self.unread - self.parts.keys()}
             gone = {stream for stream, topic in self.deleted if topic == "stream"}
@@ -212,9 +214,9 @@ class History:
         return stream in self._logged
 
     def is_trimmed(self, stream: str, event: Event | None = None) -> bool:
-        """Something has been deleted from the beginning of some partition of a stream, or its whole topic was.
+        """Whether a deletion cut the beginning of a partition of a stream, or removed its whole topic.
 
-        ``event``: the latter says nothing of one that came after that.
+        ``event``: a removed topic does not count for an event that came later.
         """
         if self._starts is None:
             self._starts = {}
@@ -225,7 +227,7 @@ class History:
     def was_deleted(
         self, stream: str, partition: int, offset: int, event: Event | None = None
     ) -> bool:
-        """Retention may have deleted it, or somebody the topic. ``event``: as of `is_trimmed`."""
+        """Whether retention may have deleted it, or an admin the topic. ``event``: as in `is_trimmed`."""
         part = self.parts.get((stream, partition))
         return (part is not None and offset < part.start) or self._went(stream, event)
 
@@ -234,15 +236,15 @@ class History:
         return deletion is not None and (event is None or not event.asked_after(deletion))
 
     def was_there(self, read: Operation) -> bool:
-        """A reading of a snapshot had ended before anybody deleted what it reads from."""
+        """Whether a reading of a snapshot had ended before its topic was deleted."""
         stream = read.asked["stream"]
         deletions = [self.deleted.get((stream, topic)) for topic in ("stream", "history")]
         return all(op is None or read.ended_before(op) for op in deletions)
 
     def is_spoiled(self, stream: str) -> bool:
-        """Somebody deleted one of its topics: its plain writes need not be committed any more."""
+        """Whether one of its topics was deleted: then its plain writes need not be committed any more."""
         return any(name == stream for name, _ in self.deleted)
 
     def scope_of(self, stream: str) -> str:
-        """Of a stream ``scope/stream``."""
+        """The scope of a stream ``scope/stream``."""
         return stream.split("/")[0]

@@ -1,7 +1,7 @@
-"""Readers and groups of them: are they given everything, once, and in order?
+"""Readers and groups of them: do they get everything, once, and in order?
 
-A group is at least once: it may be given again what stands behind its last position, from any of its members. What
-it is given goes by *lines*: a partition's events, or, in mode ``transactions``, the commits of a stream's history.
+A group is at least once: any member may get again the items behind the group's last position. Readers get items
+along *lines*: a partition's events, or, in mode ``transactions``, the commits of a stream's history.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def judge_readers(history: History, report: Report) -> None:
 
 
 def _collect(history: History, report: Report, group: Group, reader: Reader) -> None:
-    """What a reader was given, in order."""
+    """Gather the items given to a reader, in order."""
     order = 0
     for poll in reader.polls:
         if not poll.ok:
@@ -74,7 +74,7 @@ def _events(history: History, poll: Operation) -> Iterator[Event]:
 
 
 def _units(history: History, report: Report, poll: Operation, items: list[Item]) -> Iterator[Item]:
-    """The commits of which one poll has events: each has to be there whole, its events in order."""
+    """The commits in one poll's events: each has to be whole, its events in order."""
     seen: dict[Record, list[Event]] = {}
     for event in items:
         if isinstance(event, Event) and event.record is not None:
@@ -105,7 +105,7 @@ def _units(history: History, report: Report, poll: Operation, items: list[Item])
 
 
 def _find_start(group: Group) -> None:
-    """The first poll after which it is settled what a start at the end means."""
+    """Find the first poll that fixes the meaning of a start at the end."""
     if group.is_group:
         polls = [giving.poll for giving in group.givings]
     else:
@@ -114,7 +114,7 @@ def _find_start(group: Group) -> None:
 
 
 def _judge_back(report: Report, group: Group) -> None:
-    """One reader without a group: never back, nothing twice."""
+    """One reader without a group never goes back, and gets nothing twice."""
     last: dict[Line, Giving] = {}
     for giving in group.givings:
         line = giving.item.line
@@ -136,9 +136,7 @@ def _out_of_order(report: Report, one: Giving, other: Giving) -> None:
     report.add(kind, text, [one.poll.told_where, other.poll.told_where])
 
 
-Place = tuple[
-    str, int | None
-]  # a stream's partition; None: its history, by which mode ``transactions`` goes
+Place = tuple[str, int | None]  # a stream's partition; None: its history, for mode ``transactions``
 
 
 def _place(item: Item) -> Place | None:
@@ -148,8 +146,10 @@ def _place(item: Item) -> Place | None:
 
 
 def _judge_again(report: Report, group: Group) -> None:
-    """A group: what is below a position is not given again by whoever takes the place up after that."""
-    covers: dict[Item, Operation] = {}  # given below a position: the first one that says so
+    """In a group, a later holder of a place does not get items below the committed position again."""
+    covers: dict[
+        Item, Operation
+    ] = {}  # given below a position: the first operation with that position
     cuts: dict[Place, list[tuple[Operation, int, Operation]]] = defaultdict(list)
     for reader in group.members:
         for position in reader.positions:
@@ -175,11 +175,10 @@ def _judge_again(report: Report, group: Group) -> None:
 
 
 def _since(report: Report, group: Group, reader: Reader) -> Iterator[tuple[Giving, Operation]]:
-    """What a member was given, each with the operation that it goes by: positions told before that one count.
+    """The givings of a member, each with the operation that decides which positions count: those before it.
 
-    It is the poll, unless the member notes where it takes up what is given to it: then it may not hear for a while
-    that its group has given a place to another one, and goes on there. From one taking up to the next it is given
-    nothing twice.
+    This is the poll, unless the member notes where it takes up its items. Then it may not know for a while that
+    its group gave a place to another member, and goes on there. Between two such notes it gets nothing twice.
     """
     at = 0
     taken: dict[Place, Operation] = {}
@@ -219,7 +218,7 @@ def _given_again(report: Report, group: Group, giving: Giving, position: Operati
 
 
 def _cover(report: Report, group: Group, reader: Reader, covers: dict[Item, Operation]) -> None:
-    """What a member's positions say that name no offsets: only if it was alone at that time."""
+    """Apply a member's positions without offsets: only if it was alone at that time."""
     bare = [op for op in reader.positions if op.ok and "positions" not in op.asked]
     company = _company(group, reader) if bare else []
     given = group.by_reader.get(reader, [])
@@ -237,7 +236,7 @@ def _cover(report: Report, group: Group, reader: Reader, covers: dict[Item, Oper
 
 
 def _company(group: Group, reader: Reader) -> list[Reader]:
-    """Other members that may have taken a partition away from it without a position, at some time."""
+    """Other members that may at some time have taken a partition from it without a position."""
     found = []
     for other in group.members:
         last = max([other.op.at, *(poll.at for poll in other.polls[-1:])])
@@ -248,7 +247,7 @@ def _company(group: Group, reader: Reader) -> list[Reader]:
 
 
 def _judge_before(report: Report, group: Group) -> None:
-    """A group: what stands before on the line was given before."""
+    """In a group, earlier items of a line are given earlier."""
     if not group.is_group:
         return
     broken = _first_unfinished(group)
@@ -258,13 +257,13 @@ def _judge_before(report: Report, group: Group) -> None:
             continue
         before = line.items[rank - 1]
         if before not in group.by_item or group.gave_before(before, giving):
-            continue  # what is never given is a gap
+            continue  # an item that is never given is a gap
         if not _may_be_given(broken, giving):
             _out_of_order(report, giving, group.by_item[before][0])
 
 
 def _first_unfinished(group: Group) -> dict[str, Operation]:
-    """Of each reader the first poll without an end."""
+    """Each reader's first poll without an end."""
     found: dict[str, Operation] = {}
     for poll in group.unfinished:
         found.setdefault(poll.asked["reader"], poll)
@@ -272,13 +271,13 @@ def _first_unfinished(group: Group) -> dict[str, Operation]:
 
 
 def _may_be_given(broken: dict[str, Operation], giving: Giving) -> bool:
-    """What is before a giving: by a poll of its reader that had no end; then the reader went on."""
+    """Whether a poll of the reader without an end, after which it went on, may have given the earlier items."""
     poll = broken.get(giving.reader.name, giving.poll)
     return poll.line < giving.poll.line
 
 
 def _chain(history: History, stream: str) -> dict[Event, Event]:
-    """Of each keyed event the one of its key that was committed before, if that is on another partition."""
+    """Keyed event -> the event of its key committed before it, if that is on another partition."""
     keys: dict[str, list[Event]] = defaultdict(list)
     for (name, _), part in history.parts.items():
         if name == stream:
@@ -295,7 +294,7 @@ def _chain(history: History, stream: str) -> dict[Event, Event]:
 
 
 def _judge_keys(report: Report, group: Group, chains: dict[str, dict[Event, Event]]) -> None:
-    """Mode ``ordered``: the events of a key in the order of their commits, also across partitions."""
+    """In mode ``ordered``, events of a key come in the order of their commits, also across partitions."""
     broken = _first_unfinished(group)
     for giving in group.givings:
         if not isinstance(giving.item, Event):

@@ -1,4 +1,4 @@
-"""From the lines of a history's files to operations: an ask, and what was told."""
+"""From the lines of a history's files to operations: a question and its answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from checker.recorder import SUFFIX
 
-Entry = tuple[str, int, dict[str, Any]]  # file, line from 1, what stands there
+Entry = tuple[str, int, dict[str, Any]]  # file, line from 1, the parsed line
 
 OK, FAILED, UNKNOWN = "ok", "failed", "unknown"
 STATES = ("open", "committing", "committed", "aborting", "aborted", "unknown", "expired")
@@ -24,7 +24,7 @@ _NUMBER: _Types = (int,)
 _NUMBER_OR_NULL: _Types = (int, type(None))
 _LIST: _Types = (list,)
 
-# Of each `what`: the fields that it is asked with, and those that it is told with if it is ok.
+# Each `what` -> the fields of its question, and those of an answer with ok.
 _FIELDS: dict[str, tuple[dict[str, _Types], dict[str, _Types]]] = {
     "begin": ({"txn": _TEXT, "scope": _TEXT}, {"txn_id": _TEXT_OR_NULL}),
     "write": ({"txn": _TEXT, "writer": _TEXT, "stream": _TEXT, "events": _LIST}, {}),
@@ -75,10 +75,10 @@ class BrokenHistory(Exception):
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """What was asked, and what was told.
+    """A question and its answer.
 
-    ``at``, ``told_at``: nanoseconds; ``told_at`` and ``told_line`` are None if nothing was ever told, and then
-    ``outcome`` is ``unknown``.
+    ``at``, ``told_at``: nanoseconds. Without an answer ``told_at`` and ``told_line`` are None, and ``outcome`` is
+    ``unknown``.
     """
 
     file: str
@@ -93,28 +93,28 @@ class Operation:
 
     @property
     def ok(self) -> bool:
-        """It was told to have taken effect."""
+        """Whether the answer says that it took effect."""
         return self.outcome == OK
 
     @property
     def result(self) -> dict[str, Any]:
-        """What was told with ``ok``."""
+        """The fields of an answer with ``ok``."""
         return self.told or {}
 
     @property
     def where(self) -> str:
-        """``file:line`` of the ask."""
+        """``file:line`` of the question."""
         return f"{self.file}:{self.line}"
 
     @property
     def told_where(self) -> str:
-        """``file:line`` of what was told; of the ask, if nothing was."""
+        """``file:line`` of the answer; of the question, if there is none."""
         return f"{self.file}:{self.told_line or self.line}"
 
     def ended_before(self, other: Operation) -> bool:
-        """It was surely told before the other one was asked.
+        """Whether its answer surely came before the other's question.
 
-        Equal times of different files say nothing: one of them may have been first.
+        Equal times in different files decide nothing: either may be first.
         """
         if self.told_at is None or self.told_line is None:
             return False
@@ -123,7 +123,7 @@ class Operation:
         return self.told_at < other.at
 
     def broken(self, why: str) -> BrokenHistory:
-        """An error about this operation, to be raised."""
+        """An error about this operation, for the caller to raise."""
         return BrokenHistory(self.file, self.line, f"{self.what}: {why}")
 
 
@@ -131,7 +131,7 @@ def read_folder(folder: Path) -> Iterator[Entry]:
     """All lines of a folder's files.
 
     Raises:
-        BrokenHistory: a line is no JSON object (but for a last one that is cut), or there is no file.
+        BrokenHistory: a line is no JSON object (a cut last line is allowed), or there is no file.
     """
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
@@ -141,11 +141,11 @@ def read_folder(folder: Path) -> Iterator[Entry]:
 
 
 def read_file(file: Path) -> Iterator[Entry]:
-    """The lines of one file; see `read_folder`."""
+    """The lines of one file; errors as `read_folder`."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
-                return  # cut: its process was killed, and what it says was not finished
+                return  # cut: its process was killed while writing it
             try:
                 entry = json.loads(line)
             except ValueError as error:

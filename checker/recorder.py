@@ -16,7 +16,7 @@ SUFFIX = ".history"
 
 
 class Unknown(Exception):
-    """Raised within `Recorder.asking`: nobody knows whether the operation took effect."""
+    """Raised within `Recorder.asking`: it is not known whether the operation took effect."""
 
 
 class Failed(Exception):
@@ -24,10 +24,10 @@ class Failed(Exception):
 
 
 class Recorder:
-    """The history of one process: all that can crash as one. Threads may share it."""
+    """The history of one process, which crashes as a whole. Threads may share it."""
 
     def __init__(self, path: Path, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """A new file, or more lines of one that is there.
+        """Start a new file, or continue an existing one.
 
         Args:
             path: its name ends in ``.history``; all files of a folder are one history.
@@ -36,32 +36,32 @@ class Recorder:
         if path.suffix != SUFFIX:
             raise ValueError(f"{path}: the name of a history ends in {SUFFIX}")
         self._clock = clock
-        # Ids have to differ from those of an earlier life of the same name.
+        # Ids have to differ from those of an earlier process with this name.
         self._ids = itertools.count(_whole_lines(path) if path.exists() else 0)
         self._lock = threading.Lock()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def ask(self, what: str, **more: Any) -> int:
-        """Before the operation begins. Returns its number, for `told`."""
+        """Record a question before the operation begins. Returns its number, for `told`."""
         with self._lock:
             op = next(self._ids)
             self._put({"op": op, "kind": "ask", "what": what, **more})
         return op
 
     def told(self, op: int, outcome: str, **more: Any) -> None:
-        """After the operation has ended: ``ok``, ``failed`` (surely without effect) or ``unknown``."""
+        """Record the answer: ``ok``, ``failed`` (surely without effect) or ``unknown``."""
         with self._lock:
             self._put({"op": op, "kind": "told", "outcome": outcome, **more})
 
     def note(self, what: str, **more: Any) -> None:
-        """Something that has no duration."""
+        """Record an event without a duration."""
         self.told(self.ask(what, **more), "ok")
 
     @contextmanager
     def asking(self, what: str, **more: Any) -> Iterator[dict[str, Any]]:
-        """An operation; what is put into the given dictionary is told with ``ok``.
+        """Record an operation; fields put into the given dictionary go into an answer with ``ok``.
 
-        `Failed` and `Unknown` are told as such, and passed on; so is every other exception, as ``unknown``.
+        `Failed` and `Unknown` are recorded as such and passed on, and so is any other exception, as ``unknown``.
         """
         op = self.ask(what, **more)
         result: dict[str, Any] = {}
@@ -76,16 +76,16 @@ class Recorder:
         self.told(op, "ok", **result)
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the file."""
         os.close(self._file)
 
     def _put(self, entry: dict[str, Any]) -> None:
-        # One write, so that a line is there whole or, at the very end of a killed process, cut.
+        # One write, so that a line is whole, or cut at the very end of a killed process.
         os.write(self._file, json.dumps({"at": self._clock(), **entry}).encode() + b"\n")
 
 
 def _whole_lines(path: Path) -> int:
-    """Bytes of a file that was left, after what a kill has cut of its last line is taken off."""
+    """Take the cut last line off a killed process's file; returns the bytes left."""
     with path.open("r+b") as file:
         size = file.read().rfind(b"\n") + 1
         file.truncate(size)

@@ -1,4 +1,4 @@
-"""What the judges found, and how much they looked at."""
+"""Anomalies that the judges found, and how much they looked at."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ KINDS = (
     "changed-answer",
     "unexplained",
 )
-EXAMPLES = 20  # of one kind that are kept; the rest is counted
+EXAMPLES = 20  # of one kind that are kept; the rest is only counted
 
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One thing that no sequence of whole transactions explains.
+    """A fact that no sequence of whole transactions explains.
 
     ``kind``: one of `KINDS`. ``evidence``: ``file:line`` of the operations that contradict each other.
     """
@@ -50,8 +50,8 @@ class Anomaly:
 class Report:
     """The verdict on a history.
 
-    ``anomalies``: the first `EXAMPLES` of each kind. ``totals``: kind -> how many there are. ``counts``: what was
-    judged, so that a check that judged nothing is seen.
+    ``anomalies``: the first `EXAMPLES` of each kind. ``totals``: kind -> how many there are. ``counts``: how
+    much was judged, so that a check that judged nothing shows.
     """
 
     anomalies: list[Anomaly] = field(default_factory=list)
@@ -60,16 +60,16 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """There is no anomaly."""
+        """Whether there is no anomaly."""
         return not self.totals
 
     @property
     def kinds(self) -> set[str]:
-        """Of all anomalies."""
+        """The kinds of all anomalies."""
         return set(self.totals)
 
     def add(self, kind: str, text: str, evidence: Iterable[str]) -> None:
-        """One more anomaly."""
+        """Add an anomaly."""
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is no kind of anomaly")
         self.totals[kind] += 1
@@ -77,7 +77,7 @@ class Report:
             self.anomalies.append(Anomaly(kind, text, tuple(dict.fromkeys(evidence))))
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """The report as plain data."""
         return {
             "ok": self.ok,
             "counts": dict(self.counts),
@@ -89,7 +89,7 @@ class Report:
         }
 
     def show(self, console: Console, examples: int = 5) -> None:
-        """Tables of what was judged and of what was found, and some examples of each kind."""
+        """Print tables of judged things and anomalies, and some examples of each kind."""
         judged = Table("judged", "count", title="What was judged")
         for name, count in self.counts.items():
             judged.add_row(name, f"{count:,}")

@@ -1,16 +1,16 @@
-"""What readers and snapshots showed, event by event: was it written, decided, and where the log has it?"""
+"""Events in readers and snapshots, one by one: was it written, decided, and is it where the log has it?"""
 
 from __future__ import annotations
 
+from checker.matching import check_written
 from checker.model import PLAIN, Event, History, Txn
 from checker.reading import FAILED, Operation
 from checker.report import Report
-from checker.settle import check_written
 from checker.writes import choices
 
 
 def judge_seen(history: History, report: Report) -> None:
-    """``dirty-read``, ``aborted-read`` of what is not in the log, and ``unexplained``."""
+    """``dirty-read``, ``aborted-read`` of events missing from the log, and ``unexplained``."""
     accepted: dict[Txn, set[Event]] = {}
     for reader in history.readers.values():
         for poll in reader.polls:
@@ -80,7 +80,7 @@ def _judge_absent(
     place: tuple[int, int],
     accepted: dict[Txn, set[Event]],
 ) -> None:
-    """It was seen, and the log does not have it."""
+    """Judge an event that was seen and that the log lacks."""
     txn = event.txn
     is_gone = history.is_whole(event.stream) and not history.was_deleted(event.stream, *place)
     if txn is None:

@@ -1,4 +1,4 @@
-"""Of the log: do the events of a key stand in the order in which they were sent?"""
+"""The log: do the events of a key stand in the order in which they were sent?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def judge_sending(history: History, report: Report) -> None:
                 keys[event.stream, event.key].append(event)
     for events in keys.values():
         if len({event.part for event in events}) == 1 or all(e.record for e in events):
-            # On one partition by offset; across partitions the history tells.
+            # On one partition the offset gives the order; across partitions the history does.
             if len({event.part for event in events}) > 1:
                 events.sort(key=lambda e: (e.timestamp or 0, e.part.partition if e.part else 0))
             orders = [events]
@@ -35,14 +35,14 @@ def judge_sending(history: History, report: Report) -> None:
 
 
 def _within(report: Report, events: Iterable[Event]) -> None:
-    """Each writer's own events."""
+    """Judge each writer's own events."""
     writers: dict[tuple[object, str], list[Event]] = defaultdict(list)
     for event in events:
         if event.writer is not None:
             writers[event.txn, event.writer].append(event)
     for order in writers.values():
-        latest: dict[str, Event] = {}  # of each file: the event that was asked to be written last
-        highest: dict[Operation, Event] = {}  # of each operation: its last event so far
+        latest: dict[str, Event] = {}  # file -> the event with the latest question
+        highest: dict[Operation, Event] = {}  # operation -> its last event so far
         for event in order:
             others = {*latest.values(), highest.get(event.op, event)} - {event}
             for other in others:
@@ -65,8 +65,8 @@ def _sent_before(one: Event, other: Event) -> bool:
 
 
 def _between(report: Report, events: Iterable[Event]) -> None:
-    """One transaction's against those of transactions that were asked for after it was told."""
-    latest: dict[str, tuple[Operation, Event]] = {}  # of each file: the commit asked last
+    """Judge a transaction's events against those of transactions that began after its answer."""
+    latest: dict[str, tuple[Operation, Event]] = {}  # file -> the commit with the latest question
     for event in events:
         txn = event.txn
         if txn is None:

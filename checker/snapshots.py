@@ -1,4 +1,4 @@
-"""Snapshots: exactly what was committed up to their timestamp, in order."""
+"""Snapshots hold exactly the commits up to their timestamp, in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def judge_snapshots(history: History, report: Report) -> None:
 
 
 def _judge_times(history: History, report: Report, taken: list[Snapshot]) -> None:
-    """A snapshot of now has all that was told before; nothing that is asked for later is in it."""
+    """A snapshot of now has every commit answered before, and none that was asked for later."""
     asked: dict[str, list[tuple[Operation, Snapshot]]] = defaultdict(list)
     told: dict[str, list[tuple[Operation, int, Operation]]] = defaultdict(list)
     for snapshot in taken:
@@ -59,7 +59,7 @@ def _judge_times(history: History, report: Report, taken: list[Snapshot]) -> Non
 
 
 def _expected(history: History) -> dict[str, list[Event]]:
-    """Of each stream all events whose commit timestamp is known, in the order of these."""
+    """Stream -> all events with a known commit timestamp, in its order."""
     found: dict[str, list[Event]] = defaultdict(list)
     must: dict[Txn, set[Event]] = {}
     for event in history.events.values():
@@ -130,7 +130,7 @@ def _judge_order(
     last: dict[Part, Event],
     keys: dict[str, Event],
 ) -> None:
-    """By the offsets of a partition, and by the commits of a key."""
+    """Judge the order by offset within a partition, and by commit within a key."""
     part = event.part
     before = last.get(part) if part is not None else None
     if part is not None:

@@ -1,4 +1,4 @@
-"""Real time without comparing all pairs: what was told before something was asked."""
+"""Answers before a question in real time, without comparing all pairs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 class Told(Generic[T]):
-    """Facts with a rank, and the highest one that was surely told before an operation was asked.
+    """Facts with a rank: gives the highest one whose answer surely came before a question.
 
-    Times of different files decide only if they differ, lines of one file always (`Operation.ended_before`).
+    Times in different files decide only if they differ, lines of one file always (`Operation.ended_before`).
     """
 
     def __init__(self, facts: Iterable[tuple[Operation, int, T]]) -> None:
-        """``facts``: the operation that told it, its rank, what it is."""
+        """``facts``: the operation with the answer, the fact's rank, and the fact."""
         self._all = sorted((fact for fact in facts if fact[0].told_at is not None), key=_told_at)
         self._files: dict[str, list[tuple[Operation, int, T]]] = defaultdict(list)
         for fact in self._all:
@@ -29,9 +29,9 @@ class Told(Generic[T]):
     def before(
         self, questions: Iterable[tuple[Operation, Any]]
     ) -> Iterator[tuple[Operation, Any, int, T]]:
-        """Of each question (its operation, and anything) the highest fact before it: its rank, and what it is.
+        """For each question (its operation, and a label) the highest earlier fact: its rank and the fact.
 
-        Those without one are left out. The order is that of time, not as given.
+        Questions without one are left out. The result is in the order of time.
         """
         asked = sorted(questions, key=lambda question: (question[0].at, question[0].line))
         places: dict[str, int] = defaultdict(int)

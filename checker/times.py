@@ -11,9 +11,9 @@ from checker.reading import Operation
 from checker.report import Report
 from checker.sweep import Told
 
-# The operation that told it, the timestamp, whose it is.
+# The operation with the answer, the timestamp, its owner.
 Fact = tuple[Operation, int, tuple[object, Operation]]
-# The operation that asked for it, and what it asked for: a transaction, or an event of a plain write.
+# The operation that asked, and its subject: a transaction, or a plain event.
 Question = tuple[Operation, Txn | Event]
 
 
@@ -33,7 +33,7 @@ def judge_times(history: History, report: Report) -> None:
 
 
 def facts(history: History) -> dict[str, list[Fact]]:
-    """Of each scope the commit timestamps that somebody was told, or saw at a reader that goes by the history."""
+    """Scope -> commit timestamps in answers, or from readers that go by the history."""
     found: dict[str, list[Fact]] = defaultdict(list)
     for txn in history.all_txns:
         scope = txn.scope or next((history.scope_of(r.line.stream) for r in txn.records), "")
@@ -58,7 +58,7 @@ def facts(history: History) -> dict[str, list[Fact]]:
 
 
 def questions(history: History) -> dict[str, list[Question]]:
-    """Of each scope the committed transactions and plain writes whose timestamp is known."""
+    """Scope -> committed transactions and plain writes with a known timestamp."""
     found: dict[str, list[Question]] = defaultdict(list)
     for txn in history.txns.values():
         if txn.is_committed and txn.timestamp is not None and txn.first_asked is not None:
@@ -70,20 +70,20 @@ def questions(history: History) -> dict[str, list[Question]]:
 
 
 def is_after(later: Txn | Event, told: Operation) -> bool:
-    """It was asked for after that was told, whichever of its commits took effect."""
+    """Whether all its possible commits were asked after that answer."""
     if isinstance(later, Event):
         return later.asked_after(told)
     return all(told.ended_before(commit) for commit in later.candidates)
 
 
 def asked_at(later: Txn | Event) -> Iterator[str]:
-    """Evidence of who asked for it."""
+    """The evidence of its question."""
     for op in later.candidates if isinstance(later, Txn) else [later.op]:
         yield op.where
 
 
 def _judge_series(history: History, report: Report) -> None:
-    """The numbers of a series are committed in their order."""
+    """Commits of a series' numbers rise in time."""
     series: dict[tuple[str, str], dict[tuple[int, int], Txn]] = defaultdict(dict)
     for txn in history.txns.values():
         number = number_of(txn)
@@ -99,7 +99,7 @@ def _judge_series(history: History, report: Report) -> None:
 
 
 def number_of(txn: Txn) -> tuple[str, str, int] | None:
-    """Scope, series and number that a transaction has if it is committed; None if that is not sure."""
+    """Scope, series and number of a transaction if it is committed; None if that is uncertain."""
     found = {(op.asked.get("series"), op.asked.get("number")) for op in txn.candidates}
     if len(found) != 1:
         return None

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from checker.answers import judge_answers
 from checker.build import build
+from checker.matching import match
 from checker.readers import judge_readers
 from checker.reading import Entry, pair, read_folder
 from checker.report import Report
 from checker.seen import judge_seen
 from checker.sending import judge_sending
-from checker.settle import settle
 from checker.snapshots import judge_snapshots
 from checker.times import judge_times
 from checker.writes import judge_writes
@@ -29,22 +29,22 @@ _JUDGES = (
 
 
 def judge(folder: Path) -> Report:
-    """The history in a folder.
+    """The report on the history in a folder.
 
     Raises:
-        BrokenHistory: it can't be read, or contradicts the format.
+        BrokenHistory: the history can't be read, or contradicts the format.
     """
     return judge_entries(read_folder(folder))
 
 
 def judge_entries(entries: Iterable[Entry]) -> Report:
-    """A history in memory: file, line (from 1) and the parsed line. Raises as `judge`."""
+    """The report on a history in memory: file, line (from 1) and the parsed line. Raises as `judge`."""
     report = Report()
     operations = pair(entries)
     report.counts["operations"] = len(operations)
     report.counts["operations without an answer"] = sum(op.told is None for op in operations)
     history = build(operations)
-    settle(history, report)
+    match(history, report)
     for judge_one in _JUDGES:
         judge_one(history, report)
     return report

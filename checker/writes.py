@@ -1,4 +1,4 @@
-"""Of the log: is every transaction there whole, and nothing that does not belong there?"""
+"""The log: is every transaction in it whole, and no foreign event?"""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from checker.report import Report
 
 @dataclass(slots=True)
 class Choice:
-    """What one commit takes. ``must``: these events; ``may``: of these any, because nobody knows."""
+    """The events of one commit. ``must``: these; ``may``: any of these, as it is not known which."""
 
     commit: Operation
     must: set[Event]
     may: set[Event]
 
     def misfit(self, present: set[Event], judged: set[Event]) -> int:
-        """How badly the log contradicts it; 0: not at all. ``judged``: what the log would show."""
+        """How many events of the log contradict it. ``judged``: events that the log would show."""
         return len((self.must & judged) - present) + len(present - self.must - self.may)
 
 
 def judge_writes(history: History, report: Report) -> None:
-    """``lost-write``, ``aborted-read`` and ``torn-transaction`` of the log, and counts that don't fit."""
+    """``lost-write``, ``aborted-read`` and ``torn-transaction`` in the log, and wrong counts."""
     for txn in history.txns.values():
         _judge_txn(history, report, txn)
     for event in history.events.values():
@@ -41,7 +41,7 @@ def judge_writes(history: History, report: Report) -> None:
 
 
 def choices(txn: Txn) -> list[Choice]:
-    """What each commit takes that may have been the one; those that take the same writers are one."""
+    """The events of each possible commit; commits that take the same writers are one."""
     found: dict[tuple[str, ...], Choice] = {}
     done = [answer.op for answer in txn.answered("committed")]
     for commit in txn.candidates:
@@ -56,7 +56,7 @@ def choices(txn: Txn) -> list[Choice]:
 
 def _choice(txn: Txn, commit: Operation) -> Choice:
     choice = Choice(commit, set(), set())
-    # One look for each writer: whether it is taken, and what ends its events.
+    # For each writer: whether the commit takes it, and which operation ends its events.
     takes = {writer: _takes(txn, commit, writer) for writer in {e.writer for e in txn.events}}
     for event in txn.events:
         taken, end = takes[event.writer]
@@ -72,7 +72,7 @@ def _choice(txn: Txn, commit: Operation) -> Choice:
 
 
 def _takes(txn: Txn, commit: Operation, writer: str | None) -> tuple[bool | None, Operation]:
-    """Whether a commit takes a writer (None: nobody knows), and the operation that ends what it wrote."""
+    """Whether a commit takes a writer (None: unknown), and the operation that ends its events."""
     finish = txn.finishes.get(writer or "")
     end = finish if finish is not None and not commit.ended_before(finish) else commit
     names = commit.asked["writers"]
@@ -127,7 +127,7 @@ def _judge_txn(history: History, report: Report, txn: Txn) -> None:
 
 
 def _judge_own(report: Report, txn: Txn, commit: Operation, absent: set[Event]) -> None:
-    """Who is told that it is committed may forget what it wrote, whichever commit was the one."""
+    """A client that learns of the commit may forget its own writes, whichever commit took effect."""
     if not commit.ok or commit.result.get("replayed"):
         return
     own = commit.asked.get("own") or ()
@@ -140,7 +140,7 @@ def _judge_own(report: Report, txn: Txn, commit: Operation, absent: set[Event]) 
 
 
 def _check_counts(report: Report, txn: Txn, present: set[Event], judged: set[Event]) -> None:
-    """Clients are told how many events there are."""
+    """Answers about a commit have the right number of events."""
     if not judged.issuperset(txn.events):
         return
     for answer in txn.answered("committed"):
@@ -150,7 +150,7 @@ def _check_counts(report: Report, txn: Txn, present: set[Event], judged: set[Eve
 
 
 def _is_judged(history: History, txn: Txn, event: Event) -> bool:
-    """The log would show it: it was read, and retention has deleted nothing of the transaction."""
+    """Whether the log would show it: it was read, and retention has deleted nothing of the transaction."""
     if not history.is_whole(event.stream):
         return False
     if event.part is not None or not history.is_trimmed(event.stream, event):
@@ -175,7 +175,7 @@ def _judge_plain(history: History, report: Report, event: Event) -> None:
 
 
 def _may_be_gone(history: History, event: Event) -> bool:
-    """Of a plain write: retention may have deleted it, or it was not committed when somebody deleted a topic."""
+    """Whether a plain event may be missing: by retention, or uncommitted when a topic was deleted."""
     return history.is_trimmed(event.stream) or history.is_spoiled(event.stream)
 
 
@@ -190,7 +190,7 @@ def _written(event: Event) -> tuple[str, int, int]:
 
 
 def _some(events: set[Event]) -> str:
-    """A few by name."""
+    """The names of a few events."""
     names = [str(event) for event in sorted(events, key=_written)[:3]]
     more = len(events) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")

@@ -1,1 +1,1 @@
-"""Programs that use anabranch, for reading and running. None of them is part of the wheel."""
+"""Programs that use anabranch, to read and to run. The wheel does not include them."""

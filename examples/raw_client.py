@@ -1,14 +1,14 @@
-"""A client of anabranch in one file, without anabranch: what docs/protocol.md says, and nothing else.
+"""A client of anabranch in one file, without anabranch: only docs/protocol.md.
 
-It needs a Kafka client (confluent-kafka), an Avro library (fastavro) and the folder of schemas.
+Needs a Kafka client (confluent-kafka), an Avro library (fastavro) and the folder of schemas.
 
     # one transaction: begin, touch, write, register, commit
     python raw_client.py --bootstrap HOST:PORT nyc/flights --csv flights.csv --key carrier
 
-    # join somebody's transaction as one more writer; prints the receipt for who commits
+    # join a transaction begun elsewhere as one more writer; prints the receipt for the committer
     python raw_client.py --bootstrap HOST:PORT nyc/flights --rows 1000 --token HEX
 
-    # read what is committed
+    # read the committed events
     python raw_client.py --bootstrap HOST:PORT nyc/flights --read
 """
 
@@ -89,7 +89,9 @@ class Commands:
         self._reply_partition = here.partition
         self._consumer = consumer_of(bootstrap, "read_committed")
         self._consumer.assign([here])
-        self._digests: dict[bytes, bytes] = {}  # of what waits for an answer, by correlation id
+        self._digests: dict[
+            bytes, bytes
+        ] = {}  # of commands that wait for an answer, by correlation id
 
     def send(self, partition: int, name: str, command: dict[str, Any], cid: bytes = b"") -> bytes:
         cid = cid or secrets.token_bytes(16)
@@ -172,7 +174,7 @@ def begin(commands: Commands, scope: str, name: str | None, keepalive_ms: int) -
 
 
 def position(key: bytes) -> int:
-    """Section 7: where a key belongs."""
+    """Section 7: the position of a key."""
     h = crc32(key)
     h ^= h >> 16
     h = h * 0x85EBCA6B & 0xFFFFFFFF
@@ -231,7 +233,7 @@ class Writer:
 
 
 def read(bootstrap: str, stream: str) -> Iterator[dict[str, Any]]:
-    """Section 13: all that is committed by now, partition by partition in commit order."""
+    """Section 13: all events committed by now, partition by partition in commit order."""
     topic = stream.replace("/", ".")
     ends = {place.partition: place.offset for place in ends_of(bootstrap, topic)}
     consumer = consumer_of(bootstrap, "read_committed")
@@ -285,7 +287,7 @@ def consumer_of(bootstrap: str, isolation: str) -> Consumer:
 
 
 def ends_of(bootstrap: str, topic: str) -> list[TopicPartition]:
-    """High watermarks, which also lie behind what is not visible yet (section 12)."""
+    """High watermarks, which lie also behind invisible records (section 12)."""
     consumer = consumer_of(bootstrap, "read_uncommitted")
     partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
     if not partitions:

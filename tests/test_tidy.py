@@ -1,6 +1,6 @@
 """The rules of the house that no linter knows: circles, importers, folders, references, prose.
 
-Where the tree does not keep a rule yet, what is still allowed stands in a table here. Its numbers may only fall.
+Tables here hold the exceptions that the tree still needs. Their numbers may only fall.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ IMPORTERS = {
 }
 # A docstring's subject comes first, and the code names it.
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")
+_COMMENT = re.compile(r"(?:^|  )# (.*)$", re.MULTILINE)
 _VAGUE = re.compile(r"\b(?:nobody|anew|whoever|come to stand|for ever)\b", re.IGNORECASE)
-HEADLESS, VAGUE, SEE_ONLY = 111, 33, 10
 # The topics' names begin likewise.
 _DOTTED = re.compile(r"`(anabranch(?!\.(?:commands|control|replies|status)\b)(?:\.\w+)+)`")
 _PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)\b")
@@ -186,8 +186,8 @@ def test_the_map_is_fresh() -> None:
 
 def test_docstrings_have_subjects() -> None:
     texts = list(docstrings(tree for _, tree in product().values()))
-    headless = [text for text in texts if _HEADLESS.match(text)]
-    vague = [text for text in texts if _VAGUE.search(text)]
-    see = [text for text in texts if re.fullmatch(r"See `[\w.]+`\.", text)]
-    found = len(headless), len(vague), len(see)
-    assert all(n <= most for n, most in zip(found, (HEADLESS, VAGUE, SEE_ONLY), strict=True)), found
+    comments = [line for text, _ in product().values() for line in _COMMENT.findall(text)]
+    sentences = [part for text in [*texts, *comments] for part in re.split(r"(?<=\.)\s+", text)]
+    assert [text for text in sentences if _HEADLESS.match(text)] == []
+    assert [text for text in [*texts, *comments] if _VAGUE.search(text)] == []
+    assert [text for text in texts if re.fullmatch(r"See `[\w.]+`\.", text)] == []

@@ -1,1 +1,1 @@
-"""The audit: whether all that the logs say fits together."""
+"""The audit: a check that the logs of a scope agree with each other."""

@@ -1,7 +1,7 @@
-"""Events against the history: each lies in the range of its own commit, and each range holds what it says.
+"""Events against the history: each event lies in its own commit's range, and each range holds its events.
 
-Checksums, hashes and key positions are computed here by Spark's own functions, from the bytes as they lie in the
-topics: the library's code for them takes no part.
+Spark's own functions compute checksums, hashes and key positions from the topics' bytes. The library's code for
+them takes no part.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from anabranch.audit.findings import Findings, shown, text
 from anabranch.audit.log import PLAIN, WRITE
 from anabranch.core.ids import NO_TXN
 
-# Events and ranges meet in blocks of so many offsets, which tasks take in parallel.
+# Events and ranges are joined in blocks of so many offsets, in parallel tasks.
 _BLOCK_BITS = 16
 _HALF = (1 << 32) - 1
 
@@ -41,14 +41,14 @@ def _times(h: Column, factor: int) -> Column:
 
 
 def digest_of() -> Column:
-    """64 bits of all that must arrive as it was: key, value, headers, timestamp."""
+    """64 bits of everything that has to arrive unchanged: key, value, headers, timestamp."""
     return F.xxhash64(
         F.col("key").isNull(), "key", F.col("value").isNull(), "value", "headers", "timestamp"
     )
 
 
 def slim(records: DataFrame) -> DataFrame:
-    """Events or journal records without their bytes: what is compared later."""
+    """Events or journal records without their bytes: the columns that later checks compare."""
     txn = F.col("txn")
     return records.select(
         "stream",
@@ -68,13 +68,13 @@ def slim(records: DataFrame) -> DataFrame:
 
 
 def big_endian(number: Column, size: int) -> Column:
-    """A number as the bytes that headers have of it."""
+    """A number as the bytes that headers hold."""
     digits = F.lpad(F.hex(number), 2 * size, "0")
     return F.unhex(digits)
 
 
 def place(events: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Each event with the range that holds it, as a struct ``r``; null: none does."""
+    """Each event with the range that holds it, as a struct ``r``; null: no range does."""
     block = F.shiftright(F.col("offset"), _BLOCK_BITS)
     first = F.shiftright(F.col("first"), _BLOCK_BITS)
     last = F.shiftright(F.col("end") - 1, _BLOCK_BITS)
@@ -119,7 +119,7 @@ def place(events: DataFrame, ranges: DataFrame) -> DataFrame:
 def check_events(
     placed: DataFrame, states: DataFrame, named: DataFrame, findings: Findings
 ) -> None:
-    """Every event by itself.
+    """Check each event by itself.
 
     ``states``: transactions of the status log (txn_id, state, timestamp). ``named``: stream and txn_id of all
     COMMIT records, and as ``until`` the timestamp of the stream's last record.
@@ -187,7 +187,7 @@ def check_events(
 def _check_unnamed(
     placed: DataFrame, states: DataFrame, named: DataFrame, findings: Findings
 ) -> None:
-    """What no range holds, by what is known of its transaction."""
+    """Judge events outside of all ranges by the state of their transactions."""
     unnamed = (
         placed.where(F.col("r").isNull() & (F.col("kind") == WRITE))
         .join(named.withColumn("is_named", F.lit(True)), ["stream", "txn_id"], "left")
@@ -201,7 +201,7 @@ def _check_unnamed(
                 "state": F.coalesce("state", F.lit("not known")),
             }
         )
-        # Carried aside just now, or committed after the history was read.
+        # Carried aside recently, or committed after the history was read.
         .withColumn(
             "under_way",
             ~F.col("is_named")
@@ -236,7 +236,7 @@ def _check_unnamed(
 
 
 def check_counts(placed: DataFrame, ranges: DataFrame, findings: Findings) -> None:
-    """Each range holds as many events as its record says. ``ranges`` has ``gone``: retention took some of it."""
+    """Check that each range holds as many events as its record says. ``gone``: retention took some of it."""
     inside = (
         placed.where(F.col("r").isNotNull())
         .groupBy("stream", F.col("r.record").alias("record"), F.col("r.id").alias("id"))

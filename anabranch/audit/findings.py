@@ -1,4 +1,4 @@
-"""How checks say what they found: rows of one form, counted and sampled by Spark."""
+"""The findings of checks: rows of one form, counted and sampled by Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMNS = ("check", "stream", "transaction", "partition", "offset", "expected",
 
 
 def text(*parts: Column | str) -> Column:
-    """Texts and values in one; a null shows as such."""
+    """Values as one text; a null is shown as such."""
     return F.concat(
         *(
             F.lit(part)
@@ -37,7 +37,7 @@ def text(*parts: Column | str) -> Column:
 
 
 def shown(txn_id: Column) -> Column:
-    """A transaction id as people see it; empty for plain writes."""
+    """A transaction id as text; empty for plain writes."""
     digits = F.lower(F.hex(txn_id))
     return F.when(digits.isNull() | (digits == "0" * 32), "").otherwise(digits)
 
@@ -47,7 +47,7 @@ def _column(place: Place) -> Column:
 
 
 class Findings:
-    """Gathers what the checks find."""
+    """Gathers the findings of all checks."""
 
     def __init__(self) -> None:
         self._breaches: list[DataFrame] = []
@@ -56,10 +56,10 @@ class Findings:
         self._examined: dict[str, list[int]] = defaultdict(lambda: [0, 0])
 
     def keep(self, rows: DataFrame) -> DataFrame:
-        """Compute these rows now, once: several checks look at them.
+        """Compute these rows now, once: several checks use them.
 
-        They are never computed a second time, when the log may have gone on: where executors that hold them are
-        lost, the audit fails, unless the session has a checkpoint directory. And plans stay small.
+        They are never computed again, when the log may have grown: if executors that hold them are lost, the audit
+        fails, unless the session has a checkpoint directory. Plans stay small, too.
         """
         if rows.sparkSession.sparkContext.getCheckpointDir() is not None:
             return rows.checkpoint()
@@ -75,7 +75,7 @@ class Findings:
         partition: Place = "partition",
         offset: Place = "offset",
     ) -> None:
-        """Hold rules against each row, all in one pass; the columns say where a breach is (None: nothing does)."""
+        """Check rules against each row, all in one pass; the columns say where a breach is (None: nothing does)."""
         broken = [
             F.when(
                 wrong,
@@ -102,11 +102,11 @@ class Findings:
         )  # fmt: skip
 
     def found(self, name: str, example: Example) -> None:
-        """A breach that the driver itself found."""
+        """Add a breach that the driver itself found."""
         self._more.append((name, example))
 
     def count(self, rows: DataFrame, of: Mapping[str, tuple[Column, Column | None]]) -> None:
-        """Count in one pass how many rows each check examined, and how many it could not check."""
+        """Count in one pass the rows that each check examined, and those that it could not check."""
         never = F.lit(False)
         counts = rows.agg(
             F.array(
@@ -123,16 +123,16 @@ class Findings:
         self._counts.append(counts.select(F.inline("counts")))
 
     def examined(self, name: str) -> int:
-        """How many were looked at, once `checks` was called."""
+        """How many things a check examined; known once `checks` was called."""
         return self._examined[name][0]
 
     def add(self, name: str, examined: int, unchecked: int = 0) -> None:
-        """So many more were looked at."""
+        """Add to the number of examined things."""
         self._examined[name][0] += examined
         self._examined[name][1] += unchecked
 
     def checks(self) -> tuple[Check, ...]:
-        """All checks; this is when Spark counts, and looks for breaches."""
+        """All checks. This call makes Spark count, and look for breaches."""
         for row in reduce(DataFrame.unionByName, self._counts).collect():
             self.add(row["check"], row["examined"], row["unchecked"])
         rows = self.keep(reduce(DataFrame.unionByName, self._breaches))

@@ -21,8 +21,8 @@ _NUMBER = (1 << 32) - 1
 
 
 class Extent(NamedTuple):
-    """How much history a stream has. ``floor``: partition -> up to where it does not tell of the events any more;
-    empty if it does from the very first on. ``vector``: of the last record. ``cut_until``: records up to this
+    """The part of a stream's history that is there. ``floor``: partition -> the offset below which it names no
+    events; empty if it names the very first. ``vector``: of the last record. ``cut_until``: records up to this
     timestamp may be gone; -1: none is."""
 
     vector: Mapping[int, int]
@@ -31,14 +31,14 @@ class Extent(NamedTuple):
 
 
 def extents(history: DataFrame) -> dict[str, Extent]:
-    """Of each stream that has records."""
+    """The extent of each stream that has records."""
     records = history.where(F.col("kind") != FOREIGN)
     whole = F.when(F.col("vector_at") == OWN, F.col("offset"))
     rows = records.groupBy("stream").agg(
         F.min_by(F.struct("previous", "timestamp"), "offset").alias("first"),
         F.min_by(F.struct("vector", "segments"), whole).alias("told"),
     )
-    # An end never falls: the highest that any record tells is that of the last one.
+    # Ends never fall: the highest in any record is the last record's.
     ends = (
         records.select("stream", F.inline("vector").alias("partition", "position"))
         .groupBy("stream", "partition")
@@ -62,7 +62,7 @@ def extents(history: DataFrame) -> dict[str, Extent]:
 
 
 def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findings) -> DataFrame:
-    """Check the records one after the other. Returns the sound ones, with the epoch active at each.
+    """Check each record against the one before. Returns the sound ones, with the epoch active at each.
 
     ``starts``: where the history topics begin.
     """
@@ -171,7 +171,7 @@ def layouts_of(sound: DataFrame) -> DataFrame:
 
 
 def ranges_of(sound: DataFrame, layouts: DataFrame) -> DataFrame:
-    """The COMMIT records' ranges, each with its segment as the record's epoch has it."""
+    """The ranges of COMMIT records, each with its segment from the epoch of its record."""
     ranges = sound.where(F.col("kind") == COMMIT).select(
         "stream",
         F.col("offset").alias("record"),
@@ -190,7 +190,7 @@ def ranges_of(sound: DataFrame, layouts: DataFrame) -> DataFrame:
 
 
 def check_ranges(sound: DataFrame, ranges: DataFrame, findings: Findings) -> None:
-    """Where commits say that their events stand, and what the vectors say of it."""
+    """Check the commits' ranges, and the vectors against them."""
     order = Window.partitionBy("stream", "partition").orderBy("record", "first")
     following = ranges.withColumn("before", F.lag("end").over(order))
     # Before the first EPOCH record of a cut history.
@@ -278,7 +278,7 @@ class _Layout(NamedTuple):
 
 
 def check_epochs(sound: DataFrame, findings: Findings) -> None:
-    """Walk the EPOCH records, one at a time: they are few."""
+    """Check the EPOCH records one at a time: they are few."""
     rows = (
         sound.where(F.col("kind") == EPOCH)
         .select("stream", "offset", "epoch", "reference", "layout", "sealed", "vector", "previous")
@@ -293,7 +293,7 @@ def check_epochs(sound: DataFrame, findings: Findings) -> None:
 
 
 class _Epochs:
-    """The rules of docs/epochs.md, E1, E3 and E7, and what EPOCH records say of segments' ends."""
+    """Rules E1, E3 and E7 of docs/epochs.md, and the segments' ends in EPOCH records."""
 
     def __init__(self, stream: str, findings: Findings) -> None:
         self._stream = stream
@@ -307,7 +307,7 @@ class _Epochs:
         self.unchecked = 0
 
     def take(self, record: Any) -> None:
-        """The next record."""
+        """Check the next record."""
         self.seen += 1
         segments = {s["id"]: _Layout(*s) for s in record["layout"]}
         epoch, reference = record["epoch"], record["reference"]

@@ -1,7 +1,7 @@
-"""Receipts and journals against the stream: what writers wrote is what stands there, in order.
+"""Receipts and journals against the stream: it holds the writers' events, in their order.
 
-A commit takes the first so many records of a writer in a journal partition: those that its receipt covers. The
-receipt that counted may be older than the newest one that is registered; then the journal has to bear out both.
+A commit takes a writer's first records in a journal partition, as many as its receipt covers. The receipt that
+counted may be older than the newest registered one; then the journal has to agree with both.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def check_writers(
 ) -> None:
     """Judge every writer of every transaction that can be judged.
 
-    ``matched``: the transactions (`audit_status.match`). ``lows``: stream, source, low: what is left of journals.
+    ``matched``: the transactions (`status.match`). ``lows``: stream, source, low: the first offset left.
     """
-    whole = matched.where("has_commit and settled and not gone").select("txn_id", "fits")
-    # Writers place by reference epochs: by what scalings made. Those are few.
+    whole = matched.where("has_commit and decided and not gone").select("txn_id", "fits")
+    # Writers place events by reference epochs, which scalings make: few.
     sources = layouts.where("epoch = reference").select(
         "stream",
         big_endian(F.col("epoch"), 4).alias("placed_by"),
@@ -55,7 +55,7 @@ def check_writers(
 
 
 def _taken(placed: DataFrame, sources: DataFrame, whole: DataFrame) -> DataFrame:
-    """The events that writers brought, each with the journal partition that it came from, and its rank there."""
+    """The writers' events, each with its journal partition and its rank there."""
     order = Window.partitionBy(*KEY).orderBy("partition", "offset")
     return (
         placed.where(
@@ -75,7 +75,7 @@ def _taken(placed: DataFrame, sources: DataFrame, whole: DataFrame) -> DataFrame
 
 
 def _sums(digest: Column, prefix: str) -> list[Column]:
-    """64 bits that no order and no repetition hides, in two sums that can't overflow."""
+    """Two sums over 64 bits, which can't overflow, and which no other order or repetition makes equal."""
     return [
         F.sum(digest.bitwiseAND(F.lit(_NUMBER))).alias(f"{prefix}_low"),
         F.sum(F.shiftrightunsigned(digest, 32)).alias(f"{prefix}_high"),
@@ -83,7 +83,7 @@ def _sums(digest: Column, prefix: str) -> list[Column]:
 
 
 def _groups(taken: DataFrame, status: DataFrame, whole: DataFrame, lows: DataFrame) -> DataFrame:
-    """A row for each writer and journal partition, of which events stand in a stream or a receipt tells."""
+    """A row for each writer and journal partition with events in a stream or in a receipt."""
     in_stream = taken.groupBy(*KEY).agg(
         F.count("*").alias("n"),
         F.sum("crc").alias("crc"),
@@ -112,7 +112,7 @@ def _groups(taken: DataFrame, status: DataFrame, whole: DataFrame, lows: DataFra
             {
                 "n": F.coalesce("n", F.lit(0)),
                 "crc": F.coalesce("crc", F.lit(0)),
-                # Whether the journal still has all that the writer wrote there.
+                # Whether the journal still has all of the writer's records there.
                 "covered": F.coalesce(
                     F.col("low") <= F.coalesce(F.col("from_offset"), F.lit(0)), F.lit(False)
                 ),
@@ -124,10 +124,10 @@ def _groups(taken: DataFrame, status: DataFrame, whole: DataFrame, lows: DataFra
 def _written(
     journal: DataFrame, groups: DataFrame, sources: DataFrame, lows: DataFrame
 ) -> DataFrame:
-    """The journal's records of those writers, as far as a controller would have taken them, with their rank.
+    """The journal's records of those writers that a controller would have taken, with their rank.
 
-    A run (records of one writer in one batch) with a record in the wrong place is rejected as a whole; copies by
-    the controller, and whatever else came by a native transaction, are not what the writer wrote.
+    A run (records of one writer in one batch) with a misplaced record is rejected as a whole. Copies by the
+    controller, and all other records of native transactions, are not the writer's.
     """
     records = (
         journal.where((F.col("kind") == WRITE) & ~F.col("native"))
@@ -181,7 +181,7 @@ def _sums_of_journal(written: DataFrame) -> DataFrame:
 
 
 def _compared(judged: DataFrame) -> DataFrame:
-    """Whether the journal's sums are the stream's; where it can't tell they count as equal."""
+    """Whether the journal's sums equal the stream's; groups without evidence count as equal."""
     told = (F.col("n") > 0) & F.col("covered")
 
     def same(*names: str) -> Column:
@@ -230,7 +230,7 @@ def _judge(judged: DataFrame, findings: Findings) -> None:
 def _differences(
     taken: DataFrame, prefix: DataFrame, broken: DataFrame, findings: Findings
 ) -> None:
-    """Event by event, where the sums differ."""
+    """Find the differing events where the sums differ."""
     same = Window.partitionBy(*KEY, "digest").orderBy("offset")
 
     def numbered(rows: DataFrame) -> DataFrame:
@@ -263,7 +263,7 @@ def _differences(
 
 
 def _order(taken: DataFrame, prefix: DataFrame, broken: DataFrame, findings: Findings) -> None:
-    """Where the same events stand in another order: key by key. Events without a key have no order."""
+    """Find keys whose events stand in another order. Events without a key have no order."""
 
     def ranked(rows: DataFrame, *order: str) -> DataFrame:
         of_key = Window.partitionBy(*KEY, "key_hash").orderBy(*order)
@@ -303,10 +303,10 @@ def check_plain(
     whole_streams: DataFrame,
     findings: Findings,
 ) -> None:
-    """Plain writes that are committed stand in the stream, as often as in the journal.
+    """Check that committed plain writes stand in the stream as often as in the journal.
 
-    ``done``: stream, source, and up to which offset they are committed. ``whole_streams``: the streams of which
-    retention took nothing.
+    ``done``: stream, source, and the offset up to which they are committed. ``whole_streams``: streams from
+    which retention took nothing.
     """
     records = (
         journal.where((F.col("kind") == PLAIN) & ~F.col("native"))

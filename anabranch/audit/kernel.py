@@ -1,6 +1,6 @@
-"""Records of a big batch into columns, by compiled code of the audit's own: docs/protocol.md and KIP-98 alone.
+"""Records of a big batch into columns, in compiled code of the audit's own, from docs/protocol.md and KIP-98 alone.
 
-`audit_log` has the same in plain Python, for small batches; a test holds the two equal.
+`anabranch.audit.log` does the same for small batches in plain Python; a test holds the two equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MALFORMED = -1
 # Rows of `walk`'s numbers, and of its ends and flags.
 OFFSET, TIMESTAMP, KIND = range(3)
 KEY, VALUE, HEADERS, TXN = range(4)
-_WRITE, _PLAIN, _OP, _BAD = range(4)  # as audit_log has them
+_WRITE, _PLAIN, _OP, _BAD = range(4)  # as `anabranch.audit.log` has them
 _TXN_SIZE = 28
 _VARINT_BYTES = 10
 # Beyond its name and value a header takes at least two bytes, and nine in our form.
@@ -28,7 +28,7 @@ HEADER_ROOM = 5
 
 @compiled()
 def _number(body: Bytes, at: int, end: int) -> tuple[int, int]:
-    """(zigzag varint, what follows it); MALFORMED follows one that does not end."""
+    """(zigzag varint, the position after it); the position is MALFORMED if the number does not end."""
     value = np.uint64(0)
     for i in range(_VARINT_BYTES):
         if at + i >= end:
@@ -66,8 +66,8 @@ def walk(
 ) -> int:
     """Take the records with offsets in [first, end). Returns how many, or MALFORMED.
 
-    ``numbers``: offset, timestamp, kind of each. ``ends``, ``flags``: of key, value, headers, ab.txn, where each
-    ends in its bytes, and whether it is there. ``txns`` has room for every ab.txn there is.
+    ``numbers``: offset, timestamp, kind of each. ``ends``, ``flags``: for key, value, headers, ab.txn: its end
+    in its bytes, and whether it is there. ``txns`` has room for every ab.txn.
     """
     at = 0
     row = 0
@@ -169,7 +169,7 @@ def walk(
 
 
 def room(count: int, size: int) -> tuple[Any, ...]:
-    """The last arguments of `walk`, for so many records in so many bytes. Pages it does not touch cost nothing."""
+    """The last arguments of `walk`, for so many records in so many bytes. Untouched pages cost nothing."""
     ends = np.empty((4, count + 1), dtype=np.int64)
     ends[:, 0] = 0
     return (

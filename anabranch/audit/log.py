@@ -1,7 +1,6 @@
-"""The audit's eyes: topics read raw by Spark's tasks, range by range, into plain columns.
+"""Topics read raw by Spark's tasks, range by range, into plain columns.
 
-Nothing is judged here, and nothing is shared with the controllers but how a record batch is fetched and taken
-apart.
+Nothing is judged here. Only the fetching and splitting of record batches is shared with the controllers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ SPAN_OFFSETS = 1 << 20  # of one task
 Longs = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-TASKS_A_CORE = 2  # at least, so that none waits long for the last
+TASKS_A_CORE = 2  # at least, so that a late task holds up little
 _SMALL = 256  # records of a batch for which compiled code is not worth loading
 _ROWS = 1 << 14  # of one Arrow batch
 _FETCH_BYTES = 8 << 20
@@ -51,11 +50,11 @@ RECORDS = columns(
     "stream string, partition int32, offset int64, batch int64, native bool, kind int32, "
     "timestamp int64, key binary, value binary, headers binary, txn binary"
 )
-_OWN = RECORDS.names[2:]  # what is not said by the partition
+_OWN = RECORDS.names[2:]  # the columns that the partition does not give
 
 
 class Span(NamedTuple):
-    """What one task reads: offsets of a partition. ``stream``: how its rows are labelled."""
+    """Offsets of a partition, for one task. ``stream``: the label of its rows."""
 
     stream: str
     topic: str
@@ -65,25 +64,25 @@ class Span(NamedTuple):
     committed: bool
 
 
-# Makes Arrow batches of a span's batches.
+# A function from a span's batches to Arrow batches.
 Reading = Callable[[Span, Iterable[RawBatch]], Iterator[pa.RecordBatch]]
 
 
 def open_log(connection: Connection) -> KafkaLog:
-    """A connection; close it."""
+    """A connection, which the caller closes."""
     return KafkaLog(connection.bootstrap, dict(connection.librdkafka))
 
 
 def cut(span: Span, size: int = SPAN_OFFSETS) -> Iterator[Span]:
-    """A span as several."""
+    """A span cut into spans of ``size`` offsets."""
     for first in range(span.first, span.end, size):
         yield span._replace(first=first, end=min(first + size, span.end))
 
 
 def share(spans: Sequence[Span], least: int) -> tuple[tuple[Span, ...], ...]:
-    """The spans of each task: many small ones together, about `SPAN_OFFSETS` offsets in each.
+    """The spans of each task: small ones together, about `SPAN_OFFSETS` offsets in each.
 
-    ``least``: so many tasks, if there are as many spans.
+    ``least``: at least so many tasks, if there are as many spans.
     """
     total = sum(span.end - span.first for span in spans)
     count = min(len(spans), max(least, -(-total // SPAN_OFFSETS)))
@@ -103,7 +102,7 @@ def read_spans(
     read: Reading,
     schema: pa.Schema,
 ) -> DataFrame:
-    """The batches of all spans, in tasks, through ``read``, a function of a module."""
+    """The rows of all spans, read in tasks through ``read``, a function of a module."""
     if not spans:
         return spark.createDataFrame([], from_arrow_schema(schema))
     shares = share(spans, TASKS_A_CORE * spark.sparkContext.defaultParallelism)
@@ -116,7 +115,7 @@ def in_arrow(
     task: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: pa.Schema,
 ) -> DataFrame:
-    """``mapInArrow``, without what PySpark says of pandas: it takes no part in that."""
+    """``mapInArrow`` without PySpark's warning about pandas, which it does not use."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         return rows.mapInArrow(task, from_arrow_schema(schema))
@@ -129,10 +128,10 @@ def read_records(spark: SparkSession, connection: Connection, spans: Sequence[Sp
 
 
 def batches_of(log: KafkaLog, span: Span, timeout: float) -> Iterator[RawBatch]:
-    """The batches with offsets of a span. What was deleted meanwhile is passed over.
+    """The batches with offsets of a span. Batches deleted meanwhile are passed over.
 
     Raises:
-        DeadlineExceeded: nothing came for so many seconds.
+        DeadlineExceeded: nothing came for ``timeout`` seconds.
     """
     tp = TopicPartition(span.topic, span.partition)
     at = span.first
@@ -147,7 +146,7 @@ def batches_of(log: KafkaLog, span: Span, timeout: float) -> Iterator[RawBatch]:
             if start > at:
                 at = start
                 continue
-            got = None  # the broker is behind
+            got = None  # the broker has not caught up
             time.sleep(_FETCH_WAIT_S)
         if got is not None:
             yield from (batch for batch in got.batches if batch.base_offset < span.end)
@@ -161,7 +160,7 @@ def batches_of(log: KafkaLog, span: Span, timeout: float) -> Iterator[RawBatch]:
 
 
 def records_of(span: Span, batches: Iterable[RawBatch]) -> Iterator[Record]:
-    """The records of a span, in order. `CorruptBatch` if one can't be read."""
+    """The records of a span, in order. `CorruptBatch` for an unreadable one."""
     for batch in batches:
         for record in decode_records(batch.data):
             if span.first <= record.offset < span.end:
@@ -196,7 +195,7 @@ def in_batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa
 
 
 def _record_batches(span: Span, batches: Iterable[RawBatch]) -> Iterator[pa.RecordBatch]:
-    """Big batches by compiled code, each by itself; of small ones, many together."""
+    """Big batches through compiled code, one by one; small ones together."""
     small: list[tuple[Any, ...]] = []
     for batch in batches:
         header = read_header(batch.data)
@@ -215,7 +214,7 @@ def _record_batches(span: Span, batches: Iterable[RawBatch]) -> Iterator[pa.Reco
 
 
 def _rows_of(span: Span, batch: RawBatch, *, native: bool) -> Iterator[tuple[Any, ...]]:
-    """In the order of `_OWN`."""
+    """The columns of `_OWN`, record by record."""
     base = batch.base_offset
     try:
         records = decode_records(batch.data)

@@ -1,4 +1,4 @@
-"""What an audit found: its checks by name, what each looked at, and examples of breaches."""
+"""An audit's report: its checks by name, how much each examined, and examples of breaches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabranch.errors import InvalidArgument
 
 MOST_EXAMPLES = 10  # of a check and a stream
 
-# Name: (what is counted, what has to hold). In the order in which they are shown.
+# Name: (what is counted, what has to hold), in the order of the report.
 CHECKS: dict[str, tuple[str, str]] = {
     "history-record": ("records", "the history holds EPOCH and COMMIT records, under their keys"),
     "history-chain": ("records", "`previous` names the record before"),
@@ -58,7 +58,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check. ``unchecked``: things whose evidence is gone, or is not there yet; none of them passed."""
+    """One check. ``unchecked``: things whose evidence is gone or not there yet; none of them passed."""
 
     name: str
     what: str
@@ -70,7 +70,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A partition is left from offset ``low`` on; ``events`` are in ranges that begin below."""
+    """A partition's events below offset ``low`` are gone; ``events``: of the ranges that begin there."""
 
     stream: str
     partition: int
@@ -80,7 +80,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """All of it. ``at``: status and history agree up to this hybrid time. ``gone``: what is out of reach."""
+    """The report. ``at``: status and history agree up to this hybrid time. ``gone``: events out of reach."""
 
     streams: tuple[str, ...]
     at: int
@@ -92,7 +92,7 @@ class AuditReport:
 
     @property
     def breaches(self) -> int:
-        """How many, of all checks."""
+        """Breaches of all checks together."""
         return sum(check.breaches for check in self.checks)
 
     def check(self, name: str) -> Check:
@@ -100,11 +100,11 @@ class AuditReport:
         return next(check for check in self.checks if check.name == name)
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as JSON."""
         return asdict(self) | {"at_text": hybrid_time.to_text(self.at), "breaches": self.breaches}
 
     def to_json(self) -> str:
-        """One line."""
+        """The report as one line of JSON."""
         return json.dumps(self.document(), ensure_ascii=False)
 
 
@@ -120,14 +120,14 @@ def make_checks(
     )
 
 
-_MOST_DIGITS = 100  # of what is taken for a number
+_MOST_DIGITS = 100  # of a number
 
 
 def moment_of(text: str | None) -> int | None:
     """A hybrid time from a number, or from a time in ISO 8601 (without a zone: UTC). None stays None.
 
     Raises:
-        InvalidArgument: neither.
+        InvalidArgument: the text is neither.
     """
     if text is None:
         return None

@@ -1,12 +1,11 @@
-"""Audit: a proof from the log that streams hold what was committed, once, in order, complete, and nothing else.
+"""The audit: a proof from the log that streams hold what was committed, once, in order, complete, and no more.
 
-Status, history, journals and streams are read raw, as any consumer could, and held against each other
-(`docs/spark.md`). The driver asks for the ends of topics and walks the EPOCH records; everything else is done by
-tasks, in parallel by offset ranges.
+Tasks read status, history, journals and streams raw, in parallel by offset ranges, and compare them
+(`docs/spark.md`). The driver only asks for the ends of topics and walks the EPOCH records.
 
-The order in which the ends are taken is what lets a running system be audited: first the status log's hybrid time,
-then the ends of the streams, of their histories, of the journals, and of the status log. So whatever stands in a
-stream has its record in what is read of the history, and whatever was committed up to that hybrid time is in all.
+The order of the questions lets a running system be audited: first the status log's hybrid time, then the ends of
+the streams, of their histories, of the journals, and of the status log. So each event read has its record in the
+history read, and each commit up to that hybrid time is in all logs.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ from anabranch.topics.names import history_topic, journal_topic, status_topic, s
 __all__ = ["audit"]
 
 _POLL_S = 0.05
-EVENTS, COMMITS = "events", "commits"  # counted as if they were checks
-# How far the journals' plain writes were committed at a moment is told nowhere.
+EVENTS, COMMITS = "events", "commits"  # counted like checks
+# No log tells how far the journals' plain writes were committed at a past moment.
 PLAIN_NOTE = "As of a moment that is given, plain writes are not compared with the journals."
 
 
@@ -58,12 +57,12 @@ def audit(
 ) -> AuditReport:
     """Audit streams of one scope; a name without a stream stands for all streams of that scope.
 
-    ``at``: as of this hybrid time; None: up to now, with all that stands in the streams.
+    ``at``: as of this hybrid time; None: up to now, with all events in the streams.
 
     Raises:
         InvalidArgument: no stream, or of several scopes.
-        UnknownScope, UnknownStream: there is no such.
-        DeadlineExceeded: a partition gives nothing for as long as the connection's timeout.
+            UnknownScope, UnknownStream: the scope or stream does not exist.
+            DeadlineExceeded: a partition gives nothing for as long as the connection's timeout.
     """
     if not names:
         raise InvalidArgument("no stream to audit")
@@ -76,7 +75,7 @@ def audit(
 
 
 class _Ends(NamedTuple):
-    """Where reading stops. ``status_before``: the status log's end when the first of the others was taken."""
+    """The ends for reading. ``status_before``: the status log's end when the first of the others was taken."""
 
     streams: Mapping[TopicPartition, int]
     histories: Mapping[TopicPartition, int]
@@ -86,7 +85,7 @@ class _Ends(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What the status log says of journals: low waters, and how far plain writes are committed."""
+    """The status log's facts about journals: low waters, and how far plain writes are committed."""
 
     expired_ms: int
     low: Mapping[tuple[str, int], int]
@@ -175,7 +174,7 @@ class _Audit:
         before = self._log.end_offsets([status], committed=True)[status]
         return _Ends(
             self._visible(self._places(streams, stream_topic)),
-            # What is decided may not be visible yet: the tasks wait for it.
+            # Decided events may not be visible yet: the tasks wait for them.
             ends(history_topic, committed=False),
             ends(journal_topic, committed=False),
             before,
@@ -183,7 +182,7 @@ class _Audit:
         )
 
     def _visible(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Up to where events are visible: not before all is that was written so far.
+        """The offsets up to which events are visible, once everything written so far is.
 
         A native transaction becomes visible partition by partition, and its status rows may be the first.
         """
@@ -256,7 +255,7 @@ class _Audit:
         events = self._findings.keep(
             events_of.slim(read_records(self._spark, self._connection, spans))
         )
-        # After the reading: what retention took meanwhile was perhaps not read.
+        # After the reading: retention may have taken unread events meanwhile.
         starts = self._log.start_offsets(until)
         rows = []
         for tp, end in until.items():
@@ -277,7 +276,7 @@ class _Audit:
     # -- journals -------------------------------------------------------------------------------------
 
     def _known(self, status: DataFrame, streams: Sequence[str]) -> _Known:
-        """Rows of no transaction: few."""
+        """The status rows of no transaction: few."""
         rows = status.where(
             (F.col("entry") == Entry.ROUND)
             | F.col("entry").isin(Entry.LOW_WATER, Entry.PLAIN) & F.col("stream").isin(*streams)
@@ -306,7 +305,7 @@ class _Audit:
         journal = self._findings.keep(
             events_of.slim(read_records(self._spark, self._connection, spans))
         )
-        # After the reading, too: controllers go on cutting.
+        # After the reading, too: controllers may have cut journals meanwhile.
         of = {journal_topic(stream): stream for stream in streams}
         starts = self._log.start_offsets(ends.journals)
         lows = self._spark.createDataFrame(
@@ -333,7 +332,7 @@ class _Audit:
 
 
 def _cuts(extents: Mapping[str, Extent], begins: Mapping[str, int]) -> dict[str, int]:
-    """Streams whose histories may have lost records, and up to which commit timestamp."""
+    """Streams whose histories may lack records, and up to which commit timestamp."""
     cuts = {stream: each.cut_until for stream, each in extents.items() if each.cut_until >= 0}
     return cuts | {stream: MAX for stream, at in begins.items() if at and stream not in extents}
 
@@ -359,7 +358,7 @@ def _chosen(names: Sequence[str], scope: str, known: Sequence[str]) -> tuple[str
 
 
 def _with_fate(ranges: DataFrame, places: DataFrame) -> DataFrame:
-    """Ranges that were to be read; ``gone``: retention, or a cut of the history, took some of it."""
+    """Ranges to be read; ``gone``: retention, or a cut of the history, took some of them."""
     return (
         ranges.join(places, ["stream", "partition"], "left")
         .where(F.col("until").isNull() | (F.col("end") <= F.col("until")))
@@ -368,7 +367,7 @@ def _with_fate(ranges: DataFrame, places: DataFrame) -> DataFrame:
 
 
 def _gone(ranges: DataFrame) -> tuple[Gone, ...]:
-    """The part of each partition that is out of reach, whoever removed it."""
+    """The events of each partition that are out of reach."""
     places = ranges.where("gone").groupBy("stream", "partition")
     found = places.agg(F.max("floor").alias("low"), F.sum("count").alias("events"))
     rows = found.orderBy("stream", "partition").collect()

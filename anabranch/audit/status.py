@@ -13,7 +13,7 @@ from anabranch.core.rows import Entry
 
 
 def commits_of(ranges: DataFrame) -> DataFrame:
-    """What all histories together say of each transaction."""
+    """Each transaction as all histories together have it."""
     return (
         ranges.where(F.col("txn_id") != F.lit(NO_TXN))
         .groupBy("txn_id")
@@ -40,7 +40,7 @@ def match(
 ) -> DataFrame:
     """Transactions as both logs know them, one row each.
 
-    ``moment``: everything committed up to there is in both. ``all_streams``: there are no others in the scope.
+    ``moment``: all commits up to it are in both. ``all_streams``: the scope has no other streams.
     ``cuts``: streams whose histories may lack COMMIT records up to these timestamps.
     """
     cut = F.lit(-1)
@@ -66,12 +66,12 @@ def match(
                 "has_row": F.col("state").isNotNull(),
                 "has_commit": F.col("told").isNotNull(),
                 "told": F.coalesce("told", F.lit(0)),
-                # Whether all that it committed stands in the streams that are audited.
+                # Whether all its events stand in the audited streams.
                 "all_here": F.lit(all_streams) | F.coalesce("all_here", F.lit(False)),
                 # One-shots have no participants: any stream may have been theirs.
                 "may_be_cut": F.col("timestamp")
                 <= F.coalesce(F.col("cut"), F.lit(max(cuts.values(), default=-1))),
-                "settled": F.coalesce(F.col("committed_by"), F.col("timestamp")) <= F.lit(moment),
+                "decided": F.coalesce(F.col("committed_by"), F.col("timestamp")) <= F.lit(moment),
             }
         )
         .withColumn("fits", F.col("has_row") & (F.col("told") == F.col("committed")))
@@ -79,12 +79,12 @@ def match(
 
 
 def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> None:
-    """``expired_ms``: transactions whose ids were made up to then may be forgotten."""
+    """Check states, times and counts. ``expired_ms``: older transactions (by id) may be forgotten."""
     made_ms = F.conv(F.hex(F.substring("txn_id", 3, 6)), 16, 10).cast("long")
     in_both = F.col("has_row") & F.col("has_commit")
     committed = F.col("state") == "COMMITTED"
     old = F.col("has_commit") & ~F.col("has_row") & (made_ms <= expired_ms)
-    due = F.col("has_row") & committed & F.col("settled") & (F.col("committed") > 0)
+    due = F.col("has_row") & committed & F.col("decided") & (F.col("committed") > 0)
     lacks = due & ~F.col("has_commit")
     counted = due & F.col("has_commit")
     elsewhere = F.col("told") < F.col("committed")

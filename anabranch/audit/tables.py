@@ -1,4 +1,4 @@
-"""History and status log as tables: one row a history record, one a status row (its newest)."""
+"""History and status log as tables: a row for each history record, and for the newest of each status key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LISTS = {
     "sealed": "id int64, end int64",
     "vector": "partition int32, offset int64",
 }
-# ``vector``: the ends that the record tells: of all partitions where ``vector_at`` is -1, else those it moved.
+# ``vector``: the record's ends: of all partitions where ``vector_at`` is -1, else of those that it moved.
 HISTORY = pa.schema(
     [
         *columns(
@@ -146,7 +146,7 @@ def read_status(
 ) -> DataFrame:
     """The newest status rows of a control partition below ``end`` (`STATUS`).
 
-    How far plain writes are committed is told as of ``before``.
+    Plain writes are reported as of ``before``.
     """
     log = open_log(connection)
     try:
@@ -203,7 +203,7 @@ def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
     try:
         row = decode(value)
     except AnabranchError:
-        return  # as if it were not there: what needs it is a breach then
+        return  # as if absent: a check that needs the row reports a breach
     common: dict[str, Any] = {"entry": entry, "txn_id": key[:16]}
     if isinstance(row, TxnRow):
         yield common | {
@@ -228,7 +228,7 @@ def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
 
 
 class Scope(NamedTuple):
-    """A scope: its control partition, its streams, and up to when all its commits are on the log."""
+    """A scope: its control partition, its streams, and a time up to which all its commits are on the log."""
 
     control_partition: int
     streams: tuple[str, ...]
@@ -236,11 +236,11 @@ class Scope(NamedTuple):
 
 
 def find_scope(spark: SparkSession, connection: Connection, log: KafkaLog, scope: str) -> Scope:
-    """What the status log knows of a scope.
+    """The status log's rows of a scope.
 
     Raises:
-        UnknownScope: no such scope.
-        NotReady: there is no status log.
+        UnknownScope: the scope does not exist.
+            NotReady: there is no status log.
     """
     topic = status_topic(connection.prefix)
     found = log.describe_topics([topic]).get(topic)
@@ -248,7 +248,7 @@ def find_scope(spark: SparkSession, connection: Connection, log: KafkaLog, scope
         raise NotReady(
             f"there is no topic {topic}: is the prefix right, and was there a controller?"
         )
-    # First the times, then the rest: so no stream is missed in which something is committed by then.
+    # Times first: so the list has each stream with a commit up to them.
     times = [_hybrid_time(connection, log, p) for p in range(found.partitions)]
     rows = _scope_rows(spark, connection, log, scope, 0)
     served = rows.get(scope_key(scope))
@@ -280,7 +280,7 @@ def _scope_rows(
 
 
 def _hybrid_time(connection: Connection, log: KafkaLog, control_partition: int) -> int:
-    """That of the newest round; 0: there was none."""
+    """The hybrid time of the newest round; 0: there was none."""
     topic = status_topic(connection.prefix)
     tp = TopicPartition(topic, control_partition)
     start, end = log.start_offsets([tp])[tp], log.end_offsets([tp], committed=True)[tp]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def app() -> None:
-    """Runs the command line, and ends the process with one of `anabranch.cli.errors.ExitCode`."""
+    """Run the command line, and end the process with one of `anabranch.cli.errors.ExitCode`."""
     # Imported here: child processes import modules of this package, and need no command line.
     from anabranch.cli.main import app as commands
 

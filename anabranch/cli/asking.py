@@ -1,4 +1,4 @@
-"""What can't be undone is asked for once more."""
+"""The question before a step that can't be undone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from anabranch.errors import InvalidArgument
 
 
 def confirm(warning: str, *, yes: bool) -> None:
-    """Go on only if somebody wants it: with ``--yes``, or by an answer at a terminal.
+    """Return if the user agrees: by ``--yes``, or by an answer at a terminal.
 
-    Raises: InvalidArgument, if nobody can be asked, or says no; nothing was changed.
+    Raises: InvalidArgument, without a terminal or after a no; nothing was changed.
     """
     if yes:
         return

@@ -1,4 +1,4 @@
-"""How an audit's report is shown."""
+"""The audit's report on the screen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show(report: AuditReport, *, as_json: bool) -> None:
-    """On standard output: a table of the checks, and one of the breaches; or JSON."""
+    """Print a table of the checks and one of the breaches; or JSON."""
     from anabranch.audit.report import CHECKS, MOST_EXAMPLES
 
     if as_json:

@@ -17,18 +17,18 @@ Folder = Annotated[
     typer.Option(
         "--folder",
         metavar="DIR",
-        help="Where data is kept, for the next time too (default: a temporary folder).",
+        help="Keep data in this folder for the next time (default: a temporary one).",
         show_default=False,
     ),
 ]
 Port = Annotated[
-    int, typer.Option("--port", min=0, max=65_535, help="Where to listen; 0: any free port.")
+    int, typer.Option("--port", min=0, max=65_535, help="The port to listen on; 0: any free one.")
 ]
 Heap = Annotated[int, typer.Option("--heap", min=128, metavar="MB", help="Most Java heap.")]
 Brokers = Annotated[
     int,
     typer.Option(
-        "--brokers", min=1, max=9, help="So many that replicate, on ports from --port on."
+        "--brokers", min=1, max=9, help="So many brokers that replicate, on ports from --port on."
     ),
 ]
 
@@ -43,7 +43,7 @@ def command(
 ) -> None:
     """Run an embedded Kafka broker until Ctrl-C or SIGTERM.
 
-    The first start fetches it (44 MB). It listens on this machine only, without authentication.
+    The first start fetches it (45 MB). The broker listens on this machine only, without authentication.
     """
     from anabranch.infra.broker import EmbeddedBroker
     from anabranch.infra.cluster import EmbeddedCluster

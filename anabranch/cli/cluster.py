@@ -24,7 +24,7 @@ _TAIL_LINES = 15
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, with which a child finds this same anabranch from any folder."""
+    """This process's environment, so that a child imports this same anabranch from any folder."""
     environment = dict(os.environ)
     here = str(Path(anabranch.__file__).resolve().parents[1])
     others = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p]
@@ -35,10 +35,10 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 class ControllerProcess:
-    """One controller: started, killed and started again under the same name, folder and options."""
+    """One controller process: killed and started again under the same name, folder and options."""
 
     def __init__(self, name: str, options: ControllerOptions, log: Path) -> None:
-        """Nothing is started yet. ``options.status_file`` must be given."""
+        """Starts nothing yet. ``options.status_file`` must be given."""
         self.name = name
         self.options = options
         self.log = log
@@ -48,7 +48,7 @@ class ControllerProcess:
     def inside(
         cls, folder: Path, name: str, bootstrap: str, session_timeout_s: float, **more: Any
     ) -> Self:
-        """One that has its tables, the key, its status and its log in a folder. ``more``: other options of it."""
+        """A controller with its tables, key, status and log in a folder. ``more``: other options of it."""
         from anabranch.processors.config import ControllerOptions
 
         options = ControllerOptions(
@@ -72,7 +72,7 @@ class ControllerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self, module: str = "anabranch.cli") -> None:
-        """Starts it; ``module``: whose command line it is."""
+        """Start it with the command line of ``module``."""
         self.close()
         if self.options.status_file is not None:
             self.options.status_file.unlink(missing_ok=True)
@@ -82,7 +82,7 @@ class ControllerProcess:
         )
 
     def leads(self) -> frozenset[int]:
-        """The control partitions that it says it leads; none if it does not run."""
+        """The control partitions that its status file names; empty if it does not run."""
         status = self.options.status_file
         if status is None or not self.running:
             return frozenset()
@@ -101,7 +101,7 @@ class ControllerProcess:
             self._process.wait(STOP_TIMEOUT_S)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit code, or None if it runs longer than that."""
+        """Its exit code, or None if it runs longer than ``timeout_s``."""
         return self._process.wait(timeout_s) if self._process else None
 
     def terminate(self) -> None:
@@ -110,7 +110,7 @@ class ControllerProcess:
             self._process.terminate()
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that does not help in time."""
+        """SIGTERM, and SIGKILL if it does not end in time."""
         if self._process is not None:
             self._process.terminate()
             if self._process.wait(STOP_TIMEOUT_S) is None:
@@ -118,7 +118,7 @@ class ControllerProcess:
         self.close()
 
     def close(self) -> None:
-        """Ends what still runs, and forgets it."""
+        """End the process if it runs, and forget it."""
         if self._process is not None:
             self._process.close()
             self._process = None
@@ -132,7 +132,7 @@ class ControllerProcess:
             raise ChildFailed(self.failure(f"{self.name} ended with exit code {code}"))
 
     def failure(self, what: str) -> str:
-        """A message with the log's last lines."""
+        """``what``, and the log's last lines."""
         tail = "\n".join(f"  {line}" for line in logs.tail(self.log, _TAIL_LINES))
         return f"{what}\nlast lines of {self.log}:\n{tail}"
 
@@ -140,7 +140,7 @@ class ControllerProcess:
 def await_leader(
     controllers: list[ControllerProcess], partition: int, timeout_s: float
 ) -> ControllerProcess:
-    """The controller that leads the control partition, as soon as one says so.
+    """The controller that leads the control partition, as soon as one reports it.
 
     `ChildFailed` if none does in time, or one ended.
     """

@@ -1,4 +1,4 @@
-"""`anabranch command`: what becomes of the commands that clients send."""
+"""`anabranch command`: the commands that controllers set aside."""
 
 from __future__ import annotations
 

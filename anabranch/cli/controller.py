@@ -1,4 +1,4 @@
-"""`anabranch controller`: runs a controller in the foreground."""
+"""`anabranch controller`: run a controller in the foreground."""
 
 from __future__ import annotations
 
@@ -43,14 +43,16 @@ class Given:
         Path,
         typer.Option(
             metavar="DIR",
-            help="Tables, rebuilt from the log if they are deleted. Not shared with another one.",
+            help="The folder of the tables, for this controller alone. Deleted tables are rebuilt from the log.",
         ),
     ] = Path("anabranch-data")
     key_file: KeyFile = None
     control_partitions: Annotated[
-        int, typer.Option(min=1, max=65_536, help="Of a new cluster's commands.")
+        int, typer.Option(min=1, max=65_536, help="Control partitions of a new cluster.")
     ] = 1
-    replication_factor: Annotated[int, typer.Option(help="Of new topics; -1: the broker's.")] = -1
+    replication_factor: Annotated[
+        int, typer.Option(help="Replicas of new topics; -1: the broker's default.")
+    ] = -1
     session_timeout_s: Annotated[
         float,
         _seconds("session_timeout_s", 1.0, "How long after a crash another controller takes over."),
@@ -69,7 +71,8 @@ class Given:
     max_staged_bytes: Annotated[
         int,
         typer.Option(
-            min=1, help="Of open transactions in journals; beyond it new ones are refused."
+            min=1,
+            help="Most bytes of open transactions in journals; beyond them new ones are refused.",
         ),
     ] = 64 << 30
     chunk_bytes: Annotated[
@@ -80,14 +83,14 @@ class Given:
         _seconds(
             "collate_s",
             0.0,
-            "A stream rolls at most once in this time; what comes sooner is collated.",
+            "A stream rolls at most once in this time; earlier commits are collated.",
         ),
     ] = 0.2
     move_bytes: Annotated[
         int,
         typer.Option(
             min=1,
-            help="What an old open transaction may keep in a journal before it is moved forward.",
+            help="Most bytes that an old open transaction keeps in a journal before it is moved forward.",
         ),
     ] = 256 << 20
     lost_after_s: Annotated[
@@ -113,14 +116,14 @@ class Given:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where to write, as JSON, which control partitions this process leads.",
+            help="A JSON file for the control partitions that this process leads.",
         ),
     ] = None
     http: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where to serve /metrics (Prometheus), /live and /ready (default: nowhere).",
+            help="Serve /metrics (Prometheus), /live and /ready here (default: not at all).",
             show_default=False,
         ),
     ] = None
@@ -152,9 +155,9 @@ def command(given: Given) -> None:
 
 
 def warm(json: Json = False, verbose: Verbose = False) -> None:
-    """Compile all that anabranch compiles, and keep it: when an image is built, say.
+    """Compile all machine code of anabranch ahead of time, for example when an image is built.
 
-    It takes half a minute; a process that finds it starts at once.
+    This takes half a minute; processes that find the code start at once.
     """
     from anabranch.batches import columns_read, columns_write, framing
     from anabranch.batches.kernels import parts as kernel_parts

@@ -30,8 +30,8 @@ def command(
 ) -> None:
     """Run a broker and controllers for local work, until Ctrl-C or SIGTERM.
 
-    Prints the address for ANABRANCH_BOOTSTRAP once both answer. With --folder everything is there
-    again the next time: streams, transactions and the key.
+    Prints the address for ANABRANCH_BOOTSTRAP once both answer. With --folder, streams, transactions and the
+    key are there again the next time.
     """
     from tempfile import TemporaryDirectory
 

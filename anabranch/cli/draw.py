@@ -1,7 +1,7 @@
-"""A picture of a stream: its segments as arms of a river, as its history tells of them. SVG, no dependency.
+"""A picture of a stream as SVG: its history's segments as arms of a river. No dependency.
 
-Keys go down, commits to the right: an epoch is as wide as it has commits to show, so that bursts stay readable;
-seconds are written below.
+Keys go down, commits go right. An epoch is as wide as the commits it shows, so that bursts stay readable; the
+seconds stand below.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ class _Picture:
         return _TOP + position / SPACE * self._depth
 
     def _inside(self, segment: EpochSegment, position: float) -> float:
-        """Where a position is in the band of a segment, which leaves its banks free."""
+        """The place of a key position in a segment's band, which leaves the banks free."""
         top, bottom = self._y(segment.low), self._y(segment.high)
         bank = min(7.0, (bottom - top) * 0.14)
         share = (position - segment.low) / (segment.high - segment.low)
         return top + bank + share * (bottom - top - 2 * bank)
 
     def _span(self, arm: Arm) -> tuple[float, float]:
-        """From where to where an arm flows by itself: between its source and its end."""
+        """Left and right end of an arm's own flow, without its source and its end."""
         first, last = self._bounds[arm.first], self._bounds[arm.last + 1]
         start = first if arm.first == 0 else first + self._gap / 2
         end = last if arm.last == len(self._epochs) - 1 else last - self._gap / 2
@@ -131,7 +131,7 @@ class _Picture:
         return made
 
     def _names(self) -> Iterable[str]:
-        """As much of each segment's name as has room, over the strokes and beside the dots."""
+        """The segments' names, shortened to their room, over the strokes and beside the dots."""
         for arm in self._arms:
             (start, end), s = self._span(arm), arm.segment
             top, bottom = self._inside(s, s.low), self._inside(s, s.high)
@@ -142,7 +142,7 @@ class _Picture:
                     break
 
     def _flows(self) -> Iterable[str]:
-        """What a sealed segment hands on to those that follow it, key range by key range."""
+        """The flow from a sealed segment to each of its successors, by key range."""
         for at in range(1, len(self._epochs)):
             before = [arm for arm in self._arms if arm.last == at - 1]
             after = [arm for arm in self._arms if arm.first == at]
@@ -176,7 +176,7 @@ class _Picture:
         return start + (end - start) * (index + 0.5) / len(self._commits[at])
 
     def _ripples(self) -> Iterable[str]:
-        """A light stroke where a commit brought events; those that would touch are one."""
+        """A light stroke for each commit with events; strokes that would touch are joined."""
         for at, commits in enumerate(self._commits):
             if self._rolled[at]:
                 continue
@@ -196,7 +196,7 @@ class _Picture:
                     )
 
     def _rolled_in(self) -> Iterable[str]:
-        """The transactions that brought an earlier layout back: where their events went, and how many."""
+        """Transactions of a rolling commit: the places of their events, and how many there are."""
         base = _TOP + self._depth
         free = LEFT
         for at, commits in enumerate(self._commits):
@@ -236,7 +236,7 @@ class _Picture:
             f"stroke-width='1.4'/>{dots}</g>"
         )
 
-    # -- what is written around it ----------------------------------------------------------------------
+    # -- title, scales, legend ----------------------------------------------------------------------------
 
     def _borders(self) -> Iterable[str]:
         for at in range(1, len(self._epochs)):
@@ -360,7 +360,7 @@ def _text(
 
 
 def _safe(words: str) -> str:
-    """Escaped, and without what XML can't hold."""
+    """Text escaped, without characters that XML can't hold."""
     return escape("".join(c if c >= " " else " " for c in words))
 
 

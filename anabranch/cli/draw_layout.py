@@ -1,4 +1,4 @@
-"""What is to be drawn of a stream's history: its segments through the epochs, and where each epoch stands."""
+"""The layout of a stream's picture: its segments through the epochs, and the width of each epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anabranch.core.ids import segment_epoch, segment_number
 from anabranch.schemas.records import EpochRecord, EpochSegment
 
 LEFT, RIGHT = 78.0, 46.0  # margins
-NARROW, WIDE = 1080.0, 3200.0  # of the picture; few epochs are stretched, many pressed together
+NARROW, WIDE = 1080.0, 3200.0  # of the picture; few epochs are stretched, many compressed
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ def rolled_of(epochs: Sequence[EpochRecord]) -> list[bool]:
 
 
 def arms_of(epochs: Sequence[EpochRecord], rolled: Sequence[bool]) -> list[Arm]:
-    """All segments, in the order of their opening."""
+    """All segments, in the order in which they open."""
     arms: list[Arm] = []
     open_arms: dict[int, Arm] = {}
     for at, epoch in enumerate(epochs):
@@ -61,7 +61,7 @@ def arms_of(epochs: Sequence[EpochRecord], rolled: Sequence[bool]) -> list[Arm]:
 
 
 def columns_of(counts: Sequence[int]) -> tuple[list[float], float]:
-    """Where each epoch begins (and the last ends), and the width of what flows between two."""
+    """The left edge of each epoch (and the right one of the last), and the width of the flow between two."""
     least = 118.0 if len(counts) <= 10 else 44.0 if len(counts) <= 40 else 16.0
     widths = [least + min(150.0, 9 * sqrt(count)) for count in counts]
     total = sum(widths)

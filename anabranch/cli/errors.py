@@ -1,6 +1,6 @@
-"""How the command line ends: exit codes by what the caller does next, and errors in one line.
+"""Exit codes, sorted by what the caller does next, and errors in one line.
 
-`EXIT_CODES` is what docs/cli.md shows; a test keeps the two in step.
+docs/cli.md shows `EXIT_CODES`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anabranch.errors import (
 
 
 class ExitCode(IntEnum):
-    """What the exit code tells a script."""
+    """The exit codes, for scripts."""
 
     OK = 0
     DIFFERENCE = 1
@@ -36,7 +36,7 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
-# Code: (what it means, what to do). The second is the end of every error line.
+# Code: (meaning, what to do). The second ends every error line.
 EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
     ExitCode.OK: ("done", ""),
     ExitCode.DIFFERENCE: ("a check found a difference", "look at the differences shown"),
@@ -61,26 +61,26 @@ EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
 
 
 class Terminated(BaseException):
-    """SIGTERM came: like KeyboardInterrupt, past every `except Exception`."""
+    """SIGTERM came. Like KeyboardInterrupt, it passes every `except Exception`."""
 
 
 class OutputClosed(Exception):
-    """Who read our output went away: no error, and nothing more to do."""
+    """The reader of our output is gone: no error, and nothing more to do."""
 
 
 class CheckFailed(AnabranchError):
-    """What was checked differs from what was expected; its differences were shown."""
+    """A check found differences, which were shown."""
 
 
 class ChildFailed(AnabranchError):
-    """A process that this one started ended in a way it should not."""
+    """A child process ended unexpectedly."""
 
 
 class NotInstalled(AnabranchError):
-    """A package that only some commands need is not there."""
+    """A package of an extra is missing."""
 
 
-# Packages that only an extra brings: their names as they are imported.
+# Packages that only an extra brings, by their import names.
 _EXTRAS = {
     **dict.fromkeys(("pandas", "py4j", "pyspark"), "spark"),
     "deltalake": "delta",
@@ -98,7 +98,7 @@ class Failure:
 
     @property
     def to_do(self) -> str:
-        """What the user does next."""
+        """The next step for the user."""
         return EXIT_CODES[self.code][1]
 
     def line(self) -> str:
@@ -123,7 +123,7 @@ class Failure:
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The exit code of an exception. What nobody expected is a defect."""
+    """The exit code of an exception. An unknown exception is a defect."""
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     if isinstance(error, Terminated):
@@ -149,7 +149,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
 def _is_environment(error: BaseException) -> bool:
     if isinstance(error, OSError | ChildFailed | NotInstalled):
         return True
-    # Not imported for their own sake: where they were never loaded, nothing can have raised their errors.
+    # Looked up, not imported: an unloaded module can't have raised its errors.
     infra = sys.modules.get("anabranch.infra.errors")
     java = sys.modules.get("anabranch.spark.java")
     return (infra is not None and isinstance(error, infra.InfraError)) or (
@@ -158,7 +158,7 @@ def _is_environment(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What to show of an exception."""
+    """The failure to show for an exception."""
     package = error.name if isinstance(error, ModuleNotFoundError) else None
     if package and (extra := _EXTRAS.get(package.partition(".")[0])):
         error = NotInstalled(

@@ -23,7 +23,7 @@ _KEEPALIVE_S = 60.0
 
 
 class Form(StrEnum):
-    """What becomes of a row."""
+    """The form of an event's value."""
 
     JSON = "json"
     CSV = "csv"
@@ -31,12 +31,15 @@ class Form(StrEnum):
 
 @dataclass(frozen=True)
 class LoadOptions(ClusterOptions):
-    """The shared options; the time is that of a load."""
+    """The shared options, with the timeout of a load."""
 
     timeout: Annotated[
         float,
         typer.Option(
-            "--timeout", metavar="SECONDS", min=1.0, help="Of the commit and of each request."
+            "--timeout",
+            metavar="SECONDS",
+            min=1.0,
+            help="Time limit of the commit and of each request.",
         ),
     ] = 60.0
 
@@ -76,7 +79,7 @@ def command(
     segments: NewSegments = None,
     name: LoadedAs = None,
 ) -> None:
-    """Load CSV files into a stream: all of them at once, or nothing."""
+    """Load CSV files into a stream: all rows at once, or none."""
     from anabranch.cli.load_csv import Events
 
     started = time.monotonic()
@@ -91,7 +94,7 @@ def command(
             result = txn.result
             loaded = result is None
             if result is None:
-                txn.token()  # opened: it is listed, and can be aborted, while it goes on
+                txn.token()  # opened: `txn list` shows it, and an operator can abort it
                 _write(txn, stream, files, events, quiet=options.json)
                 result = txn.commit()
     document = _document(stream, result, len(files) if loaded else 0)
@@ -115,7 +118,7 @@ def _write(
 
 
 def _document(stream: str, result: Result, files: int) -> dict[str, Any]:
-    """``files``: how many were loaded now; 0: it was committed before."""
+    """``files``: how many were loaded now; 0: they were committed before."""
     return {
         "stream": stream,
         "txn_id": result.txn_id.hex(),

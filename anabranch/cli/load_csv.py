@@ -1,8 +1,8 @@
 """CSV files as Arrow batches of events: every column is text.
 
-Arrow reads quickly, but does not say in which line an error is, takes quotes that stand where they mustn't, and
-version 26 cuts some records wrongly that hold line ends. So it gets whole records, and the csv module has the last
-word: it reads the file once more where Arrow fails, or a quote stands oddly.
+Arrow reads fast, but it names no line in its errors, accepts misplaced quotes, and cuts some records with line
+ends wrongly (version 26). So Arrow gets whole records, and the csv module decides: it reads the file again where
+Arrow fails, or a quote is misplaced.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 2 << 20  # Arrow reads up to 32 ahead
 MAX_RECORD_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
-_UNCLOSED = "unexpected end of data"  # what the csv module says
-# A quote has one of these beside it: a comma, a line's end, or another quote.
+_UNCLOSED = "unexpected end of data"  # the csv module's message
+# A bounding or doubled quote has one of these beside it: a comma, a line's end, or another quote.
 _BESIDE_QUOTE = np.isin(np.arange(256), list(b',\r\n"'))
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -39,7 +39,7 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The event of a row: the form of its value, and the columns of its key and its time."""
+    """How rows become events: the form of the value, and the columns of key and time."""
 
     as_json: bool = True
     key: str | None = None
@@ -50,7 +50,7 @@ class CsvFile:
     """An open CSV file with a header row: plain, .gz, or .zip with one CSV file in it."""
 
     def __init__(self, path: Path, raw: IO[bytes], body: IO[bytes], events: Events) -> None:
-        """Made by `opened`."""
+        """Call `opened` instead."""
         self._path = path
         self._raw = raw
         self._body = body
@@ -65,11 +65,11 @@ class CsvFile:
 
     @property
     def done(self) -> int:
-        """How many of ``size`` bytes were read, as the file is stored."""
+        """How many of the stored ``size`` bytes were read."""
         return min(self._raw.tell(), self.size)
 
     def batches(self, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.RecordBatch]:
-        """The rows as `write_batch` takes them. `InvalidArgument` names the line where they are none."""
+        """The rows as `write_batch` takes them. `InvalidArgument` names the line that is no row."""
         import pyarrow as pa
         from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, open_csv
 
@@ -77,7 +77,7 @@ class CsvFile:
             with open_csv(
                 _Source(self._blocks(block_bytes)),
                 ReadOptions(block_size=2 * MAX_RECORD_BYTES),
-                ParseOptions(newlines_in_values=False),  # where it cuts, not what it takes
+                ParseOptions(newlines_in_values=False),  # for cutting blocks only
                 ConvertOptions(default_column_type=pa.string(), strings_can_be_null=False),
             ) as reader:
                 for batch in reader:
@@ -88,7 +88,7 @@ class CsvFile:
             raise InvalidArgument(f"{self._path} can't be read as CSV: {error}") from error
 
     def _blocks(self, block_bytes: int) -> Iterator[bytes]:
-        """Whole records, up to the end, as the csv module would read them."""
+        """Whole records to the file's end, cut as the csv module reads them."""
         rest, given = b"", 0
         while True:
             with _unpacking(self._path):
@@ -125,7 +125,7 @@ class CsvFile:
         yield out.getvalue().encode()
 
     def check(self) -> None:
-        """Read all of the file by the csv module. `InvalidArgument` names the first line that is wrong."""
+        """Read the whole file by the csv module. `InvalidArgument` names the first wrong line."""
         width = len(self.columns)
         column = self._events.timestamp
         for line, row in _rows(self._path):
@@ -163,7 +163,7 @@ class CsvFile:
 
 
 class _Source:
-    """Blocks as a file, whatever size is asked for: Arrow takes each as it is."""
+    """Blocks as a file that ignores the size asked for: Arrow takes each block as it is."""
 
     closed = False
 
@@ -189,14 +189,14 @@ def _record_end(data: bytes) -> int | None:
 
 @contextmanager
 def opened(path: Path, events: Events) -> Iterator[CsvFile]:
-    """A CSV file. `InvalidArgument` if its header, or how it is packed, can't be read."""
+    """A CSV file. `InvalidArgument` if its header or its packing can't be read."""
     with _unpacked(path) as (raw, body):
         yield CsvFile(path, raw, body, events)
 
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """A file as it is stored, and its content, behind a byte order mark."""
+    """A file as stored, and its unpacked content after the byte order mark."""
     suffix = path.suffix.lower()
     with ExitStack() as closing:
         raw = closing.enter_context(path.open("rb"))
@@ -220,7 +220,7 @@ def _unpacking(path: Path) -> Iterator[None]:
         yield
     except InvalidArgument:
         raise
-    except Exception as error:  # zlib, bz2, lzma, struct and others raise what they like
+    except Exception as error:  # zlib, bz2, lzma, struct and others raise many kinds
         raise InvalidArgument(f"{path} can't be unpacked: {error}") from error
 
 
@@ -243,7 +243,7 @@ def _columns(path: Path) -> list[str]:
 
 
 def _rows(path: Path, begin: int = 0) -> Iterator[tuple[int, list[str]]]:
-    """The records from a byte on by the csv module, each with the number of its first line, from 1."""
+    """The csv module's records from a byte on, each with its first line's number, from 1."""
     with _unpacked(path) as (_, body):
         if begin:
             body.seek(begin, io.SEEK_CUR)
@@ -279,7 +279,7 @@ def _lines(path: Path, body: IO[bytes]) -> Iterator[str]:
         number += 1
 
 
-# -- what becomes of a row --------------------------------------------------------------------------------
+# -- a row's event ---------------------------------------------------------------------------------------
 
 
 def _json_of(columns: list[str], fields: list[pa.Array]) -> pa.Array:
@@ -304,7 +304,9 @@ def _csv_of(columns: list[str], fields: list[pa.Array]) -> pa.Array:
             doubled = pc.replace_substring(field, '"', '""')
             special = pc.match_substring_regex(field, '[,"\r\n]')
             if len(columns) == 1:
-                special = pc.or_(special, pc.equal(field, ""))  # else the row would be no line
+                special = pc.or_(
+                    special, pc.equal(field, "")
+                )  # else the row would be an empty line
             inside = pc.binary_join_element_wise('"', doubled, '"', "")
             field = pc.if_else(special, inside, field)
         quoted.append(field)
@@ -317,9 +319,9 @@ def _content(field: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def parse_time(text: str) -> int:
-    """Unix milliseconds of ISO 8601 (UTC unless it says otherwise), or of a number of them.
+    """Unix milliseconds from ISO 8601 (UTC unless the text has a zone) or from a number.
 
-    A number below 10^11 is taken for seconds. ValueError for anything else.
+    A number below 10^11 is taken as seconds. ValueError for any other text.
     """
     text = text.strip()
     try:

@@ -1,6 +1,6 @@
 """The tree of commands, and the one place where their errors end.
 
-Everything heavy that a command needs is imported inside it: `anabranch --help` must be quick.
+Each command imports its heavy modules itself: `anabranch --help` must be quick.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from anabranch.cli.options import App
 
 
 class Commands(TyperGroup):
-    """The root group: errors become one line and an exit code, never a traceback (but with -v)."""
+    """The root group: errors become one line and an exit code, and a traceback only with -v."""
 
     def main(
         self,
@@ -54,7 +54,7 @@ class Commands(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Runs a command and exits."""
+        """Run a command and exit."""
         given = list(sys.argv[1:] if args is None else args)
         if {"-v", "--verbose"} & set(given):
             logging.basicConfig(level=logging.INFO)
@@ -69,14 +69,14 @@ class Commands(TyperGroup):
 
 
 def _end(error: BaseException, given: Sequence[str]) -> int:
-    """Shows an error; the exit code."""
+    """Show an error; returns the exit code."""
     as_json = "--json" in given
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else ExitCode.DIFFERENCE
     if isinstance(error, typer.Exit):
         return error.exit_code
     if isinstance(error, OutputClosed):
-        # Closing standard output at exit must not complain once more.
+        # Closing standard output at exit must not raise again.
         sys.stdout = None
         return ExitCode.OK
     if isinstance(error, typer.TyperException):
@@ -93,9 +93,9 @@ def _end(error: BaseException, given: Sequence[str]) -> int:
 
 
 def _end_usage(error: typer.TyperException, *, as_json: bool) -> int:
-    """A call that the parser refuses: what is wrong, and where the help is."""
+    """Show why the parser refuses a call, and where the help is; returns the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":
-        # The help is on the screen already, and this is what may be left of it.
+        # The help is on the screen already; this is the rest of it.
         sys.stderr.write(error.format_message().strip())
         return ExitCode.USAGE
     message = " ".join(error.format_message().split())
@@ -108,7 +108,7 @@ def _end_usage(error: typer.TyperException, *, as_json: bool) -> int:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM unwinds the stack as Ctrl-C does, so that everything started is stopped."""
+    """Raise `Terminated` at SIGTERM, so that everything started is stopped, as by Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""The options that many commands share, spelled once, and how a command takes them all as one argument."""
+"""The options that many commands share, and how a command takes them all as one argument."""
 
 from __future__ import annotations
 
@@ -63,13 +63,15 @@ Json = Annotated[
 ]
 Yes = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="Don't ask; needed where nobody is at a terminal."),
+    typer.Option("--yes", "-y", help="Don't ask; needed without a terminal."),
 ]
 Verbose = Annotated[
     bool,
     typer.Option("--verbose", "-v", help="Show the traceback of an error."),
 ]
-Into = Annotated[str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="Where to.")]
+Into = Annotated[
+    str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", help="The stream to write to.")
+]
 NewSegments = Annotated[
     int | None,
     typer.Option("--segments", min=1, help="Create the stream first, with so many segments."),
@@ -93,7 +95,7 @@ KeyFile = Annotated[
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """The options of every command that asks a cluster."""
+    """The options of every command that talks to a cluster."""
 
     bootstrap: Bootstrap = None
     prefix: Prefix = DEFAULT_PREFIX
@@ -103,13 +105,13 @@ class ClusterOptions:
     verbose: Verbose = False
 
     def target(self) -> Target:
-        """The cluster that they describe. `InvalidArgument` if they don't."""
+        """The cluster of these options. `InvalidArgument` if they name none."""
         from anabranch.cli import session
 
         return session.target_of(self.bootstrap, self.prefix, self.timeout, self.kafka)
 
     def client(self) -> AbstractContextManager[Client]:
-        """A client of that cluster, for the time of a command."""
+        """A client of that cluster, for one command."""
         from anabranch.cli import session
 
         return session.connected(self.target())
@@ -121,7 +123,7 @@ class App(typer.Typer):
     def command(
         self, name: str | None = None, **settings: Any
     ) -> Callable[[CommandFunctionType], CommandFunctionType]:
-        """Register a command. The options of its dataclasses come after its own."""
+        """Register a command. Options of its dataclasses follow its own."""
         register = super().command(name, **settings)
 
         def add(function: CommandFunctionType) -> CommandFunctionType:
@@ -132,7 +134,7 @@ class App(typer.Typer):
 
 
 def _spread(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as typer can read it: with the fields of its dataclasses in their stead."""
+    """The function in a form that typer reads: the dataclasses' fields take the dataclasses' place."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
 

@@ -1,4 +1,4 @@
-"""Tables, JSON and progress: what commands print, in one place."""
+"""Tables, JSON and progress, as all commands print them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def print_json(document: object) -> None:
-    """One JSON document (or one line of a stream of them) on standard output."""
+    """Print one JSON document, or one line of a stream of them."""
     print_line(json.dumps(document, ensure_ascii=False))
 
 
 def print_result(document: object, line: str, *, as_json: bool) -> None:
-    """The document as JSON, or the line that says the same for people."""
+    """Print the document as JSON, or the line that says the same for people."""
     if as_json:
         print_json(document)
     else:
@@ -30,9 +30,9 @@ def print_result(document: object, line: str, *, as_json: bool) -> None:
 
 
 def print_line(text: str) -> None:
-    """A plain line on standard output, not wrapped.
+    """Print a plain, unwrapped line.
 
-    `OutputClosed` if nobody reads it any more (``anabranch read ... | head``).
+    `OutputClosed` if its reader is gone (``anabranch read ... | head``).
     """
     try:
         sys.stdout.write(text + "\n")
@@ -52,13 +52,13 @@ def console(*, to_stderr: bool = False) -> Console:
     from rich.console import Console
 
     file = sys.stderr if to_stderr else sys.stdout
-    # A table in a file or pipe is not cut to the width of a terminal that nobody looks at.
+    # A table in a file or pipe is not cut to a terminal's width.
     width = None if file.isatty() else 200
     return Console(file=file, width=width, highlight=False)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table; numbers are set to the right."""
+    """Print a table, numbers to the right."""
     from rich.table import Table
     from rich.text import Text
 
@@ -73,7 +73,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def show_cell(value: object) -> str:
-    """A value in a table."""
+    """The text of a table's value."""
     if value is None:
         return "-"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -84,7 +84,7 @@ def show_cell(value: object) -> str:
 
 
 def progress_bar(*, quiet: bool) -> Progress:
-    """A progress bar on standard error; it shows nothing if ``quiet`` or without a terminal."""
+    """A progress bar on standard error; hidden if ``quiet`` or without a terminal."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -105,7 +105,7 @@ def progress_bar(*, quiet: bool) -> Progress:
 
 
 def put_bytes(document: dict[str, Any], name: str, data: bytes | None) -> None:
-    """``name`` as text; what is no UTF-8 becomes ``name_base64`` instead."""
+    """Add ``name`` as text, or ``name_base64`` if the bytes are no UTF-8."""
     try:
         document[name] = None if data is None else data.decode("utf-8")
     except UnicodeDecodeError:
@@ -113,7 +113,7 @@ def put_bytes(document: dict[str, Any], name: str, data: bytes | None) -> None:
 
 
 def time_text(unix_ms: int) -> str | None:
-    """Unix milliseconds as ISO 8601 in UTC; None for 0, which stands for "not yet"."""
+    """Unix milliseconds as ISO 8601 in UTC; None for 0, which means "not yet"."""
     if not unix_ms:
         return None
     return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from anabranch import Committed, Event
 
 _CONNECT_TIMEOUT_S = 30.0
-_MOST_DIGITS = 100  # of what is taken for a number
+_MOST_DIGITS = 100  # of a number
 
 
 class From(StrEnum):
-    """Where a group that has no position yet begins."""
+    """The start of a group without a position."""
 
     BEGIN = "begin"
     END = "end"
@@ -54,7 +54,8 @@ def command(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="End after so many.")
+        int | None,
+        typer.Option("--limit", "-n", min=1, help="End after so many events (or transactions)."),
     ] = None,
     timeout: Annotated[
         float | None,
@@ -62,7 +63,7 @@ def command(
             "--timeout",
             metavar="SECONDS",
             min=0.1,
-            help="End when nothing came for so long (default: wait for ever).",
+            help="End after so long without an event (default: never).",
         ),
     ] = None,
     bootstrap: Bootstrap = None,
@@ -102,7 +103,7 @@ def command(
 
 
 def moment_of(text: str) -> int | datetime | None:
-    """What `--at` says: a hybrid time, a moment, or None for now. `InvalidArgument` if it is none of them."""
+    """The moment of `--at`: a hybrid time, a time, or None for now. Else `InvalidArgument`."""
     if text == "now":
         return None
     if text.isdecimal() and len(text) < _MOST_DIGITS:
@@ -116,7 +117,7 @@ def moment_of(text: str) -> int | datetime | None:
 
 
 def event_document(event: Event) -> dict[str, Any]:
-    """An event as JSON; bytes that are no UTF-8 go into fields that end in _base64."""
+    """An event as JSON; bytes that are no UTF-8 go into fields with the suffix _base64."""
     document: dict[str, Any] = {"stream": event.stream}
     put_bytes(document, "key", event.key)
     put_bytes(document, "value", event.value)
@@ -156,7 +157,7 @@ def transaction_document(committed: Committed) -> dict[str, Any]:
 
 
 def transaction_line(committed: Committed) -> str:
-    """A whole transaction for people: when, which, and how many events."""
+    """A whole transaction for people: its time, its id, and its number of events."""
     name = committed.txn_id.hex() if committed.txn_id else "plain writes"
     count = len(committed.events)
     return f"{to_text(committed.commit_timestamp)}\t{name}\t{count:,} events"

@@ -13,7 +13,7 @@ def segment_name(id_: int) -> str:
 
 
 def parse_segment(text: str) -> int:
-    """The id of a segment given as number@epoch, or as the id itself. `InvalidArgument` if it is neither."""
+    """The id of a segment given as number@epoch, or as the id itself. Else `InvalidArgument`."""
     number, at, epoch = text.partition("@")
     try:
         if not at:
@@ -30,7 +30,7 @@ def parse_segment(text: str) -> int:
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """(low, high) of ``LOW:HIGH``, hexadecimal with 0x or decimal. `InvalidArgument` if it is no range."""
+    """(low, high) of ``LOW:HIGH``, hexadecimal with 0x or decimal. Else `InvalidArgument`."""
     low, _, high = text.partition(":")
     try:
         found = int(low, 0), int(high, 0)

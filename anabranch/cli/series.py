@@ -1,4 +1,4 @@
-"""`anabranch series`: where numbered commits stand, and to let them stand elsewhere."""
+"""`anabranch series`: list numbered commits' series, and move one."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def set_series(
     scope: Scope,
     series: Annotated[str, typer.Argument(metavar="SERIES", help="The series' name.")],
     number: Annotated[
-        int, typer.Argument(metavar="NUMBER", min=-1, help="Where it stands from now on.")
+        int, typer.Argument(metavar="NUMBER", min=-1, help="Its latest number from now on.")
     ],
     yes: Yes = False,
     key_file: KeyFile = None,
 ) -> None:
-    """Let a series stand at a number: the next commit must have a higher one (-1: any).
+    """Move a series to a number: the next commit must have a higher one (-1: any).
 
-    For a series that somebody moved, by mistake or not. Set back too far, numbers are committed twice; set too
-    far, the numbers up to there are never committed. Needs the controllers' key file, as txn abort does.
+    For a series that was moved, by mistake or not. Set too low, numbers are committed twice; set too
+    high, the numbers up to there are never committed. Needs the controllers' key file, as txn abort does.
     """
     from anabranch.cli.txn import operator_key
 

@@ -1,4 +1,4 @@
-"""From options to a connected client: the one seam between the commands and the library."""
+"""From options to a connected client: the only way from the commands to the library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_BOOTSTRAP = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which cluster to talk to, and how."""
+    """The cluster to talk to, and the connection's options."""
 
     bootstrap: str
     prefix: str
@@ -33,7 +33,7 @@ class Target:
 def target_of(
     bootstrap: str | None, prefix: str, timeout: float, kafka: Sequence[str] | None
 ) -> Target:
-    """The target that the shared options describe. `InvalidArgument` if they don't."""
+    """The target of the shared options. `InvalidArgument` if they name none."""
     return Target(need_bootstrap(bootstrap), prefix, timeout, parse_kafka(kafka))
 
 
@@ -45,14 +45,14 @@ def need_bootstrap(bootstrap: str | None) -> str:
 
 
 def parse_kafka(settings: Sequence[str] | None, option: str = "--kafka") -> dict[str, str]:
-    """``["a.b=c", "@settings.properties"]`` as a mapping. `InvalidArgument` for what is neither."""
+    """``["a.b=c", "@settings.properties"]`` as a mapping. `InvalidArgument` for any other form."""
     found: dict[str, str] = {}
     for setting in settings or ():
         lines = _lines_of(setting[1:]) if setting.startswith("@") else [setting]
         for line in lines:
             name, equals, value = line.partition("=")
             if not equals or not name.strip():
-                # It is not shown whole: it may hold a secret.
+                # The message shows a part only: the rest may hold a secret.
                 begin = name.split()[0] if name.split() else ""
                 raise InvalidArgument(
                     f"{option} {begin!r} is not of the form NAME=VALUE, nor @FILE"
@@ -72,11 +72,11 @@ def _lines_of(path: str) -> list[str]:
 
 @contextmanager
 def connected(target: Target) -> Iterator[Client]:
-    """A client for the time of a command."""
+    """A client for one command."""
     import anabranch
 
     if not logging.getLogger().handlers:
-        # Nobody asked for logs (-v does): an error is one line, not what librdkafka says meanwhile.
+        # Logs are for -v: an error is one line, without librdkafka's messages.
         logging.getLogger("anabranch").setLevel(logging.CRITICAL)
     with anabranch.connect(
         target.bootstrap, prefix=target.prefix, timeout=target.timeout, config=target.kafka

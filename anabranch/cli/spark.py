@@ -1,4 +1,4 @@
-"""`anabranch spark`: pipelines on Spark. Whatever needs PySpark is imported inside the commands."""
+"""`anabranch spark`: pipelines on Spark. Only the commands import PySpark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Master = Annotated[
     typer.Option(
         "--master",
         metavar="URL",
-        help="Where Spark runs, as it spells it (default: what it is configured for, else local[*]).",
+        help="Spark's master URL (default: the one that Spark is configured for, else local[*]).",
         show_default=False,
     ),
 ]
@@ -55,7 +55,7 @@ JobTimeout = Annotated[
         "--timeout",
         metavar="SECONDS",
         min=0.1,
-        help="Of each request to the cluster, not of the job.",
+        help="Time limit of each request to the cluster, not of the job.",
     ),
 ]
 JOB_TIMEOUT_S = 60.0
@@ -63,7 +63,7 @@ JOB_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class _SparkOptions:
-    """Which Spark, and how."""
+    """The Spark to run on, and its settings."""
 
     master: Master = None
     conf: Conf = None
@@ -81,8 +81,8 @@ class JobOptions(
         """A session of Spark, quiet unless ``verbose``.
 
         Raises:
-            ModuleNotFoundError: PySpark is not there.
-            NoJdk: there is no JDK for it.
+            ModuleNotFoundError: PySpark is missing.
+                NoJdk: Spark finds no JDK 17 or later.
         """
         from anabranch.spark import spark_session
 
@@ -101,9 +101,9 @@ class JobOptions(
         return spark
 
     def connection(self) -> Connection:
-        """The cluster that they describe. `InvalidArgument` if they don't; `NotReady`: it is not there.
+        """The cluster of the options. `InvalidArgument` if they name none; `NotReady`: it does not answer.
 
-        It is asked before Spark starts, which takes long.
+        The cluster is asked first, because Spark takes long to start.
         """
         from anabranch.client.connect import reader_ports
         from anabranch.spark.options import Connection
@@ -130,7 +130,7 @@ def audit(
             "--stream",
             "-s",
             metavar="SCOPE/STREAM",
-            help="What to audit, of one scope; a scope alone: all its streams. May be repeated.",
+            help="A stream to audit, or a scope for all its streams; of one scope. May be repeated.",
         ),
     ],
     at: At = None,
@@ -139,7 +139,7 @@ def audit(
         typer.Option("--report", metavar="FILE", help="Write the report there too, as JSON."),
     ] = None,
     complete: Annotated[
-        bool, typer.Option("--complete", help="What is not checkable makes the exit code 1, too.")
+        bool, typer.Option("--complete", help="Exit with 1 also if something is not checkable.")
     ] = False,
 ) -> None:
     """Prove from the log that streams hold what was committed, once, in order, and nothing else."""

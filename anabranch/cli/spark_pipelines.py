@@ -1,4 +1,4 @@
-"""`anabranch spark load`, `export` and `compact`: from options to the pipelines, and what they say."""
+"""`anabranch spark load`, `export` and `compact`: from options to the pipelines, and their output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Stream = Annotated[str, typer.Option("--stream", "-s", metavar="SCOPE/STREAM", h
 
 
 class FileForm(StrEnum):
-    """What Spark reads itself."""
+    """File formats that Spark reads itself."""
 
     CSV = "csv"
     JSON = "json"
@@ -35,7 +35,7 @@ class FileForm(StrEnum):
 
 
 class ValueForm(StrEnum):
-    """What becomes of a row."""
+    """The form of an event's value."""
 
     JSON = "json"
     AVRO = "avro"
@@ -43,14 +43,14 @@ class ValueForm(StrEnum):
 
 
 class TableForm(StrEnum):
-    """What an export writes."""
+    """File formats of an export."""
 
     PARQUET = "parquet"
     DELTA = "delta"
 
 
 class Whole(StrEnum):
-    """What a micro-batch is made of."""
+    """The units of a micro-batch."""
 
     WHOLE = "whole"
     SPLIT = "split"
@@ -61,19 +61,19 @@ def load(
     options: JobOptions,
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE...", help="Files, folders or patterns, wherever Spark reads."),
+        typer.Argument(metavar="FILE...", help="Files, folders or patterns that Spark reads."),
     ],
     stream: Into,
     form: Annotated[
         FileForm,
-        typer.Option("--format", help="Of the files. CSV files have a header row."),
+        typer.Option("--format", help="The files' format. CSV files have a header row."),
     ] = FileForm.CSV,
     schema: Annotated[
         str | None,
         typer.Option(
             "--schema",
             metavar="DDL",
-            help="The files' columns, such as 'id BIGINT, name STRING' (default: what they say; "
+            help="The files' columns, such as 'id BIGINT, name STRING' (default: from the files; "
             "CSV: texts).",
         ),
     ] = None,
@@ -82,7 +82,7 @@ def load(
         typer.Option(
             "--read-option",
             metavar="NAME=VALUE",
-            help="Of Spark's reader, such as sep=; or encoding=ISO-8859-1. May be repeated.",
+            help="An option of Spark's reader, such as sep=; or encoding=ISO-8859-1. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -119,7 +119,7 @@ def load(
     segments: NewSegments = None,
     name: LoadedAs = None,
 ) -> None:
-    """Load files into a stream with Spark: all of them at once, or nothing."""
+    """Load files into a stream with Spark: all rows at once, or none."""
     place = options.connection()
     reader = parse_kafka(read_option, "--read-option")
     spark = options.session("anabranch load")
@@ -145,11 +145,13 @@ def export(
     stream: Annotated[
         list[str],
         typer.Option(
-            "--stream", "-s", metavar="SCOPE/STREAM", help="What to export. May be repeated."
+            "--stream", "-s", metavar="SCOPE/STREAM", help="A stream to export. May be repeated."
         ),
     ],
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where the files go.")],
-    form: Annotated[TableForm, typer.Option("--format", help="Of the files.")] = TableForm.PARQUET,
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="The folder for the files.")],
+    form: Annotated[
+        TableForm, typer.Option("--format", help="The files' format.")
+    ] = TableForm.PARQUET,
     partition_by: Annotated[
         str | None,
         typer.Option(
@@ -167,13 +169,16 @@ def export(
     once: Annotated[
         bool,
         typer.Option(
-            "--once/--continuous", help="What is there now, then end; or go on until Ctrl-C."
+            "--once/--continuous", help="Export what is there now, then end; or go on until Ctrl-C."
         ),
     ] = True,
     interval: Annotated[
         float,
         typer.Option(
-            "--interval", metavar="SECONDS", min=0.0, help="Between micro-batches of --continuous."
+            "--interval",
+            metavar="SECONDS",
+            min=0.0,
+            help="Seconds between micro-batches of --continuous.",
         ),
     ] = 1.0,
     transactions: Annotated[
@@ -196,7 +201,7 @@ def export(
         typer.Option(
             "--checkpoint",
             metavar="DIR",
-            help="Where the position is kept (default: DIR/_checkpoint of --to).",
+            help="The folder of the position (default: DIR/_checkpoint of --to).",
             show_default=False,
         ),
     ] = None,
@@ -204,11 +209,11 @@ def export(
         bool,
         typer.Option(
             "--strict/--lossy",
-            help="Where retention removed events before they were exported: end, or go on without.",
+            help="If retention removed events before they were exported: end, or go on without.",
         ),
     ] = True,
 ) -> None:
-    """Export what is committed to files, whole transactions, each once; the next call goes on."""
+    """Export committed transactions to files, each once and whole; the next call goes on."""
     place = options.connection()
     spark = options.session("anabranch export")
     from anabranch.spark.pipelines.export import Pace, Shape
@@ -273,7 +278,7 @@ def compact(
     print_result(_document(compacted, _COMPACTED), _compact_line(compacted), as_json=options.json)
 
 
-# -- what they say ---------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------------
 
 
 def _words(text: str | None) -> tuple[str, ...]:
@@ -281,7 +286,7 @@ def _words(text: str | None) -> tuple[str, ...]:
 
 
 def _progress(*, quiet: bool) -> Callable[[Batch], None] | None:
-    """A line for each micro-batch, on standard error."""
+    """Print a line for each micro-batch on standard error."""
     if quiet:
         return None
 
@@ -296,7 +301,7 @@ _COMPACTED = ("stream", "at", "to", "txn_id", "already_committed", "events", "ke
 
 
 def _document(done: Loaded | Compacted, names: Sequence[str]) -> dict[str, Any]:
-    """As JSON, the fields in this order."""
+    """The fields of these names as JSON, in their order."""
     return {name: getattr(done, name) for name in names} | {"txn_id": _hex(done.txn_id)}
 
 

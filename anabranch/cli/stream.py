@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 app = App(no_args_is_help=True, help="Create, list, describe, scale, draw and forget streams.")
 StreamName = Annotated[str, typer.Argument(metavar="SCOPE/STREAM", help="The stream.")]
-Last = Annotated[int, typer.Option("--last", min=1, help="Of the history, only so many epochs.")]
+Last = Annotated[int, typer.Option("--last", min=1, help="Draw only so many epochs, the latest.")]
 
 
 @app.command("create")
@@ -50,7 +50,7 @@ def create(
 ) -> None:
     """Create a stream, and its scope if that is new.
 
-    A stream that exists with as many segments and the same settings is left as it is.
+    A stream that exists with as many segments and the same settings stays as it is.
     """
     settings = parse_kafka(setting, "--setting")
     with options.client() as client:
@@ -74,7 +74,7 @@ def describe(
     options: ClusterOptions,
     stream: StreamName,
     epochs: Annotated[
-        bool, typer.Option("--epochs", "-e", help="Its epochs too, as the history tells of them.")
+        bool, typer.Option("--epochs", "-e", help="Its epochs too, from the history.")
     ] = False,
     last: Last = 200,
 ) -> None:
@@ -142,9 +142,9 @@ def scale(
         ),
     ] = None,
 ) -> None:
-    """Change the segments of a stream, while transactions are open; nothing waits for them.
+    """Change the segments of a stream. Open transactions go on.
 
-    Either --segments, or by hand --seal and --range, which have to cover exactly the same keys.
+    Give --segments; or --seal and --range, which have to cover exactly the same keys.
     """
     sealed = [parse_segment(each) for each in seal or ()]
     opened = [parse_range(each) for each in ranges or ()]
@@ -168,7 +168,7 @@ def draw_stream(
             "--output",
             "-o",
             metavar="FILE",
-            help="Where to write it (default: standard output).",
+            help="The SVG file (default: standard output).",
             show_default=False,
         ),
     ] = None,
@@ -179,7 +179,7 @@ def draw_stream(
     from anabranch.cli.draw import draw
 
     with options.client() as client:
-        client.describe(stream)  # says so if there is no such stream
+        client.describe(stream)  # raises if the stream does not exist
     past = history.read_history(options.target(), stream, last=last)
     picture = draw(past.epochs, past.commits, f"Stream {stream}")
     if output is not None:
@@ -210,12 +210,12 @@ def recover(options: ClusterOptions, stream: StreamName) -> None:
 
 @app.command("forget")
 def forget(options: ClusterOptions, stream: StreamName, yes: Yes = False) -> None:
-    """Take a LOST stream away for good, so that its name can be used again.
+    """Remove a LOST stream for good, so that its name can be used again.
 
-    What is left of its topics is deleted. Refused for a stream that is not LOST, and while a transaction that is
-    not over has a part in it: settle that first.
+    Deletes the rest of its topics. Refused for a stream that is not LOST, and while a transaction that is not
+    over has a part in it: settle that first.
     """
-    connecting = options.client()  # refuses wrong options before it asks
+    connecting = options.client()  # wrong options are refused before the question
     confirm(f"All that is left of {stream} and its topics will be deleted for good.", yes=yes)
     with connecting as client:
         client.forget_stream(stream)

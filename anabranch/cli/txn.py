@@ -32,7 +32,7 @@ def list_transactions(
     ] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
 ) -> None:
-    """List transactions: the open ones, the oldest first, or all that are still known, the newest first."""
+    """List transactions: open ones, the oldest first; or all that are kept, the newest first."""
     with options.client() as client:
         found = list(client.transactions(scope=scope, finished=finished, limit=limit))
     if options.json:
@@ -61,9 +61,8 @@ def describe(options: ClusterOptions, txn: TxnIdText) -> None:
 def abort(options: ClusterOptions, txn: TxnIdText, key_file: KeyFile = None) -> None:
     """Abort an open transaction, as an operator.
 
-    Only a token allows that, and only who holds the controllers' key file can make one for an id:
-    run this where the key file is, or give it with --key-file. Programs that hold the
-    transaction's token call client.abort(token) instead.
+    An abort needs a token, and only the controllers' key file can make one for an id: run this where the key file
+    is, or give it with --key-file. Programs that hold the transaction's token call client.abort(token) instead.
     """
     txn_id = parse_txn_text(txn)
     key = operator_key(key_file)
@@ -79,15 +78,15 @@ def settle(
     yes: Yes = False,
     key_file: KeyFile = None,
 ) -> None:
-    """End a transaction whose merge can't go on, as one of its streams is LOST: it is aborted in all of them.
+    """End a transaction whose merge can't go on because a stream of it is LOST: abort it in all its streams.
 
-    For a big transaction in FINALIZE_IN_PROGRESS that has a part in a LOST stream, and no other. Consumers that
-    read the topics of its other streams plainly may have seen events of it, and go on seeing them; snapshots,
-    ordered readers and Spark never do. Needs the controllers' key file, as abort does.
+    Only for a big transaction in FINALIZE_IN_PROGRESS with a part in a LOST stream. Consumers that read the
+    topics of its other streams directly may have seen events of it, and keep seeing them; snapshots, ordered
+    readers and Spark never do. Needs the controllers' key file, as abort does.
     """
     txn_id = parse_txn_text(txn)
     key = operator_key(key_file)
-    connecting = options.client()  # refuses wrong options before it asks
+    connecting = options.client()  # wrong options are refused before the question
     confirm(
         f"Transaction {txn_id.hex()} will be aborted in all its streams for good. Events of it that stand in their "
         "topics stay there for consumers that read them plainly.",
@@ -99,7 +98,7 @@ def settle(
 
 
 def _operator_token(client: Client, txn_id: bytes, key: bytes) -> bytes:
-    """The transaction's token, made anew."""
+    """A token of the transaction, made with the controllers' key."""
     from anabranch.core.tokens import Token, operator_proof, sign
 
     info = client.state(txn_id)
@@ -108,7 +107,7 @@ def _operator_token(client: Client, txn_id: bytes, key: bytes) -> bytes:
 
 
 def operator_key(key_file: Path | None) -> bytes:
-    """The controllers' key; never makes one, for a new key would sign for nobody."""
+    """The controllers' key. Never makes one: controllers would refuse its tokens."""
     from anabranch.processors.keyfile import key_path, load_or_create
 
     path = key_path(key_file)

@@ -1,1 +1,1 @@
-"""What users import; everything public is exported by `anabranch` itself."""
+"""The client's parts. `anabranch` itself exports all that is public."""

@@ -1,4 +1,4 @@
-"""Arrow tables as columns of events, checked. pyarrow is imported only here, as it is asked for."""
+"""Arrow tables as checked columns of events. Only this module imports pyarrow, at the first `write_batch`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MOST_MS = (1 << 63) - 1
 
 
 def columns_of(batch: pa.RecordBatch | pa.Table) -> list[EventColumns]:
-    """A batch or table in pieces of some 10,000 rows, without a copy of their bytes; empty ones are left out.
+    """Cut a batch or table into pieces of some 10,000 rows, without a copy; empty pieces are left out.
 
     Raises:
-        InvalidArgument: a column, type or field that `Handle.write_batch` does not take, by name.
+        InvalidArgument: names the column, type or field that `Handle.write_batch` does not take.
     """
     import pyarrow as pa
 
@@ -90,7 +90,7 @@ def _bytes(array: pa.Array, name: str, *, text_only: bool = False) -> BytesColum
 
 
 def _spans(array: pa.Array, buffer: Any, wide: bool, name: str) -> tuple[Numbers, Numbers]:
-    """Where each row's part starts, and its size; -1: null."""
+    """Start and size of each row's bytes; size -1: null."""
     if not len(array):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     whole = np.frombuffer(buffer, dtype=np.int64 if wide else np.int32)
@@ -134,7 +134,7 @@ def _headers(array: pa.Array) -> HeadersColumn:
     values = _bytes(pairs.field("value"), "headers.value")
     taken = np.zeros(len(pairs), dtype=np.bool_)
     if array.null_count:
-        # What lies under a null may be anything.
+        # The bytes under a null may be anything.
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
             taken[start : start + count] = True
     elif len(starts):
@@ -146,7 +146,7 @@ def _headers(array: pa.Array) -> HeadersColumn:
 
 
 def _check_names(names: BytesColumn, taken: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
-    """`InvalidArgument` for a name that is null, no UTF-8, or reserved."""
+    """Raise `InvalidArgument` for a name that is null, no UTF-8, or reserved."""
     starts, sizes = names.starts[taken], names.sizes[taken]
     if (sizes < 0).any():
         raise InvalidArgument("column 'headers': a header without a key")

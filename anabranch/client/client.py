@@ -1,4 +1,4 @@
-"""The client: everything starts here, with `connect`."""
+"""The client that `anabranch.connect` makes."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 class Client(Reading):
-    """A connection to the controllers of a cluster. Thread-safe; not to be used in a forked child.
+    """A connection to the controllers of a cluster. Thread-safe; a forked child can't use it.
 
-    Calls without a ``timeout`` of their own end after the client's, in seconds. Made by `anabranch.connect`.
+    Made by `anabranch.connect`. Calls without a ``timeout`` end after the client's own, in seconds.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Client(Reading):
         one_shot_bytes: int = DEFAULT_ONE_SHOT_BYTES,
         threads: bool = True,
     ) -> None:
-        """``threads`` False: no heartbeats by themselves: drive `heart` (the simulator does)."""
+        """``threads`` False: no thread sends heartbeats; the caller drives `heart`, as the simulator does."""
         if not 0 < timeout < 1e9:
             raise InvalidArgument(f"timeout {timeout!r}: seconds above 0")
         if not 0 <= one_shot_bytes <= 1 << 30:
@@ -86,13 +86,13 @@ class Client(Reading):
             self.close()
 
     def _deadline(self, timeout: float | None) -> float:
-        """When a call ends that begins now. `NotForkSafe`, `IllegalState`: it can't begin."""
+        """The monotonic second at which a call that begins now ends. Raises: `NotForkSafe`, `IllegalState`."""
         self._shared.check()
         return self._shared.deadline(timeout)
 
     @property
     def heart(self) -> Heart:
-        """The heartbeats, for who drives them step by step."""
+        """The heartbeats, for a caller that drives them step by step."""
         return self._heart
 
     # -- streams --------------------------------------------------------------------------------------
@@ -106,13 +106,13 @@ class Client(Reading):
         adopt: bool = False,
         timeout: float | None = None,
     ) -> StreamDescription:
-        """Create a stream (``scope/name``), and its scope if it is new. The same again changes nothing.
+        """Create a stream (``scope/name``), and its scope if that is new. Repeating the call changes nothing.
 
-        ``segments``: 1 to 10,000 key ranges, each a partition. ``settings``: of the stream's topic, as Kafka
-        spells them. ``adopt``: its topic may exist and have records, which readers get as they are.
+        ``segments``: 1 to 10,000 key ranges, each a partition. ``settings``: of the stream's topic, under Kafka's
+        names. ``adopt``: the topic may exist and hold records; readers get those unchanged.
 
         Raises: StreamExists (with other settings), TopicNotEmpty, InvalidArgument, TopicMisconfigured, NotReady,
-        DeadlineExceeded (again is safe).
+        DeadlineExceeded (repeating is safe).
         """
         texts = {name: _setting(value) for name, value in (settings or {}).items()}
         deadline = self._deadline(timeout)
@@ -142,14 +142,14 @@ class Client(Reading):
         ranges: Sequence[tuple[int, int]] = (),
         timeout: float | None = None,
     ) -> StreamDescription:
-        """Change the segments of a stream, while transactions are open: none is waited for, none disturbed.
+        """Change the segments of a stream. Open transactions neither delay it nor notice it.
 
-        ``segments``: so many, even ones; those that fit already stay. Or by hand: ``seal`` these active
-        segments (ids of `describe`) and open ``ranges`` instead, (low, high) key positions that cover exactly
-        the same keys.
+        ``segments``: split the keys evenly into so many; segments that fit already stay. Or name both sides:
+        ``seal`` these active segments (ids from `describe`) and open ``ranges`` instead, (low, high) key positions
+        that cover exactly the same keys.
 
         Raises: InvalidArgument, UnknownStream, NotReady (another scaling waits for its partitions),
-        DeadlineExceeded (again is safe with ``segments``).
+        DeadlineExceeded (repeating is safe with ``segments``).
         """
         self._shared.check()
         if (segments is None) == (not seal and not ranges):
@@ -163,25 +163,25 @@ class Client(Reading):
         return description_of(info)
 
     def forget_stream(self, stream: str, *, timeout: float | None = None) -> None:
-        """Take a LOST stream away for good, with what is left of its topics: its name can be used again.
+        """Remove a LOST stream and what is left of its topics for good; its name can be used again.
 
-        An operator's call. Forgotten already is fine. Positions in the old stream kept elsewhere (snapshots,
-        checkpoints of Spark queries) are of no use for a new one of that name: throw them away.
+        For operators. Repeating the call is fine. Positions in the old stream (snapshots, checkpoints of Spark
+        queries) mean nothing in a new stream of that name: throw them away.
 
-        Raises: IllegalState (it is not LOST, or a transaction that is not over has a part in it: `settle` that),
-        UnknownScope, UnknownStream, InvalidArgument (the brokers don't delete topics), NotReady, DeadlineExceeded
-        (again is safe).
+        Raises: IllegalState (the stream is not LOST, or a transaction that is not over has a part in it: `settle`
+        that), UnknownScope, UnknownStream, InvalidArgument (the brokers don't delete topics), NotReady,
+        DeadlineExceeded (repeating is safe).
         """
         self._session.forget_stream(stream, self._deadline(timeout))
         self._shared.layouts.pop(stream, None)
 
     def recover_stream(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
-        """Take a LOST stream back whose topics are those that it had, as they were only out of sight.
+        """Take a LOST stream back, if its topics are the same ones and were only out of sight.
 
-        An operator's call. Transactions that were aborted when it was given up stay aborted.
+        For operators. Transactions that were aborted when the stream was given up stay aborted.
 
         Raises: IllegalState (a topic is another one, or gone), UnknownScope, UnknownStream, NotReady,
-        DeadlineExceeded (again is safe).
+        DeadlineExceeded (repeating is safe).
         """
         return description_of(self._session.recover_stream(stream, self._deadline(timeout)))
 
@@ -192,10 +192,9 @@ class Client(Reading):
     ) -> Transaction:
         """Begin a transaction in a scope.
 
-        Nothing is sent before it is needed, unless a ``name`` is given: a name is unique in its scope. If it is
-        committed already, the handle has its `result`; an open transaction of that name is aborted.
-        ``keepalive``: seconds, at least 1, of silence after which the controller aborts it; the handle sends
-        heartbeats by itself.
+        Only a ``name`` is sent at once: names are unique in a scope. If it is committed already, the handle has
+        its `result`; an open transaction of that name is aborted. ``keepalive``: seconds (at least 1) of silence
+        after which the controller aborts the transaction; the handle sends heartbeats by itself.
 
         Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, ClockSkew, NotReady,
         DeadlineExceeded.
@@ -215,9 +214,9 @@ class Client(Reading):
         *,
         timeout: float | None = None,
     ) -> Reservation:
-        """Agree on a transaction without beginning it: the first write of whoever joins it does.
+        """Agree on a transaction without beginning it: the first write of a joined writer begins it.
 
-        The arguments are those of `begin`. Nobody sends heartbeats for it but who joins with ``heartbeat``, so
+        The arguments are those of `begin`. Only a writer joined with ``heartbeat`` sends heartbeats; without one
         the keepalive has to cover the time between the last write and the commit.
 
         Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded.
@@ -225,11 +224,11 @@ class Client(Reading):
         return reserve(self._session, scope, name, keepalive, self._deadline(timeout))
 
     def join(self, transaction: bytes | Reservation, heartbeat: bool = False) -> Writer:
-        """Write to a transaction begun elsewhere, given its token, or to a reserved one.
+        """Make a writer for a transaction, given its token or its reservation.
 
-        Nothing is sent before the first write. Of a reservation that one begins the transaction, if nobody has
-        yet; if it is over already, every write raises `TransactionAborted` or `AlreadyCommitted` (whose
-        ``result`` may be that of another one, with the reservation's name).
+        Nothing is sent before the first write, which begins a reservation that has not begun. If the transaction
+        is over, every write raises `TransactionAborted` or `AlreadyCommitted`; the ``result`` of the latter may be
+        of another transaction that took the reservation's name.
 
         ``heartbeat``: keep the transaction alive from here too. Raises: InvalidToken.
         """
@@ -245,10 +244,10 @@ class Client(Reading):
         *,
         timeout: float | None = None,
     ) -> Result:
-        """Commit a transaction by its token or reservation; see `Transaction.commit` for arguments and errors.
+        """Commit a transaction by its token or reservation. Arguments and errors are those of `Transaction.commit`.
 
-        ``receipts``: exactly the writers to take; None: every finished one. Committed already: the same result.
-        A reservation that nobody began is begun and committed, empty.
+        ``receipts``: exactly the writers to take; None: every finished one. Repeating it gives the same result.
+        A reservation that no writer began is begun and committed, empty.
         """
         check_number(name, number)
         records = receipt_records(receipts, id_of(transaction))
@@ -269,9 +268,9 @@ class Client(Reading):
         *,
         timeout: float | None = None,
     ) -> None:
-        """Abort a transaction by its token or reservation; aborted already is fine.
+        """Abort a transaction by its token or reservation. Repeating the call is fine.
 
-        A reservation that nobody began can't be begun after this.
+        A reservation that no writer began can't be begun after this.
 
         Raises: AlreadyCommitted, InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded.
         """
@@ -288,35 +287,33 @@ class Client(Reading):
         *,
         timeout: float | None = None,
     ) -> None:
-        """Abort a transaction in all its streams whose merge can't go on, as one of them is LOST; by its token.
+        """Abort a transaction in all its streams: one of them is LOST, so its merge can't go on.
 
-        An operator's call. Aborted already is fine. Who reads its other streams' topics plainly, not by
-        the history, may have seen events of it, and goes on seeing them: nobody can take them out.
+        For operators. Repeating the call is fine. Consumers that read the topics of its other streams directly,
+        without the history, may have seen events of it and keep seeing them: events can't be taken out.
 
         Raises: IllegalState (no stream of it is lost, or its merge has not begun: `abort` it), AlreadyCommitted,
-        InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded (again is safe).
+        InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded (repeating is safe).
         """
         self._session.settle(transaction, reason, self._deadline(timeout))
 
     def state(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
     ) -> TransactionInfo:
-        """What is known of a transaction, given its token, id (16 bytes or 32 digits) or reservation.
+        """The state of a transaction, given its token, id (16 bytes or 32 digits) or reservation. Changes nothing.
 
-        Changes nothing.
-
-        Raises: UnknownTransaction (nothing is known of it *so far*: a command may be on its way; `resolve`
-        makes it final), Expired, InvalidToken, NotReady, DeadlineExceeded.
+        Raises: UnknownTransaction (no controller knows it *so far*: a command may be on its way; `resolve` makes
+        this final), Expired, InvalidToken, NotReady, DeadlineExceeded.
         """
         return info_of(self._session.state(id_of(transaction), self._deadline(timeout)))
 
     def resolve(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
     ) -> TransactionInfo:
-        """`state`, made final: a transaction of which nothing is known is aborted, for ever.
+        """`state`, made final: a transaction that no controller knows is aborted, so that it can never begin.
 
-        Raises: Expired, ClockSkew (nothing is known of it, and its id was made more than a day ahead of the
-        controller's clock: it can't begin either), InvalidToken, NotReady, DeadlineExceeded (again is safe).
+        Raises: Expired, ClockSkew (an unknown id, made more than a day ahead of the controller's clock: it can't
+        begin either), InvalidToken, NotReady, DeadlineExceeded (repeating is safe).
         """
         return info_of(self._session.resolve(id_of(transaction), self._deadline(timeout)))
 
@@ -328,7 +325,7 @@ class Client(Reading):
         *,
         timeout: float | None = None,
     ) -> list[TransactionInfo]:
-        """Open transactions, the oldest first; with ``finished`` the ended ones too, and the newest first.
+        """Open transactions, the oldest first; with ``finished`` also the ended ones, the newest first.
 
         Raises: UnknownScope, InvalidArgument (``limit`` is 1 to 10,000), NotReady, DeadlineExceeded.
         """
@@ -340,7 +337,7 @@ class Client(Reading):
     def series(
         self, scope: str, name: str | None = None, *, timeout: float | None = None
     ) -> list[SeriesInfo]:
-        """The series of a scope and where they stand, or the one of this name, if it has a commit; by name.
+        """The latest number of each series of a scope, by name; ``name``: of this series alone, if it has a commit.
 
         Raises: UnknownScope, NotReady, DeadlineExceeded.
         """
@@ -356,13 +353,12 @@ class Client(Reading):
         key: bytes,
         timeout: float | None = None,
     ) -> None:
-        """Let a series stand at ``number`` (-1: as if it had no commit): the next commit must have a higher one.
+        """Move a series to ``number`` (-1: as if it had no commit): the next commit must have a higher one.
 
-        An operator's call: ``key`` is the controllers', 32 bytes. ``expected``: where it stands now (None: no
-        commit).
+        For operators: ``key`` is the controllers', 32 bytes. ``expected``: its number now (None: no commit).
 
-        Raises: IllegalState (it stands elsewhere), InvalidToken (another key), InvalidArgument, UnknownScope,
-        NotReady, DeadlineExceeded (again is safe).
+        Raises: IllegalState (its number is another one), InvalidToken (another key), InvalidArgument,
+        UnknownScope, NotReady, DeadlineExceeded (repeating is safe).
         """
         self._shared.check()
         command = SetSeries(scope, name, expected, number, b"")
@@ -370,7 +366,7 @@ class Client(Reading):
         self._session.set_series(proved, self._shared.deadline(timeout))
 
     def commands(self, *, timeout: float | None = None) -> list[CommandsInfo]:
-        """How far each control partition is with its commands, and which of them it set aside.
+        """How many commands each control partition has handled, and which it set aside.
 
         Raises: NotReady, DeadlineExceeded.
         """
@@ -385,7 +381,7 @@ class Client(Reading):
     # -- its end --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free everything. Handles that are open go stale at the controller; abort them first."""
+        """Free everything. Open handles go stale at the controller: abort them first."""
         if self._shared.forked:
             raise NotForkSafe("this client was made before a fork: the parent closes it")
         with self._close_lock:
@@ -402,7 +398,7 @@ class Client(Reading):
 
     def __del__(self) -> None:
         shared = getattr(self, "_shared", None)
-        # Of a process that ends `_at_exit` takes care, as long as modules are there to do it with.
+        # At the process's end `_at_exit` closes clients, while the modules it needs are still loaded.
         if shared and not shared.closed and not shared.forked and not sys.is_finalizing():
             self.close()
 

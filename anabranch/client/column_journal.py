@@ -1,4 +1,4 @@
-"""Journal writes of columns, over raw connections: what `KafkaJournal` does with `write_columns`."""
+"""Journal writes of columns over raw connections: `KafkaJournal` uses them for `write_columns`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CODEC_OPTIONS = ("compression.type", "compression.codec")
 
 
 class ColumnJournals:
-    """The raw producers of a client, kept for the next writer. Connects when first asked."""
+    """The raw producers of a client, kept for the next writer. The first use connects."""
 
     def __init__(self, options: Options, clock: Clock) -> None:
         self._options = options
@@ -60,7 +60,7 @@ class ColumnJournals:
             return self._cluster is not None
 
     def encoder(self, placing: Placing, max_bytes: int) -> ColumnEncoder:
-        """One for a topic of this size limit."""
+        """An encoder for a topic of this size limit."""
         size = self._options.column_batch_bytes(max_bytes)
         return ColumnEncoder(placing, batch_bytes=size, codec=self._codec)
 
@@ -83,7 +83,7 @@ class ColumnJournals:
                 producer.interrupt(_CLOSED)
 
     def give_back(self, producer: JournalProducer) -> None:
-        """Keep a producer that has all it was given stored; close any other."""
+        """Keep a producer whose records are all stored; close any other."""
         with self._lock:
             self._used.discard(producer)
             good = producer.failure is None and not producer.waiting
@@ -106,7 +106,7 @@ class ColumnJournals:
             cluster.close()
 
     def after_fork(self) -> None:
-        """See `Journals`: of plain sockets a child can close its own copies."""
+        """A child can close its own copies of plain sockets, unlike librdkafka's handles."""
         for producer in [*self._spare, *self._used]:
             producer.after_fork()
         if self._cluster is not None:
@@ -123,7 +123,7 @@ class ColumnJournal:
         self.queued = False  # something was written since the last flush
 
     def takes(self, rows: int) -> bool:
-        """Whether columns of so many rows are written here."""
+        """Whether this journal writes columns of so many rows."""
         return worth_it(rows) and self._pool.available()
 
     def write(
@@ -147,7 +147,7 @@ class ColumnJournal:
         return encoder.counted()
 
     def flush(self, deadline: float) -> None:
-        """Send what is left and wait until everything is stored."""
+        """Send the rest and wait until everything is stored."""
         if self._producer is None or not self.queued:
             return
         for topic, encoder in self._encoders.items():
@@ -157,7 +157,7 @@ class ColumnJournal:
         self.queued = False
 
     def end(self) -> None:
-        """Free everything; what is not flushed is dropped."""
+        """Free everything; unflushed rows are dropped."""
         self._encoders.clear()
         producer, self._producer = self._producer, None
         if producer is not None:

@@ -69,7 +69,7 @@ def connect(
 
 
 def reader_ports(bootstrap: str, config: Mapping[str, Any]) -> ReaderPorts:
-    """What readers ask of a real cluster. ``config``: librdkafka options by their names.
+    """The ports that readers need of a real cluster. ``config``: librdkafka options by their names.
 
     Raises: UnsupportedSetting (also: an option that connections without librdkafka can't honour).
     """

@@ -1,4 +1,4 @@
-"""What the two kinds of handles, `Transaction` and `Writer`, have in common: the way of their writes."""
+"""The way of a write, which the handles `Transaction` and `Writer` share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _AT_ONCE = 1000  # events that write_many takes from its iterable before it writ
 
 @dataclass
 class Shared:
-    """What all handles of a client share."""
+    """The state that all handles of a client share."""
 
     session: Session
     journals: Journals
@@ -73,7 +73,7 @@ class Shared:
             raise IllegalState("the client is closed")
 
     def deadline(self, timeout: float | None) -> float:
-        """When a call ends that begins now."""
+        """The monotonic second at which a call that begins now ends."""
         seconds = self.timeout if timeout is None else timeout
         check_type("a timeout, in seconds,", seconds, int, float)
         if not 0 <= seconds < 1e9:
@@ -82,7 +82,7 @@ class Shared:
 
 
 def check_layout(stream: str, segments: Sequence[SegmentRange]) -> None:
-    """`MalformedRecord` if a controller answered that a stream has no segments: no key could be placed."""
+    """`MalformedRecord` if a controller answered without segments: no key could be placed."""
     if not segments:
         raise MalformedRecord(
             f"the controller's answer names no segments of {stream}; nothing was written to it"
@@ -116,19 +116,19 @@ class Handle:
         headers: Headers | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Write an event. It is queued; `flush` or the commit waits until it is safe.
+        """Queue an event; `flush` or the commit waits until it is stored.
 
-        ``headers``: (name, bytes) pairs or a mapping; names beginning with "ab." are reserved. ``timestamp``:
+        ``headers``: (name, bytes) pairs or a mapping; names that begin with "ab." are reserved. ``timestamp``:
         Unix milliseconds above 0; None: now. Events of one key keep their order.
 
         Raises:
-            InvalidArgument, CrossScope: of the arguments; nothing was written.
-            EventTooLarge: bigger than the stream's journal takes; nothing was written, go on.
-            UnknownStream: found out by the first write that isn't buffered, or by the commit.
-            TransactionAborted, AlreadyCommitted, IllegalState: the transaction is over.
-            OutcomeUnknown: it is being committed without this write; ``client.state`` tells how it ends.
-            WriteFailed: a write of this writer failed; it gives no receipt any more.
-            DeadlineExceeded: no room in the queue, or no answer, within the client's timeout.
+            InvalidArgument, CrossScope: the arguments are wrong; nothing was written.
+                EventTooLarge: the stream's journal takes no event of this size; nothing was written, go on.
+                UnknownStream: raised by the first write that isn't buffered, or by the commit.
+                TransactionAborted, AlreadyCommitted, IllegalState: the transaction is over.
+                OutcomeUnknown: the transaction is being committed without this write; ask ``client.state``.
+                WriteFailed: a write of this writer failed; it gives no receipt any more.
+                DeadlineExceeded: no room in the queue, or no answer, within the client's timeout.
         """
         pairs = check_headers(headers) if headers is not None else None
         if timestamp is not None:
@@ -154,11 +154,10 @@ class Handle:
         """Write many events in less time than by `write`; returns how many.
 
         ``events``: (value, key, headers, timestamp) of each, as `write` takes them; the last ones may be left
-        out. Any number: they are taken from the iterable a thousand at a time.
+        out. The call takes a thousand events at a time from the iterable, which may be of any length.
 
-        All or nothing: once an event was written, whatever ends the call early (an event that is refused, an
-        exception of the iterable) ends this handle too, with `WriteFailed` from every later call, so that a part
-        of them can't be committed by mistake.
+        All or nothing. A refused event or an exception of the iterable ends the call early. If an event was
+        written before, every later call of this handle raises `WriteFailed`: so no part can be committed.
 
         Raises: as `write`.
         """
@@ -187,11 +186,11 @@ class Handle:
         ``value`` and ``key`` are binary or string (its UTF-8), ``headers`` list<struct<key: string, value:
         binary>>, ``timestamp`` a timestamp or int64 in Unix milliseconds; null: now. Dictionaries are decoded.
 
-        All or nothing: it is checked first, and whatever ends the call once a row was written ends this handle
-        too, with `WriteFailed` from every later call. Going back and forth between this and `write` waits for
-        acknowledgements at each turn.
+        All or nothing: the rows are checked first. If the call ends early once a row was written, every later
+        call of this handle raises `WriteFailed`. Each change between this and `write` waits for
+        acknowledgements.
 
-        Raises: as `write`; InvalidArgument names a column or type that it does not take.
+        Raises: as `write`; InvalidArgument names a column or type that `write_batch` does not take.
         """
         from anabranch.client.arrow import columns_of
 
@@ -219,7 +218,7 @@ class Handle:
         return sum(columns.rows for columns in pieces)
 
     def _lane(self, stream: str, pieces: Sequence[EventColumns]) -> StreamLane | None:
-        """The way into a stream; None: so few that they are kept in memory. Raises as `write`."""
+        """The lane into a stream; None: few events, kept in memory. Raises as `write`."""
         raise NotImplementedError
 
     def _write_chunk(self, stream: str, chunk: Sequence[EventFields]) -> None:
@@ -264,7 +263,7 @@ class Handle:
             self._legal.add(stream)
 
     def _touch(self, stream: str, deadline: float) -> StreamLane:
-        """The way into a stream; the first time, it is registered with the transaction."""
+        """The lane into a stream; its first use registers the stream with the transaction."""
         if self._account is None or self._token is None:
             raise IllegalState("the transaction is not open")
         lane = self._account.lanes.get(stream)
@@ -291,9 +290,9 @@ class Handle:
             raise
 
     def _ask_about(self, missing: JournalMissing, account: WriterAccount, deadline: float) -> None:
-        """`StreamLost` if the stream of a journal that is not there is given up; else it may yet be found.
+        """Raise `StreamLost` if the missing journal's stream is given up.
 
-        `NotReady`, `DeadlineExceeded`: not before the deadline.
+        Before the deadline it returns otherwise, and the caller asks again; at the deadline: `NotReady`.
         """
         stream = next(lane.stream for lane in account.lanes.values() if lane.topic == missing.topic)
         try:
@@ -311,7 +310,7 @@ class Handle:
     # -- its end --------------------------------------------------------------------------------------
 
     def _end(self, error: AnabranchError) -> None:
-        """From now on every call raises this error."""
+        """Let every later call raise this error."""
         self._over = error
         self._hot.clear()
         self.beating = self.beating and isinstance(error, WriteFailed)
@@ -328,7 +327,7 @@ class Handle:
             self._account.journal.discard()
 
     def gone(self, outcome: Outcome) -> None:
-        """A heartbeat's answer says that the transaction is over. Called by the heart's thread."""
+        """Called by the heart's thread: a heartbeat's answer says that the transaction is over."""
         if not self.beating:
             return
         if outcome.state == "COMMITTED":
@@ -338,7 +337,7 @@ class Handle:
             self._end(TransactionAborted(f"the transaction is aborted ({why}): begin a new one"))
 
     def client_closes(self) -> None:
-        """The client is closed: nothing can be written any more."""
+        """Called by the client's `close`: later writes raise."""
         self.beating = False
         self._hot.clear()
 
@@ -354,7 +353,7 @@ class Handle:
 
 
 def _again(error: AnabranchError) -> AnabranchError:
-    """A fresh copy to raise: one raised twice would collect tracebacks."""
+    """A fresh copy to raise: one error raised twice would collect tracebacks."""
     copy = type(error)(str(error))
     copy.__dict__.update(error.__dict__)
     return copy

@@ -1,4 +1,4 @@
-"""Heartbeats: one for all handles of a client, sent by one thread, or step by step in the simulator."""
+"""Heartbeats of all handles of a client, sent together by one thread, or step by step in the simulator."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _JOIN_S = 10.0
 
 
 class Heart:
-    """Keeps the transactions of handles alive, and tells handles whose transaction is over.
+    """Keeps the transactions of handles alive, and tells a handle when its transaction is over.
 
-    Handles are held weakly: one that is dropped without an end goes stale.
+    Handles are held weakly: the transaction of a dropped handle goes stale.
     """
 
     def __init__(self, session: Session, *, thread: bool) -> None:
@@ -39,7 +39,7 @@ class Heart:
         self._closed = False
 
     def add(self, handle: Handle) -> None:
-        """Keep this handle's transaction alive while it says so."""
+        """Send heartbeats for this handle while it has a `live_token`."""
         with self._wake:
             self._handles.add(handle)
             due = self._session.now() + handle.keepalive_ms / 1000 / BEATS_PER_KEEPALIVE
@@ -54,7 +54,7 @@ class Heart:
                 self._thread.start()
 
     def step(self) -> float:
-        """Send the heartbeats if they are due. Returns when they are next, monotonic seconds."""
+        """Send the heartbeats if they are due. Returns the monotonic second of the next ones."""
         with self._wake:
             alive = [(h.live_token, h.keepalive_ms) for h in self._handles]
             tokens = [token for token, _ in alive if token is not None]
@@ -72,7 +72,7 @@ class Heart:
         return self._due
 
     def hear(self, deadline: float) -> None:
-        """Take one answer, waiting for it up to the deadline, and tell the handles concerned."""
+        """Take one answer by the deadline, and tell the handles concerned."""
         gone = self._session.hear_beat(self._correlation_id, self._digests, deadline)
         over = {outcome.txn_id: outcome for outcome in gone}
         if over:
@@ -98,7 +98,7 @@ class Heart:
                     self._wake.wait(_IDLE_S if self._due == math.inf else _AFTER_TROUBLE_S)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the thread."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()

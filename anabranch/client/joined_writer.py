@@ -1,4 +1,4 @@
-"""The handle of who joins a transaction, by its token or before anybody began it."""
+"""The handle of a joined writer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Writer(Handle):
-    """A writer of somebody's transaction. Leaving its `with` cleanly finishes it, by an exception doesn't.
+    """A writer of a transaction begun elsewhere. Leaving its `with` without an exception finishes it.
 
-    Made by `Client.join`. Any thread may use it; each join is a writer of its own.
+    Made by `Client.join`; each join is a writer of its own. Any thread may use it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Writer(Handle):
             self._shared.heart(self)
 
     def _open(self, deadline: float) -> None:
-        """Begin what is only reserved so far, unless somebody has."""
+        """Begin a reservation that has not begun."""
         if self._token is None and self._reserved is not None:
             try:
                 self._opened(token_to_write(self._session, self._reserved, deadline))
@@ -57,10 +57,9 @@ class Writer(Handle):
                 raise
 
     def open(self, timeout: float | None = None) -> None:
-        """Begin what is only reserved, unless somebody has, and send heartbeats if it was joined with them.
+        """Begin a reservation that has not begun, and send heartbeats if the writer was joined with them.
 
-        The first write does it by itself; this is for a writer that has to wait for its first event. Raises: as
-        `write`.
+        The first write calls this by itself. Call it if the first event may be late. Raises: as `write`.
         """
         with self._lock:
             self._check_writable()
@@ -111,18 +110,18 @@ class Writer(Handle):
     def flush(self, timeout: float | None = None) -> Receipt:
         """Wait until everything written is acknowledged, and register the receipt; the writer goes on.
 
-        One that joined a reservation and wrote nothing has an empty receipt, of which nobody is told.
+        A writer that joined a reservation and wrote nothing gets an empty receipt, which is not registered.
 
-        Raises: WriteFailed (for ever: join again and rewrite), DeadlineExceeded (again is safe), NotReady (a
-        stream's journal is not found: again is safe), StreamLost (nor will it be), TransactionAborted,
-        AlreadyCommitted, IllegalState, OutcomeUnknown (it is being committed without this).
+        Raises: WriteFailed (join again and rewrite), DeadlineExceeded (repeating is safe), NotReady (a stream's
+        journal is missing: repeating is safe), StreamLost (the journal won't come back), TransactionAborted,
+        AlreadyCommitted, IllegalState, OutcomeUnknown (the transaction is being committed without this).
         """
         with self._lock:
             self._check_writable()
             return self._register(timeout, finished=False)
 
     def finish(self, timeout: float | None = None) -> Receipt:
-        """`flush`, and say that this writer is complete. Returns the same receipt ever after."""
+        """`flush`, and mark this writer as complete. Later calls return the same receipt."""
         with self._lock:
             if self._finished is None:
                 self._check_writable()
@@ -131,7 +130,7 @@ class Writer(Handle):
             return self._finished
 
     def discard(self) -> None:
-        """Drop what is not flushed; what is stays out of the commit unless its receipt is named."""
+        """Drop unflushed writes; the commit takes the flushed ones only if it names their receipt."""
         with self._lock:
             if self._finished is None and self._over is None:
                 self._end(IllegalState("the writer was discarded"))
@@ -143,7 +142,7 @@ class Writer(Handle):
         if self._account is None:
             raise IllegalState("the writer has no account")
         record: r.Receipt = self._account.receipt(finished=finished)
-        if self._token is not None:  # else nothing was written, and nothing begun
+        if self._token is not None:  # else nothing was written or begun
             self._session.register(self._token, record, deadline)
         return Receipt(record)
 

@@ -1,4 +1,4 @@
-"""Journal writers on confluent-kafka: one idempotent producer for each open writer, kept for the next one."""
+"""Journal writers on confluent-kafka: one idempotent producer for each open writer, then kept for the next."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _SPARE = 4  # producers kept for the next writers
 _POLL_EVERY = 1000  # writes between polls: delivery reports are freed while their memory is warm
 _FULL_POLL_S = 0.05
 _SLICE_S = 0.2
-_STUCK_S = 1.0  # so long nothing was acknowledged: perhaps a topic is not there any more
+_STUCK_S = 1.0  # silence after which a topic is looked for: it may be gone
 
 
 class KafkaJournals:
-    """See `Journals`."""
+    """Makes journal writers, and keeps spare producers for them."""
 
     def __init__(self, options: Options, admin: KafkaAdmin, clock: Clock, timeout: float) -> None:
         self._options = options
@@ -63,8 +63,7 @@ class KafkaJournals:
     def writer(self) -> KafkaJournal:
         """A writer; it takes its producers when it knows the topics.
 
-        One producer is made ready in advance: librdkafka's idempotent ones send nothing in their first half
-        second.
+        One producer is made ahead: librdkafka's idempotent ones send nothing in their first half second.
         """
         with self._lock:
             if not self._spare and not self._closed:
@@ -72,7 +71,7 @@ class KafkaJournals:
         return KafkaJournal(self, self._admin, self._clock, self._timeout)
 
     def columns(self) -> ColumnJournal:
-        """A writer's way for columns."""
+        """The path for columns of one writer."""
         from anabranch.client.column_journal import ColumnJournal, ColumnJournals  # loads numpy
 
         with self._lock:
@@ -130,7 +129,7 @@ class KafkaJournals:
 
 
 class KafkaJournal:
-    """See `JournalWriter`."""
+    """One writer's journal records, queued in the producers of `KafkaJournals`."""
 
     def __init__(
         self, pool: KafkaJournals, admin: KafkaAdmin, clock: Clock, timeout: float
@@ -145,7 +144,7 @@ class KafkaJournal:
         self._countdown = _POLL_EVERY
         self._failure: str | None = None
         self._columns: ColumnJournal | None = None
-        self._missing: str | None = None  # the topic that was not there when it was looked for last
+        self._missing: str | None = None  # the topic that was missing at the last look
 
     def open(self, topic: str, partitions: Sequence[int], deadline: float) -> Opened:
         limit = self._admin.max_message_bytes([topic], deadline)[topic]
@@ -220,7 +219,7 @@ class KafkaJournal:
         headers: RecordHeaders,
         timestamp_ms: int,
     ) -> None:
-        """The queue is full: wait for room. Nothing was written if there is none in time."""
+        """Wait for room in a full queue. Without room in time nothing was written."""
         deadline = self._clock.monotonic() + self._timeout
         while True:
             channel.poll(_FULL_POLL_S)
@@ -289,7 +288,7 @@ class KafkaJournal:
         self._check()
 
     def _check_topics(self, deadline: float) -> None:
-        """`JournalMissing` if the brokers say that one of them is not there."""
+        """`JournalMissing` if the brokers say that one of the topics does not exist."""
         topics = list(self._by_topic)
         try:
             found = self._admin.partition_counts(
@@ -313,7 +312,7 @@ class KafkaJournal:
     def write_columns(
         self, topic: str, placing: Placing, columns: EventColumns
     ) -> Sequence[Counted] | None:
-        """See `JournalWriter`. Events written before are flushed first: keys keep their order."""
+        """Flush the events written before, so that keys keep their order, then write the rows."""
         self._check()
         if self._columns is None:
             self._columns = self._pool.columns()
@@ -329,7 +328,7 @@ class KafkaJournal:
             raise self._refused(f"a write to {topic}", error) from error
 
     def _back_to_events(self, topic: str) -> None:
-        """Columns were written, or nothing can be any more."""
+        """Let the next event go through librdkafka again: columns were written, or the writer has failed."""
         self._check()
         if topic not in self._by_topic:
             raise KeyError(topic)

@@ -1,6 +1,6 @@
-"""What the client protocol asks of the world: commands and their answers, the journal, time and chance.
+"""The ports of the client: commands and their answers, the journal, time and chance.
 
-Two makes: `anabranch.librdkafka.command_bus` (confluent-kafka) and `tests.client.memory` (the simulator).
+Two makes: `anabranch.librdkafka.command_bus` (confluent-kafka), `tests.client.memory` (the simulator).
 The clock is `anabranch.ports.Clock`. Deadlines are seconds of its monotonic clock.
 """
 
@@ -26,16 +26,16 @@ class CommandBus(Protocol):
     """Carries commands to controllers and their replies back. Used by many threads at once."""
 
     def ready(self, deadline: float) -> None:
-        """Be able to send and to receive. `NotReady` if the cluster's topics can't be found in time."""
+        """Find the cluster's topics, to send and receive on. `NotReady` if they can't be found in time."""
 
     def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
-        """How many control partitions there are; asked anew if fewer than ``least`` are known. Once `ready`."""
+        """The number of control partitions, asked for again if it is below ``least``. Only once `ready`."""
 
     def max_command_bytes(self) -> int:
-        """No bigger payload can be sent. Only once `ready`."""
+        """The size limit of a payload. Only once `ready`."""
 
     def send(self, control_partition: int, correlation_id: bytes, payload: bytes) -> None:
-        """Hand over a command; whether it arrives is known by its reply alone. Never waits long.
+        """Queue a command and return soon. Only a reply tells whether it arrived.
 
         From now on replies with this correlation id are kept, until `forget`.
         """
@@ -47,20 +47,20 @@ class CommandBus(Protocol):
         """
 
     def forget(self, correlation_id: bytes) -> None:
-        """Keep no more replies with this correlation id; who waits for one stops waiting."""
+        """Drop replies with this correlation id, and wake the caller that waits for one."""
 
     def trouble(self) -> str:
-        """What went wrong last (no connection, refused login, …), or an empty text."""
+        """The last error (no connection, refused login, …), or an empty text."""
 
     def close(self) -> None:
-        """Stop; who waits gets None."""
+        """Stop; waiting calls return None."""
 
     def after_fork(self) -> None:
-        """In a forked child: free nothing, ever; it belongs to the parent's threads."""
+        """In a forked child: never free anything; it belongs to the parent's threads."""
 
 
 class JournalMissing(NotReady):
-    """The brokers say that a journal is not there (any more): ask what became of its stream."""
+    """The brokers say that a journal does not exist (any more): ask what became of its stream."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"the brokers know no topic {topic}: call again later")
@@ -69,14 +69,14 @@ class JournalMissing(NotReady):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Journal partitions made ready: an offset not above the first record to come, for each; and the size limit."""
+    """Journal partitions made ready: for each an offset not above the first record to come; and the size limit."""
 
     first: dict[int, int]
     max_event_bytes: int
 
 
 class JournalWriter(Protocol):
-    """One writer's way to journals: idempotent, acks=all. Any failed or uncertain write ends it for good."""
+    """One writer's journal records: idempotent, acks=all. A failed or uncertain write ends the writer."""
 
     def open(self, topic: str, partitions: Sequence[int], deadline: float) -> Opened:
         """Prepare for writes to these partitions. `DeadlineExceeded` if the brokers don't answer in time."""
@@ -93,15 +93,15 @@ class JournalWriter(Protocol):
         """Queue a record; 0 ms means now. `WriteFailed` if this writer has failed."""
 
     def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
-        """Queue records, one by one as they are asked for: the next one only after the last one is queued.
+        """Queue records one by one; the iterable gives the next one after the last one is queued.
 
-        `WriteFailed` if this writer has failed; what was queued before an error stays queued.
+        `WriteFailed` if this writer has failed; records queued before an error stay queued.
         """
 
     def write_columns(
         self, topic: str, placing: Placing, columns: EventColumns
     ) -> Sequence[Counted] | None:
-        """Queue the rows of columns; what went to each partition. None: nothing is done, write them as events.
+        """Queue the rows of columns; returns the count of each partition, or None: write them as events instead.
 
         A topic always comes with the same ``placing``. Rows without a timestamp are of now. `WriteFailed`.
         """
@@ -109,28 +109,28 @@ class JournalWriter(Protocol):
     def flush(
         self, written: Iterable[TopicPartition], deadline: float
     ) -> dict[TopicPartition, int]:
-        """Wait until all that was written is acknowledged by all in-sync replicas.
+        """Wait until all in-sync replicas have acknowledged all writes.
 
-        Returns for each partition in ``written`` an offset above its last record. `WriteFailed` if any write
-        failed or is still unacknowledged at the deadline, `DeadlineExceeded` if only the question for the
-        offsets got no answer. `JournalMissing`, long before the deadline: again is safe.
+        Returns for each partition in ``written`` an offset above its last record. `WriteFailed` if a write failed
+        or is unacknowledged at the deadline, `DeadlineExceeded` if only the question for the offsets got no
+        answer. `JournalMissing` comes long before the deadline: repeating is safe.
         """
 
     def discard(self) -> None:
-        """Drop what is queued, if anything is, and free everything; nothing can be written any more."""
+        """Drop the queue, if there is one, and free everything; the writer can't be used any more."""
 
 
 class Journals(Protocol):
     """Makes journal writers."""
 
     def writer(self) -> JournalWriter:
-        """A new one."""
+        """A new writer."""
 
     def close(self) -> None:
         """Free everything, open writers included."""
 
     def after_fork(self) -> None:
-        """In a forked child: free nothing, ever; it belongs to the parent's threads."""
+        """In a forked child: never free anything; it belongs to the parent's threads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""One writer of a transaction: places each event by its key, writes it to the journal, keeps the account.
+"""One writer of a transaction: places each event by its key, writes it to the journal, and counts it.
 
-The account (count and sum of checksums for each journal partition) is the receipt; a key is hashed once, for
-its place and its checksum. `StreamLane.write` is the hot path of bulk writes.
+The counts (events and sum of checksums, for each journal partition) make the receipt. A key is hashed once,
+for its place and its checksum. `StreamLane.write` is the hot path of bulk writes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from anabranch.types import Headers
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import EventColumns, Placing
 
-STICKY_BYTES = 32 << 10  # events without a key go to one segment for so long, then to the next
+STICKY_BYTES = (
+    32 << 10
+)  # events without a key go to one segment for so many bytes, then to the next
 RECORD_OVERHEAD = 128  # more than framing and the ab.txn header take of a batch's size
 _KNOWN_KEYS = 20_000  # the places of the first so many keys are remembered for each stream
 _RESERVED = "ab."
@@ -43,7 +45,7 @@ EventFields: TypeAlias = (
 
 
 class Account:
-    """What was written to one journal partition."""
+    """The writes to one journal partition."""
 
     __slots__ = ("count", "crc_sum", "end", "first", "partition")
 
@@ -56,7 +58,7 @@ class Account:
 
 
 class StreamLane:
-    """The way of one writer into one stream."""
+    """One writer's events of one stream."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class StreamLane:
         self._writer = writer
 
     def write_many(self, events: Iterable[EventFields]) -> None:
-        """Write events. Those before one that is refused are written. `TypeError` as of `check_fields`."""
+        """Write events. A refused event raises after those before it are written; `TypeError` as `check_fields`."""
         self._journal.write_many(self.topic, self._records(events))
 
     def check_columns(self, columns: EventColumns) -> None:
@@ -87,7 +89,7 @@ class StreamLane:
         self._check_bytes(int(columns.sizes().max(initial=0)))
 
     def write_columns(self, columns: EventColumns) -> None:
-        """Write rows, which were checked before. After an error some of them are written."""
+        """Write checked rows. After an error some of them are written."""
         counted = self._journal.write_columns(self.topic, self._placing, columns)
         if counted is None:
             self.write_many(columns.events())
@@ -98,7 +100,7 @@ class StreamLane:
 
     @cached_property
     def _placing(self) -> Placing:
-        """What `_make_write` goes by, for columns."""
+        """The placing rule of `_make_write`, for columns."""
         from anabranch.batches.columns_write import Placing
 
         ordered = sorted(self._segments, key=lambda segment: segment.low)
@@ -127,8 +129,8 @@ class StreamLane:
     def _make_write(
         self, segments: Sequence[SegmentRange], journal: JournalWriter, writer: int
     ) -> tuple[WriteFunction, Callable[[Iterable[EventFields]], Iterator[JournalRecord]]]:
-        """The function that writes an event: (key, value, headers, timestamp); and the one that makes records of
-        many events, each counted when the next one is asked for.
+        """Two functions: one writes an event of (key, value, headers, timestamp); the other turns events into
+        records, and counts each one when the next is asked for.
         """
         ordered = sorted(segments, key=lambda segment: segment.low)
         lows = [segment.low for segment in ordered]
@@ -184,7 +186,7 @@ class StreamLane:
             account.crc_sum += crc
 
         def records(events: Iterable[EventFields]) -> Iterator[JournalRecord]:
-            # `write` once more, without a call for each event.
+            # The body of `write` again: a call for each event would cost more.
             for event in events:
                 timestamp, record_headers = 0, plain_headers
                 if len(event) == 2:
@@ -211,7 +213,7 @@ class StreamLane:
 
 
 class WriterAccount:
-    """All lanes of one writer."""
+    """The lanes of one writer, by stream."""
 
     def __init__(self, txn_id: bytes, writer: int, journal: JournalWriter) -> None:
         self.txn_id = txn_id
@@ -221,7 +223,7 @@ class WriterAccount:
         self._sequence = 0
 
     def add(self, touched: Touched, deadline: float) -> StreamLane:
-        """Open the way into a stream."""
+        """Open the lane into a stream."""
         lane = StreamLane(touched, self.txn_id, self.writer, self.journal, deadline)
         self.lanes[touched.stream] = lane
         return lane
@@ -257,7 +259,7 @@ class WriterAccount:
 
 
 def headers_size(headers: RecordHeaders | None) -> int:
-    """About the bytes that headers take in a record."""
+    """About how many bytes headers take in a record."""
     if not headers:
         return 0
     return sum(len(name) + len(value or b"") + 6 for name, value in headers)
@@ -267,7 +269,7 @@ def check_headers(headers: Headers | None) -> RecordHeaders | None:
     """Headers as a list of (name, bytes or None). `InvalidArgument`."""
     if not headers:
         return None
-    # Callers without a type checker give anything.
+    # Callers without a type checker pass anything.
     pairs: Iterable[tuple[Any, Any]] = headers.items() if isinstance(headers, Mapping) else headers
     found: list[tuple[str, bytes | None]] = []
     for name, value in pairs:
@@ -295,15 +297,15 @@ def _is_utf8(name: str) -> bool:
 def _unpack(
     event: EventFields,
 ) -> tuple[bytes | None, bytes | None, RecordHeaders | None, int]:
-    """Value, key, headers and timestamp (0: none) of an event given in another way than as a pair."""
+    """Value, key, headers and timestamp (0: none) of an event that is not given as a pair."""
     check_fields(event)
     value, key, headers, timestamp = (*event, None, None, None)[:4]
     return value, key, check_headers(headers), timestamp or 0
 
 
 def check_fields(event: EventFields) -> None:
-    """`InvalidArgument` unless these are the fields of an event; headers are not looked at."""
-    given: Any = event  # callers without a type checker give anything
+    """Raise `InvalidArgument` unless these are an event's fields; headers are not looked at."""
+    given: Any = event  # callers without a type checker pass anything
     if not isinstance(given, tuple | list) or not 1 <= len(given) <= 4:
         raise InvalidArgument(
             f"an event is (value, key, headers, timestamp), the last may be left out, not {given!r:.80}"
@@ -313,7 +315,7 @@ def check_fields(event: EventFields) -> None:
 
 
 def check_event(key: bytes | None, value: bytes | None, timestamp: int | None) -> None:
-    """`InvalidArgument` for types and ranges that no broker takes."""
+    """Raise `InvalidArgument` for types and ranges that no broker takes."""
     if key is not None and not isinstance(key, bytes):
         raise InvalidArgument(f"a key is bytes or None, not {type(key).__name__}")
     if value is not None and not isinstance(value, bytes):
@@ -322,7 +324,7 @@ def check_event(key: bytes | None, value: bytes | None, timestamp: int | None) -
 
 
 def check_timestamp(timestamp: object) -> None:
-    """A timestamp is 1 or more, in Unix milliseconds; None: now."""
+    """Raise `InvalidArgument` unless it is Unix milliseconds, 1 or more, or None (now)."""
     if timestamp is not None and (
         isinstance(timestamp, bool) or not (isinstance(timestamp, int) and 0 < timestamp < 1 << 63)
     ):

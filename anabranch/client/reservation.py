@@ -1,4 +1,4 @@
-"""A transaction that is agreed on and not yet begun."""
+"""A transaction that is agreed on and has not begun."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from anabranch.types import committed, result_of
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A transaction's id, and all that it takes to begin it: whoever writes first does.
+    """A transaction's id and all that is needed to begin it: its first writer does.
 
-    A plain value: hand it on pickled, or as bytes. Whoever has it may write, commit and abort: keep it from
-    others. Made by `Client.reserve`; good for as long as outcomes are kept. ``keepalive_ms``: milliseconds.
+    A plain value: hand it on pickled, or as bytes. Its holder may write, commit and abort: keep it secret. Made
+    by `Client.reserve`; valid for as long as outcomes are kept. ``keepalive_ms``: milliseconds.
     """
 
     scope: str
@@ -40,16 +40,16 @@ class Reservation:
 
     @property
     def begin(self) -> r.Begin:
-        """The command that begins it."""
+        """The command that begins the transaction."""
         return r.Begin(self.txn_id, self.scope, self.name, self.keepalive_ms, self.secret)
 
     def to_bytes(self) -> bytes:
-        """The reservation as bytes, the same in every language: the `Begin` command that was not sent."""
+        """The unsent `Begin` command as bytes, the same in every language."""
         return encode(self.begin)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Reservation:
-        """The reservation of `to_bytes`. `MalformedRecord` or `UnsupportedVersion` if it is not one."""
+        """The reservation of `to_bytes`. `MalformedRecord` or `UnsupportedVersion` for other bytes."""
         begin = decode_as(r.Begin, bytes(data))
         return cls(begin.scope, begin.txn_id, begin.keepalive_ms, begin.secret, begin.name)
 
@@ -75,7 +75,7 @@ def id_of(transaction: bytes | str | Reservation) -> bytes:
 def reserve(
     session: Session, scope: str, name: str | None, keepalive: float, deadline: float
 ) -> Reservation:
-    """A new reservation; only the scope is looked up."""
+    """A new reservation. Only the scope is looked up at the controller."""
     keepalive_ms = keepalive_ms_of(keepalive)
     check_name(name)
     txn_id = session.new_txn_id(check_scope(scope), deadline)
@@ -85,7 +85,7 @@ def reserve(
 def begin_reserved(
     session: Session, reservation: Reservation, deadline: float
 ) -> r.Begun | r.Outcome:
-    """Begin it if nobody has yet; an `Outcome` means that it, or what it gave way to, is committed.
+    """Begin the transaction unless a writer has; an `Outcome`: it, or the one it gave way to, is committed.
 
     Raises: TransactionAborted, AlreadyCommitted, Expired, and what any `begin` raises.
     """
@@ -96,7 +96,7 @@ def begin_reserved(
 
 
 def token_to_write(session: Session, reservation: Reservation, deadline: float) -> bytes:
-    """The token for a writer. `AlreadyCommitted`, with the result, where there is nothing to add to."""
+    """The token for a writer. `AlreadyCommitted`, with the result, if the transaction is committed."""
     begun = begin_reserved(session, reservation, deadline)
     if isinstance(begun, r.Begun):
         return begun.token
@@ -109,10 +109,10 @@ def token_to_write(session: Session, reservation: Reservation, deadline: float) 
 def abort_reserved(
     session: Session, reservation: Reservation, reason: str, deadline: float
 ) -> None:
-    """Abort it. If nobody has begun it, nobody can from now on."""
+    """Abort the transaction, so that no writer can begin it later."""
     outcome = session.resolve(reservation.txn_id, deadline)
     if outcome.state not in FINISHED:
-        # Somebody began it, so this is a repetition: it brings the token and begins nothing.
+        # A writer began it: this repeated Begin brings its token, and begins nothing.
         try:
             begun = begin_reserved(session, reservation, deadline)
         except TransactionAborted:

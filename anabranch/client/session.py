@@ -1,8 +1,8 @@
 """The client's side of the protocol, as plain synchronous code over small ports.
 
-Every command is safe to repeat, because its ids are made here, before anything is sent. So each is sent again
-under the same ids until it is answered; and where the outcome of a commit stays in doubt, RESOLVE settles it
-by id. Nothing here sleeps, starts a thread, reads a clock or makes a random number but through the ports.
+Every command is safe to repeat: its ids are made here, before anything is sent. So each command is sent again
+under the same ids until it is answered. If a commit's outcome stays in doubt, RESOLVE decides it by id. Nothing
+here sleeps, starts a thread, reads a clock or makes a random number except through the ports.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ LONGEST_REPEAT_S = 10.0
 RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
 _FIRST_RETRY_S = 0.02
 _LONGEST_RETRY_S = 1.0
-# A controller's refusal at its deadline arrives at least, and at most, so long before ours.
+# A controller's refusal at its deadline arrives so long before ours, at least and at most.
 _MARGIN_S = (0.3, 2.0)
-# A refusal that holds for all copies of a command; another one only where it was sent once.
+# A refusal that holds for all copies of a command; any other holds only for a command sent once.
 _FINAL = (TransactionAborted, AlreadyCommitted, EventTooLarge)
 
 T = TypeVar("T")
@@ -75,11 +75,11 @@ class Session:
         return self._clock.monotonic()
 
     def new_correlation_id(self) -> bytes:
-        """16 random bytes, for one command: nobody else can have an answer sent under it."""
+        """16 random bytes for one command: no other client can guess them to answer under."""
         return self._entropy(CORRELATION_ID_SIZE)
 
     def new_secret(self) -> bytes:
-        """The secret that a transaction is begun with, and proved to be one's own by."""
+        """The secret of a new transaction, which proves later that this client began it."""
         return self._entropy(SECRET_SIZE)
 
     def random64(self) -> int:
@@ -89,9 +89,9 @@ class Session:
     # -- asking ---------------------------------------------------------------------------------------
 
     def ask(self, partition: int, command: Any, expected: type[T], deadline: float) -> T:
-        """Send a command until it is answered. A refusal is raised as its error.
+        """Send a command until it is answered. Raises a refusal as its error.
 
-        `DeadlineExceeded`, or `NotReady` if no controller ever answered this client: no answer came in time.
+        No answer in time: `DeadlineExceeded`, or `NotReady` if no controller ever answered this client.
         """
         result = self.try_ask(partition, command, deadline)
         if result is None:
@@ -103,7 +103,7 @@ class Session:
         return result
 
     def try_ask(self, partition: int, command: Any, deadline: float) -> Any | None:
-        """`ask`, any kind of answer; None if none came in time. `NotReady`: no other answer came."""
+        """`ask` for any kind of answer; None if none came in time. `NotReady`: only refusals of that name came."""
         self._bus.ready(deadline)
         if partition >= self._bus.control_partitions(partition + 1, deadline):
             raise InvalidArgument(
@@ -111,7 +111,7 @@ class Session:
             )
         try:
             payload = encode(command)
-        except MalformedRecord as error:  # of a value that no check before knew
+        except MalformedRecord as error:  # of a value that no earlier check caught
             raise InvalidArgument(str(error)) from error
         if len(payload) > self._bus.max_command_bytes():
             raise EventTooLarge(
@@ -127,7 +127,7 @@ class Session:
             # Not kept in a name: the traceback would hold this frame, and so the error itself.
             if result.code != NotReady.__name__ or self.now() + pause >= deadline:
                 raise error_of(result.code, result.message)
-            refused = result  # the reason, should nobody answer in time what is asked again
+            refused = result  # the reason, if no answer comes in time
             self._clock.sleep(pause)
             pause = min(pause * 2, _LONGEST_RETRY_S)
 
@@ -161,9 +161,9 @@ class Session:
         deadline: float,
         command: Any | None = None,
     ) -> Any | None:
-        """The next answer to a command of these digests, and, if it is known, to this one; None at the deadline.
+        """The next answer to a command of these digests (and to this one, if given); None at the deadline.
 
-        Others stand on the topic by mistake, or are forged: they are passed over.
+        Other answers under this id are mistakes or forgeries: they are passed over.
         """
         while (data := self._bus.wait(correlation_id, deadline)) is not None:
             reply = decode_as(r.Reply, data)
@@ -176,7 +176,7 @@ class Session:
         return None
 
     def no_answer(self, command: Any) -> AnabranchError:
-        """The error for a command that nothing depends on."""
+        """The error for an unanswered command that nothing depends on."""
         trouble = self._bus.trouble()
         said = f" (last trouble: {trouble})" if trouble else ""
         name = type(command).__name__
@@ -203,7 +203,7 @@ class Session:
         *,
         adopt: bool = False,
     ) -> r.StreamInfo:
-        """Create a stream, and its scope if need be. `StreamExists` if it exists with other settings."""
+        """Create a stream, and its scope if needed. `StreamExists` if it exists with other settings."""
         scope, _ = split_stream(stream)
         command = r.CreateStream(stream, segments, dict(settings), adopt)
         pause = _FIRST_RETRY_S
@@ -212,8 +212,8 @@ class Session:
             try:
                 return self.ask(partition, command, r.StreamList, deadline).streams[0]
             except UnknownScope:
-                # The directory's word to that partition is on its way, or retention took it unread: let it tell it
-                # again.
+                # The directory's message to that partition is on its way, or retention removed it unread: let the
+                # directory send it again.
                 if pause > _LONGEST_RETRY_S or self.now() + pause >= deadline:
                     raise
                 self._scopes.pop(scope, None)
@@ -226,11 +226,11 @@ class Session:
         return self.ask(partition, command, r.StreamList, deadline).streams
 
     def forget_stream(self, stream: str, deadline: float) -> None:
-        """Take a LOST stream away; the answer comes when its topics are gone, too."""
+        """Remove a LOST stream; the answer comes once its topics are gone."""
         self._ask_of_stream(stream, r.ForgetStream(stream), deadline)
 
     def recover_stream(self, stream: str, deadline: float) -> r.StreamInfo:
-        """Take a LOST stream back; `IllegalState` unless its topics are those that it had."""
+        """Take a LOST stream back; `IllegalState` unless its topics are the same ones."""
         return self._ask_of_stream(stream, r.RecoverStream(stream), deadline)[0]
 
     def scale(
@@ -276,7 +276,7 @@ class Session:
         return self.ask(partition, r.SafeTime(scope, at), r.SafeTimeIs, deadline).timestamp
 
     def series(self, scope: str, name: str | None, deadline: float) -> list[r.SeriesInfo]:
-        """How far one series of a scope has come, or all have, by name. `UnknownScope`."""
+        """The latest number of one series of a scope, or of all, by name. `UnknownScope`."""
         partition = self.find_scope(check_scope(scope), deadline)
         found: list[r.SeriesInfo] = []
         more = True
@@ -288,7 +288,7 @@ class Session:
         return found[::-1]
 
     def set_series(self, command: r.SetSeries, deadline: float) -> None:
-        """Let a series stand elsewhere. `IllegalState`, `InvalidToken`."""
+        """Move a series. `IllegalState`, `InvalidToken`."""
         partition = self.find_scope(check_scope(command.scope), deadline)
         self.ask(partition, command, r.SeriesList, deadline)
 
@@ -301,7 +301,7 @@ class Session:
         return make_txn_id(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
 
     def begin(self, command: r.Begin, deadline: float) -> r.Begun | r.Outcome:
-        """Begin, and prove the token; an `Outcome`: the name is committed already (or the transaction over)."""
+        """Begin, and prove the token; an `Outcome`: the name is committed (or the transaction over)."""
         result = self.try_ask(control_partition_of(command.txn_id), command, deadline)
         if result is None:
             raise self.no_answer(command)
@@ -312,7 +312,7 @@ class Session:
         return result
 
     def touch(self, token: bytes, stream: str, writer: int, deadline: float) -> r.Touched:
-        """Register a stream and who is about to write to it; says where."""
+        """Register a stream and the writer that will write to it; returns where to."""
         command = r.Touch(token, stream, writer)
         with _about(token):
             return self.ask(_partition(token), command, r.Touched, deadline)
@@ -331,15 +331,15 @@ class Session:
         deadline: float,
         number: int | None = None,
     ) -> r.Outcome:
-        """Commit, and know it: COMMITTED. `OutcomeUnknown` at the deadline; refusals leave it open.
+        """Commit until the outcome is COMMITTED. `OutcomeUnknown` at the deadline; refusals leave it open.
 
         ``number``: of the series ``name``; `AlreadyCommitted` where the series is beyond it.
         """
         named = None if receipts is None else tuple(receipts)
-        # `_settle` says how long to wait.
+        # `_until_known` says how long to wait.
         command = r.Commit(token, tuple(own), named, name, 0, number)
         with _about(token):
-            return self._settle(peek(token).txn_id, command, token, deadline)
+            return self._until_known(peek(token).txn_id, command, token, deadline)
 
     def one_shot(
         self,
@@ -349,21 +349,21 @@ class Session:
         events: Sequence[r.Event],
         deadline: float,
     ) -> r.Outcome:
-        """A whole transaction in one command, and know it: COMMITTED. `OutcomeUnknown` at the deadline."""
+        """A whole transaction in one command, until it is COMMITTED. `OutcomeUnknown` at the deadline."""
         command = r.OneShot(txn_id, scope, name, tuple(events))
-        return self._settle(txn_id, command, None, deadline)
+        return self._until_known(txn_id, command, None, deadline)
 
-    def _settle(
+    def _until_known(
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
     ) -> r.Outcome:
-        """Send a commit until its outcome is known; RESOLVE it when it stays unanswered."""
+        """Send a commit until its outcome is known; RESOLVE it if it stays unanswered."""
         self._bus.ready(deadline)  # a right that is missing here is a refusal
         try:
-            return self._settled(txn_id, command, token, deadline)
-        except NotAuthorized as error:  # here it is none: an earlier copy may be carried out
+            return self._try_until_known(txn_id, command, token, deadline)
+        except NotAuthorized as error:  # here it is no refusal: an earlier copy may be carried out
             raise _unknown(f"is not known: {error}", txn_id, token) from error
 
-    def _settled(
+    def _try_until_known(
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
     ) -> r.Outcome:
         partition = control_partition_of(txn_id)
@@ -380,15 +380,15 @@ class Session:
             except AnabranchError as error:
                 if isinstance(error, _FINAL) or self.now() - asked_at < min(FIRST_REPEAT_S, ask_s):
                     raise
-                # A copy of it may stand behind the one that was refused, and be carried out.
+                # Another copy of the refused commit may still be carried out.
                 outcome = self.try_ask(partition, r.Resolve(txn_id), deadline)
                 if outcome is not None and outcome.state == ("OPEN" if token else "ABORTED"):
                     raise
             if outcome is None:
-                # A one-shot that never arrived is aborted by this. An open transaction stays so: it is asked again.
+                # RESOLVE aborts a one-shot that never arrived. An open transaction stays open: it is asked again.
                 outcome = self.try_ask(partition, r.Resolve(txn_id), deadline)
             if command.name is not None and getattr(outcome, "state", "") == "ABORTED":
-                # Perhaps it gave way to an earlier commit: only the command itself is told which.
+                # Perhaps it gave way to an earlier commit: only an answer to the command itself names that one.
                 outcome = self.try_ask(partition, command, deadline) or outcome
             if outcome is not None and not isinstance(outcome, r.Outcome):
                 raise MalformedRecord(
@@ -407,7 +407,7 @@ class Session:
             return self.ask(_partition(token), r.Abort(token, reason), r.Outcome, deadline)
 
     def settle(self, token: bytes, reason: str, deadline: float) -> r.Outcome:
-        """Abort a transaction whose merge can't go on, as a stream of it is LOST. `IllegalState` otherwise."""
+        """Abort a transaction whose merge can't go on: a stream of it is LOST. Else `IllegalState`."""
         return self.ask(_partition(token), r.Settle(token, reason), r.Outcome, deadline)
 
     def state(self, txn_id: bytes, deadline: float) -> r.Outcome:
@@ -415,13 +415,13 @@ class Session:
         return self.ask(control_partition_of(txn_id), r.GetState(txn_id), r.Outcome, deadline)
 
     def resolve(self, txn_id: bytes, deadline: float) -> r.Outcome:
-        """The state; where nothing is known of the transaction, it is aborted first. `Expired`."""
+        """The state; a transaction that no controller knows is aborted first. `Expired`."""
         return self.ask(control_partition_of(txn_id), r.Resolve(txn_id), r.Outcome, deadline)
 
     def transactions(
         self, scope: str | None, finished: bool, limit: int, deadline: float
     ) -> list[r.Outcome]:
-        """The open ones, the oldest first, or all, the newest first. `UnknownScope`, `InvalidArgument`."""
+        """Open transactions, the oldest first, or all, the newest first. `UnknownScope`, `InvalidArgument`."""
         found: list[r.Outcome] = []
         for partition in self._partitions(scope, deadline):
             found += self._transactions_of(partition, scope, finished, limit, deadline)
@@ -431,7 +431,7 @@ class Session:
     def _transactions_of(
         self, partition: int, scope: str | None, finished: bool, limit: int, deadline: float
     ) -> list[r.Outcome]:
-        """Those of a control partition. A controller looks at some of the finished ones at a time."""
+        """Transactions of a control partition. A controller looks at some of the finished ones at a time."""
         found: list[r.Outcome] = []
         before = None
         while True:
@@ -443,7 +443,7 @@ class Session:
                 return found
 
     def commands(self, deadline: float) -> list[tuple[int, r.CommandList]]:
-        """(control partition, how far it is with its commands, and which it set aside)."""
+        """(control partition, its handled commands, and those it set aside)."""
         partitions = self._partitions(None, deadline)
         return [
             (number, self.ask(number, r.ListCommands(), r.CommandList, deadline))
@@ -455,7 +455,7 @@ class Session:
     def beat(
         self, correlation_id: bytes, tokens: Sequence[bytes], deadline: float
     ) -> Collection[bytes]:
-        """Say that these transactions live. Answers, if any, come under the correlation id, to these digests."""
+        """Send one heartbeat for these transactions. Answers come under the correlation id, to these digests."""
         self._bus.ready(deadline)
         digests = []
         by_partition: dict[int, list[bytes]] = {}
@@ -476,7 +476,7 @@ class Session:
         return result.not_open if isinstance(result, r.Alive) else ()
 
     def forget(self, correlation_id: bytes) -> None:
-        """Wait no more for answers under this id; wakes who does."""
+        """Drop later answers under this id, and wake the call that waits for one."""
         self._bus.forget(correlation_id)
 
 
@@ -499,7 +499,7 @@ def _belongs(result: Any, command: Any | None) -> bool:
     own = peek(command.token) if hasattr(command, "token") else command
     if result.txn_id == own.txn_id:
         return True
-    if isinstance(command, r.Begin):  # perhaps its commit, elsewhere, claimed what it gave way to
+    if isinstance(command, r.Begin):  # its commit may have claimed a name, and given way to this
         return result.scope == command.scope
     if not isinstance(command, r.Commit | r.OneShot) or command.name is None:
         return False
@@ -509,7 +509,7 @@ def _belongs(result: Any, command: Any | None) -> bool:
 
 @contextmanager
 def _about(token: bytes) -> Iterator[None]:
-    """A refusal because a commit is under way says of which transaction."""
+    """Add the transaction to a refusal that says that a commit is under way."""
     try:
         yield
     except OutcomeUnknown as error:

@@ -1,4 +1,4 @@
-"""The handle of who begins a transaction."""
+"""The handle of a transaction's beginner."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _EVENT_OVERHEAD = 48  # more than an event's fields take in a command, besides i
 class Transaction(Handle):
     """A transaction begun here. Use it as a context manager: leaving without a commit aborts.
 
-    Writes are kept in memory first. If the commit comes while all of them are there, and no token was asked
-    for, the whole transaction is one command; else it opens: begun at the controller, and written to journals.
-    Made by `Client.begin`. Any thread may use it.
+    Writes stay in memory first. If the commit finds all of them there, and no token was asked for, the whole
+    transaction is one command. Else it opens: the controller begins it, and the writes go to journals. Made by
+    `Client.begin`. Any thread may use it.
     """
 
     def __init__(self, shared: Shared, scope: str, name: str | None, keepalive_ms: int) -> None:
@@ -58,9 +58,9 @@ class Transaction(Handle):
         self._result: Result | None = None
         self._own: r.Receipt | None = None
         self._begun = False  # a Begin was sent
-        self._in_doubt = False  # a commit was sent, and how it ended is not known here
-        self._told = False  # … and the caller was told so
-        self._unsettled = False  # an abort was sent, and not answered
+        self._in_doubt = False  # a commit was sent, and its outcome is not known here
+        self._told = False  # … and the caller was told that
+        self._abort_unanswered = False  # an abort was sent, and not answered
 
     def __enter__(self) -> Self:
         return self
@@ -93,18 +93,18 @@ class Transaction(Handle):
 
     @property
     def txn_id(self) -> bytes | None:
-        """16 bytes; None while nothing was sent."""
+        """16 bytes; None before anything was sent."""
         return self._txn_id
 
     @property
     def result(self) -> Result | None:
-        """The outcome once committed; at once if the name was committed before."""
+        """The outcome once committed; known at once if the name was committed before."""
         return self._result
 
     # -- opening --------------------------------------------------------------------------------------
 
     def token(self) -> bytes:
-        """What other processes join, commit or abort with. Opens the transaction.
+        """The bytes with which other processes join, commit or abort. Opens the transaction.
 
         Raises: UnknownScope, NotReady, DeadlineExceeded, and as `write` if the transaction is over.
         """
@@ -116,18 +116,18 @@ class Transaction(Handle):
             return self._token
 
     def open_named(self) -> None:
-        """Begin at once, under the name; a committed name brings its result."""
+        """Begin at once, under the name; a committed name gives its result."""
         with self._lock:
             self._begin(self._shared.deadline(None))
 
     def _begin(self, deadline: float) -> None:
         txn_id = self._make_id(deadline)
         self._begun = True
-        self._secret = self._secret or self._session.new_secret()  # the same if it comes again
+        self._secret = self._secret or self._session.new_secret()  # the same when this is repeated
         begin = r.Begin(txn_id, self._scope, self._name, self.keepalive_ms, self._secret)
         begun = self._session.begin(begin, deadline)
         if isinstance(begun, r.Outcome):
-            self._settle(begun)
+            self._take_outcome(begun)
             return
         self._token = begun.token
         self._account = WriterAccount(
@@ -142,7 +142,7 @@ class Transaction(Handle):
         return self._txn_id
 
     def _open(self, deadline: float) -> None:
-        """Begin if need be; bring everything buffered to the journals, or nothing of it."""
+        """Begin unless it has begun; bring all buffered writes to the journals, or none."""
         if self._token is None:
             self._begin(deadline)
         lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
@@ -201,8 +201,8 @@ class Transaction(Handle):
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything written is acknowledged and its receipt registered. Opens the transaction.
 
-        ``timeout`` in seconds. Raises: WriteFailed, DeadlineExceeded (again is safe), NotReady (a stream's
-        journal is not found: again is safe), StreamLost (nor will it be: abort), and as `write`.
+        ``timeout`` in seconds. Raises: WriteFailed, DeadlineExceeded (repeating is safe), NotReady (a stream's
+        journal is missing: repeating is safe), StreamLost (the journal won't come back: abort), and as `write`.
         """
         with self._lock:
             self._check_usable()
@@ -223,22 +223,22 @@ class Transaction(Handle):
         number: int | None = None,
         timeout: float | None = None,
     ) -> Result:
-        """Commit: everything becomes visible at once. Returns the same result ever after.
+        """Commit: everything becomes visible at once. Repeating it returns the same result.
 
-        ``receipts``: exactly the writers to take besides this handle's own writes; None: every finished one.
-        ``name``: claim this name; if it is committed already, its outcome is the result and nothing of this
-        transaction becomes visible. ``number``, 0 or more: claim this number of the series ``name`` instead; it
-        must be above all committed in that series, ever. ``timeout`` in seconds.
+        ``receipts``: the writers to take besides this handle's own writes; None: every finished one. ``name``:
+        claim this name; if it is committed already, its outcome is the result, and this transaction has no effect.
+        ``number``, 0 or more: claim this number of the series ``name`` instead; it must be above all numbers that
+        were ever committed in the series. ``timeout`` in seconds.
 
         Raises:
-            AlreadyCommitted: the series is beyond this number, or the outcome of the number is not kept any more;
-                this transaction is aborted.
-            WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument: the
-                transaction is open and unchanged; mend it and commit again, or abort.
-            TransactionAborted: it is over without effect; begin a new one.
-            ClockSkew: it was not begun: this machine's clock is more than a day ahead of the controller's.
-            WriteFailed: an own write failed; abort.
-            OutcomeUnknown: no answer in time. Commit again, or ask ``client.state`` later.
+            AlreadyCommitted: the series is beyond this number, or its outcome is not kept any more; this
+                    transaction is aborted.
+                WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument: the
+                    transaction is open and unchanged; correct it and commit again, or abort.
+                TransactionAborted: it is over without effect; begin a new one.
+                ClockSkew: it was not begun: this machine's clock is more than a day ahead of the controller's.
+                WriteFailed: an own write failed; abort.
+                OutcomeUnknown: no answer in time. Commit again, or ask ``client.state`` later.
         """
         with self._lock:
             if self._result is not None:
@@ -261,7 +261,7 @@ class Transaction(Handle):
     def _commit_one_shot(self, name: str | None, deadline: float) -> Result:
         txn_id = self._make_id(deadline)
         self._place_null_keys(deadline)
-        # Whatever interrupts it from here on.
+        # From here on an interruption leaves it in doubt.
         before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
             outcome = self._session.one_shot(txn_id, self._scope, name, self._buffer, deadline)
@@ -273,9 +273,9 @@ class Transaction(Handle):
         except AnabranchError as error:
             self._failed_to_commit(error, before)
             if not self._in_doubt and self._over is None:
-                self._txn_id = None  # to settle it, the id may have been given up
+                self._txn_id = None  # resolving it may have given up the id
             raise
-        self._settle(outcome)
+        self._take_outcome(outcome)
         return self._done()
 
     def _commit_open(
@@ -293,7 +293,7 @@ class Transaction(Handle):
             self._own = self._account.receipt(finished=True)
         own = (self._own,) if self._account.lanes else ()
         self._hot.clear()
-        # Whatever interrupts it from here on.
+        # From here on an interruption leaves it in doubt.
         before, self._in_doubt, self._told = self._in_doubt, True, False
         try:
             outcome = self._session.commit(self._token, own, others, name, deadline, number)
@@ -302,10 +302,10 @@ class Transaction(Handle):
             self._failed_to_commit(error, before)
             raise
         warn_left_out(outcome, receipts)
-        self._settle(outcome)
+        self._take_outcome(outcome)
 
     def _check_taken(self, outcome: r.Outcome, own: Sequence[r.Receipt]) -> None:
-        """Somebody else with the token may have committed before, without what was written here."""
+        """Raise if another holder of the token committed before, without the writes of this handle."""
         taken = {receipt.writer: receipt for receipt in outcome.writers}
         if outcome.txn_id == self._txn_id and left_behind(own, taken):
             raise AlreadyCommitted(
@@ -313,19 +313,19 @@ class Transaction(Handle):
             )
 
     def _failed_to_commit(self, error: AnabranchError, before: bool) -> None:
-        """``before``: it was in doubt already, and a refusal of this commit says nothing of the former one."""
+        """``before``: a former commit was in doubt; a refusal of this one says nothing about that one."""
         if isinstance(error, TransactionAborted | AlreadyCommitted):
             self._in_doubt = False
             self._end(error)
             self._discard()
         elif isinstance(error, OutcomeUnknown | MalformedRecord | UnsupportedVersion):
-            self._told = True  # no answer, or none that can be read
+            self._told = True  # no answer, or an unreadable one
             self.beating = False
             self._hot.clear()
         else:
             self._in_doubt = self._told = before
 
-    def _settle(self, outcome: r.Outcome) -> None:
+    def _take_outcome(self, outcome: r.Outcome) -> None:
         if outcome.state != "COMMITTED":
             self._end(TransactionAborted(f"the transaction is aborted ({outcome.reason})"))
             self._check_not_over()
@@ -353,22 +353,22 @@ class Transaction(Handle):
                 self._buffer[i] = _placed(event, layout[at % len(layout)].segment_id)
 
     def abort(self, reason: str = "aborted by the client", *, timeout: float | None = None) -> None:
-        """Give up: once this returns, nothing of it ever becomes visible. Harmless if it is aborted already.
+        """Give up: after this, no event of it ever becomes visible. Repeating the call is fine.
 
-        Raises: AlreadyCommitted; DeadlineExceeded, NotReady, OutcomeUnknown: it is not known to be aborted, and
-        again is safe (of one that was never told to commit, silence makes sure).
+        Raises: AlreadyCommitted. DeadlineExceeded, NotReady, OutcomeUnknown: the abort is not certain; repeat it
+        (if no commit was sent, silence makes the controller abort it).
         """
         with self._lock:
             if self._result is not None:
                 raise AlreadyCommitted("the transaction is committed: there is no abort any more")
             self._shared.check()
             try:
-                if self._unsettled or not isinstance(self._over, TransactionAborted):
-                    self._unsettled = True
+                if self._abort_unanswered or not isinstance(self._over, TransactionAborted):
+                    self._abort_unanswered = True
                     self._abort(reason, self._shared.deadline(timeout))
-                    self._unsettled = self._in_doubt = False
+                    self._abort_unanswered = self._in_doubt = False
             except AlreadyCommitted as error:
-                self._unsettled = self._in_doubt = False
+                self._abort_unanswered = self._in_doubt = False
                 self._end(error)
                 raise
             finally:
@@ -379,7 +379,7 @@ class Transaction(Handle):
                     self._discard()
 
     def _abort(self, reason: str, deadline: float) -> None:
-        """Make sure, by the controller's word, of whatever was sent."""
+        """Send the abort, and wait for the controller's answer."""
         if self._token is not None:
             self._session.abort(self._token, reason, deadline)
         elif self._txn_id is not None and (self._begun or self._in_doubt):

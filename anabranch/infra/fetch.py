@@ -2,8 +2,8 @@
 
 Every jar is checked against the lock file before it is put into the cache, and again the first
 time that a process uses the cache (46 files, 45 MB: about 40 ms); after that, a file is hashed
-again only when its size or times changed. A file that does not match is fetched again. Once all
-are there, neither the network nor jgo is touched.
+again only when its size or times changed. A file that does not match is fetched again. A full cache needs neither
+the network nor jgo.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _HTTP_TIMEOUT_S = 60
 _LOCK_DEADLINE_S = 600.0
 _LOCK_POLL_S = 0.1
 
-# Per process: the stat of each jar when its hash was last found right.
+# Per process: the stat of each jar when its hash was last right.
 _verified: dict[Path, tuple[int, int, int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a fetch is: files and bytes, done and in all; ``file`` is the one just done."""
+    """How far a fetch is: files and bytes, done and in all; ``file``: the last one done."""
 
     file: str
     done_files: int
@@ -51,7 +51,7 @@ class Progress:
 
 
 def cache_root() -> Path:
-    """Where anabranch caches things: ``$ANABRANCH_CACHE`` or ``~/.cache/anabranch``."""
+    """The folder of all caches: ``$ANABRANCH_CACHE`` or ``~/.cache/anabranch``."""
     given = os.environ.get(CACHE_VARIABLE)
     return Path(given).expanduser() if given else Path.home() / ".cache" / "anabranch"
 
@@ -68,16 +68,16 @@ def ensure_broker(
     repository: str | None = None,
     lock: BrokerLock | None = None,
 ) -> list[Path]:
-    """The broker's class path; fetches what the cache lacks or holds damaged.
+    """The broker's class path; fetches jars that the cache lacks or holds damaged.
 
     Several processes may call this at once: one fetches, the others wait for it.
 
     Args:
-        progress: called after each file of a fetch, on the caller's thread; not at all without one.
+        progress: called after each file of a fetch, on the caller's thread.
         folder: where the jars are kept; `broker_cache` by default.
         repository: address of a Maven repository to use instead of Maven Central, for a mirror;
             ``$ANABRANCH_MAVEN_REPOSITORY`` by default.
-        lock: the jars of another version of the broker; give them a folder of their own too.
+        lock: the jars of another version of the broker, which need another folder.
 
     Raises:
         DownloadFailed: a file could not be fetched, after three attempts.
@@ -91,7 +91,7 @@ def ensure_broker(
         return paths
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / ".lock"):
-        # Judged again: another process may have fetched them while this one waited.
+        # Checked again: another process may have fetched them during the wait.
         missing = [jar for jar in lock.jars if not _is_good(folder, jar)]
         if missing:
             repository = repository or os.environ.get(REPOSITORY_VARIABLE) or None
@@ -146,7 +146,7 @@ def _fetch(
     from jgo.maven import MavenContext
 
     for left_over in folder.glob(f"{_STAGING}*"):
-        # Of a fetch that was killed: we hold the lock, so it is nobody's.
+        # A killed fetch left it: we hold the lock, so no process uses it.
         shutil.rmtree(left_over, ignore_errors=True)
     # Inside the cache folder, so that the final rename stays on one file system.
     with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:

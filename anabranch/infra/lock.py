@@ -1,8 +1,7 @@
 """The lock file: which jars make up the broker, each with its SHA-256 and size.
 
-``python -m anabranch.infra.lock`` resolves the broker's dependencies anew and rewrites the file.
-That needs the network and is done by hand when the version changes; read the difference before you
-commit it.
+``python -m anabranch.infra.lock`` resolves the broker's dependencies and rewrites the file. Run it by hand when the
+version changes, with the network, and read the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ DOWNLOADS_AT_ONCE = 4
 LOCK_NAME = f"kafka-{KAFKA_VERSION}.lock.json"
 LOCK_VARIABLE = "ANABRANCH_KAFKA_LOCK"
 
-# The broker logs through SLF4J, but its POM names no binding: without the second it logs nothing.
+# The broker logs through SLF4J, but its POM names no binding: the second root is one.
 ROOTS = (
     f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
     "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
@@ -55,16 +54,16 @@ class BrokerLock:
 
     @property
     def transaction_version(self) -> int:
-        """The highest level of ``transaction.version`` that can be asked for: Kafka 3 formats none but 0."""
+        """The highest level of ``transaction.version`` that can be formatted: with Kafka 3 only 0."""
         return 0 if self.kafka_version.startswith("3.") else 2
 
     def to_json(self) -> str:
-        """The text of the lock file."""
+        """The lock file's text."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> BrokerLock:
-        """Reads the text of a lock file."""
+        """The lock in a lock file's text."""
         loaded = json.loads(text)
         return cls(
             kafka_version=loaded["kafka_version"],
@@ -74,10 +73,10 @@ class BrokerLock:
 
 
 def broker_lock() -> BrokerLock:
-    """The lock that this version of anabranch ships; or of the file that ``$ANABRANCH_KAFKA_LOCK`` names.
+    """The lock of this version of anabranch, or of the file that ``$ANABRANCH_KAFKA_LOCK`` names.
 
     Raises:
-        OSError: the file named can't be read.
+        OSError: the named file can't be read.
     """
     return _read_lock(os.environ.get(LOCK_VARIABLE) or None)
 
@@ -97,7 +96,7 @@ def sha256_of(path: Path) -> str:
 
 
 def resolve(roots: tuple[str, ...] = ROOTS) -> BrokerLock:
-    """Resolves them with jgo and downloads every jar into a temporary folder to hash it.
+    """Resolve Maven coordinates with jgo; download every jar into a temporary folder to hash it.
 
     Args:
         roots: Maven coordinates, the broker's first.
@@ -108,7 +107,7 @@ def resolve(roots: tuple[str, ...] = ROOTS) -> BrokerLock:
         maven = MavenContext(repo_cache=Path(folder), timeout=60)
         found: dict[str, Artifact] = {}
         for root in roots:
-            # Root by root: resolved together, each root's POM would manage the other's versions.
+            # Each root alone: resolved together, each root's POM would manage the other's versions.
             inputs, transitive = maven.resolver.resolve([maven.create_dependency(root)])
             for dep in [*inputs, *(d for d in transitive if d.scope in ("compile", "runtime"))]:
                 found.setdefault(f"{dep.groupId}:{dep.artifactId}", dep.artifact)
@@ -122,7 +121,7 @@ def resolve(roots: tuple[str, ...] = ROOTS) -> BrokerLock:
 
 
 def main() -> None:
-    """Rewrites the lock file beside this module."""
+    """Rewrite the lock file beside this module."""
     lock = resolve()
     path = Path(__file__).with_name(LOCK_NAME)
     path.write_text(lock.to_json(), encoding="utf-8")

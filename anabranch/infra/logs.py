@@ -11,7 +11,7 @@ _TAIL_BYTES = 64 * 1024
 
 
 def mark(log: Path, text: str) -> int:
-    """Appends a line of our own; the log's size in bytes after it."""
+    """Append a line of ours; returns the log's size in bytes after it."""
     with log.open("ab") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} anabranch: {text}\n".encode())
         return file.tell()
@@ -30,7 +30,7 @@ def tail(log: Path, lines: int = TAIL_LINES) -> list[str]:
 
 
 def since(log: Path, position: int) -> str:
-    """What was appended from byte ``position`` on."""
+    """The text that was appended from byte ``position`` on."""
     with log.open("rb") as file:
         file.seek(position)
         return file.read().decode(errors="replace")

@@ -19,14 +19,14 @@ _WAIT_SLICE_S = 0.05
 
 
 class SupervisedProcess:
-    """A running command, with its own supervisor; made by `start`.
+    """A running command with its own supervisor. Made by `start`; safe to use from several threads.
 
-    Safe to use from several threads. In a child that the owner forked it does and knows nothing:
-    the pipes are shared with the owner, and a line read there would be missing here.
+    In a child that the owner forked, this object does nothing and reads nothing: it shares the pipes with the
+    owner, and a line read there would be missing here.
     """
 
     def __init__(self, supervisor: subprocess.Popen[bytes]) -> None:
-        """Use `start`."""
+        """Call `start` instead."""
         self._owner = os.getpid()
         self._supervisor = supervisor
         self._lock = threading.Lock()
@@ -46,16 +46,16 @@ class SupervisedProcess:
         remove_when_orphaned: Path | None = None,
         held: int | None = None,
     ) -> SupervisedProcess:
-        """Starts ``command``, its output appended to ``log``.
+        """Start ``command``, its output appended to ``log``.
 
-        ``remove_when_orphaned`` is a folder that the supervisor removes if this process dies. ``held``: an open
-        file that the supervisor keeps as long as the command runs.
+        ``remove_when_orphaned``: a folder that the supervisor removes if this process dies. ``held``: an open file
+        that the supervisor keeps while the command runs.
 
         Raises:
             OSError: the command (or its supervisor) could not be started.
         """
         supervisor = subprocess.Popen(
-            # -I -S: no site packages, no start-up files of users: they cost time and can fail.
+            # -I -S: no site packages or start-up files of users: they cost time and can fail.
             [
                 *(sys.executable or "python3", "-I", "-S", str(_SUPERVISOR)),
                 *(str(os.getpid()), str(log), str(remove_when_orphaned or "")),
@@ -65,7 +65,7 @@ class SupervisedProcess:
             stdout=subprocess.PIPE,
             env=dict(environment),
             cwd="/",
-            # A session of its own: Ctrl-C in the owner's terminal is the owner's to handle.
+            # A session of its own: Ctrl-C in a terminal goes to the owner alone.
             start_new_session=True,
             bufsize=0,
             pass_fds=() if held is None else (held,),
@@ -91,10 +91,10 @@ class SupervisedProcess:
             return self.returncode
 
     def wait(self, timeout_s: float) -> int | None:
-        """Waits for the end; the exit code, or None if ``timeout_s`` passed."""
+        """Wait for the end; the exit code, or None after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while not self.foreign and (left := deadline - time.monotonic()) > 0:
-            # In slices, so that another thread gets the lock to kill what this one waits for.
+            # In slices, so that another thread gets the lock to kill the command.
             with self._lock:
                 self._take_lines(min(left, _WAIT_SLICE_S))
                 if self.returncode is not None:
@@ -102,23 +102,23 @@ class SupervisedProcess:
         return self.returncode
 
     def terminate(self) -> None:
-        """Sends SIGTERM; does nothing if it has ended."""
+        """Send SIGTERM; does nothing if the command has ended."""
         self._order("T")
 
     def kill(self) -> None:
-        """Sends SIGKILL; does nothing if it has ended."""
+        """Send SIGKILL; does nothing if the command has ended."""
         self._order("K")
 
     def pause(self) -> None:
-        """Sends SIGSTOP, and returns when it was sent."""
+        """Send SIGSTOP; returns when it was sent."""
         self._order("P")
 
     def resume(self) -> None:
-        """Sends SIGCONT, and returns when it was sent."""
+        """Send SIGCONT; returns when it was sent."""
         self._order("C")
 
     def close(self) -> None:
-        """Ends what still runs (SIGTERM, then SIGKILL after three seconds) and frees the pipes."""
+        """End the command if it runs (SIGTERM, SIGKILL after three seconds), and free the pipes."""
         if self.foreign:
             return
         with self._lock:
@@ -152,7 +152,7 @@ class SupervisedProcess:
                 self._take_lines(left)
 
     def _take_lines(self, timeout_s: float) -> bool:
-        """Reads the supervisor's next lines; whether there may be more. Call with the lock held."""
+        """Read the supervisor's next lines; whether there may be more. Call with the lock held."""
         stdout = self._supervisor.stdout
         if self.foreign or self.returncode is not None or stdout is None or stdout.closed:
             return False
@@ -160,7 +160,7 @@ class SupervisedProcess:
             return False
         taken = os.read(stdout.fileno(), 4096)
         if not taken:
-            # The supervisor died without a word; the command died with it.
+            # The supervisor died without a report; the command died with it.
             self.returncode = -9
             return False
         self._buffer += taken
@@ -168,7 +168,7 @@ class SupervisedProcess:
         return True
 
     def _note_lines(self) -> None:
-        """Takes in the whole lines that are in the buffer."""
+        """Handle the whole lines in the buffer."""
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             word, _, value = line.decode(errors="replace").partition(" ")

@@ -1,4 +1,4 @@
-"""Asks a broker, over a plain socket, whether it serves: quick to import, no client threads."""
+"""A question to a broker over a plain socket, whether it serves: quick to import, no client threads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _CLIENT_ID = b"anabranch-ready"
 def is_ready(host: str, port: int, cluster_id: str, timeout_s: float = 1.0) -> bool:
     """Whether the broker at ``host:port`` is of that cluster and lists itself in its metadata.
 
-    A KRaft broker is listed only once the controller has unfenced it; then topics can be made. The
-    cluster id tells it from another broker, which may have taken the port first.
+    A KRaft broker is listed once the controller has unfenced it; then topics can be made. The cluster id tells it
+    from another broker, which may have taken the port first.
     """
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
             connection.settimeout(timeout_s)
-            # Client and server on one port: a connection to oneself, which is no broker.
+            # Client and server on one port: a connection to itself, not to a broker.
             if connection.getsockname() == connection.getpeername():
                 return False
             connection.sendall(_metadata_request())
@@ -31,7 +31,7 @@ def is_ready(host: str, port: int, cluster_id: str, timeout_s: float = 1.0) -> b
 
 
 def _metadata_request() -> bytes:
-    # Header version 1, then an empty array: the way of this version of asking for no topics.
+    # Header version 1, then an empty array: in this version it asks for no topics.
     header = struct.pack(">hhih", _METADATA_KEY, _METADATA_VERSION, 1, len(_CLIENT_ID)) + _CLIENT_ID
     body = header + struct.pack(">i", 0)
     return struct.pack(">i", len(body)) + body

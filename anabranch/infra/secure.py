@@ -12,11 +12,11 @@ _PREFIX = "listener.name.secure."
 
 @dataclass(frozen=True, slots=True)
 class SecureListener:
-    """SASL, over TLS if there is a key; any loopback client may still come in by the plain listener.
+    """SASL, over TLS if there is a key; loopback clients may still use the plain listener.
 
-    ``users``: name -> password, for PLAIN and SCRAM (there written when the folder is formatted; no commas).
+    ``users``: name -> password, for PLAIN and SCRAM (which is written when the folder is formatted; no commas).
     OAUTHBEARER takes any token without a signature: for tests only. ``key``: PEM file of the private key (PKCS #8)
-    and its certificates. ``client_ca``: PEM file of who may sign clients' certificates, which are asked for then.
+    and its certificates. ``client_ca``: PEM file of the authority for clients' certificates, then required.
     """
 
     users: Mapping[str, str] = field(repr=False)
@@ -24,7 +24,7 @@ class SecureListener:
     client_ca: Path | None = None
 
     def properties(self, address: str) -> dict[str, str]:
-        """Server properties. The first three are to be appended to the others of their names."""
+        """Server properties. The caller appends the first three to the broker's own of those names."""
         plain = "".join(f' user_{user}="{password}"' for user, password in self.users.items())
         scram = f"{_LOGIN}.scram.ScramLoginModule required;"
         found = {
@@ -53,7 +53,7 @@ class SecureListener:
         return found
 
     def format_arguments(self) -> list[str]:
-        """Arguments for the formatting of the broker's folder."""
+        """Arguments for formatting the broker's folder."""
         return [
             word
             for user, password in self.users.items()

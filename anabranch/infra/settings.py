@@ -14,7 +14,7 @@ NODE_ID = 1
 _PLAIN = "-._/,;@$()[]{}*+"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 
-# What the broker object itself decides: given as an extra property, it would break that.
+# Properties that the broker object sets: another value would break it.
 _OWN = frozenset(
     {
         "advertised.listeners",
@@ -39,33 +39,33 @@ _DEFAULTS = {
     "transaction.state.log.min.isr": "1",
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
-    # 50 partitions by default: seconds at the first use, and as many open files.
+    # Kafka's default is 50 partitions: seconds at the first use, and as many open files.
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "share.coordinator.state.topic.num.partitions": "1",
-    # Groups: no wait for further members at the first join, and quick failure detection on demand.
+    # Groups: no wait for further members at the first join, and quick failure detection on request.
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.min.heartbeat.interval.ms": "200",
-    # A killed broker can register again only when the session of its former life has run out. That
-    # and the heartbeats go from this process to itself, so there is no network to be patient with.
+    # A killed broker can register again only after its former session. Both ends of its heartbeats
+    # are this process, so no network delays them.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
-    # Topics are declared, never made by a typing error.
+    # Topics are declared: a mistyped name makes none.
     "auto.create.topics.enable": "false",
-    # 128 MB of a small heap by default.
+    # Kafka's default is 128 MB, much of a small heap.
     "log.cleaner.dedupe.buffer.size": "16777216",
-    # A minute by default: test suites make and delete many topics.
+    # Kafka's default is a minute: test suites make and delete many topics.
     "log.segment.delete.delay.ms": "1000",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A node's place in a cluster of several.
+    """A node's place in a cluster.
 
-    ``voters``: node id -> port of its controller. ``temporary``: what to remove if the owner dies.
+    ``voters``: node id -> port of its controller. ``temporary``: a folder to remove if the owner dies.
     """
 
     node_id: int
@@ -75,11 +75,11 @@ class Membership:
 
     @property
     def controller_port(self) -> int:
-        """This node's own."""
+        """The port of this node's controller."""
         return self.voters[self.node_id]
 
     def properties(self) -> dict[str, str]:
-        """Instead of the defaults above: replicas, and leaders that soon go back to where they belong."""
+        """Properties that replace the defaults above: replicas, and leaders that soon return to their brokers."""
         replicas = str(min(3, len(self.voters)))
         in_sync = str(min(2, len(self.voters)))
         return {
@@ -91,7 +91,7 @@ class Membership:
             "share.coordinator.state.topic.replication.factor": replicas,
             "share.coordinator.state.topic.min.isr": in_sync,
             "unclean.leader.election.enable": "false",
-            # Five minutes by default: after a restart a node would lead nothing for so long.
+            # Kafka's default is five minutes: so long a restarted node would lead nothing.
             "leader.imbalance.check.interval.seconds": "5",
             "leader.imbalance.per.broker.percentage": "0",
         }
@@ -109,19 +109,19 @@ def server_properties(
 ) -> dict[str, str]:
     """The broker's properties; those in ``extra`` replace the defaults.
 
-    ``proxied``: a port where a proxy comes in, and the proxy's own ``host:port``, which clients are told there.
-    ``secure``: a port, and what listens there.
+    ``proxied``: a port for a proxy, and the proxy's own ``host:port``, which its clients are told.
+    ``secure``: a port, and its listener.
 
     Raises:
-        ValueError: ``extra`` holds one that the broker object decides itself.
+        ValueError: ``extra`` holds a property that the broker object sets itself.
     """
     node_id = membership.node_id if membership else NODE_ID
     voters = membership.voters if membership else {NODE_ID: controller_port}
     own = {
         "process.roles": "broker,controller",
         "node.id": str(node_id),
-        # A static quorum: a dynamic one would keep the controller's port in its log, and the port
-        # may be another one at the next start.
+        # A static quorum: a dynamic one would keep the controller's port in its log, and the next start may use
+        # another port.
         "controller.quorum.voters": ",".join(f"{n}@{HOST}:{p}" for n, p in voters.items()),
         "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
         "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
@@ -143,10 +143,10 @@ def server_properties(
 
 
 def check_extra(extra: Mapping[str, str]) -> None:
-    """Refuses properties that the broker object decides itself.
+    """Refuse properties that the broker object sets itself.
 
     Raises:
-        ValueError: naming them.
+        ValueError: names them.
     """
     if taken := sorted(_OWN & extra.keys()):
         raise ValueError(f"{', '.join(taken)}: set by the embedded broker itself")
@@ -158,7 +158,7 @@ def properties_text(properties: Mapping[str, str]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Only letters, digits and a few signs as they are: such a file is ISO-8859-1 to Java."""
+    """Escape all but letters, digits and a few signs: Java reads such a file as ISO-8859-1."""
     units = text.encode("utf-16-be")
     codes = [int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2)]
     return "".join(
@@ -174,14 +174,13 @@ def jvm_options(
 ) -> list[str]:
     """Options of the broker's JVM; ``extra`` comes last, and may choose another garbage collector.
 
-    ``archive`` is a class-data archive to start from (see `anabranch.infra.archive`); the JVM
-    ignores one that does not fit. ``quick_start`` compiles with the first tier only: a quicker
-    start for less throughput.
+    ``archive``: a class-data archive (`anabranch.infra.archive`); the JVM ignores one that does not fit.
+    ``quick_start`` compiles with the first tier only: a quicker start for less throughput.
     """
     options = [
         f"-Xmx{heap_mb}m",
         "-XX:+ExitOnOutOfMemoryError",
-        # Statistics in a file of /tmp: a slow disk there would stall the JVM.
+        # Statistics in a file under /tmp: a slow disk there would stall the JVM.
         "-XX:-UsePerfData",
         "-Djava.awt.headless=true",
         "-Dlog4j2.configurationFile=" + Path(__file__).with_name("log4j2.properties").as_uri(),

@@ -1,4 +1,4 @@
-"""Formatting of a broker's folder, once; and what it was formatted with, in ``broker.json``."""
+"""Formats a broker's folder once, and keeps the settings of that in ``broker.json``."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _FACTS = "broker.json"
 
 @contextmanager
 def hold(folder: Path) -> Iterator[int]:
-    """The folder is this process's own, made for it (mode 0700) if it is not there.
+    """Lock the folder for this process; a missing one is made (mode 0700).
 
-    It gives a descriptor: a child that inherits it holds the folder too, until both have closed it.
+    Yields a descriptor: a child that inherits it holds the folder too, until both have closed it.
 
     Raises: FolderInUse, FolderUnusable.
     """
@@ -70,9 +70,9 @@ def ensure_formatted(
     cluster_id: str | None = None,
     more: Sequence[str] = (),
 ) -> str:
-    """Formats the folder's data, unless that was done before; returns the cluster id.
+    """Format the folder's data, unless that was done before; returns the cluster id.
 
-    A formatting that was cut off is done again from nothing: ``broker.json`` says whether it ended.
+    A formatting that was cut off is repeated from nothing: ``broker.json`` says whether it ended.
 
     Args:
         folder: the broker's.
@@ -118,7 +118,7 @@ def ensure_formatted(
 
 
 def new_cluster_id() -> str:
-    """Kafka's form of an id. It must not begin with a dash, as an argument."""
+    """An id in Kafka's form, without a leading dash: the id becomes an argument."""
     return "A" + urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 
 

@@ -53,7 +53,7 @@ _POLL_S = 0.25
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command to its end, or to the owner's."""
+    """Run the command to its end, or to the owner's."""
     owner, log, remove = int(arguments[0]), arguments[1], arguments[2]
     command = arguments[arguments.index("--") + 1 :]
     # The owner may be gone at any moment, and writing to it must not end this process.
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # Whoever ends this process ends the command: by the same path as the owner's end.
+    # SIGTERM to this process ends the command, by the same path as the owner's end.
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         with open(log, "ab") as output:
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
 def _watch(
     child: subprocess.Popen[bytes] | None, owner: int, owner_fd: int | None, wake: int
 ) -> bool | None:
-    """Carries out orders until something ends, and says what.
+    """Carry out orders until the owner or the command ends.
 
     True: the owner released us; False: the owner is gone; None: ``child`` has ended.
     """
@@ -113,7 +113,7 @@ def _watch(
         if 0 in ready:
             orders = os.read(0, 64)
             if not orders:
-                # Closed without a word: by a death, for `close` says so first.
+                # Closed without an order: the owner died, as `close` sends one first.
                 return False
             for order in (orders[i : i + 1] for i in range(len(orders))):
                 if order == _QUIT:
@@ -125,7 +125,7 @@ def _watch(
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ends the command, gently for `_GRACE_S` seconds; a paused one has to be woken for that."""
+    """End the command: SIGCONT and SIGTERM, and SIGKILL after `_GRACE_S` seconds."""
     if child.poll() is None:
         child.send_signal(signal.SIGTERM)
         child.send_signal(signal.SIGCONT)

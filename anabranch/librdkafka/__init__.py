@@ -1,1 +1,1 @@
-"""What goes through librdkafka: commands, single events, group membership."""
+"""The parts on librdkafka: commands, single events, group membership."""

@@ -177,9 +177,9 @@ class KafkaAdmin:
         return NotReady(f"the brokers can't be asked: {why}")
 
     def _refresh(self, client: AdminClient, deadline: float) -> None:
-        """Learn the leaders anew: questions about offsets go by the leaders known, for ever.
+        """Learn the leaders again: else questions about offsets go to the leaders known at first.
 
-        A client that is not answered is let go: it may have lost all brokers for good (decision 0010).
+        An unanswered client is let go: it may have lost all brokers for good (decision 0010).
         """
         try:
             left = deadline - self._clock.monotonic()

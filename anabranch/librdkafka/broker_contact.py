@@ -1,7 +1,8 @@
 """Whether a handle of librdkafka still has brokers to talk to.
 
 librdkafka forgets all brokers when one that has just started names none, and may then never connect again (decision
-0010). Nothing tells of that; so who hears nothing for long asks, and where others are answered makes a new handle.
+0010). No callback reports that. So after a long silence the owner asks, and makes a new handle if another
+handle gets an answer.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 log = logging.getLogger("anabranch.kafka")
 
-SILENCE_S = 30.0  # so long nothing may be heard before the handle is asked
-SUSPECT_S = 5.0  # so long, if it has complained, or did not answer last time
+SILENCE_S = 30.0  # the handle is asked after so long a silence
+SUSPECT_S = 5.0  # … or after so long, if it has complained, or did not answer last time
 _ANSWER_S = 2.0
 _ALL_DOWN = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
 
@@ -26,36 +27,38 @@ class Handle(Protocol):
     """A producer, consumer or admin client of confluent-kafka."""
 
     def list_topics(self, topic: str, timeout: float) -> ClusterMetadata:
-        """What the brokers say about a topic, and about themselves."""
+        """The brokers' metadata about a topic, and about themselves."""
 
 
 class Contact:
-    """Watches one handle. For the thread that uses the handle."""
+    """Watches one handle, on the thread that uses it."""
 
     def __init__(self, handle: Handle, common: Mapping[str, Any], topic: str = "") -> None:
-        """``common``: the options of any client of these brokers. ``topic``: to be asked for; "": none yet."""
+        """``common``: the options of any client of these brokers. ``topic``: to ask for; "": none yet."""
         self._handle = handle
         self._common = dict(common)
         self.topic = topic
-        self._since = time.monotonic()  # when something was heard, or asked, last
+        self._since = (
+            time.monotonic()
+        )  # the last time that the handle heard something, or was asked
         self._unanswered = 0
         self.complained = False  # since it last answered
 
     def complaint(self, error: KafkaError) -> None:
-        """What the handle's ``error_cb`` is told."""
+        """Called with each error of the handle's ``error_cb``."""
         if error.code() == _ALL_DOWN:
             self.complained = True
 
     def heard(self) -> None:
-        """Something came from a broker."""
+        """Called when something came from a broker."""
         self._since = time.monotonic()
         self._unanswered = 0
         self.complained = False
 
     def lost(self) -> bool:
-        """Whether to make a new handle: this one is not answered, twice, and another one is.
+        """Whether to make a new handle: this one got no answer, twice, and another one gets one.
 
-        Costs nothing but a look at the clock until nothing was heard for `SILENCE_S`, and then up to 4 seconds.
+        Costs a look at the clock, and up to 4 seconds once nothing was heard for `SILENCE_S`.
         """
         suspect = self.complained or self._unanswered
         patience = SUSPECT_S if suspect else SILENCE_S
@@ -70,7 +73,7 @@ class Contact:
         return lost
 
     def _others_are(self) -> bool:
-        quiet = self._common | {"log_level": 0}  # the handle itself has told enough
+        quiet = self._common | {"log_level": 0}  # the handle itself has logged enough
         found = _is_answered(AdminClient(quiet), self.topic)
         if found:
             log.warning(
@@ -80,7 +83,7 @@ class Contact:
 
 
 def _is_answered(handle: Handle, topic: str) -> bool:
-    """By somebody who knows the brokers."""
+    """Whether a broker that knows the others answers."""
     try:
         return bool(handle.list_topics(topic, timeout=_ANSWER_S).brokers)
     except KafkaException:
@@ -88,7 +91,7 @@ def _is_answered(handle: Handle, topic: str) -> bool:
 
 
 def with_error_callback(config: dict[str, Any], ours: Callable[[Any], None]) -> dict[str, Any]:
-    """The config with an ``error_cb`` that calls ours, then the caller's own if there is one."""
+    """The config with an ``error_cb`` that calls ours, then the caller's own if it has one."""
     theirs = config.get("error_cb")
 
     def both(error: Any) -> None:

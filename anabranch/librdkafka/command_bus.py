@@ -34,16 +34,16 @@ from anabranch.topics.names import commands_topic, replies_topic
 log = logging.getLogger("anabranch.client")
 
 _POLL_S = 0.1
-_DENIED_S = 1.0  # an answer that can't be read is waited for no longer: the right may be back
+_DENIED_S = 1.0  # an unreadable answer is awaited no longer: the right may come back
 _REPLIES_AT_ONCE = 1000
 _TOPICS_S = 10.0  # how long the cluster's topics may be missing
 _JOIN_S = 10.0
 _LAST_WORDS_S = 1.0
 _YOUNG_S = 1.0
 _last_made = [-_YOUNG_S]  # when a handle of librdkafka was made last, monotonic seconds
-_FRAMING = 512  # more than a command's record takes besides its payload
+_FRAMING = 512  # more bytes than a command's record takes besides its payload
 
-# The broker's word on a command, and on each copy of it.
+# A broker's refusal of a command and of each copy of it.
 _REFUSALS: dict[int, type[AnabranchError]] = {
     KafkaError.MSG_SIZE_TOO_LARGE: EventTooLarge,
     KafkaError.INVALID_TIMESTAMP: ClockSkew,
@@ -54,7 +54,7 @@ _Answer: TypeAlias = "bytes | AnabranchError | None"
 
 
 class KafkaBus:
-    """See `CommandBus`."""
+    """Commands through one producer; replies through one consumer of one partition."""
 
     def __init__(
         self, options: Options, admin: KafkaAdmin, prefix: str, clock: Clock, entropy: Entropy
@@ -130,9 +130,9 @@ class KafkaBus:
         return producer, Contact(producer, self._options.admin(), self._commands)
 
     def _renew_producer(self, producer: Producer) -> bool:
-        """A new producer id: commands are told apart by their own ids, and sent again, so nothing is lost by it.
+        """A new producer id. Commands have ids of their own and are sent again, so nothing is lost.
 
-        Returns whether this one was replaced: somebody may have been quicker, or the bus is closed.
+        Returns whether this producer was replaced: another thread may have been quicker, or the bus is closed.
         """
         with self._lock:
             if self._producer is not producer or self._closed:
@@ -141,13 +141,13 @@ class KafkaBus:
             return True
 
     def control_partitions(self, least: int = 0, deadline: float = 0.0) -> int:
-        """Partitions of the commands topic: some may have been added."""
+        """The number of partitions of the commands topic, which may grow."""
         if self._partitions < least:
             self._partitions = self._find_topics(deadline)[self._commands]
         return self._partitions
 
     def max_command_bytes(self) -> int:
-        """By the commands topic's limit."""
+        """The commands topic's limit for a payload."""
         return self._max_bytes - _FRAMING
 
     # -- commands and replies -------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class KafkaBus:
             )
         except BufferError:
             self._trouble = "the queue of commands is full"
-        except RuntimeError:  # closed meanwhile, since it was lost: the command is sent again
+        except RuntimeError:  # closed as lost meanwhile: the command is sent again
             self._trouble = "the producer of commands is being replaced"
         except KafkaException as error:
             self._refused(error.args[0], correlation_id, producer)
@@ -188,7 +188,7 @@ class KafkaBus:
         return NotAuthorized(f"the right Write on the topic {self._commands} is missing")
 
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
-        """The next reply. `NotAuthorized` says only what came last: an earlier copy may be carried out."""
+        """The next reply. `NotAuthorized` is only the latest error: an earlier copy may be carried out."""
         slot = self._slots.setdefault(correlation_id, SimpleQueue())
         left = deadline - self._clock.monotonic()
         deaf = self._deaf if left > _DENIED_S else None
@@ -223,7 +223,7 @@ class KafkaBus:
             slot.put(answer)
 
     def _receive(self) -> None:
-        """The replies thread."""
+        """The loop of the replies thread."""
         consumer = self._consumer
         if consumer is None:
             return
@@ -234,14 +234,14 @@ class KafkaBus:
                 if message is None:
                     continue
                 self._take_reply(message)
-                # A round's replies come together: the rest of them in one call.
+                # The replies of one round arrive together: one call takes the rest of them.
                 for message in consumer.consume(_REPLIES_AT_ONCE, 0):
                     self._take_reply(message)
         finally:
             consumer.close()
 
     def _serve_producer(self) -> None:
-        """Its delivery reports; and a new one, if commands wait in vain for brokers that others find."""
+        """Serve delivery reports; make a new producer if commands wait in vain for brokers that others find."""
         producer, contact = self._producer, self._contact
         if producer is None or contact is None:
             return
@@ -255,7 +255,7 @@ class KafkaBus:
         error = message.error()
         if error is not None:
             self._on_error(error)
-            if error.code() == _DENIED:  # said once; then there is no word until a reply comes
+            if error.code() == _DENIED:  # reported once; then no error comes until a reply does
                 text = (
                     f"the right Read on the topic {self._replies} is missing: no answer can be read, and what was "
                     "sent may be carried out"
@@ -271,7 +271,7 @@ class KafkaBus:
             self._answer(key, value)
 
     def _delivered(self, correlation_id: bytes, error: KafkaError | None, _: Message) -> None:
-        """A report. What failed has no headers any more to tell its id by."""
+        """Take a delivery report. A failed record has lost the headers with its id."""
         if error is None:
             return
         self._trouble = str(error)
@@ -293,7 +293,7 @@ class KafkaBus:
     # -- its end --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the thread; who waits gets None."""
+        """Stop the thread; waiting calls return None."""
         with self._lock:
             if self._closed:
                 return
@@ -317,14 +317,14 @@ class KafkaBus:
 def make(
     kind: Callable[[dict[str, Any]], Any], config: dict[str, Any], on_error: Callable[[Any], None]
 ) -> Any:
-    """A producer or consumer; an option that librdkafka does not take is `UnsupportedSetting`."""
+    """A producer or consumer; `UnsupportedSetting` for an option that librdkafka does not take."""
     return _make(kind, with_error_callback(config, on_error))
 
 
 def make_consumer(
     options: Options, config: dict[str, Any], on_error: Callable[[Any], None]
 ) -> LastingConsumer:
-    """A consumer that outlives brokers; an option that librdkafka does not take is `UnsupportedSetting`."""
+    """A consumer that outlives brokers; `UnsupportedSetting` for an option that librdkafka does not take."""
     return LastingConsumer(
         config, options.admin(), make=lambda config: _make(Consumer, config), on_error=on_error
     )
@@ -338,21 +338,21 @@ def _make(kind: Callable[[dict[str, Any]], Any], config: dict[str, Any]) -> Any:
         raise UnsupportedSetting(f"librdkafka refuses the options: {error}") from error
 
 
-def _settle_before_fork() -> None:
-    """Let the threads of a handle that was just made come to rest.
+def _rest_before_fork() -> None:
+    """Let the threads of a new handle come to rest.
 
-    They look up names and open connections first, under locks of the C library. A child forked in that moment
-    would have these locks, held by nobody, and its own client would wait for ever (measured: 1 fork in 5).
+    They first look up names and open connections, under locks of the C library. A child forked in that moment
+    inherits these locks without their holders, and its own client would hang (measured: 1 fork in 5).
     """
     time.sleep(max(0.0, _last_made[0] + _YOUNG_S - time.monotonic()))
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_settle_before_fork)
+    os.register_at_fork(before=_rest_before_fork)
 
 
 def drop(producer: Producer) -> None:
-    """Free a producer at once; what it has not delivered is lost."""
+    """Free a producer at once; undelivered records are lost."""
     producer.purge(in_queue=True, in_flight=True, blocking=False)
     producer.flush(_LAST_WORDS_S)
     if not len(producer):
@@ -360,6 +360,6 @@ def drop(producer: Producer) -> None:
 
 
 def leak(thing: object) -> None:
-    """Never free this object. In a forked child, freeing would wait for threads that aren't there."""
+    """Never free this object. In a forked child, freeing would wait for threads that it lacks."""
     if thing is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -1,4 +1,4 @@
-"""A journal writer's producer on confluent-kafka, and what went wrong with it."""
+"""A journal writer's producer on confluent-kafka, and its first error."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _PAUSE_S = 0.05
 
 
 class Channel:
-    """A producer and what went wrong with it."""
+    """One producer and its first error."""
 
     def __init__(self, options: Options, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.failure: str | None = None
-        self.forbidden: str | None = None  # a topic that may not be written to
+        self.forbidden: str | None = None  # a topic that refuses writes
         config = options.journal(max_bytes) | {"on_delivery": self._undelivered}
         self.producer: Producer = make(Producer, config, self._on_error)
         self.contact = Contact(self.producer, options.admin())
-        self._unsent = 0  # when it was last looked whether it is in contact
-        self._known: dict[str, int] = {}  # topic -> partitions that the producer knows of, at least
+        self._unsent = 0  # when the producer's contact was last checked
+        self._known: dict[str, int] = {}  # topic -> partitions that the producer knows, at least
         self._closing = threading.Lock()
         self._closed = False
 
@@ -48,15 +48,15 @@ class Channel:
             log.debug("journal writes: %s", error)
 
     def fail(self, reason: str) -> None:
-        """The first failure stays."""
+        """Keep the first failure."""
         if self.failure is None:
             self.failure = reason
 
     def learn(self, topic: str, partitions: int, clock: Clock, deadline: float) -> None:
-        """See that the producer knows a topic with so many partitions.
+        """Wait until the producer knows a topic with so many partitions.
 
-        librdkafka refreshes what it knows every few minutes, and gives up records for partitions that were
-        added since. Brokers, too, may learn of new ones a little late.
+        librdkafka refreshes its metadata every few minutes, and gives up records for partitions that were added
+        since. Brokers, too, may know new ones a little late.
         """
         self.contact.topic = topic
         trouble = "they know fewer"
@@ -80,7 +80,7 @@ class Channel:
         self.producer.poll(seconds)
 
     def watch(self) -> None:
-        """To be called while records wait: fail early if brokers are there, and this producer finds none."""
+        """Called while records wait: fail early if brokers are there, and this producer finds none."""
         unsent = len(self.producer)
         if unsent < self._unsent:
             self.contact.heard()
@@ -89,7 +89,7 @@ class Channel:
         self._unsent = unsent
 
     def close(self) -> None:
-        """Free the producer. Its unsent records are purged; what is in flight may still be written."""
+        """Free the producer. Its unsent records are purged; records in flight may still be written."""
         with self._closing:
             if not self._closed:
                 self._closed = True

@@ -1,4 +1,4 @@
-"""A member of a consumer group on confluent-kafka. It fetches nothing: readers read the log themselves."""
+"""A member of a consumer group on confluent-kafka, which fetches nothing: readers read the log themselves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FORBIDDEN = {
 
 
 class KafkaGroupMember:
-    """See `anabranch.ports.GroupMember`."""
+    """The real make of `anabranch.ports.GroupMember`."""
 
     def __init__(self, options: Options, group: str) -> None:
         """Raises: UnsupportedSetting (an option that librdkafka does not take)."""

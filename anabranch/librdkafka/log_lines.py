@@ -1,4 +1,4 @@
-"""librdkafka's messages, as far as anybody wants to read them."""
+"""A filter for librdkafka's log lines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ logger = logging.getLogger("anabranch.kafka")
 
 
 class Seldom(logging.Filter):
-    """Lets failures through at once when they are new, and then every 30 seconds with how many were left out.
+    """Lets a new failure through at once, then every 30 seconds with the number left out.
 
-    While a broker is away, librdkafka tells of each connection that it tries, several times a second. Two are the
+    While a broker is away, librdkafka logs each connection that it tries, several times a second. Two lines are the
     same if facility, client and thread are (each broker has a thread).
     """
 
@@ -28,12 +28,12 @@ class Seldom(logging.Filter):
         self._told: dict[tuple[str, str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is told; confluent-kafka's are ``"%s [%s] %s" % (facility, client, text)``."""
+        """Whether to log the record; confluent-kafka's are ``"%s [%s] %s" % (facility, client, text)``."""
         args = record.args
         if not isinstance(args, tuple) or len(args) != 3:
             return True
         if args[0] == "GETPID" and str(args[2]).endswith("retrying"):
-            return False  # brokers that have just started; it tells if it does not become well
+            return False  # brokers that have just started; a later line says if it lasts
         if args[0] not in _REPEATED:
             return True
         facility, client, text = map(str, args)

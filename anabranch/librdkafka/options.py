@@ -1,4 +1,4 @@
-"""Options of `connect`: librdkafka's, sorted by who they are for; those that would break promises are refused."""
+"""Options of `connect`: librdkafka's, sorted by role; options that would break a promise are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Option -> (values that are allowed, why not others). An empty set: never allowed.
+# Option -> (allowed values, the reason against others). An empty set: never allowed.
 _FIXED: dict[str, tuple[frozenset[str], str]] = {
     "acks": (frozenset(("all", "-1")), _PROMISE),
     "request.required.acks": (frozenset(("all", "-1")), _PROMISE),
@@ -90,7 +90,7 @@ _WITH_UNDERSCORE = _names(
 
 _COMMANDS = {
     "linger.ms": 0,
-    # One alone goes at once; what comes while it is on its way goes together, in half the work for all sides.
+    # A lone command goes at once; commands behind one in flight go together, at half the work for all sides.
     "max.in.flight.requests.per.connection": 1,
     "enable.idempotence": True,
     "acks": "all",
@@ -99,7 +99,7 @@ _COMMANDS = {
     "delivery.report.only.error": True,
     "socket.nagle.disable": True,
 }
-# A frozen broker is fenced by then, and another one leads; librdkafka's own minute is a minute without answers.
+# Longer than a frozen broker needs to be fenced. librdkafka's own minute is a minute without answers.
 _REPLIES_DEFAULTS = {"socket.timeout.ms": 10_000}
 _REPLIES = {
     "group.id": "anabranch-replies",  # never joined: the partition is assigned by hand
@@ -112,8 +112,8 @@ _REPLIES = {
     "fetch.error.backoff.ms": 50,
     "socket.nagle.disable": True,
 }
-# Merging pays from about 100 records a batch, so that batches may fill for a while; but one that is packed
-# within a processor's own cache takes an eighth less of its time.
+# Merging pays from about 100 records a batch, so batches may fill for a while; but a batch packed within a
+# processor's own cache takes an eighth less of its time.
 _BULK_DEFAULTS = {
     "linger.ms": 50,
     "batch.size": 250_000,
@@ -122,7 +122,7 @@ _BULK_DEFAULTS = {
     "queue.buffering.max.messages": 500_000,
     "queue.buffering.max.kbytes": 256 << 10,
 }
-# Columns cost so little that requests count: bigger ones take a fifth less time, and processor, than those above.
+# Columns cost so little that requests count: bigger ones take a fifth less time and CPU than those above.
 _COLUMN_BATCH_BYTES = 1_000_000
 _BULK = {"enable.idempotence": True, "acks": "all", "delivery.report.only.error": True}
 _READER_DEFAULTS = {
@@ -145,7 +145,7 @@ _SYNONYMS = {
 
 
 class Options:
-    """Checked options; each role's dict is what confluent-kafka gets."""
+    """Checked options; confluent-kafka gets a dict for each role."""
 
     def __init__(self, bootstrap: str, given: Mapping[str, Any]) -> None:
         checked = {name: value for name, value in given.items() if _is_free(name, value)}
@@ -159,11 +159,11 @@ class Options:
         self._consumer = {n: v for n, v in checked.items() if n in _CONSUMER_ONLY}
 
     def admin(self) -> dict[str, Any]:
-        """For questions about topics."""
+        """For the admin client."""
         return self._base()
 
     def commands(self, max_bytes: int) -> dict[str, Any]:
-        """For the producer of commands: as quick as can be."""
+        """For the producer of commands: the lowest delay."""
         return self._base() | _COMMANDS | {"message.max.bytes": _in_range(max_bytes)}
 
     def replies(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Options:
         return min(chosen, _in_range(min(max_bytes, self.message_max_bytes)))
 
     def raw(self) -> dict[str, Any]:
-        """For a writer's connections without librdkafka: what was given, not what is chosen here."""
+        """For a writer's connections without librdkafka: the caller's options, without our defaults."""
         return self._common | self._producer
 
     def raw_reader(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Options:
 
 
 def for_librdkafka(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with a token's file as the callback that librdkafka has for it."""
+    """The options, with a token's file replaced by the callback that librdkafka needs."""
     found = dict(given)
     file = found.pop(TOKEN_FILE, None)
     return found if file is None else {"oauth_cb": partial(token_and_end, Path(str(file))), **found}
@@ -226,7 +226,7 @@ def _in_range(max_bytes: int) -> int:
 
 
 def named_options(config: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of both kinds by librdkafka's names. `UnsupportedSetting` if one is given twice."""
+    """Options of both kinds under librdkafka's names. `UnsupportedSetting` if one is given twice."""
     found = dict(config or {})
     for keyword, value in keywords.items():
         as_it_is = keyword in _WITH_UNDERSCORE or keyword in _FIXED
@@ -238,7 +238,7 @@ def named_options(config: Mapping[str, Any] | None, keywords: Mapping[str, Any])
 
 
 def _is_free(name: str, value: Any) -> bool:
-    """Whether the caller's value is used; False if ours is the same. Any other value is refused."""
+    """Whether the caller's value is used; False if it equals ours. Any other value is refused."""
     if name not in _FIXED:
         return True
     allowed, why = _FIXED[name]
@@ -249,7 +249,7 @@ def _is_free(name: str, value: Any) -> bool:
 
 
 def _merge(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given over the defaults; an option given by its synonym replaces the default too."""
+    """The given options over the defaults; a synonym replaces the default too."""
     merged = dict(defaults)
     for name in list(merged):
         synonym = _SYNONYMS.get(name)

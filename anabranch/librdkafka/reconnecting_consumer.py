@@ -1,4 +1,4 @@
-"""A confluent-kafka consumer that is made anew when it has lost all brokers (`contact`)."""
+"""A confluent-kafka consumer that replaces its handle when that one has lost all brokers (`contact`)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Rebalanced: TypeAlias = "Callable[[LastingConsumer, list[TopicPartition]], None]
 class LastingConsumer:
     """`confluent_kafka.Consumer`, as far as it is used here, with the same methods. One thread at a time.
 
-    A new handle goes on where the old one stood: what was assigned by hand is read on behind the last message that
-    was given. A member of a group loses its partitions and joins anew.
+    A new handle goes on where the old one stood: partitions assigned by hand are read on behind the last message
+    given. A member of a group loses its partitions and joins again.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class LastingConsumer:
     # -- questions ------------------------------------------------------------------------------------
 
     def list_topics(self, topic: str | None = None, *, timeout: float) -> ClusterMetadata:
-        """What the brokers say about a topic, or all of them."""
+        """The brokers' metadata of a topic, or of all topics."""
         if topic is None:
             return self._ask(
                 lambda native: cast("ClusterMetadata", native.list_topics(timeout=timeout))

@@ -70,8 +70,8 @@ def tail_for(log: Log, clock: Clock, stream: str, round_: Round) -> Tail:
 def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
     """The vector and the offset of the newest committed history record; empty for a new stream.
 
-    It reads to the high watermark, not to the last stable offset: the markers of this leader's own last
-    round may still be on their way, and missing that round would break the chain of records.
+    The high watermark is read to, not the last stable offset: the markers of this leader's own last round
+    may still be on their way, and without that round the chain of records would break.
     """
     topic = history_topic(stream)
     search = HistorySearch(_LeadersLog(log, clock), stream, DEADLINE_S)

@@ -41,7 +41,7 @@ def _load() -> ModuleType:
 
 
 class Part(NamedTuple):
-    """What some history records in a row say of a partition.
+    """A partition's commits, by some history records in a row.
 
     ``next_offset``: where to read on. ``reached``: the partition's end as of the last of them that names it, -1 if
     none does. ``timestamp``: of the last of them, -1 if there is none.
@@ -146,7 +146,7 @@ class CommitHistory:
             self._check_once()
 
     def _next(self, deadline: float) -> Part | None:
-        """What the next records say; None: nothing new came."""
+        """The commits of the next records; None: nothing new came."""
         begin, end = self._read_to, self._end
         found = self._source.fetch(self._place, begin, deadline, _FETCH_BYTES)
         if found is None:

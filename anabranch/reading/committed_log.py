@@ -49,7 +49,7 @@ _PAUSES_S = (0.02, 0.5)  # between tries of a question: the first and the longes
 
 @dataclass(frozen=True, slots=True)
 class ReaderPorts:
-    """What readers ask of the world.
+    """The ports of a reader.
 
     ``open_log``: makes a log of the reader's own, of which one answer takes at most so many seconds. ``member``:
     makes a member of the group with this name.
@@ -107,7 +107,7 @@ class CommittedLog:
     def fetch(
         self, place: TopicPartition, position: int, deadline: float, max_bytes: int
     ) -> Fetched | None:
-        """What is committed from a position on; None: nothing came until the deadline, or for half a second.
+        """Committed batches from a position on; None: nothing came until the deadline, or for half a second.
 
         Raises: SnapshotExpired (retention has removed the position), NotAuthorized, FixCallError, MalformedRecord.
         """

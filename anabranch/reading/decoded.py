@@ -1,7 +1,7 @@
 """Some records of a partition, decoded, and how they become events: without Python code for each.
 
-A block has the offsets of its records, and gives the fields of any of them in a row. What it was decoded from
-(columns, or records one by one) makes no difference to who asks.
+A block has the offsets of its records, and gives the fields of any of them in a row. Callers see no difference
+between blocks of columns and blocks of records decoded one by one.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class EventBatches:
     ) -> Iterator[pa.RecordBatch]:
         """Batches of at most `MAX_ROWS` rows, and of some megabytes unless single events are so big.
 
-        What no commit names (the history is cut there) has neither segment nor commit timestamp.
+        Events that no commit names (the history is cut there) have neither segment nor commit timestamp.
         """
         whole = self._whole(columns, commits)
         if left_out is not None:

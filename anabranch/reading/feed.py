@@ -1,4 +1,4 @@
-"""Where readers get records from: batches of several partitions at once, decoded when they are given out."""
+"""Fetching for readers: batches of several partitions at once, decoded when they are given out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Gone = Callable[[TopicPartition, int], None]
 class Feed:
     """Committed records of some partitions, from given offsets on. One thread at a time, but for `close`.
 
-    It fetches when it is asked, and only of partitions of which nothing waits.
+    A fetch happens when `next` is called, and only of partitions of which nothing waits.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Feed:
         self._positions |= {TopicPartition(topic, p): offset for p, offset in offsets.items()}
 
     def next(self, deadline: float, waiting: Container[TopicPartition]) -> list[Portion]:
-        """What is there next; nothing if nothing came until the deadline (monotonic seconds), or a bit before.
+        """The next records; none if none came until the deadline (monotonic seconds), or a bit before.
 
         ``waiting``: partitions of which something was given already that has to wait; no more is needed of them. A
         partition that can't be read costs the others nothing; it is asked for again soon.
@@ -149,6 +149,6 @@ class Feed:
             self._member.serve(0.0)
 
     def positions(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """Where the next record is expected, of partitions that are read."""
+        """Partition -> offset of the next record, of those that are read."""
         places = [TopicPartition(topic, partition) for partition in partitions]
         return {p.partition: self._positions[p] for p in places if p in self._positions}

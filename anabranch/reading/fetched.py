@@ -1,4 +1,4 @@
-"""What one fetch brought of a partition, decoded a block at a time when it is about to be given out."""
+"""A partition's part of one fetch, decoded a block at a time when it is about to be given out."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def portion_of_batches(place: TopicPartition, batches: Sequence[RawBatch], first
 class _Loading:
     """When the compiled code is worth its loading, which goes on beside the readers: none waits for it.
 
-    It may compile for many seconds. The end of the process waits for that: it would tear the compiler's own state,
-    and what is kept is there for the next process.
+    Compiling may take many seconds. The end of the process waits for it: else the compiler's state would
+    be torn, and the next process would find nothing in the cache.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ _loading = _Loading()
 
 
 class _BatchBlocks(Iterator[Block]):
-    """Blocks of batches. What fails once fails again: nothing is passed over."""
+    """Blocks of batches. A batch that fails once fails again: nothing is passed over."""
 
     def __init__(self, place: TopicPartition, batches: Sequence[RawBatch], first: int) -> None:
         self._place = place

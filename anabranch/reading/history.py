@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
 
 def history_record(topic: str, record: Record) -> HistoryRecord:
-    """What a record of a history topic says. `MalformedRecord`, `UnsupportedVersion` if it is none."""
+    """The decoded record of a history topic. `MalformedRecord`, `UnsupportedVersion` if it is none."""
     return decode_history(
         topic, record.offset, record.value, "Only controllers may write to that topic"
     )

@@ -56,7 +56,7 @@ class HistoryIndex:
     def cover(self, positions: Mapping[int, int], own: Container[int]) -> None:
         """Be able to find every offset from these positions (of all partitions) on, on the own partitions.
 
-        What stands before them counts as read.
+        Offsets before them count as read.
         """
         order = StreamOrder(own)
         order.moved(positions)

@@ -52,7 +52,7 @@ class HistorySearch:
         """The record at which a reader starts; None: the stream's beginning.
 
         The last record of the history ('end'), or the last one at or below a hybrid time, with its vector.
-        Whatever was committed before this call counts. `SnapshotExpired`: its vector can't be told any more.
+        All that was committed before this call counts. `SnapshotExpired`: its vector can't be told any more.
         """
         if start == "begin":
             return None
@@ -76,7 +76,7 @@ class HistorySearch:
 
     @property
     def end(self) -> int:
-        """Where the history ended (the high watermark) when the last search began."""
+        """The history's end (the high watermark) when the last search began."""
         return self._high
 
     def since_vector(self, found: Found) -> list[Found]:
@@ -103,8 +103,8 @@ class HistorySearch:
     def not_beyond(self, positions: Mapping[int, int]) -> Found | None:
         """A record before which all is at or below the positions, so that a reader may begin with it.
 
-        ``positions``: partition -> offset, 0 if not given. It is the first record that goes beyond one of
-        them, or one a little before it. None: the history is empty, so far.
+        ``positions``: partition -> offset, 0 if not given. The record is the first one that goes beyond one
+        of them, or one a little before. None: the history is empty, so far.
         """
         self._look()
 
@@ -121,7 +121,7 @@ class HistorySearch:
         return self._first(self._low, has_vector)
 
     def passing(self, partition: int, offset: int) -> int:
-        """Where to begin so that the commit of this offset, and of all after it on the partition, is met.
+        """An offset from which on the commits of this offset, and of all after it on the partition, are met.
 
         At or a little before the first record that goes beyond it; the history's end if none does, so far.
         """
@@ -141,7 +141,7 @@ class HistorySearch:
     def epoch_record(self, wanted: int, near: int | None = None) -> EpochRecord | None:
         """The EPOCH record of a stream epoch; None: there is none, so far or any more.
 
-        It is the first record of that epoch, and epochs never fall along the history. ``near``: an offset of
+        An epoch begins with it, and epochs never fall along the history. ``near``: an offset of
         the history at or after it, if one is known.
         """
         self._look()
@@ -171,7 +171,7 @@ class HistorySearch:
     # -- how ------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """See how long the history is now: what was committed before ends there, visible yet or not."""
+        """See how long the history is now: all earlier commits end there, visible yet or not."""
         self._deadline = self._source.clock.monotonic() + self._timeout
         self._low = self._source.start_offsets([self._place], self._deadline)[self._place]
         self._high = self._source.end_offsets([self._place], self._deadline)[self._place]
@@ -240,7 +240,7 @@ class HistorySearch:
             window *= _FARTHER
 
     def _by_time(self, timestamp: int) -> int:
-        """Where the first record of a later millisecond stands, or something aborted of that time; else the end."""
+        """The offset of the first record, committed or aborted, of a later millisecond; else the end."""
         found = self._source.offset_for_time(self._place, to_ms(timestamp) + 1, self._deadline)
         return self._high if found is None else found
 
@@ -251,6 +251,6 @@ class HistorySearch:
             if previous == DIRECTLY_BEFORE:
                 previous = found.offset - 1
             earlier = self._first(previous) if previous >= self._low else None
-            # Where retention came in between, the next record is shown instead.
+            # Retention may have come in between; then the next record is shown instead.
             found = earlier if earlier is not None and earlier.offset == previous else None
         return found

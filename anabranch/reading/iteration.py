@@ -27,7 +27,7 @@ class Iteration(Iterator[T], Generic[T]):
 
     @abstractmethod
     def _run(self) -> Generator[T, None, None]:
-        """What the reader gives, from where it stands."""
+        """Everything from the reader's position on."""
 
     @abstractmethod
     def _free(self) -> None:

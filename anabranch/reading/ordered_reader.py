@@ -206,7 +206,7 @@ class Reader(Iteration[Event]):
             return
         if self._member is not None:
             self._processed[step.place] = step.offsets[-1] + 1
-        # What is taken into hand should be worked off in a moment, at the caller's pace.
+        # A step should be worked off in a moment, at the caller's pace.
         spent = self._clock.monotonic() - self._step_began
         if spent > _SLOW_S:
             self._step_size = max(1, self._step_size // 2)

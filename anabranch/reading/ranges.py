@@ -76,13 +76,13 @@ class RangeReader:
         high: int | None = None,
         segments: Collection[int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """What is committed at the offsets from ``first`` up to ``end`` (not included), in order.
+        """Committed events at the offsets from ``first`` up to ``end`` (not included), in order.
 
         Batches have `anabranch.reading.event_columns.SCHEMA`, some 10,000 rows or some megabytes; none is empty.
 
         ``history``: (offset, end or None) of a part of the stream's history that has all commits of the range;
         None: it is searched. ``low``, ``high``: commit timestamps (hybrid time), both included; ``segments``:
-        ids. What these leave out is not read where it can be skipped. An event whose commit the history does not
+        ids. Events that these leave out are not read where they can be skipped. An event whose commit the history does not
         tell any more is not in any of them. Records that no controller put there are left out.
 
         Raises: InvalidArgument, UnknownStream, SnapshotExpired (retention has removed some of it), NotReady and
@@ -111,7 +111,7 @@ class RangeReader:
         commits = CommitHistory(self._source, stream, partition, self._timeout)
         commits.begin(first, history)
         batches = EventBatches(stream, partition)
-        # A short range needs little room: what is made anew for each has to be cleared, too.
+        # A short range needs little room: arrays made for each have to be cleared, too.
         size = min(MAX_BYTES, max(_LEAST_ROOM, (end - first) * _EVENT_BYTES))
         builder = ColumnsBuilder(min(MAX_ROWS, end - first), size)
         everything = np.array([[first], [end]], dtype=np.int64)
@@ -159,7 +159,7 @@ class RangeReader:
         choice: CommitFilter,
         end: int,
     ) -> int:
-        """Where the next wanted commit stands, as far as the history was read."""
+        """The offset of the next wanted commit, as far as the history was read."""
         at = int(np.searchsorted(wanted[1], position, side="right"))
         if at < wanted.shape[1]:
             return max(position, int(wanted[0, at]))
@@ -170,7 +170,7 @@ class RangeReader:
     def _fetch(self, place: TopicPartition, position: int, end: int) -> Fetched:
         deadline = self._clock.monotonic() + self._timeout
         while True:
-            # What lies behind a short range is not fetched along.
+            # Records behind a short range are not fetched along.
             most = min(FETCH_BYTES, max(_LEAST_BYTES, (end - position) * _EVENT_BYTES))
             part = self._source.fetch(place, position, deadline, most)
             if part is not None:

@@ -15,7 +15,7 @@ from anabranch.reading.transaction_reader import TransactionReader
 
 
 class Readers:
-    """Of one client. ``timeout``: seconds that a question of theirs may take."""
+    """The readers of one client. ``timeout``: seconds that a question of theirs may take."""
 
     def __init__(self, ports: ReaderPorts, timeout: float) -> None:
         self._ports = ports

@@ -1,9 +1,9 @@
 """Snapshots: streams of one scope as of a commit timestamp. `Client.snapshot`.
 
 A snapshot is plain data, its *plan*: the timestamp, and for each stream the offsets between which its events lie,
-from the vector of the last history record at or below the timestamp. What the controller answered to `SafeTime`
-makes that record final. Offsets never move, so whoever reads the plan reads the same; retention may delete what it
-names, and that is an error by name.
+from the vector of the last history record at or below the timestamp. The controller's answer to `SafeTime`
+makes that record final. Offsets never move, so each reading of the plan gives the same; retention may delete events
+that it names, and that is an error by name.
 """
 
 from __future__ import annotations

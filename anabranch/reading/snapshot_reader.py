@@ -36,7 +36,7 @@ class StreamCut(NamedTuple):
 class SnapshotReader(Iteration[Event]):
     """The events of a stream as of a snapshot, each key in commit order. An iterator that ends by itself.
 
-    It frees what it holds at its end, or when it is closed or left. One thread at a time.
+    Its end frees everything, and so do closing and leaving it. One thread at a time.
     """
 
     _resumes_after = AnabranchError  # an error is no end
@@ -49,7 +49,7 @@ class SnapshotReader(Iteration[Event]):
         self._topic = stream_topic(stream)
         self._ends = cut.offsets
         self._timeout = timeout
-        # What is not got to its end yet; of the rest no more is fetched.
+        # Partitions not fetched to their ends yet; of the others no more is fetched.
         self._unread = {p for p, end in cut.offsets.items() if cut.start_offsets[p] < end}
         self._rest: Iterator[Event] = iter(())
         self._source = source = ports.committed_log(timeout)

@@ -1,4 +1,4 @@
-"""Where readers begin: the group's committed offsets, or a vector of the history."""
+"""The positions at which readers begin: the group's committed offsets, or a vector of the history."""
 
 from __future__ import annotations
 

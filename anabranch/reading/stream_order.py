@@ -48,7 +48,7 @@ class Step:
         self._floor = 0
 
     def asked_for_more(self) -> None:
-        """What was given out until now is processed."""
+        """All that was given out until now is processed."""
         self._floor = self._given
 
     @property
@@ -65,7 +65,7 @@ class Step:
 class OrderedStream:
     """The records of one stream that a reader's feed brings, and when their events may be given out.
 
-    What has to wait is kept here, and of its partition no more is fetched meanwhile.
+    Events that have to wait are kept here, and of their partition no more is fetched meanwhile.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class OrderedStream:
         self._begun = None
 
     def _forget(self) -> None:
-        # Anew, not cleared: another thread that closes the reader takes nothing out of this one's hands.
+        # New ones, not cleared ones: a thread that closes the reader takes nothing out of this one's hands.
         self._backlog = {}
         self._held = {}
 
@@ -160,7 +160,7 @@ class OrderedStream:
         return None
 
     def release(self) -> None:
-        """See which of what had to wait may be given out now."""
+        """Let events that had to wait be given out, if it is their turn now."""
         for partition, offset in list(self._held.items()):
             if self._turn(partition, offset, 0) is not None:
                 self._held.pop(partition, None)
@@ -275,7 +275,7 @@ class OrderedStream:
         return awaited
 
     def _deleted(self, watched: set[int]) -> dict[int, int]:
-        """Where partitions begin now that nobody can read to a segment's end: retention deleted it."""
+        """The beginnings of partitions of which retention deleted a segment's end: no reader gets there."""
         self._next_starts = self._clock.monotonic() + _STARTS_EVERY_S
         asked = self._own | self._awaited()
         try:
@@ -294,7 +294,7 @@ class OrderedStream:
         return {p: starts[p] for p in watched if starts[p] > known.get(p, 0)}
 
     def _take_new(self) -> None:
-        """Partitions that the history names anew: a group is given them soon, others take them."""
+        """Take partitions that the history names for the first time; a group is given them soon."""
         new = self.index.new_partitions - self._known
         self.index.new_partitions.clear()
         self._known |= new

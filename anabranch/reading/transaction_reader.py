@@ -174,7 +174,7 @@ class TransactionReader(Iteration[Committed]):
     # -- positions ------------------------------------------------------------------------------------
 
     def _gained(self, partitions: list[TopicPartition]) -> None:
-        """The history is ours, or another member's. It is begun with outside of this callback."""
+        """The history is this member's, or another's. Reading begins outside of this callback."""
         self._owned = False
         self._gains = bool(partitions)
         self._assigned = True
@@ -187,7 +187,7 @@ class TransactionReader(Iteration[Committed]):
         self._gains, self._owned = False, True
 
     def _first(self) -> int:
-        """Where to begin in the history without a position of the group."""
+        """The offset in the history at which a reader begins that has no position of the group."""
         if self._start == "end":
             place = self._history.place
             deadline = self._clock.monotonic() + self._ask_timeout
@@ -291,7 +291,7 @@ class _Parts:
         )
 
     def _stand_at(self, partition: int, offset: int) -> deque[Portion]:
-        """What is fetched of a partition, with all from this offset on there or still to come."""
+        """The fetched portions of a partition: all from this offset on is there, or still to come."""
         taken = self._next.get(partition)
         fetched = self._feed.positions(self._topic, [partition]).get(partition, 0)
         if taken is None or not taken <= offset <= max(fetched, taken + _SKIP_BY_READING):
@@ -321,7 +321,7 @@ class _Parts:
                 raise DeadlineExceeded(
                     f"{self._topic}[{partition}] did not show offset {self._next[partition]} in time"
                 )
-            # What others bring meanwhile waits for its turn.
+            # Portions of other partitions wait for their turn.
             held = {TopicPartition(self._topic, p) for p, some in self._fetched.items() if some}
             for portion in self._feed.next(deadline, held):
                 self._fetched[portion.place.partition].append(portion)

@@ -1,6 +1,6 @@
 """Spark sources and sinks, and the pipelines made of them (`docs/spark.md`).
 
-``register(spark)`` makes the format "anabranch" known to a session. Importing this needs PySpark:
+``register(spark)`` adds the format "anabranch" to a session. Importing this needs PySpark:
 ``pip install anabranch[spark]``.
 """
 

@@ -1,8 +1,8 @@
-"""What the next micro-batch takes: a piece of the streams' histories, merged by commit timestamp. Pure.
+"""The end of the next micro-batch, chosen from the streams' histories by commit timestamp. Pure.
 
-Between two positions that are record vectors lie whole commits only: on every partition the commits stand in
-the order of the history, and a vector never points into one (what is carried aside for a big merge lies above
-all vectors until its COMMIT). So offset ranges between two positions are all that tasks need.
+Only whole commits lie between two positions that are record vectors: every partition has its commits in the
+history's order, and no vector points into a commit (chunks of a big merge lie above all vectors until its
+COMMIT). So tasks need nothing but offset ranges between two positions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from anabranch.spark.positions import Position, raised
 
 
 class NotYet(Exception):
-    """A history can't be read far enough now."""
+    """The end of a history can't be known now."""
 
 
 class Front(Protocol):
@@ -26,18 +26,18 @@ class Front(Protocol):
 
     @property
     def bound(self) -> int:
-        """Records at this offset or above may not be taken now; they tell that there is nothing before them."""
+        """Only records below this offset may be taken now: above it earlier ones may be missing."""
 
     def peek(self) -> Found | None:
-        """The next record, None: there is none now. `NotYet`: whether there is one can't be seen."""
+        """The next record; None: there is none now. `NotYet`: whether there is one is not known."""
 
     def pop(self) -> None:
-        """The next record is taken."""
+        """Take the next record."""
 
 
 class Limits(NamedTuple):
-    """``events``: at most so many, None: any number. ``whole``: but never a part of a transaction. ``by_epoch``:
-    no key's events from two segments."""
+    """``events``: at most so many, None: any number; ``whole`` transactions even then. ``by_epoch``: no key's
+    events from two segments."""
 
     events: int | None = None
     whole: bool = False
@@ -45,7 +45,7 @@ class Limits(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """Where the micro-batch ends. ``events``: how many it has, at most. ``all``: nothing more is there now."""
+    """A micro-batch's end. ``events``: how many it has at most. ``all``: nothing more is there now."""
 
     positions: dict[str, Position]
     events: int
@@ -53,9 +53,9 @@ class Admitted(NamedTuple):
 
 
 def admit(start: Mapping[str, Position], fronts: Mapping[str, Front], limits: Limits) -> Admitted:
-    """Take records in the order of their timestamps, as long as they fit.
+    """Take records in the order of their timestamps, until the limits.
 
-    The commits that one transaction has in several streams are taken together. Without an event nothing moves.
+    Commits of one transaction in several streams are taken together. Without an event the positions stay.
     """
     batch = _Batch(start, limits)
     open_ = dict(fronts)
@@ -89,7 +89,7 @@ def admit(start: Mapping[str, Position], fronts: Mapping[str, Front], limits: Li
 
 
 def _leave_scope(open_: dict[str, Front], heads: dict[str, Found], stream: str) -> None:
-    """Take no more of a scope: what is not seen of one stream may belong before what is seen of another."""
+    """Take no more of a scope: unseen records of this stream may be older than seen ones of another."""
     scope = split_stream(stream)[0]
     for other in [s for s in open_ if split_stream(s)[0] == scope]:
         del open_[other]
@@ -97,7 +97,7 @@ def _leave_scope(open_: dict[str, Front], heads: dict[str, Found], stream: str) 
 
 
 def _siblings(one: Found, other: Found) -> bool:
-    """Whether these are commits of one transaction."""
+    """Whether two records are commits of one transaction."""
     a, b = one.record, other.record
     return (
         isinstance(a, CommitRecord)
@@ -112,16 +112,14 @@ class _Batch:
         self.events = 0
         self._start = start
         self._limits = limits
-        self._last: dict[str, Found] = {}  # the last record that was taken
-        self._ends: dict[
-            str, dict[int, int]
-        ] = {}  # of the partitions, as far as what was taken tells
-        # Partition -> offset inside of the record that comes next, by stream.
+        self._last: dict[str, Found] = {}  # the last taken record, by stream
+        self._ends: dict[str, dict[int, int]] = {}  # of the partitions, from the taken records
+        # Partition -> offset inside of the next record, by stream.
         self._parts: dict[str, dict[int, int]] = {}
-        self._written: set[tuple[str, int]] = set()  # (stream, segment) with events in here
+        self._written: set[tuple[str, int]] = set()  # (stream, segment) with events in this batch
 
     def positions(self) -> dict[str, Position]:
-        """Where it ends."""
+        """The positions at its end."""
         return {stream: self._position(stream) for stream in self._start}
 
     def _position(self, stream: str) -> Position:
@@ -131,7 +129,7 @@ class _Batch:
         return Position(at.after, raised(at.vector, self._parts.get(stream, {})))
 
     def take(self, group: Mapping[str, Found]) -> list[str]:
-        """Take one record, or a transaction's commits. Returns the streams in which it is taken to its end."""
+        """Take one record, or a transaction's commits. Returns the streams where it is taken to its end."""
         if any(self._must_wait(stream, found) for stream, found in group.items()):
             return []
         left = {stream: self._left(stream, found) for stream, found in group.items()}
@@ -154,7 +152,7 @@ class _Batch:
         self._ends.setdefault(stream, {}).update(told(found.record))
 
     def _must_wait(self, stream: str, found: Found) -> bool:
-        """Whether an epoch seals a segment with events in here: those of its successors have to wait."""
+        """Whether an epoch seals a segment with events in this batch: events of its successors have to wait."""
         return (
             self._limits.by_epoch
             and isinstance(found.record, EpochRecord)
@@ -162,15 +160,15 @@ class _Batch:
         )
 
     def _left(self, stream: str, found: Found) -> list[tuple[SegmentCommit, int, int]]:
-        """(part, first offset, events at most) of what is not read yet of a commit."""
-        vector = self._start[stream].vector  # what was taken since ends below
+        """(part, first offset, events at most) of the unread parts of a commit."""
+        vector = self._start[stream].vector  # this batch's own records end below
         record = found.record
         parts = record.segments if isinstance(record, CommitRecord) else ()
         out = []
         for part in parts:
             first = max(part.first, vector.get(part.partition, 0))
             if first < part.end:
-                # Markers may lie between its events: then there are fewer than offsets.
+                # Markers may lie between events: then a range has fewer events than offsets.
                 out.append((part, first, min(part.count, part.end - first)))
         return out
 
@@ -181,7 +179,7 @@ class _Batch:
         size: int,
         room: int,
     ) -> list[str]:
-        """Of each part in the proportion of its size, so that many tasks have something to do."""
+        """Take of each part in proportion to its size, so that many tasks have work."""
         before = given = 0
         done = []
         for stream, found in group.items():

@@ -1,4 +1,4 @@
-"""Rows as Avro: each value is one datum, bare, as Spark's ``to_avro`` writes it and ``from_avro`` reads it."""
+"""Rows as Avro: each value is one bare datum, as Spark's ``to_avro`` writes and ``from_avro`` reads it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PLAIN: Mapping[type[t.DataType], Any] = {
     t.TimestampNTZType: {"type": "long", "logicalType": "local-timestamp-micros"},
 }
 _INTEGERS = ("int", "long", "float", "double")
-# What of Avro takes a type of Spark's.
+# Avro types that hold a type of Spark's.
 _TAKEN: Mapping[type[t.DataType], Sequence[str]] = {
     t.BooleanType: ("boolean",),
     t.ByteType: _INTEGERS,
@@ -53,9 +53,9 @@ _TAKEN: Mapping[type[t.DataType], Sequence[str]] = {
 
 
 def avro_schema(schema: t.StructType) -> str:
-    """The Avro schema of rows, as JSON: the one that ``encoding=avro`` writes by if ``avroschema`` gives no other.
+    """The Avro schema of rows, as JSON: ``encoding=avro`` writes by it if ``avroschema`` gives no other.
 
-    Raises: InvalidArgument, of a column that has no Avro type, or a name that Avro does not allow.
+    Raises: InvalidArgument, for a column without an Avro type, or a name that Avro does not allow.
     """
     return json.dumps(_of(schema, _TOP, ""))
 
@@ -104,10 +104,10 @@ def _nullable(kind: t.DataType, name: str, space: str, nullable: bool) -> Any:
 
 
 def parse(text: str) -> Schema:
-    """The schema of option ``avroschema``. `InvalidArgument`: it is none, or not of a record."""
+    """The schema of option ``avroschema``. `InvalidArgument`: the text is no schema, or not of a record."""
     try:
         parsed = fastavro.parse_schema(json.loads(text), _write_hint=False)
-    except Exception as error:  # fastavro raises many kinds on what is no schema
+    except Exception as error:  # fastavro raises many kinds for a text that is no schema
         raise InvalidArgument(f"option avroschema is no Avro schema: {error!r}") from error
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise InvalidArgument("option avroschema: a record is needed, with a field for each column")
@@ -115,12 +115,12 @@ def parse(text: str) -> Schema:
 
 
 def check_fits(kind: t.StructType, text: str) -> None:
-    """`InvalidArgument` where a column can't be written by the schema of option ``avroschema``."""
+    """Raise `InvalidArgument` where the schema of option ``avroschema`` can't hold a column."""
     _Fit().record("", kind, parse(text))
 
 
 class _Fit:
-    """Holds the types of rows against an Avro schema, whose named types may refer to each other."""
+    """Compares the types of rows with an Avro schema, whose named types may refer to each other."""
 
     def __init__(self) -> None:
         self._named: dict[str, Any] = {}
@@ -173,14 +173,14 @@ class _Fit:
 
 
 def _full(avro: Any) -> str:
-    """A type with its logical type, where that changes what it takes."""
+    """A type with its logical type, where that changes the values it holds."""
     logical = avro.get("logicalType", "")
     changes = logical in ("date", "decimal") or "timestamp" in logical
     return f"{avro['type']}.{logical}" if changes else str(avro["type"])
 
 
 class AvroRows:
-    """Encodes rows by a schema, given as JSON."""
+    """Encodes rows by a schema given as JSON."""
 
     def __init__(self, text: str, fields: Sequence[t.StructField]) -> None:
         self._schema = parse(text)
@@ -188,7 +188,7 @@ class AvroRows:
         self._converters = [_converter(field.dataType) for field in fields]
 
     def __call__(self, columns: Sequence[pa.Array], rows: int) -> pa.Array:
-        """A datum for each row. `InvalidArgument` for one that the schema does not take."""
+        """A datum for each row. `InvalidArgument` for a row that the schema does not hold."""
         lists = []
         for column, convert in zip(columns, self._converters, strict=True):
             values = _in_utc(column).to_pylist()
@@ -208,7 +208,7 @@ class AvroRows:
 
 
 def _in_utc(column: pa.Array) -> pa.Array:
-    """The same instants, of a zone that every Python knows."""
+    """The same instants in UTC, a zone that every Python knows."""
     kind = _utc(column.type)
     return column if kind == column.type else column.cast(kind)
 
@@ -226,7 +226,7 @@ def _utc(kind: pa.DataType) -> pa.DataType:
 
 
 def _converter(kind: t.DataType) -> Callable[[Any], Any] | None:
-    """What makes of a value of Arrow's one of fastavro's; None: they are the same."""
+    """The function from Arrow's value to fastavro's; None: they are the same."""
     if isinstance(kind, t.MapType):
         inner = _converter(kind.valueType) or _same
         return lambda pairs: None if pairs is None else {k: inner(v) for k, v in pairs}

@@ -1,6 +1,6 @@
 """Clients of clusters; that of a Python worker is one for each cluster, kept for the next task.
 
-Spark's workers are forked from a daemon that makes no client, and are used again for many tasks.
+Spark forks its workers from a daemon that makes no client, and reuses them for many tasks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def client_of(connection: Connection) -> anabranch.Client:
     """The client of this process for a cluster."""
     global _pid
     with _lock:
-        if _pid != os.getpid():  # forked: the parent's clients are not ours
+        if _pid != os.getpid():  # forked: the parent's clients belong to the parent
             _clients.clear()
             _pid = os.getpid()
         client = _clients.get(connection)

@@ -18,7 +18,7 @@ from anabranch.errors import InvalidArgument
 HEADERS_TYPE = ArrayType(
     StructType([StructField("key", StringType(), False), StructField("value", BinaryType())])
 )
-# Just like `anabranch.reading.event_columns.SCHEMA`, so that Spark takes its batches as they are.
+# Equal to `anabranch.reading.event_columns.SCHEMA`, so that Spark takes its batches unchanged.
 EVENT_SCHEMA = StructType(
     [
         StructField("key", BinaryType()),
@@ -36,7 +36,7 @@ EVENT_SCHEMA = StructType(
 
 
 def check_schema(schema: StructType) -> None:
-    """`InvalidArgument` for other columns than ours: a user may give a schema, but not choose it."""
+    """Raise `InvalidArgument` for other columns: a user may give a schema, but not choose it."""
     given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     ours = [(field.name, field.dataType.simpleString()) for field in EVENT_SCHEMA.fields]
     if given != ours:

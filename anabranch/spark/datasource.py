@@ -1,4 +1,4 @@
-"""``format("anabranch")``: what Spark asks for a source or a sink."""
+"""``format("anabranch")``: the object that Spark asks for a source or a sink."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from anabranch.spark.options import Options
 
 
 class AnabranchDataSource(DataSource):
-    """Streams as Spark's tables. Spark makes it anew all the time: it holds the options only."""
+    """Streams as Spark's tables. Spark makes many of these: each holds the options only."""
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """The name in ``format(...)``."""
         return "anabranch"
 
     def schema(self) -> StructType:
@@ -29,25 +29,25 @@ class AnabranchDataSource(DataSource):
         return EVENT_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads a snapshot of streams."""
+        """A reader of a snapshot of streams."""
         from anabranch.spark.reader import SnapshotReader
 
         return SnapshotReader(Options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Reads what is committed, micro-batch by micro-batch."""
+        """A reader of commits, micro-batch by micro-batch."""
         from anabranch.spark.stream_reader import StreamReader
 
         return StreamReader(Options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Writes a batch as one transaction."""
+        """A sink for a batch as one transaction."""
         from anabranch.spark.sink import BatchSink
 
         return BatchSink(Options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """Writes each micro-batch as one transaction."""
+        """A sink for each micro-batch as one transaction."""
         from anabranch.spark.sink import StreamSink
 
         return StreamSink(Options(self.options), schema, overwrite)

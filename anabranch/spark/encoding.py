@@ -1,6 +1,6 @@
-"""From rows to events: what option ``encoding`` says, checked against the schema on the driver.
+"""From rows to events: option ``encoding``, checked against the schema on the driver.
 
-An `Encoding` is plain data that travels to the tasks; there `events` turns each Arrow batch into one of events.
+An `Encoding` is plain data that travels to the tasks; there `encoder` turns Arrow batches of rows into events.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Encode: TypeAlias = "Callable[[pa.RecordBatch], pa.Array]"
 
 @dataclass(frozen=True)
 class Encoding:
-    """Which column becomes what. Columns are numbers: the places in the rows. Made by `encoding_of`."""
+    """The columns of an event's fields, as numbers: places in the rows. Made by `encoding_of`."""
 
     kind: str
     fields: tuple[t.StructField, ...]
@@ -55,7 +55,7 @@ class Encoding:
     def encoder(self) -> Callable[[pa.RecordBatch], Iterator[tuple[str | None, pa.RecordBatch]]]:
         """A function from a batch of rows to batches of events, each with its stream (None: the option's).
 
-        Made once a task. Events have the columns that `Handle.write_batch` takes.
+        Each task makes one. Events have the columns that `Handle.write_batch` takes.
         """
         value, key = self._value(), self._key()
 
@@ -104,9 +104,9 @@ class Encoding:
 
 
 def encoding_of(options: Options, schema: t.StructType, *, by_column: bool) -> Encoding:
-    """What the options say about these rows. ``by_column``: each row names its stream.
+    """The encoding that the options give for these rows. ``by_column``: each row names its stream.
 
-    Raises: InvalidArgument, with what to do.
+    Raises: InvalidArgument, which says what to do.
     """
     kind = options.choice("encoding", ENCODINGS, "raw")
     keys = options.words("key")
@@ -211,7 +211,7 @@ def _encoded(
 
 
 def _place(schema: t.StructType, option: str, name: str) -> int:
-    """The column of a name; as Spark does, whatever its case."""
+    """The number of a column. As in Spark, the case of names does not matter."""
     names = [field.name.lower() for field in schema.fields]
     if name.lower() not in names:
         raise InvalidArgument(

@@ -1,7 +1,7 @@
-"""What went wrong in a job, as one of our named errors.
+"""A failed job's error, as one of our named errors.
 
-Spark wraps whatever a task, a planner or a commit raises into its own exceptions, as text. Here the name is read
-out of that text again, so that a command's one line says `UnknownStream`, and not a stack.
+Spark wraps the exception of a task, planner or commit into its own, as text. This module finds the name in that
+text, so that a command's one line says `UnknownStream` and shows no stack.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WRAPPERS = (
     "STREAM_FAILED",
     "WRITING_JOB_ABORTED",
 )
-# What running again can't mend, although it showed in a task.
+# Conditions that fail again when the job is repeated, although a task raised them.
 _DATA = (
     "ARITHMETIC_OVERFLOW",
     "CANNOT_PARSE",
@@ -55,17 +55,17 @@ _DATA = (
 
 
 class JobFailed(RetryError):
-    """Spark gave a job up; no output of it counts. Running it again is safe."""
+    """Spark gave up a job; none of its output counts. Repeating it is safe."""
 
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Spark's exceptions inside become ours; the original is their cause.
+    """Turn Spark's exceptions inside into ours; the original is the cause.
 
     Raises:
         AnabranchError: the class that a task, planner or commit raised.
         InvalidArgument: Spark refuses the call or the data.
-        JobFailed: anything else.
+        JobFailed: any other failure.
     """
     try:
         yield

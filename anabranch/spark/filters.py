@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down: which streams, partitions, offsets and commits they leave."""
+"""Filters that Spark pushes down: the streams, partitions, offsets and commits that they leave."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Interval:
     high: int | None = None
 
     def narrow(self, low: int | None, high: int | None) -> None:
-        """Only what is also in here."""
+        """Cut to the part inside these bounds."""
         if low is not None:
             self.low = low if self.low is None else max(self.low, low)
         if high is not None:
@@ -46,7 +46,7 @@ class Interval:
 
 @dataclass
 class Selection:
-    """What filters leave: all of them hold. Plain data: it travels to the tasks."""
+    """The rows that all filters leave. Plain data: it travels to the tasks."""
 
     offsets: Interval = field(default_factory=Interval)
     commits: Interval = field(default_factory=Interval)
@@ -54,10 +54,10 @@ class Selection:
     _discrete: list[Filter] = field(default_factory=list)  # of stream and partition
 
     def take(self, given: Filter) -> bool:
-        """Heed a filter, at least in part. Whether it is heeded exactly, so that Spark need not look again.
+        """Apply a filter, at least in part. True: it is applied exactly, and Spark need not check the rows again.
 
-        Of these columns, segment and commit_timestamp may be null (the history is cut there); a comparison
-        with null is never true, here as in Spark.
+        Columns segment and commit_timestamp may be null (where the history is cut). A comparison with null is
+        never true, here as in Spark.
         """
         inner = given.child if isinstance(given, Not) else given
         if type(inner) not in _COMPARE:
@@ -90,11 +90,11 @@ class Selection:
 
     @property
     def prunes(self) -> bool:
-        """Whether commits or segments are chosen: the histories tell where those are."""
+        """Whether filters choose commits or segments: the histories tell where those are."""
         return self.commits != Interval() or self.segments is not None
 
     def has(self, stream: str, partition: int | None = None) -> bool:
-        """Whether events of a stream, or of one partition of it, may be wanted."""
+        """Whether the filters leave events of a stream, or of one partition of it."""
         values: dict[str, Any] = {"stream": stream, "partition": partition}
         return all(
             values[column] is None or holds != isinstance(given, Not)
@@ -111,7 +111,7 @@ def _judge(given: Filter, values: dict[str, Any]) -> tuple[str, bool]:
 
 
 def _interval(given: Filter, values: list[int]) -> tuple[int | None, int | None]:
-    """The least interval with all that a filter leaves."""
+    """The least interval with all values that a filter leaves."""
     if isinstance(given, GreaterThan):
         return values[0] + 1, None
     if isinstance(given, GreaterThanOrEqual):

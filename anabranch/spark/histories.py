@@ -1,6 +1,6 @@
 """The histories of the streams that a source reads: where they begin and end, and records in them.
 
-It lives in the planner's process, on connections of its own.
+`Histories` lives in the planner's process, on connections of its own.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Histories:
     # -- places ---------------------------------------------------------------------------------------
 
     def begin(self, start: str | int) -> dict[str, Position]:
-        """Where a query begins: 'begin', 'end', or behind what was committed up to a hybrid time.
+        """The positions at which a query begins: 'begin', 'end', or behind all commits up to a hybrid time.
 
-        What retention has removed counts as read.
+        Events that retention has removed count as read.
         """
         if start == "begin":
             return {stream: self._begin(stream) for stream in self.streams}
@@ -126,7 +126,7 @@ class Histories:
         return found
 
     def ends(self) -> dict[str, tuple[int, int]]:
-        """(committed end, end) of each history. What is below a committed end is decided in all streams of the
+        """(committed end, end) of each history. A record below a committed end is decided in all streams of the
         scope, and stands below these ends there."""
         topics = {TopicPartition(history_topic(stream), 0): stream for stream in self.streams}
         committed = self._source.end_offsets(topics, self._deadline(), committed=True)

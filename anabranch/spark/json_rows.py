@@ -1,8 +1,8 @@
-"""Rows as JSON, column by column: what Spark's ``to_json(struct(*))`` gives for plain types.
+"""Rows as JSON, column by column, equal to Spark's ``to_json(struct(*))`` for plain types.
 
-Arrow joins the texts; no Python object is made per row but for strings with control characters and for binary
-columns. Three differences to ``to_json``: timestamps are in UTC whatever the session's zone is, 1.0E10 is spelled
-1e+10, and map keys are strings only.
+Arrow joins the texts; only strings with control characters and binary columns cost a Python object per row. Three
+differences to ``to_json``: timestamps are in UTC whatever the session's zone is, 1.0E10 is spelled 1e+10, and map
+keys are strings only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PLAIN = (
     t.TimestampNTZType,
     t.NullType,
 )
-# As Jackson spells them.
+# Jackson's spelling.
 _ESCAPES = str.maketrans(
     {chr(i): f"\\u{i:04X}" for i in range(32)}
     | {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
@@ -42,7 +42,7 @@ _ESCAPES = str.maketrans(
 
 
 def check_type(name: str, kind: t.DataType) -> None:
-    """`InvalidArgument` for a column that has no JSON here."""
+    """Raise `InvalidArgument` for a column of a type that has no JSON form here."""
     if isinstance(kind, t.ArrayType):
         check_type(f"{name}.element", kind.elementType)
     elif isinstance(kind, t.StructType):
@@ -62,7 +62,7 @@ def check_type(name: str, kind: t.DataType) -> None:
 
 
 def json_rows(columns: Sequence[pa.Array], fields: Sequence[t.StructField], rows: int) -> pa.Array:
-    """Each row as an object; fields that are null are left out. ``rows``: how many there are."""
+    """Each row as an object without its null fields. ``rows``: how many there are."""
     parts: list[pa.Array] = []
     for column, field in zip(columns, fields, strict=True):
         name = pa.scalar(f",{quoted(field.name)}:", _TEXT)
@@ -73,7 +73,7 @@ def json_rows(columns: Sequence[pa.Array], fields: Sequence[t.StructField], rows
             parts += [name, values]
     if not parts:
         return pa.repeat(pa.scalar("{}", _TEXT), rows)
-    # Not null_handling="skip": rows of which all is null get lost there (Arrow 26).
+    # Not null_handling="skip": it loses rows that are all null (Arrow 26).
     opened = pc.binary_replace_slice(_joined(*parts), start=0, stop=1, replacement="{")
     return _joined(opened, pa.scalar("}", _TEXT))
 
@@ -109,7 +109,7 @@ def json_values(column: pa.Array, kind: t.DataType) -> pa.Array:
 
 
 def plain_texts(column: pa.Array, kind: t.DataType) -> pa.Array:
-    """Each value of a plain type as text without quotes; of others, as JSON."""
+    """Each value of a plain type as text without quotes; of other types, as JSON."""
     if isinstance(kind, t.BinaryType):
         texts = [None if v is None else b64encode(v).decode() for v in column.to_pylist()]
         return pa.array(texts, _TEXT)
@@ -149,7 +149,7 @@ def _escaped(texts: pa.Array) -> pa.Array:
 
 
 def _floats(column: pa.Array) -> pa.Array:
-    """The shortest that reads back as the same number; what is no number in JSON is a string, as in Spark."""
+    """The shortest text that reads back as the same number; NaN and infinities are strings, as in Spark."""
     texts = column.cast(_TEXT)
     whole = pc.invert(pc.match_substring_regex(texts, "[.en]"))
     texts = pc.if_else(whole, _joined(texts, pa.scalar(".0", _TEXT)), texts)
@@ -161,7 +161,7 @@ def _floats(column: pa.Array) -> pa.Array:
 
 
 def _times(column: pa.Array) -> pa.Array:
-    """Date and time to the millisecond; of instants, in UTC."""
+    """Date and time to the millisecond; instants in UTC."""
     naive = column.cast(pa.timestamp("us", "UTC") if column.type.tz else column.type)
     naive = naive.cast(pa.timestamp("us"))
     cut = pc.floor_temporal(naive, unit="millisecond").cast(pa.timestamp("ms"))

@@ -1,7 +1,7 @@
 """Options of the format "anabranch": checked on the driver, before anything runs.
 
-Spark lower-cases the names. Options are texts; what is not known is refused by name, so that a slip of the
-pen is never a setting that silently does nothing.
+Spark lower-cases the names. Options are texts. An unknown option is refused by name, so that a typing error is
+never ignored.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from anabranch.topics.names import DEFAULT_PREFIX
 
 _KAFKA = "kafka."
 _CONNECTION = ("bootstrap", "prefix", "timeout")
-# Spark hands these of its own to the source, too.
+# Spark passes these options of its own to the source, too.
 _SPARKS = ("checkpointlocation", "path", "queryname")
 DEFAULT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the cluster is. Plain data: it travels to the tasks."""
+    """The cluster's address and options. Plain data: it travels to the tasks."""
 
     bootstrap: str
     prefix: str
@@ -32,19 +32,19 @@ class Connection:
     librdkafka: tuple[tuple[str, str], ...] = field(repr=False)  # may hold secrets
 
     def reader_ports(self) -> ReaderPorts:
-        """What readers ask of it. `UnsupportedSetting`."""
+        """The ports that readers need of it. `UnsupportedSetting`."""
         return reader_ports(self.bootstrap, dict(self.librdkafka))
 
 
 class Options:
-    """What a user gave; each is asked for by name, then `check_all_used` refuses the rest."""
+    """The options a user gave. Code asks for each by name; `check_all_used` refuses the rest."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
         self._asked = set(_SPARKS)
 
     def all(self) -> list[tuple[str, str]]:
-        """All that was given, by name."""
+        """All given options, by name."""
         return sorted(self._given.items())
 
     def text(self, name: str, default: str | None = None) -> str | None:
@@ -54,7 +54,7 @@ class Options:
         return value if value != "" else default
 
     def choice(self, name: str, allowed: Iterable[str], default: str) -> str:
-        """One of a few words."""
+        """One of the ``allowed`` words."""
         value = (self.text(name, default) or default).lower()
         words = tuple(allowed)
         if value not in words:
@@ -93,7 +93,7 @@ class Options:
         return tuple(word.strip() for word in text.split(",") if word.strip())
 
     def connection(self) -> Connection:
-        """Where the cluster is: ``bootstrap`` or the driver's $ANABRANCH_BOOTSTRAP; ``kafka.…``: librdkafka."""
+        """The cluster of ``bootstrap``, or the driver's $ANABRANCH_BOOTSTRAP, and librdkafka's ``kafka.…``."""
         self._asked.update(_CONNECTION)
         self._asked.update(name for name in self._given if name.startswith(_KAFKA))
         bootstrap = self.text("bootstrap") or os.environ.get(BOOTSTRAP_VARIABLE)
@@ -115,7 +115,7 @@ class Options:
         )
 
     def check_all_used(self) -> None:
-        """`InvalidArgument` for options that nobody asked for."""
+        """Raise `InvalidArgument` for options that no code asked for."""
         unknown = sorted(self._given.keys() - self._asked)
         if unknown:
             known = sorted(self._asked - set(_SPARKS))

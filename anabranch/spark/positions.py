@@ -1,7 +1,7 @@
-"""Where a streaming query stands: what Spark keeps in its checkpoint, as JSON.
+"""The position of a streaming query: the JSON that Spark keeps in its checkpoint.
 
-For each stream a place in its history and a vector of offsets. Spark compares positions as texts, so that
-nothing in them may change without reason.
+Each stream has a place in its history and a vector of offsets. Spark compares positions as texts, so equal
+positions must give equal text.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _NEW = "new"
 
 
 class Position(NamedTuple):
-    """Behind the record ``after`` of the history (-1: before all), and at these offsets (0, if not there).
+    """Behind the record ``after`` of the history (-1: before all), and at these offsets (a missing one is 0).
 
-    The vector is the record's, or goes beyond it: inside of the transaction that comes next, if that is read in
-    parts; or over what retention had removed when the query began.
+    The vector is the record's, or beyond it: inside the next transaction, if that is read in parts; or behind the
+    events that retention had removed when the query began.
     """
 
     after: int
     vector: dict[int, int]
 
     def moved(self, after: int, ends: Mapping[int, int]) -> Position:
-        """Behind a later record, with the ends that were moved since."""
+        """The position behind a later record, with the ends that moved since."""
         return Position(after, raised(self.vector, ends))
 
 
@@ -43,7 +43,7 @@ def raised(ours: Mapping[int, int], theirs: Mapping[int, int]) -> dict[int, int]
 
 
 def to_json(positions: Mapping[str, Position], *, new: bool = False) -> dict[str, Any]:
-    """What Spark keeps. ``new``: nothing was read yet, nor kept."""
+    """The JSON for Spark. ``new``: Spark has read and kept nothing yet."""
     streams = {
         stream: {
             "after": position.after,
@@ -55,15 +55,15 @@ def to_json(positions: Mapping[str, Position], *, new: bool = False) -> dict[str
 
 
 def is_new(offset: Mapping[str, Any]) -> bool:
-    """Whether these are positions that Spark has not kept yet."""
+    """Whether Spark has not kept these positions yet."""
     return bool(offset.get(_NEW))
 
 
 def lag(source: Mapping[str, Any]) -> dict[str, int] | None:
-    """How far a query is behind, from its progress: stream -> offsets that it has not read yet.
+    """How far a query is behind, from its progress: stream -> unread offsets.
 
-    ``source``: one of ``query.lastProgress["sources"]``. Offsets are events, and some markers. None: the query has
-    no position yet, or could not ask where the streams end. `MalformedRecord` if the source is none of ours.
+    ``source``: one of ``query.lastProgress["sources"]``. Offsets count events and a few markers. None: the query
+    has no position yet, or could not ask where the streams end. `MalformedRecord` for another format's source.
     """
     ends = [source["endOffset"], source["latestOffset"]]
     if any(end in (None, "", "null") for end in ends):
@@ -79,7 +79,7 @@ def lag(source: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def _object(text: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    """An offset in a progress: JSON, or parsed already."""
+    """An offset of a progress, given as JSON or parsed."""
     try:
         found = json.loads(text) if isinstance(text, str) else text
     except ValueError:
@@ -96,7 +96,7 @@ def _number(given: Any, least: int, bits: int = 63) -> int:
 
 
 def from_json(offset: Mapping[str, Any]) -> dict[str, Position]:
-    """`MalformedRecord` if it is none of ours."""
+    """Positions from Spark's JSON. `MalformedRecord` for any other JSON."""
     try:
         return {
             stream: Position(

@@ -1,4 +1,4 @@
-"""Batch source: a snapshot of streams, taken once when Spark plans, and read by many tasks."""
+"""Batch source: a snapshot of streams, taken once when Spark plans, read by many tasks."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     from anabranch.reading.snapshot import Snapshot
 
-_MANY = 8  # segments; to find where more than so many begin costs more than it saves
+_MANY = 8  # segments; searching the begins of more costs more than it saves
 _OPEN = 1 << 62
 
 
 class SnapshotReader(DataSourceReader):
-    """Made, and asked for its partitions, in a planner; then copies of it read in the tasks."""
+    """Spark makes it in a planner and asks it for partitions; copies of it read in the tasks."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_schema(schema)
@@ -55,11 +55,11 @@ class SnapshotReader(DataSourceReader):
         self._selection = Selection()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Heed filters; returned are those that Spark has to check."""
+        """Apply filters; returns those that Spark has to check."""
         return [given for given in filters if not self._selection.take(given)]
 
     def partitions(self) -> list[InputPartition]:
-        """Take the snapshot, and cut what the filters leave of it."""
+        """Take the snapshot, and cut it to the filters."""
         snapshot = client_of(self._connection).snapshot(
             list(self._streams), self._at, timeout=self._connection.timeout
         )
@@ -70,7 +70,7 @@ class SnapshotReader(DataSourceReader):
         return self._cutting.cut(ranges)
 
     def _ranges(self, snapshot: Snapshot, stream: str) -> Iterator[EventRange]:
-        """Of each partition what the snapshot has, as far as its offsets are wanted."""
+        """The snapshot's part of each partition, cut to the wanted offsets."""
         selection = self._selection
         starts = snapshot.start_offsets(stream)
         for partition, end in sorted(snapshot.offsets(stream).items()):
@@ -89,7 +89,7 @@ class SnapshotReader(DataSourceReader):
                 )
 
     def _pruned(self, ranges: list[EventRange], timestamp: int) -> list[EventRange]:
-        """Of the ranges, the parts in which chosen commits can be."""
+        """The parts of the ranges that can hold chosen commits."""
         streams = {found.stream for found in ranges}
         with closing(Histories(self._connection, streams)) as histories:
             places = {
@@ -105,14 +105,14 @@ class SnapshotReader(DataSourceReader):
 
 
 class _Places:
-    """Where in one stream the chosen commits are, by its history."""
+    """The places of the chosen commits in one stream, by its history."""
 
     def __init__(
         self, search: HistorySearch, selection: Selection, timestamp: int, strict: bool
     ) -> None:
-        """``timestamp``: the snapshot's; nothing later is asked for."""
+        """``timestamp``: the snapshot's; later records are not read."""
         low, high = selection.commits.low, selection.commits.high
-        # Partition -> up to here it is not known which commits the events are of: the filters may want them.
+        # Partition -> below this offset the history names no commits: the filters may want these events.
         self._untold = untold_of(search.oldest_whole(), low) if strict else {}
         before = search.as_of(min(low - 1, timestamp)) if low is not None and low > 0 else None
         self._lows = before.vector() if before is not None else {}
@@ -125,7 +125,7 @@ class _Places:
             self._segments = _segments(search, selection.segments)
 
     def narrow(self, found: EventRange) -> EventRange:
-        """What is left of a range; empty if nothing. `SnapshotExpired`: the history is cut behind some of it."""
+        """The rest of a range; empty if nothing is left. `SnapshotExpired`: the history is cut in it."""
         if found.first < min(found.end, self._untold.get(found.partition, 0)):
             raise untold(found.stream, found.partition, found.first)
         first = max(found.first, self._lows.get(found.partition, 0))
@@ -139,9 +139,9 @@ class _Places:
 
 
 def untold_of(oldest: Found | None, low: int | None) -> dict[int, int]:
-    """Partition -> where the events begin of which a history tells that begins with this record.
+    """Partition -> the first offset whose commit is named by a history that begins with this record.
 
-    Empty if it tells of all from the commit timestamp ``low`` on.
+    Empty if the history has all commits from timestamp ``low`` on.
     """
     if oldest is None or oldest.record.previous == NO_PREVIOUS:
         return {}
@@ -152,7 +152,7 @@ def untold_of(oldest: Found | None, low: int | None) -> dict[int, int]:
 
 
 def _segments(search: HistorySearch, wanted: Iterable[int]) -> dict[int, tuple[int, int]] | None:
-    """Where segments lie: partition -> first offset, end. None: not known of one of them."""
+    """Partition -> first offset and end of the wanted segments. None: one of them is not known."""
     found: dict[int, tuple[int, int]] = {}
     for segment_id in wanted:
         record = search.epoch_record(segment_epoch(segment_id))
@@ -167,7 +167,7 @@ def _segments(search: HistorySearch, wanted: Iterable[int]) -> dict[int, tuple[i
 
 
 def _end(search: HistorySearch, epoch: int, segment_id: int) -> int:
-    """Where a segment ends, if this epoch seals it: of one that lives longer, it is not looked for."""
+    """A segment's end, if this epoch seals it; the end of a longer-lived segment is not searched."""
     record = search.epoch_record(epoch)
     ends = [s.end_offset for s in record.sealed if s.segment_id == segment_id] if record else []
     return ends[0] if ends else _OPEN

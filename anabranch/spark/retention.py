@@ -1,4 +1,4 @@
-"""What retention has removed before a streaming query came to it."""
+"""Ranges of a streaming query that retention removed before it read them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def still_there(
     *,
     strict: bool,
 ) -> list[EventRange]:
-    """The ranges, which begin at ``befores``, without what is gone. Nor will tasks look for history that is gone.
+    """The ranges, which begin at ``befores``, without removed events and removed history.
 
     Raises: SnapshotExpired (``strict``: events are gone), NotReady, DeadlineExceeded.
     """
@@ -35,7 +35,7 @@ def still_there(
             found = replace(found, history=(begins[found.stream], found.history[1]))
         first = firsts[found.stream, found.partition]
         if found.first < first:
-            # A stream that was added has none: what is gone is gone.
+            # An added stream has no former position: its removed events are no loss to this query.
             before = befores.get(found.stream)
             event = first if before is None else _first_event(histories, found, before)
             if event < min(first, found.end):
@@ -56,9 +56,9 @@ def still_there(
 
 
 def _first_event(histories: Histories, found: EventRange, before: Position) -> int:
-    """Where the range's first event stood: markers before it may be gone, nobody needs them.
+    """The offset of the range's first event: retention may remove markers before it, without a loss.
 
-    If the history does not tell any more: where the range begins.
+    If the history tells it no more: the range's begin.
     """
     if histories.is_cut(found.stream, before.after):
         return found.first

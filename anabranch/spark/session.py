@@ -21,7 +21,7 @@ _DEFAULTS = {
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("anabranch")`` known to a session, and let Spark push filters down to it.
+    """Add ``format("anabranch")`` to a session, and let Spark push filters down to it.
 
     The executors' Python needs anabranch installed, as it needs any other package.
     """
@@ -34,10 +34,10 @@ def spark_session(
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The session of this process, with the format registered; made if there is none.
+    """This process's session with the format registered; made if there is none.
 
-    ``master``: as Spark spells it; None: what spark-submit or the configuration says, else ``local[*]``.
-    ``settings``: more of Spark's. Workers run this Python unless PYSPARK_PYTHON says another;
+    ``master``: Spark's master URL; None: the one of spark-submit or the configuration, else ``local[*]``.
+    ``settings``: further settings of Spark. Workers run this Python unless PYSPARK_PYTHON names another;
     on this machine they start quickly.
 
     Raises:
@@ -53,7 +53,7 @@ def spark_session(
     spark = builder.getOrCreate()
     if isinstance(
         spark, SparkSession
-    ):  # with SPARK_REMOTE it is Spark Connect's, whose workers are elsewhere
+    ):  # under SPARK_REMOTE it is Spark Connect's, with workers elsewhere
         use_installed_pyspark(spark.sparkContext)
     register(spark)
     return spark

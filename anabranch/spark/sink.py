@@ -1,7 +1,7 @@
 """Writes a batch as one transaction, exactly once (`docs/spark.md`, "Sink").
 
-The planner makes a sink, which reserves a transaction and begins nothing. It is pickled to the tasks: each
-joins, writes, and returns its receipt. The driver commits exactly the receipts that Spark hands it.
+The planner makes a sink, which reserves a transaction and begins nothing. Spark pickles it to the tasks: each
+joins, writes, and returns its receipt. The driver commits exactly the receipts that Spark gives it.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ DEFAULT_SINK = "0"
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 
-# Of a commit's time, kept to make sure of its outcome.
-_SETTLE_SHARE = 1 / 3
+# A share of a commit's time, kept to resolve its outcome.
+_RESOLVE_SHARE = 1 / 3
 
 log = logging.getLogger("anabranch.spark")
-# Nobody else can say so in Spark's workers, where the lines go nowhere unless worker logging is on.
+# Set here, as no other code can in Spark's workers; the lines show if worker logging is on.
 log.setLevel(logging.INFO)
-# Streams that this process has seen: a planner is asked again for every micro-batch.
+# Streams that this process has seen: Spark makes a planner for every micro-batch.
 _seen: set[tuple[Connection, str]] = set()
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task attempt wrote. ``receipt``: as bytes. Query and batch are None in a batch job."""
+    """A task attempt's writes. ``receipt``: as bytes. Query and batch are None in a batch job."""
 
     reservation: Reservation
     receipt: bytes
@@ -72,12 +72,12 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class NothingWritten(WriterCommitMessage):
-    """A task attempt without rows, or of a job that was committed before, under its name."""
+    """An attempt without rows, or of a job whose name was committed before."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where and how rows are written: the options, checked. Plain data, for the tasks."""
+    """The checked options of a sink. Plain data, for the tasks."""
 
     connection: Connection
     scope: str
@@ -87,11 +87,11 @@ class Target:
 
     @property
     def client(self) -> anabranch.Client:
-        """This process' client of the cluster."""
+        """This process's client of the cluster."""
         return client_of(self.connection)
 
     def reserve(self, name: str | None = None) -> Reservation:
-        """A transaction for a batch. Raises: UnknownScope, UnknownStream, NotReady, UnsupportedSetting."""
+        """Reserve a batch's transaction. Raises: UnknownScope, UnknownStream, NotReady, UnsupportedSetting."""
         if self.stream is not None and (self.connection, self.stream) not in _seen:
             self.client.describe(self.stream)
             _seen.add((self.connection, self.stream))
@@ -100,7 +100,7 @@ class Target:
     def write(
         self, reservation: Reservation, batches: Iterator[pa.RecordBatch], *, streaming: bool
     ) -> WriterCommitMessage:
-        """A task attempt: all its rows, or an error after which nothing of it counts."""
+        """Write all rows of a task attempt; after an error none of them counts."""
         query_id, batch_id = _query_and_batch() if streaming else (None, None)
         events = self.encoding.encoder()
         rows = 0
@@ -121,7 +121,7 @@ class Target:
 class _Patience:
     """Sends heartbeats while a task waits for its first row, if other tasks have begun the transaction.
 
-    Else it would go stale where all others have ended long before. A thread of its own: the task is blocked.
+    Without them it would go stale if all others ended long before. A thread sends them, as the task is blocked.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class _Patience:
         self.end()
 
     def end(self) -> None:
-        """The writer sends its own from now on."""
+        """Stop: the writer sends its own heartbeats from now on."""
         self._over.set()
 
     def _run(self) -> None:
@@ -156,16 +156,16 @@ class _Patience:
                     self._writer.open()
                     return
             except UnknownTransaction:
-                continue  # nobody has begun it: nothing goes stale
+                continue  # not begun: nothing goes stale
             except AnabranchError as error:
                 log.info("waiting for rows: %s", error)
 
 
 class BatchSink(DataSourceArrowWriter):
-    """``df.write``: the whole DataFrame as one transaction; with a ``name``, once for as long as names are kept."""
+    """``df.write``: the whole DataFrame as one transaction; once per ``name``, as long as names are kept."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
-        """Raises: FixCallError, of what is wrong with options or columns; NotReady."""
+        """Raises: FixCallError, if options or columns are wrong; NotReady."""
         if overwrite:
             raise InvalidArgument(
                 'mode("overwrite"): a stream is only appended to: use mode("append"), or another stream'
@@ -176,7 +176,7 @@ class BatchSink(DataSourceArrowWriter):
         self._reservation = self._target.reserve(self._name)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """A task attempt."""
+        """Write one task attempt."""
         try:
             return self._target.write(self._reservation, iterator, streaming=False)
         except AlreadyCommitted:
@@ -185,9 +185,9 @@ class BatchSink(DataSourceArrowWriter):
             return NothingWritten()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit what the accepted attempts wrote; when this returns, it is committed.
+        """Commit the accepted attempts' writes; when this returns, they are committed.
 
-        Raises: TransactionAborted (no row is visible: run it again), OutcomeUnknown, FixCallError.
+        Raises: TransactionAborted (no row is visible: repeat the job), OutcomeUnknown, FixCallError.
         """
         receipts = _receipts(messages, self._reservation)
         if not receipts:
@@ -197,10 +197,10 @@ class BatchSink(DataSourceArrowWriter):
         client = self._target.client
         try:
             result = client.commit(
-                self._reservation, receipts, self._name, timeout=timeout * (1 - _SETTLE_SHARE)
+                self._reservation, receipts, self._name, timeout=timeout * (1 - _RESOLVE_SHARE)
             )
         except (OutcomeUnknown, RetryError) as error:
-            self._settle(client, error, timeout * _SETTLE_SHARE)
+            self._resolve(client, error, timeout * _RESOLVE_SHARE)
             return
         except TransactionAborted as error:
             raise TransactionAborted(f"no row is visible, run it again; {error}") from error
@@ -208,8 +208,8 @@ class BatchSink(DataSourceArrowWriter):
             raise EventTooLarge(_too_many(receipts, self._target, error)) from error
         _log_commit(result, self._reservation)
 
-    def _settle(self, client: anabranch.Client, error: AnabranchError, timeout: float) -> None:
-        """Make it known how it ended: Spark takes an error for a job without effect."""
+    def _resolve(self, client: anabranch.Client, error: AnabranchError, timeout: float) -> None:
+        """Resolve the outcome: Spark takes an error for a job without effect."""
         try:
             client.abort(self._reservation, "Spark's commit was not answered", timeout=timeout)
         except AlreadyCommitted as committed:
@@ -228,9 +228,9 @@ class BatchSink(DataSourceArrowWriter):
         ) from error
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Leave nothing; of a transaction that nobody began, make sure that nobody can.
+        """Abort, so that nothing stays, and a transaction that no task began can't begin.
 
-        Raises: AlreadyCommitted, where what failed was but the news of the commit.
+        Raises: AlreadyCommitted, if only the answer to the commit was lost.
         """
         try:
             self._target.client.abort(self._reservation, "Spark aborted the job")
@@ -243,13 +243,13 @@ class BatchSink(DataSourceArrowWriter):
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """``df.writeStream``: each micro-batch as one transaction, once for ever.
+    """``df.writeStream``: each micro-batch as one transaction, exactly once.
 
-    Spark makes one for the tasks of a micro-batch, and another to commit it, which has only the messages.
+    Spark makes one sink for the tasks of a micro-batch, and another, with only their messages, for the commit.
     """
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
-        """Raises: FixCallError, of what is wrong with options or columns; NotReady."""
+        """Raises: FixCallError, if options or columns are wrong; NotReady."""
         if overwrite:
             raise InvalidArgument(
                 'outputMode("complete"): a stream is only appended to: use outputMode("append")'
@@ -260,16 +260,16 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._handover = Handover(options)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Only what writes is pickled, for the tasks; so from here on there may be something to abort."""
+        """The tasks' copy: Spark pickles it, so from now on there may be something to abort."""
         self._handover.leave(self._reservation)
         return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """A task attempt."""
+        """Write one task attempt."""
         return self._target.write(self._reservation, iterator, streaming=True)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Commit what the accepted attempts wrote, unless the batch is committed already.
+        """Commit the accepted attempts' writes, unless the batch is committed already.
 
         Raises: RetryError, OutcomeUnknown, TransactionAborted: start the query again, nothing is lost or doubled;
         FixCallError.
@@ -297,15 +297,15 @@ class StreamSink(DataSourceStreamArrowWriter):
             ) from error
         except EventTooLarge as error:
             raise EventTooLarge(_too_many(receipts, self._target, error)) from error
-        if not result.counts.committed:  # as no batch is that has a number
+        if not result.counts.committed:  # a numbered batch always has events
             by = f"its number was committed without events, by {result.txn_id.hex()}"
             raise AlreadyCommitted(f"{by}; {self._ways(series, batchId)}", result=result)
         _log_commit(result, first.reservation)
 
     def _check_own(self, series: str, batch: int, error: AlreadyCommitted) -> None:
-        """Go on if the batch's own number was committed before, however long ago.
+        """Return if the batch's own number was committed before, however long ago.
 
-        Where the series was moved beyond it instead, the query fails: to pass over the batch would lose its rows.
+        If the series was moved beyond it instead, the query fails: passing over the batch would lose its rows.
         """
         for info in self._target.client.series(self._target.scope, series):
             runs = zip(info.runs[::2], info.runs[1::2], strict=True)
@@ -322,7 +322,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Leave nothing, also where no task has told of the transaction."""
+        """Abort, also if no task named the transaction."""
         told = {message.reservation for message in _written(messages)}
         left = self._handover.find()
         for reservation in told if left is None else told | {left}:
@@ -333,7 +333,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 def target_of(options: Options, schema: StructType) -> Target:
-    """The options of a sink. Nothing is asked of the cluster. Raises: InvalidArgument, with what to do."""
+    """The checked options of a sink, without a request to the cluster. Raises: InvalidArgument."""
     if options.text("path"):
         raise InvalidArgument("a path means nothing here: give option stream=scope/name")
     stream, scope = options.text("stream"), options.text("scope")
@@ -357,7 +357,7 @@ def target_of(options: Options, schema: StructType) -> Target:
 
 
 def _query_and_batch() -> tuple[str, str]:
-    """What this task is of."""
+    """The query and the batch of this task."""
     context = TaskContext.get()
     query_id = context.getLocalProperty(QUERY_ID) if context else None
     batch_id = context.getLocalProperty(BATCH_ID) if context else None
@@ -384,7 +384,7 @@ def _receipts(
 
 
 def _too_many(receipts: Sequence[bytes], target: Target, error: AnabranchError) -> str:
-    """What to do where the receipts of a commit do not fit into one command."""
+    """The advice for a commit whose receipts do not fit into one command."""
     places = sum(len(Receipt.from_bytes(receipt).record.extents) for receipt in receipts)
     return (
         f"no row is visible: the receipts of {len(receipts)} tasks, which wrote to {places} partitions in all, are "

@@ -1,4 +1,4 @@
-"""Streaming source: what is committed, micro-batch by micro-batch, in commit order.
+"""Streaming source: committed events, micro-batch by micro-batch, in commit order.
 
 The planner's process lives as long as the query and follows the histories; tasks get offset ranges.
 """
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anabranch.spark")
 
-_FAR = 20_000  # so many offsets of histories are read over rather than jumped
-# Commits of so many offsets of the history are read by each task rather than searched.
+_FAR = 20_000  # up to so many offsets of a history are read rather than jumped over
+# Up to so many offsets of the history, each task reads the commits rather than search them.
 _NEAR = 2_000
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark makes one that lives in the planner, and copies of another that read in the tasks."""
+    """Spark keeps one in the planner; copies of another read in the tasks."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_schema(schema)
@@ -69,8 +69,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- what Spark asks ------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins."""
-        # An end is another one a minute later: so it is marked, and `latestOffset` has it kept at once.
+        """The start of a new query."""
+        # An end moves within a minute: this one is marked, and `latestOffset` makes Spark keep it at once.
         positions = self._histories.begin(self._start)
         return to_json(positions, new=self._start != "begin")
 
@@ -79,11 +79,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What there is now is what will be read."""
+        """Fix the present end as the query's end."""
         self._target = self._histories.heads()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends; ``start`` itself if there is nothing to read."""
+        """The next micro-batch's end; ``start`` itself if there is nothing to read."""
         before = from_json(start)
         if before and not before.keys() & set(self._streams):
             raise InvalidArgument(
@@ -93,10 +93,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._admitted(positions, limit)
         if end == positions and not is_new(start):
             return start
-        return to_json(before | end)  # a stream that is left out keeps its place
+        return to_json(before | end)  # streams that are left out keep their place
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Where the streams end now, for the query's progress."""
+        """The streams' present ends, for the query's progress."""
         try:
             ends = self._histories.ends()
             if self._latest is None or self._latest[0] != ends:
@@ -128,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._connection, self._schema, partition, strict=self._strict)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: positions are in Spark's checkpoint, and streams keep what others may read."""
+        """Nothing to do: Spark's checkpoint has the position, and streams keep events for other readers."""
 
     def stop(self) -> None:
         """Free the planner's connections."""
@@ -136,7 +136,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._found.close()
             self._found = None
 
-    # -- how ------------------------------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------------
 
     def _admitted(self, positions: dict[str, Position], limit: ReadLimit) -> dict[str, Position]:
         histories = self._histories
@@ -169,7 +169,7 @@ def _hybrid(at: int | datetime) -> int:
 def _jumped(
     positions: Mapping[str, Position], heads: Mapping[str, Found | None]
 ) -> dict[str, Position]:
-    """All that is there, without a look at each record. Where no event is new, nothing moves."""
+    """The present ends, without a look at each record. Without a new event the positions stay."""
     moved = {
         stream: at if head is None else at.moved(head.offset, head.vector())
         for stream, at in positions.items()
@@ -180,7 +180,7 @@ def _jumped(
 
 
 def _between(stream: str, before: Position, after: Position) -> Iterator[EventRange]:
-    """What lies between two positions: whole commits, but for those that are read in parts."""
+    """The ranges between two positions: whole commits, except for those that are read in parts."""
     history = (before.after + 1, None) if after.after - before.after <= _NEAR else None
     for partition, end in sorted(after.vector.items()):
         first = before.vector.get(partition, 0)

@@ -1,8 +1,7 @@
-"""The Python of Spark's workers on this machine: one that starts a second sooner.
+"""The Python of Spark's workers on this machine, made to start a second sooner.
 
-Spark puts its pyspark.zip before all that a worker imports, and nothing in there is compiled: each worker process
-and each planner compiles what it imports. The package that pip has installed, of which the zip is
-part, is the same, and compiled.
+Spark puts its pyspark.zip before all other imports of a worker, and the zip holds no compiled code: each worker
+process and each planner compiles the modules it imports. The installed package holds the same modules, compiled.
 """
 
 from __future__ import annotations
@@ -32,34 +31,34 @@ exec {python} "$@"
 
 
 def use_installed_pyspark(context: SparkContext) -> None:
-    """Let workers import the installed pyspark, if they are sure to have it: those of a local master.
+    """Let workers import the installed pyspark, if they surely have it: those of a local master.
 
-    A cluster's workers may have no such path. Nor is anything changed where somebody has chosen another Python, or
-    where Spark does not run out of the installed package.
+    A cluster's workers may lack the path. Nothing changes either if another Python is chosen, or if Spark does not
+    run out of the installed package.
     """
     master = context.master or ""
     local = master == "local" or master.startswith("local[")
     package = Path(pyspark.__file__).parent
     if not local or context.pythonExec != sys.executable or not _is_found_by_itself(package):
         return
-    launcher = Path(SparkFiles.getRootDirectory(), _NAME)  # Spark removes it
+    launcher = Path(SparkFiles.getRootDirectory(), _NAME)  # Spark removes the folder
     try:
         launcher.write_text(launcher_of(package), encoding="utf-8")
         launcher.chmod(0o700)
     except OSError:
         return
-    if os.access(launcher, os.X_OK):  # not where nothing may be executed
+    if os.access(launcher, os.X_OK):  # not on a file system without execution
         context.pythonExec = str(launcher)
 
 
 def launcher_of(package: Path) -> str:
-    """A shell script that is this Python, without the zip of the package first in its path."""
+    """A shell script that runs this Python without the package's zip first in its path."""
     archive = package / "python" / "lib" / "pyspark.zip"
     return _LAUNCHER.format(zip=shlex.quote(str(archive)), python=shlex.quote(sys.executable))
 
 
 def _is_found_by_itself(package: Path) -> bool:
-    """Whether any process of this Python imports it, whatever this one did to its path."""
+    """Whether any process of this Python imports the package, without changes to its path."""
     if os.name != "posix":
         return False
     places = site.getsitepackages()

@@ -1,1 +1,1 @@
-"""The whole idea on real data, with kills, checked row by row: ``python -m examples.flights``."""
+"""A demonstration on real data, with kills, checked row by row: ``python -m examples.flights``."""

@@ -1,4 +1,4 @@
-"""What `scripts/run` starts: the options, and what it does with them. Errors end as those of `anabranch`."""
+"""The options of `scripts/run`. Errors end as those of `anabranch`."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def flights(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """See a transaction outlive its processes: a minute or two, and every row is checked.
+    """Run a transaction that outlives its processes: a minute or two, and every row is checked.
 
     Starts a broker (or uses --bootstrap) and two controllers. One transaction over five streams is
-    begun by one process, written by five others and committed by yet another, while small
-    transactions commit on the same streams, one stream is scaled twice, and readers look on. A writer
-    is killed, and the leading controller twice. At the end every stream is compared with its source,
-    row by row, and so is what a group of readers got in order; any difference makes the exit code 1.
+    begun by one process, written by five others and committed by yet another. Meanwhile small transactions
+    commit on the same streams, one stream is scaled twice, and readers look on. A writer is killed, and the
+    leading controller twice. At the end every stream and the events of a group of readers are compared with
+    the source, row by row; any difference makes the exit code 1.
     """
     if picture is not None and not picture.parent.is_dir():
         raise InvalidArgument(f"--picture {picture}: there is no folder {picture.parent}")

@@ -1,4 +1,4 @@
-"""`anabranch controller` with an accident: it kills itself right after it logged a commit's decision."""
+"""`anabranch controller`, made to kill itself right after it logged a commit's decision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabranch.processors.leader import Leader
 
 
 class Armed(Controller):
-    """A controller that does not outlive a decision."""
+    """A controller that dies at its first decision of a commit."""
 
     def _write(self, turn: Turn, *given: Any, **named: Any) -> bool:
         wrote = super()._write(turn, *given, **named)

@@ -1,4 +1,4 @@
-"""Who plays in the run: starts the processes, each with what it has to know."""
+"""The processes of the run, each started with the parameters of its role."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ RAW_TABLE = next(table for table in TABLES if table.raw)
 
 
 def label_of(share: int) -> str:
-    """What a worker calls itself, in the header of its events."""
+    """A worker's name, in the header of its events."""
     return f"worker-{share + 1}"
 
 
 class Cast:
-    """Starts children on a place, and keeps count of the rows that they say they wrote."""
+    """Starts children on a place, and adds up the rows that they report as written."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Cast:
         folder: Path,
         picture: Path,
     ) -> None:
-        """Nothing is started yet. ``picture``: the file to draw the flights' epochs to."""
+        """Starts nothing yet. ``picture``: the file for the drawing of the flights' epochs."""
         self.place = place
         self.source = source
         self.family = family
@@ -65,7 +65,7 @@ class Cast:
         on_message: Callable[[Message], None] | None = None,
         **parameters: Any,
     ) -> Child:
-        """A child that plays a role."""
+        """Start a child in a role."""
         common = {
             "target": asdict(self.place.target),
             "scope": self.place.scope,
@@ -74,7 +74,7 @@ class Cast:
         return self.family.start(role, {**common, **parameters}, name=name, on_message=on_message)
 
     def observers(self) -> dict[str, Child]:
-        """Those who only look."""
+        """The children that only watch."""
         return {role: self._observer(role, role) for role in ("plain", "reader", "transactions")}
 
     def members(self) -> dict[str, Child]:
@@ -83,7 +83,7 @@ class Cast:
         return {name: self._observer("member", name) for name in names}
 
     def late_reader(self) -> Child:
-        """A plain consumer that reads everything when all is over."""
+        """Start a plain consumer that reads everything at the end."""
         return self._observer("plain", "log")
 
     def _observer(self, role: str, name: str) -> Child:
@@ -94,23 +94,23 @@ class Cast:
         return self._folder / f"{name}.notes"
 
     def notes(self, observer: Child) -> Notes:
-        """What an observer noted, once it has reported."""
+        """The notes of an observer that has reported."""
         return read_notes(self._notes_of(observer.name))
 
     def scaler(self, segments: int) -> Child:
-        """Who scales the flights."""
+        """Start the child that scales the flights."""
         return self.start(
             "scaler", name=f"scaler-{segments}", stream=self.flights, segments=segments
         )
 
     def historian(self, txn_id: str) -> Child:
-        """Who tells the flights' epochs, and draws them."""
+        """Start the child that prints and draws the flights' epochs."""
         return self.start(
             "historian", stream=self.flights, txn_id=txn_id, picture=str(self.picture)
         )
 
     def ticker(self) -> Child:
-        """Who commits small transactions."""
+        """Start the child that commits small transactions."""
 
         def take(message: Message) -> None:
             if message["say"] == "tick":
@@ -119,7 +119,7 @@ class Cast:
         return self.start("ticker", every=TICK_EVERY_S, on_message=take)
 
     def driver(self, name: str | None) -> Child:
-        """Who begins a transaction and ends."""
+        """Start a child that begins a transaction and ends."""
         return self.start(
             "driver",
             name="driver" if name else "driver-2",
@@ -128,13 +128,13 @@ class Cast:
         )
 
     def begun(self, driver: Child) -> tuple[Message, float]:
-        """What a driver began, and when it was gone."""
+        """A driver's message about its transaction, and when the driver was gone."""
         begun = self.family.hear(driver, "begun", STEP_S)
         self.family.wait_for("the driver's end", lambda: driver.poll() is not None, STEP_S)
         return begun, time.monotonic()
 
     def worker(self, label: str, token: str, share: int, **more: Any) -> Child:
-        """Who writes a share of the rows."""
+        """Start a child that writes a share of the rows."""
 
         def take(message: Message) -> None:
             if message["say"] == "wrote":
@@ -156,17 +156,17 @@ class Cast:
         return worker
 
     def forget(self, worker: Child) -> None:
-        """What it wrote counts no more."""
+        """Count a worker's rows no more."""
         self.rows.pop(worker.name, None)
         self.living_workers.remove(worker)
 
     @property
     def written(self) -> int:
-        """How many rows the workers say they wrote."""
+        """The number of rows that the workers report as written."""
         return sum(list(self.rows.values()))
 
     def raw(self, token: str) -> Child:
-        """The program that knows only the protocol; a writer of the library if it can't run here."""
+        """Start the program that knows only the protocol; a worker of the library if that can't run here."""
         command = raw_command(
             self.place.target,
             stream_of(self.place.scope, RAW_TABLE),
@@ -188,7 +188,7 @@ class Cast:
         )
 
     def raw_receipt(self, raw: Child) -> str:
-        """The receipt that it printed, once it has ended."""
+        """The receipt that the raw program printed, once it has ended."""
         if not self.raw_is_program:
             receipt: str = self.family.hear(raw, "finished", STEP_S)["receipt"]
             return receipt
@@ -196,7 +196,7 @@ class Cast:
         return str(self.family.wait_for("its receipt", lambda: raw.lines, STEP_S)[-1])
 
     def doomed(self, token: str) -> list[Child]:
-        """The writers of the transaction that will be aborted."""
+        """Start the writers of the transaction that will be aborted."""
         return [
             self.start(
                 "writer",
@@ -212,8 +212,8 @@ class Cast:
             for share in range(2)
         ]
 
-    def settled(self, children: Mapping[str, Child], what: str) -> dict[str, Message]:
-        """What each child says, by name, once all have said it."""
+    def heard(self, children: Mapping[str, Child], what: str) -> dict[str, Message]:
+        """Each child's message of a kind, by its name, once all have sent one."""
         return {name: self.family.hear(child, what, STEP_S) for name, child in children.items()}
 
 
@@ -222,7 +222,7 @@ def raw_command(
 ) -> list[str] | None:
     """The command that writes a CSV file as one more writer and prints its receipt.
 
-    None where it can't reach the cluster: it takes no further settings.
+    None if the target has further settings, which the program does not take.
     """
     if target.kafka:
         return None

@@ -1,4 +1,4 @@
-"""What has to hold of the transactions, judged from what processes said and noted. Pure: tests plant faults."""
+"""The checks of the transactions, on messages and notes of the processes. Pure: tests plant faults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def judge(found: Findings) -> list[Check]:
 
 
 def check_commit(found: Findings) -> Check:
-    """The commit by a process that began nothing took exactly the rows."""
+    """The commit, by a process that began nothing, took exactly the rows."""
     outcome, total = found.outcome, sum(wanted.count for wanted in found.wanted)
     after = outcome["requested"] - found.driver_ended_at
     differences = []
@@ -56,7 +56,7 @@ def check_commit(found: Findings) -> Check:
 
 
 def check_again(found: Findings) -> Check:
-    """Who begins under the name again gets the outcome that stands."""
+    """A process that begins under the name again gets the first outcome."""
     names = ("txn_id", "commit_timestamp", "committed")
     differences = [
         f"{name} is {found.again[name]}, not {found.outcome[name]}"
@@ -92,7 +92,7 @@ def check_not_before(found: Findings) -> Check:
 
 
 def check_whole(found: Findings) -> Check:
-    """The reader of whole transactions saw all of each, or nothing."""
+    """The reader of whole transactions saw each whole, or not at all."""
     whole, expected = found.whole, found.wanted[0].count
     differences = []
     places = np.unique(of_kind(whole, Kind.BIG)["segment"]).tolist()
@@ -123,7 +123,7 @@ def check_whole(found: Findings) -> Check:
 
 
 def check_dead(found: Findings) -> Check:
-    """Nothing of the killed writer is visible, though it had flushed; its share is."""
+    """The killed writer's flushed rows are invisible; its share, written again, is visible."""
     visible = {
         name: int(np.count_nonzero(notes["by"] == found.dead))
         for name, notes in (found.observers | {"check": found.log}).items()
@@ -179,7 +179,7 @@ def _killed(title: str, killed: Killed) -> Check:
 
 
 def check_delays(found: Findings) -> Check:
-    """Small transactions are seen at once: nobody waits for the open one."""
+    """Small transactions are seen at once: no reader waits for the open one."""
     requested = found.outcome["requested"]
     seen, differences = [], []
     for name, notes in found.observers.items():
@@ -241,6 +241,6 @@ def check_aborted(found: Findings) -> Check:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that so many percent are not above."""
+    """The value that so many percent of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]

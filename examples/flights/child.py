@@ -1,7 +1,7 @@
-"""What runs in the run's processes: ``python -m examples.flights.child ROLE PARAMETERS``.
+"""The processes of a run: ``python -m examples.flights.child ROLE PARAMETERS``.
 
-A child says what it does in lines of JSON on standard output, and takes one order on
-standard input. When that ends, its parent is gone, and it ends too.
+A child reports in lines of JSON on standard output, and takes one order on standard input. When that ends,
+its parent is gone, and the child ends too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FINISH = "finish"
 
 
 def orders() -> threading.Event:
-    """Set when the parent wants the last report. When the parent is gone, this process ends."""
+    """Set when the parent wants the last report. Without a parent, this process ends."""
     finish = threading.Event()
 
     def listen() -> None:
@@ -40,14 +40,14 @@ Role = Callable[[Mapping[str, Any], Say, threading.Event], None]
 
 
 def say(what: str, **fields: Any) -> None:
-    """A line for the parent. ``at`` is the monotonic clock, which all processes of a machine share."""
+    """Print a message to the parent. ``at`` is the monotonic clock, which all processes of a machine share."""
     line = json.dumps({"say": what, "at": time.monotonic(), **fields})
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-# Each role's module and function. A module is imported by need: a writer should not pay for what
-# an observer imports.
+# Each role's module and function. A module is imported on demand: a writer should not pay for an observer's
+# imports.
 _ROLES = {
     "compiler": ("writers", "compile_code"),
     "maker": ("writers", "make"),
@@ -74,7 +74,7 @@ def _role_of(name: str) -> Role:
 
 
 def main(arguments: list[str]) -> int:
-    """Plays a role; the exit code."""
+    """Play a role; returns the exit code."""
     name, parameters = arguments
     finish = orders()
     try:
@@ -91,5 +91,5 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    # Not through the interpreter's end: the thread that reads standard input would be waited for.
+    # Not through the interpreter's end, which would wait for the thread that reads standard input.
     os._exit(code)

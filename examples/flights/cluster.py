@@ -1,4 +1,4 @@
-"""The run's cluster: broker and two controllers, killed and replaced as the story wants."""
+"""The run's cluster: a broker and two controllers, which the story kills and restarts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the run takes place: a cluster, and the names that are its own there."""
+    """A cluster, and the run's own names on it."""
 
     target: Target
     scope: str
@@ -45,7 +45,7 @@ def start_broker(
     *,
     keep: bool,
 ) -> Place:
-    """An embedded broker, or names of our own on the cluster given."""
+    """An embedded broker, or the given cluster with names of our own."""
     if bootstrap is not None:
         run = secrets.token_hex(3)
         target = Target(bootstrap, f"flights-{run}", REQUEST_TIMEOUT_S, kafka)
@@ -54,17 +54,17 @@ def start_broker(
         return place
     from anabranch.infra.broker import EmbeddedBroker
 
-    # A temporary folder of its own is removed even if this process is killed.
+    # A temporary folder of its own, removed even if this process is killed.
     broker = stack.enter_context(EmbeddedBroker(folder / "broker" if keep else None))
     if not keep:
-        # Its data goes with it: no need for it to put that in order.
+        # Its data is thrown away: a clean shutdown is not needed.
         stack.callback(broker.kill)
     target = Target(broker.bootstrap, DEFAULT_PREFIX, REQUEST_TIMEOUT_S)
     return Place(target, "nyc", embedded=True)
 
 
 def _delete_topics(place: Place) -> None:
-    """Removes from somebody's cluster what the run made there: topics and groups."""
+    """Remove the run's topics and groups from a user's cluster."""
     from confluent_kafka.admin import AdminClient
 
     settings = for_librdkafka(place.target.kafka) | {"bootstrap.servers": place.target.bootstrap}
@@ -83,7 +83,7 @@ def _delete_topics(place: Place) -> None:
 
 
 def _delete_groups(admin: AdminClient, groups: list[str], deadline: float) -> None:
-    """Delete consumer groups. A member that just closed may be in its group a moment longer."""
+    """Delete consumer groups. A closed member may stay in its group for a moment."""
     from confluent_kafka import KafkaError, KafkaException
 
     while groups:
@@ -107,7 +107,7 @@ class Controllers:
     """Two controllers. The armed one kills itself right after it logged a commit's decision."""
 
     def __init__(self, target: Target, folder: Path) -> None:
-        """Nothing is started yet."""
+        """Starts nothing yet."""
         self.both = [
             ControllerProcess.inside(
                 folder,
@@ -122,22 +122,22 @@ class Controllers:
         self._plain, self._armed = self.both
 
     def start(self) -> None:
-        """Starts the plain one, which leads, and then the armed one."""
+        """Start the plain one, which leads, then the armed one."""
         self._plain.start()
         await_leader([self._plain], 0, LEAD_TIMEOUT_S)
         self._armed.start(ARMED)
 
     def stop(self) -> None:
-        """Ends both, at the same time."""
+        """End both, at the same time."""
         for controller in self.both:
             controller.terminate()
         for controller in self.both:
             controller.stop()
 
     def kill_leader(self, partition: int) -> Killed:
-        """Kills who leads, starts it again, and waits until the other one leads.
+        """Kill the leader, start it again, and wait until the other one leads.
 
-        If the armed one led, that is done twice: it has to lead when the big commit comes.
+        Done twice if the armed one led: it has to lead when the big commit comes.
         """
         killed = self._kill_once(partition)
         if killed.by != self._armed.name:
@@ -162,7 +162,7 @@ class Controllers:
         return not self._armed.running
 
     def replace_armed(self, partition: int) -> Killed:
-        """After the armed one killed itself: waits for the other to lead; starts it unarmed."""
+        """Wait until the other one leads, then start the killed armed one unarmed."""
         at = time.monotonic()
         successor = await_leader([self._plain], partition, LEAD_TIMEOUT_S)
         taken_over = time.monotonic()

@@ -1,4 +1,4 @@
-"""Compares what came with a table: values, times, counts, and the order of each key."""
+"""Compares events with a table: values, times, counts, and the order of each key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Rows = dict[int, list[tuple[int, int]]]
 
 
 class Wanted:
-    """The rows of a table as digests: those of a key in the order of the file, those of none in any order."""
+    """A table's rows as digests: those with a key in file order, the others in any order."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows: _Rows = defaultdict(list)
@@ -34,21 +34,21 @@ class Wanted:
         return len(self.rows.keys() - {NO_KEY})
 
     def name(self, key: int) -> str:
-        """A key as differences tell it."""
+        """A key's text in messages about differences."""
         return self.names.get(key, f"a key that no row has ({key:016x})")
 
 
 class Compared(NamedTuple):
-    """``matched``: how many rows of the table came as they should; any other event, or none, is a difference."""
+    """``matched``: how many rows came as expected. Any other event, or a missing one, is a difference."""
 
     matched: int
     differences: list[str]
 
 
 def compare(wanted: Wanted, came: Notes) -> Compared:
-    """The events that should be the rows of a table, in the order in which they came, against these.
+    """Compare events, in the order of their arrival, with the rows of a table.
 
-    Times count where the table has any: elsewhere the writers set none.
+    Times are compared if the table has any: writers set none for other tables.
     """
     found: _Rows = defaultdict(list)
     stamps = came["stamp"].tolist() if wanted.timed else [0] * len(came)

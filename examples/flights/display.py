@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """Says what goes on. This one says nothing."""
+    """Shows progress. This one shows nothing."""
 
     def __init__(self) -> None:
-        """The clock of the time-line starts now."""
+        """Starts the clock of the timeline."""
         self.started = time.monotonic()
         self.timeline: list[tuple[float, str]] = []
 
@@ -27,7 +27,7 @@ class Display:
         return time.monotonic() - self.started
 
     def note(self, text: str, *, at: float | None = None) -> None:
-        """Something happened, now or at a moment of the monotonic clock: it stays in the report."""
+        """Keep an event for the report: now, or at a moment of the monotonic clock."""
         moment = (time.monotonic() if at is None else at) - self.started
         self.timeline.append((moment, text))
         self._show_note(moment, text)
@@ -36,17 +36,17 @@ class Display:
         pass
 
     def state(self, text: str) -> None:
-        """What is going on right now."""
+        """Show the current activity."""
 
     def wrote(self, done: int, total: int) -> None:
-        """How many of the big transaction's rows are written."""
+        """Show how many of the big transaction's rows are written."""
 
     def tick(self, count: int, seconds: float) -> None:
-        """So many small transactions were committed; the last one took so long."""
+        """Show the number of small transactions, and how long the last one took."""
 
 
 class LineDisplay(Display):
-    """A line for each thing that happened, on standard error."""
+    """Prints a line for each event on standard error."""
 
     def _show_note(self, moment: float, text: str) -> None:
         sys.stderr.write(f"{moment:7.1f} s  {text}\n")
@@ -54,10 +54,10 @@ class LineDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """The same above a few lines that move."""
+    """Prints the same lines above a few that change."""
 
     def __init__(self, console: Console, states: Progress, bars: Progress) -> None:
-        """The two progresses are shown by the caller."""
+        """The caller shows the two progresses."""
         super().__init__()
         self._console = console
         self._states = states
@@ -70,17 +70,17 @@ class LiveDisplay(Display):
         self._console.print(f"[dim]{moment:7.1f} s[/dim]  {text}", highlight=False)
 
     def state(self, text: str) -> None:
-        """Changes the line beside the spinner."""
+        """Change the line beside the spinner."""
         self._states.update(self._state, description=text)
 
     def wrote(self, done: int, total: int) -> None:
-        """Moves the bar, and takes it away when all are written."""
+        """Move the bar, and remove it once all are written."""
         if self._rows is None:
             self._rows = self._bars.add_task("rows written", total=total)
         self._bars.update(self._rows, completed=done, visible=done < total)
 
     def tick(self, count: int, seconds: float) -> None:
-        """Changes the line of the small transactions."""
+        """Change the line of the small transactions."""
         if self._ticks is None:
             self._ticks = self._states.add_task("", total=None)
         text = f"{count:,} small transactions meanwhile, the last in {seconds * 1000:.0f} ms"

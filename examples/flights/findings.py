@@ -1,4 +1,4 @@
-"""What the processes of a run said and noted, and the checks' common form."""
+"""The messages and notes of a run's processes, and the common form of checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from examples.flights.notes import Notes
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was checked: ``seen`` in words, and how it differs from what had to be."""
+    """One check: the observed facts in words, and their differences from the expected ones."""
 
     title: str
     seen: str
@@ -37,12 +37,12 @@ class Killed:
 
 @dataclass
 class Findings:
-    """Everything that the processes of a run said. Times are of the monotonic clock.
+    """All messages and notes of a run. Times are of the monotonic clock.
 
-    ``streams``: their names, of which the first is scaled; ``wanted``: the rows of each. ``dead``: the label of the
-    killed writer; ``dead_flushed`` how many rows it had flushed. ``outcome``: what the committer said; ``again``
-    the same asked by name. ``scaled``: to how many segments, and when. ``txn_ids``: of the whole transactions.
-    Of notes, ``log`` are those of a plain consumer that read everything when all was over.
+    ``streams``: their names; the first one is scaled. ``wanted``: the rows of each. ``dead``: the label of the
+    killed writer; ``dead_flushed``: how many rows it had flushed. ``outcome``: the committer's message; ``again``:
+    the same, asked by name. ``scaled``: to how many segments, and when. ``txn_ids``: of the whole transactions.
+    ``log``: the notes of a plain consumer that read everything at the end.
     """
 
     streams: Sequence[str]
@@ -72,12 +72,12 @@ class Findings:
 
     @property
     def observers(self) -> dict[str, Notes]:
-        """Who looked on while it happened, event by event."""
+        """The notes of each observer that watched during the run, event by event."""
         return {"plain consumer": self.plain, "reader of events": self.reader}
 
 
 def few(texts: Iterable[str], limit: int = 5) -> list[str]:
-    """The first of them, and how many more there are."""
+    """The first few, and how many more there are."""
     found = list(texts)
     if len(found) <= limit:
         return found

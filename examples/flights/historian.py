@@ -1,4 +1,4 @@
-"""The roles that scale a stream, and that tell and draw what its history says of it."""
+"""The roles that scale a stream, and that print and draw its history."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Epoch(NamedTuple):
     big: bool
 
     def __str__(self) -> str:
-        """As the report tells it."""
+        """The epoch as a line of the report."""
         words = f"{self.epoch}: {self.segments} segments"
         if self.reference != self.epoch:
             words += f", duplicates {self.reference}"
@@ -33,14 +33,14 @@ class Epoch(NamedTuple):
 
 
 def scale(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Scales the stream to so many segments."""
+    """Scale the stream to so many segments."""
     with connected(target_from(parameters)) as client:
         found = client.scale(parameters["stream"], segments=parameters["segments"])
     say("scaled", segments=len(found.segments), epoch=found.stream_epoch, done=time.monotonic())
 
 
 def tell(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Says the stream's epochs, and in which one a transaction was committed, and draws them."""
+    """Report the stream's epochs, and the one in which a transaction was committed; draw them."""
     from anabranch.cli.draw import draw
     from anabranch.cli.history import read_history
 

@@ -1,4 +1,4 @@
-"""What a run measured, for its JSON and the picture in the README: series over time. Pure."""
+"""The measurements of a run, for its JSON and the README's picture: series over time. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP_S = 0.25
 
 
 def measure_ticks(ticks: Sequence[Message], started: float) -> dict[str, Any]:
-    """The small transactions: how long their commits took, and which of them took long."""
+    """The small transactions: commit times, and the slow ones."""
     seconds = [tick["seconds"] for tick in ticks]
     if not seconds:
         return {"count": 0}

@@ -1,7 +1,7 @@
-"""How the run's events are told apart, and how those who read them note what they see.
+"""The kinds of the run's events, and the notes of its readers.
 
-Rows of the tables are JSON objects. Events of small transactions and of the aborted one begin with
-a mark of their own; and who wrote an event stands in a header.
+Rows of the tables are JSON objects. Events of small transactions and of the aborted one begin with a mark of their
+own. A header names the writer of an event.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ NO_KEY = 0
 
 _FORM = struct.Struct("<dBBiqqqQQqiiid12s")
 _FIELDS = [
-    ("at", "<f8"),  # when it was seen, by the monotonic clock, which all processes share
+    ("at", "<f8"),  # when the reader saw it, by the monotonic clock, which all processes share
     ("stream", "u1"),  # index in `TABLES`
     ("kind", "u1"),
     ("partition", "<i4"),
     ("offset", "<i8"),
     ("segment", "<i8"),  # of whole transactions: which one, counted from 0
-    ("committed", "<i8"),  # the commit timestamp, if the reader tells it
+    ("committed", "<i8"),  # the commit timestamp, if the reader has it
     ("key", "<u8"),  # `digest_of`
     ("value", "<u8"),
     ("stamp", "<i8"),  # the event's own time
@@ -50,7 +50,7 @@ Notes = NDArray[np.void]
 
 
 class Kind(IntEnum):
-    """What an event belongs to."""
+    """The origin of an event."""
 
     BIG = 0
     SMALL = 1
@@ -62,8 +62,8 @@ class Kind(IntEnum):
 class Small:
     """An event of a small transaction.
 
-    ``number`` is the transaction's, ``within`` the event's in its stream, ``of`` how many it has
-    there; ``sent`` when its commit was called, by the monotonic clock.
+    ``number`` is the transaction's, ``within`` the event's in its stream, ``of`` how many it has there;
+    ``sent``: when its commit was called, by the monotonic clock.
     """
 
     number: int
@@ -77,7 +77,7 @@ class Small:
 
     @classmethod
     def from_bytes(cls, value: bytes) -> Small:
-        """The small event of an event's value. ValueError if it is none."""
+        """The small event in an event's value. ValueError for other values."""
         if not value.startswith(SMALL_MARK):
             raise ValueError("not an event of a small transaction")
         try:
@@ -90,7 +90,7 @@ _NO_SMALL = Small(0, 0, 0, 0.0)
 
 
 def kind_of(value: bytes | None) -> Kind:
-    """What an event belongs to, by its value."""
+    """The kind of an event, by its value."""
     if value is None:
         return Kind.OTHER
     if value.startswith(b"{"):
@@ -113,10 +113,10 @@ def digest_of(data: bytes | None) -> int:
 
 
 class Notebook:
-    """The file of one who reads: a note of each event, in the order in which they came."""
+    """A reader's file: a note of each event, in the order of arrival."""
 
     def __init__(self, path: Path, scope: str) -> None:
-        """A new file."""
+        """Opens a new file."""
         self._file = path.open("wb")
         self._streams = {stream_of(scope, table): at for at, table in enumerate(TABLES)}
 
@@ -133,7 +133,7 @@ class Notebook:
         segment: int = 0,
         committed: int = 0,
     ) -> Small | None:
-        """One event; the small one that it is, if it is one."""
+        """Note an event; returns the small one in it, if there is one."""
         kind = kind_of(value)
         small = None
         if kind is Kind.SMALL and value is not None:
@@ -150,12 +150,12 @@ class Notebook:
         return small
 
     def close(self) -> None:
-        """All of it can be read."""
+        """Write everything out."""
         self._file.close()
 
 
 def read_notes(path: Path) -> Notes:
-    """What one noted, without the events of the last transaction."""
+    """A reader's notes, without the events of the last transaction."""
     notes: Notes = np.fromfile(path, NOTE)
     lasting: Notes = notes[(notes["kind"] != Kind.SMALL) | (notes["number"] != END)]
     return lasting

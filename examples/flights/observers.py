@@ -1,4 +1,4 @@
-"""The roles that only look, and note what they see: a plain Kafka consumer, and three readers of the library."""
+"""The roles that only watch and take notes: a plain Kafka consumer, and three readers of the library."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _POLL_S = 0.02
 _BATCH = 2_000
 _QUIET_S = 0.7
 _LAYOUT_EVERY_S = 1.0
-# After so long without an event a member looks whether it shall end.
+# After so long without an event, a member looks for the order to end.
 _SILENCE_S = 0.5
 
 
 def watch_plain(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """A plain consumer with isolation.level=read_committed: nothing of anabranch in its way.
+    """A plain consumer with isolation.level=read_committed, without any code of anabranch.
 
-    Once told to finish, it reads all to the end.
+    Once told to finish, it reads everything to the end.
     """
     from confluent_kafka import Consumer
 
@@ -85,7 +85,7 @@ def _consume_plain(
                 continue
             at_end[topic, partition] = False
             quiet_since = time.monotonic()
-            # Consumed headers are a list of names and bytes; the type allows for what can be produced.
+            # Consumed headers are a list of names and bytes; the type also allows the forms for producing.
             headers: Any = message.headers()
             notes.add(
                 *(streams[topic], message.key(), message.value(), headers, message.timestamp()[1]),
@@ -149,7 +149,7 @@ def read_whole(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 
 def read_in_order(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """One member of a group. Says which of the last transaction's events it got, and ends when told to."""
+    """One member of a group. Reports the last transaction's events that it got, and ends when told to."""
     group = f"{parameters['scope']}.ordered"
     with (
         _noting(parameters) as (client, notes),
@@ -163,7 +163,7 @@ def read_in_order(parameters: Mapping[str, Any], say: Say, finish: Event) -> Non
                     if small is not None and small.number == END:
                         say("end", index=small.within)
             except NotReady:
-                continue  # the other member has not come so far yet
+                continue  # the other member is still behind
     say("report")
 
 

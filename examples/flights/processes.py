@@ -1,4 +1,4 @@
-"""The parent's side of the run's processes: start, hear, order, kill, and end them all."""
+"""The parent's side of the run's processes: start, listen, order, kill, and end them all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TAIL_LINES = 12
 
 
 class Child:
-    """A process that plays a role, and what it said so far."""
+    """A process in a role, and its messages so far."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Child:
         *,
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
-        """Starts it."""
+        """Starts the process."""
         self.name = name
         self.log = log
         self.messages: list[Message] = []
@@ -48,7 +48,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=child_environment(),
-                # Ctrl-C in the terminal is the parent's to handle.
+                # Ctrl-C in a terminal goes to the parent alone.
                 start_new_session=True,
             )
         self._reader = threading.Thread(target=self._read, name=f"hear-{name}", daemon=True)
@@ -89,7 +89,7 @@ class Child:
 
     @property
     def lines(self) -> list[str]:
-        """Lines of standard output that were no messages."""
+        """Lines of standard output that are no messages."""
         with self._lock:
             return list(self.other_lines)
 
@@ -98,21 +98,21 @@ class Child:
         return self._process.poll()
 
     def finish(self) -> None:
-        """Orders its last report."""
+        """Order its last report."""
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.write(b"finish\n")
                 self._process.stdin.flush()
 
     def kill(self) -> None:
-        """SIGKILL, on purpose."""
+        """SIGKILL, as the story wants."""
         self.expected_dead = True
         self._process.kill()
         self._process.wait(_STOP_TIMEOUT_S)
         self._reader.join(_STOP_TIMEOUT_S)
 
     def check(self) -> None:
-        """`ChildFailed` if it said so, or ended in any way but well."""
+        """`ChildFailed` if it reported a failure, or ended in any way but well."""
         code = self.poll()
         if self.expected_dead or code in (None, 0):
             return
@@ -124,7 +124,7 @@ class Child:
         raise ChildFailed(f"{self.name} ended with exit code {code}\nits last lines:\n{tail}")
 
     def end(self) -> None:
-        """Tells it to end, whatever it does; does not wait."""
+        """Order it to end; does not wait."""
         self.expected_dead = True
         if self._process.stdin is not None:
             with suppress(OSError):
@@ -132,7 +132,7 @@ class Child:
         self._process.terminate()
 
     def close(self) -> None:
-        """Ends it, at once if it does not by itself."""
+        """End it, by force unless it ends by itself at once."""
         self.end()
         try:
             self._process.wait(_STOP_TIMEOUT_S)
@@ -159,7 +159,7 @@ class Family:
         name: str | None = None,
         on_message: Callable[[Message], None] | None = None,
     ) -> Child:
-        """Starts a child that plays a role of `examples.flights.child`."""
+        """Start a child in a role of `examples.flights.child`."""
         command = [sys.executable, "-P", "-m", "examples.flights.child", role]
         return self.start_command(
             name or role, [*command, json.dumps(dict(parameters))], on_message=on_message
@@ -171,7 +171,7 @@ class Family:
         command: Sequence[str],
         on_message: Callable[[Message], None] | None = None,
     ) -> Child:
-        """Starts any program as a child."""
+        """Start any program as a child."""
         child = Child(name, command, self._folder / f"{name}.log", on_message=on_message)
         self.children.append(child)
         return child
@@ -184,7 +184,7 @@ class Family:
     def wait_for(
         self, what: str, condition: Callable[[], Any], timeout_s: float, poll_s: float = _POLL_S
     ) -> Any:
-        """Waits until the condition is true, and returns its value.
+        """Wait until the condition is true, and return its value.
 
         `ChildFailed` if a child fails in the meantime, or the time is over.
         """
@@ -197,7 +197,7 @@ class Family:
         return value
 
     def hear(self, child: Child, what: str, timeout_s: float) -> Message:
-        """Waits for a child's message of a kind."""
+        """Wait for a child's message of a kind."""
 
         def said() -> Message | None:
             message = child.last(what)
@@ -212,7 +212,7 @@ class Family:
         return message
 
     def close(self) -> None:
-        """Ends all of them, at the same time."""
+        """End all of them, at the same time."""
         for child in self.children:
             child.end()
         for child in self.children:

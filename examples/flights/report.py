@@ -1,4 +1,4 @@
-"""The run's last word: a table, or JSON."""
+"""The final report of a run: a table, or JSON."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from examples.flights.findings import Check
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run showed. ``timeline``: seconds since the start, and what happened.
+    """The result of a run. ``timeline``: seconds since the start, and the event there.
 
-    ``picture``: the file with the flights' epochs, drawn.
+    ``picture``: the file with the drawing of the flights' epochs.
     """
 
     checks: Sequence[Check]
@@ -26,7 +26,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs."""
+        """Whether no check found a difference."""
         return all(check.ok for check in self.checks)
 
     def document(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Report:
 
 
 def show_report(report: Report, *, as_json: bool) -> None:
-    """Prints the report."""
+    """Print the report."""
     if as_json:
         print_json(report.document())
         return

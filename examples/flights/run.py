@@ -1,4 +1,4 @@
-"""One run of the run: a folder, a cluster, the story on it, and the end of everything."""
+"""One complete run: a folder, a cluster, the story, and the removal of everything."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from examples.flights.story import Story
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user asked for.
+    """The user's options.
 
-    ``limit``: most rows of each table; None: all. ``picture``: the file to draw the flights' epochs to; None: a
-    new one in the folder for temporary files.
+    ``limit``: most rows of each table; None: all. ``picture``: the file for the drawing of the flights' epochs;
+    None: a new one in the folder for temporary files.
     """
 
     bootstrap: str | None = None
@@ -35,19 +35,19 @@ class Settings:
 
 
 def run_flights(settings: Settings, display: Display) -> Report:
-    """Runs it all; whatever was started is stopped, however it ends."""
+    """Run it all; everything started is stopped, after an error too."""
     source = find_source(settings.limit)
     folder = Path(tempfile.mkdtemp(prefix="anabranch-flights-"))
     picture = settings.picture or folder.with_name(f"{folder.name}.svg")
     with ExitStack() as stack:
         if settings.keep:
-            # Not only in the report: it should be known after an error too.
+            # Also in the display: the folder should be known after an error, too.
             stack.callback(display.note, f"data and logs are kept in {folder}")
         else:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         family = Family(folder)
         stack.callback(family.close)
-        # The first time, code is compiled: meanwhile the broker starts.
+        # The first run compiles code, while the broker starts.
         compiler = family.start("compiler", {})
         display.state("starting the broker")
         place = start_broker(stack, folder, settings.bootstrap, settings.kafka, keep=settings.keep)
@@ -58,7 +58,7 @@ def run_flights(settings: Settings, display: Display) -> Report:
         controllers = Controllers(place.target, folder)
         stack.callback(controllers.stop)
         controllers.start()
-        # Ended before the controllers, which it needs.
+        # Ends before the controllers, which it needs.
         stack.callback(family.close)
         story = Story(Cast(place, source, family, display, folder, picture), controllers, display)
         checks = judge(story.tell())

@@ -26,10 +26,10 @@ MISSING = "NA"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table and the stream that it goes to.
+    """A table and its stream.
 
-    ``rows``: how many the package has. ``time``: the column of the events' timestamps. ``raw``: it
-    is written by the program that knows only the protocol, which sets no timestamps.
+    ``rows``: how many the package has. ``time``: the column of the events' timestamps. ``raw``: the program that
+    knows only the protocol writes it, without timestamps.
     """
 
     name: str
@@ -52,7 +52,7 @@ TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row as it becomes an event, a JSON object. ``number`` counts a table's rows from 0."""
+    """A row as an event, a JSON object. ``number`` counts a table's rows from 0."""
 
     number: int
     key: bytes | None
@@ -62,17 +62,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the files are, and how many rows of each table to take (None: all)."""
+    """The folder of the files, and how many rows of each table to take (None: all)."""
 
     folder: Path
     limit: int | None = None
 
     def count(self, table: Table) -> int:
-        """How many rows of a table are taken."""
+        """How many rows of a table the run takes."""
         return table.rows if self.limit is None else min(self.limit, table.rows)
 
     def total(self) -> int:
-        """How many rows of all tables are taken."""
+        """How many rows of all tables the run takes."""
         return sum(self.count(table) for table in TABLES)
 
     def rows(self, table: Table) -> Iterator[Row]:
@@ -106,7 +106,7 @@ class Source:
                 yield row
 
     def cut(self, table: Table, folder: Path) -> Path:
-        """The table as a plain file of just the rows taken, for programs that take a file."""
+        """The taken rows of a table as a plain file, for programs that read a file."""
         whole = self.folder / table.file
         if self.count(table) == table.rows and whole.suffix == ".csv":
             return whole
@@ -117,13 +117,13 @@ class Source:
 
 
 def form_of(columns: list[str]) -> str:
-    """A form for ``%`` that gives what `json.dumps` gives of a row as a dict: in a third of the time."""
+    """A form for ``%`` that gives a row as `json.dumps` does for its dict, in a third of the time."""
     names = (json.dumps(column).replace("%", "%%") for column in columns)
     return "{" + ", ".join(f"{name}: %s" for name in names) + "}"
 
 
 def share_of(key: bytes | None, number: int, of: int) -> int:
-    """Which of ``of`` workers writes a row."""
+    """The number of the worker, one of ``of``, that writes a row."""
     return (number if key is None else crc32(key)) % of
 
 
@@ -150,7 +150,7 @@ def find_source(limit: int | None = None) -> Source:
     """The data files of the installed package.
 
     Raises:
-        ChildFailed: it is not installed, or not what is expected.
+        ChildFailed: the package is missing, or its files are not the expected ones.
     """
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:

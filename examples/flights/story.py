@@ -1,4 +1,4 @@
-"""The story of the run, told by processes: who does what, and in which order."""
+"""The story of the run: each process and its step, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Story:
     """One run on a running cluster. Each step is a method, in the order of `tell`."""
 
     def __init__(self, cast: Cast, controllers: Controllers, display: Display) -> None:
-        """Nothing happens yet."""
+        """Starts nothing yet."""
         self._cast = cast
         self._family = cast.family
         self._source = cast.source
@@ -37,12 +37,12 @@ class Story:
         self.measured: dict[str, Any] = {}
 
     def tell(self) -> Findings:
-        """Everything, in order."""
+        """Run all steps, in order."""
         cast = self._cast
         self._make_streams()
         observers, members, ticker = cast.observers(), cast.members(), cast.ticker()
         begun, ended_at, doomed = self._begin_two()
-        cast.settled(observers | members, "ready")
+        cast.heard(observers | members, "ready")
         self._display.note(
             "three observers look on: a plain consumer, two readers of the library; "
             f"and a group of {len(members)} that reads the flights in order"
@@ -51,7 +51,7 @@ class Story:
         receipts, dead_flushed, doomed_rows, killed_writing = self._write(
             begun["token"], doomed["token"], partition
         )
-        # Meanwhile: the source takes some seconds to read.
+        # Meanwhile read the source, which takes some seconds.
         reading = ThreadPoolExecutor(1)
         wanted = reading.submit(lambda: [Wanted(self._source.rows(table)) for table in TABLES])
         reading.shutdown(wait=False)
@@ -115,8 +115,8 @@ class Story:
     ) -> tuple[list[str], int, int, Killed]:
         """Five writers; one is killed, and so is the leading controller.
 
-        The receipts to take; how many rows the dead one had flushed; how many the doomed
-        transaction has; and how the controller died.
+        Returns the receipts to take, the rows that the dead writer had flushed, the rows of the doomed transaction,
+        and the controller's death.
         """
         cast, total = self._cast, self._source.total()
         share = total // WORKERS
@@ -154,7 +154,7 @@ class Story:
         return receipts, flushed, doomed_rows, killed
 
     def _scale(self, segments: int) -> None:
-        """The flights get other segments. Who writes to the open transaction notices nothing."""
+        """Scale the flights. Writers to the open transaction notice nothing."""
         self._display.state(f"the flights are scaled to {segments} segments")
         scaled = self._family.hear(self._cast.scaler(segments), "scaled", STEP_S)
         self._scaled.append(scaled)
@@ -190,7 +190,7 @@ class Story:
         return outcome, killed
 
     def _abort(self, doomed: Message, rows: int) -> str:
-        """The second transaction is aborted by a process that neither began nor wrote it."""
+        """Abort the second transaction, from a process that neither began nor wrote it."""
         self._display.state("a second transaction is aborted")
         aborter = self._cast.start("aborter", token=doomed["token"])
         state: str = self._family.hear(aborter, "aborted", STEP_S)["state"]
@@ -200,7 +200,7 @@ class Story:
     def _look(
         self, observers: dict[str, Child], members: dict[str, Child]
     ) -> tuple[dict[str, Message], Child]:
-        """The reports of those who looked on, once they have seen everything; and who reads it all once more."""
+        """The observers' reports, once they have seen everything; and a consumer that reads it all once more."""
         self._display.state("comparing every row with its source")
         ender = self._cast.start("ender", stream=self._cast.flights)
         self._family.hear(ender, "finished", STEP_S)
@@ -215,7 +215,7 @@ class Story:
         self._family.wait_for("the group's last events", members_are_done, STEP_S)
         for child in members.values():
             child.finish()
-        return self._cast.settled(observers | members, "report"), late
+        return self._cast.heard(observers | members, "report"), late
 
     def _measure(
         self, ticker: Child, plain: Notes, outcome: Message, killed: list[Killed | None]

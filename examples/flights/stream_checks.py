@@ -1,4 +1,4 @@
-"""What has to hold of the streams: rows, small transactions, epochs, and what an ordered group got. Pure."""
+"""The checks of the streams: rows, small transactions, epochs, and an ordered group's events. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from examples.flights.notes import NO_KEY, Kind, Notes, of_kind
 
 
 def check_rows(found: Findings, at: int) -> Check:
-    """A stream is its table, row by row."""
+    """A stream equals its table, row by row."""
     wanted = found.wanted[at]
     big = of_kind(found.log, Kind.BIG)
     matched, differences = compare(wanted, big[big["stream"] == at])
@@ -26,7 +26,7 @@ def check_rows(found: Findings, at: int) -> Check:
 
 
 def check_smalls(found: Findings) -> Check:
-    """Every small transaction is in every stream, whole; the aborted ones in none."""
+    """Every small transaction is in every stream, whole; aborted ones are in none."""
     committed, aborted = set(found.ticks["committed"]), set(found.ticks["aborted"])
     differences: list[str] = []
     if not committed:
@@ -50,12 +50,12 @@ def check_smalls(found: Findings) -> Check:
 
 
 def _sizes(notes: Notes) -> Counter[tuple[int, int]]:
-    """How many events came of each small transaction: by its number and how many it should have."""
+    """(number, expected events) of each small transaction -> events that came."""
     return Counter(of_kind(notes, Kind.SMALL)[["number", "of"]].tolist())
 
 
 def check_epochs(found: Findings) -> Check:
-    """Scaled while the transaction was open, which then committed in a copy of the layout that it wrote by."""
+    """The stream was scaled while the transaction was open, which then committed in a copy of its own layout."""
     requested = found.outcome["requested"]
     epochs = found.epochs
     differences = []
@@ -94,13 +94,13 @@ def check_epochs(found: Findings) -> Check:
 
 
 def check_in_order(found: Findings) -> Check:
-    """A group of readers got each plane's events in the order of the source and of the commits, and all."""
+    """A group of readers got all of each plane's events, in the order of the source and of the commits."""
     wanted, log = found.wanted[0], found.log[found.log["stream"] == 0]
     members = np.repeat(range(len(found.members)), [len(notes) for notes in found.members])
     noted = np.concatenate(found.members)
     by_time = np.argsort(noted["at"], kind="stable")
     noted, members = noted[by_time], members[by_time]
-    # What comes once more is allowed, in any order: its first time counts.
+    # Repeated events are allowed, in any order: the first time counts.
     place = noted["partition"].astype(np.int64) << 48 | noted["offset"]
     firsts = np.sort(np.unique(place, return_index=True)[1])
     came, members = noted[firsts], members[firsts]
@@ -140,7 +140,7 @@ def _out_of_order(found: Findings, came: Notes) -> list[str]:
 
 
 def _backward(found: Findings, by_key: Notes, back: NDArray[np.bool_], what: str) -> list[str]:
-    """``back``: where an event stands wrong after the one before it, if that is of its key."""
+    """``back``: where an event is out of order after the one before it, if both are of one key."""
     wrong = by_key[1:][back & (np.diff(by_key["key"]) == 0)]
     names = map(found.wanted[0].name, wrong["key"].tolist())
     return [

@@ -16,18 +16,18 @@ from examples.flights.writers import target_from
 
 # The last transaction tells the readers that nothing follows: so many events, over all segments.
 END_EVENTS = 64
-# Events of each small transaction in each stream: several, so that a half would be seen.
+# Events of each small transaction in each stream: several, so that a half would show.
 EVENTS = {table.name: 3 if table.name == "flights" else 1 for table in TABLES}
 _KEYS = 20
 
 
 def run(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Commits a small transaction every ``every`` seconds until told to finish."""
+    """Commit a small transaction every ``every`` seconds until told to finish."""
     scope, every = parameters["scope"], parameters["every"]
     committed: list[int] = []
     aborted: list[int] = []
     number = 0
-    # Those of the first rows: so the big transaction and small ones have keys in common.
+    # Keys of the first rows, so that the big transaction and small ones share keys.
     keys = {table.name: _first_keys(table, parameters["limit"]) for table in TABLES}
     with connected(target_from(parameters)) as client:
         while not finish.is_set():
@@ -45,7 +45,7 @@ def run(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
             except TransactionAborted:
                 done = False
             except OutcomeUnknown as error:
-                # As a user would: ask until it is known.
+                # As a user would: ask until the outcome is known.
                 if error.txn_id is None:
                     raise
                 done = client.resolve(error.txn_id).state == "COMMITTED"
@@ -67,7 +67,7 @@ def _first_keys(table: Table, limit: int | None) -> list[bytes]:
 
 
 def end(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Commits the last transaction, by which the readers know that they have seen all."""
+    """Commit the last transaction, which tells the readers that they have seen all."""
     stream = parameters["stream"]
     with connected(target_from(parameters)) as client:
         txn = client.begin(parameters["scope"])

@@ -18,18 +18,18 @@ HANG_S = 120.0
 
 
 def target_from(parameters: Mapping[str, Any]) -> Target:
-    """The cluster that the parent said."""
+    """The cluster named by the parent."""
     return Target(**parameters["target"])
 
 
 def compile_code(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Loads what the controllers compile at its first use ever, so that they need not wait for it."""
+    """Load the code that controllers compile at their first use, so that they need not wait for it."""
     framing.warm()
     say("finished")
 
 
 def make(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Creates the streams."""
+    """Create the streams."""
     with connected(target_from(parameters)) as client:
         for table in TABLES:
             client.create_stream(
@@ -42,7 +42,7 @@ def make(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 
 def drive(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Begins a transaction, hands on its token, and ends."""
+    """Begin a transaction, report its token, and end."""
     with connected(target_from(parameters)) as client:
         txn = client.begin(
             parameters["scope"], name=parameters["begin_as"], keepalive=parameters["keepalive"]
@@ -55,7 +55,7 @@ def drive(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 
 def write(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Joins by token and writes a share of the tables given.
+    """Join by token and write a share of the given tables.
 
     A ``victim`` flushes once after so many rows, writes on, and then waits to be killed.
     """
@@ -91,7 +91,7 @@ def write(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 
 def commit(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Commits by token, with exactly the receipts given."""
+    """Commit by token, with exactly the given receipts."""
     with connected(target_from(parameters)) as client:
         token = bytes.fromhex(parameters["token"])
         receipts = [bytes.fromhex(receipt) for receipt in parameters["receipts"]]
@@ -111,7 +111,7 @@ def commit(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 
 def abort(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Aborts by token."""
+    """Abort by token."""
     with connected(target_from(parameters)) as client:
         token = bytes.fromhex(parameters["token"])
         client.abort(token)
@@ -119,7 +119,7 @@ def abort(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 
 def ask(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Begins under a committed name, as a restarted driver would, and says the outcome."""
+    """Begin under a committed name, as a restarted driver would, and report the outcome."""
     with connected(target_from(parameters)) as client:
         result = client.begin(parameters["scope"], name=parameters["begin_as"]).result
         say(

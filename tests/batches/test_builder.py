@@ -217,7 +217,7 @@ def test_copying_never_writes_beyond_its_room() -> None:
     body = np.frombuffer(encode_batch(made), dtype=np.uint8, offset=61)
     outcomes = set()
     for room in range(len(body) + 40):
-        # What lies behind the room must stay as it is.
+        # Bytes behind the room must stay as they are.
         whole = np.full(len(body) + 200, 0xAA, dtype=np.uint8)
         state = np.zeros(kernel.STATE_SIZE, dtype=np.int64)
         result = kernel.copy(body, 0, 29, 0, 0, False, whole[:room], state)

@@ -1,4 +1,4 @@
-"""Where compiled code is kept: what can't be written, or what others may write, is passed over."""
+"""The folder of compiled code: one that can't be written, or that others may write, is passed over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def double(x):
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to be named by the test; nothing else can be written."""
     (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__pycache__").touch()  # a file: nobody can make a folder of it
+    (tmp_path / "package" / "__pycache__").touch()  # a file: it can't become a folder
     monkeypatch.delenv("ANABRANCH_CACHE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "package" / "__pycache__"))
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")

@@ -65,7 +65,7 @@ def write(cluster: MemoryCluster, *txns: int, codec: str | None = "lz4") -> None
 
 
 def runs_of(cluster: MemoryCluster, txn: int) -> list[StoredRun]:
-    """What an index of the journal holds of a transaction."""
+    """A transaction's entries in an index of the journal."""
     found = []
     for entry in cluster.partitions[JOURNAL].entries:
         raw = RawBatch(entry.base_offset, entry.next_offset, memoryview(entry.data))
@@ -247,7 +247,7 @@ def test_a_long_run_of_a_mixed_batch_is_taken_apart(cluster: MemoryCluster) -> N
 def test_reading_ahead_of_where_nobody_goes(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """Fetches of a few batches each, and leaps that pass what was read ahead."""
+    """Fetches of a few batches each, and leaps beyond the read-ahead."""
     monkeypatch.setattr("anabranch.batches.journal_refetch.FETCH_BYTES", 400)
     for number in range(120):
         write(cluster, *[number % 5] * (number % 7 + 1))

@@ -188,7 +188,7 @@ def test_no_batch_is_bigger_than_its_limit(made_with: str, sizes: list[int], cou
 
 
 def test_the_log_s_own_time_stays(made_with: str) -> None:
-    """Where a journal's batches got their time from the broker, it is the records' time."""
+    """The broker's time of a journal's batches, where it sets it, is the records' time."""
     batch = batch_of([b"a", b"b", b"c"], codec=None)
     stamped = raw(edited(bytes(batch.data), attributes=LOG_APPEND_TIME, max_timestamp=T + 77))
     found = split_up(layout(2), [(stamped, whole(stamped))])

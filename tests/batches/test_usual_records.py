@@ -29,7 +29,7 @@ COMMAND = [
 
 
 def quickly(body: bytes, header: BatchHeader) -> list[Record] | None:
-    """What the quick way says; None where it leaves the records to the other."""
+    """The result of the quick way; None where it leaves the records to the other."""
     try:
         return module._decode_usual(body, header)
     except (module._Unusual, IndexError):
@@ -37,7 +37,7 @@ def quickly(body: bytes, header: BatchHeader) -> list[Record] | None:
 
 
 def generally(body: bytes, header: BatchHeader) -> list[Record] | None:
-    """What the general way says; None for a corrupt batch."""
+    """The result of the general way; None for a corrupt batch."""
     try:
         return module._decode_any(body, header)
     except CorruptBatch:

@@ -31,7 +31,7 @@ from tests.crash.raw import Raw, make_txn_id
 from tests.fuzz.samples import sample
 
 SLOWEST_S = 2.0
-CALM_S = 2.0  # so long nothing is attacked, to see what is slow for other reasons
+CALM_S = 2.0  # so long nothing is attacked, to measure slowness of other causes
 LEVEL_BYTES = 300 << 20  # what a controller may grow by once it has seen each kind of attack
 BATCH = 500  # one-shots of the load at a time
 SCOPE = "honest"
@@ -105,7 +105,7 @@ ATTACKS: dict[str, Attack] = {
 
 @dataclass
 class Seen:
-    """What became of a run; seconds and bytes."""
+    """The outcome of a run; seconds and bytes."""
 
     commands: int = 0
     slowest: float = 0.0

@@ -126,7 +126,7 @@ def test_a_group_goes_on_where_it_stopped(shell: Shell, scope: str, tmp_path: Pa
     first = shell.lines(stream, *group, "--limit", "4")
     rest = shell.lines(stream, *group)
     offsets = [event["offset"] for event in [*first, *rest]]
-    # At least once: what was read when the first one ended may come again.
+    # At least once: events that the first one read before its end may come again.
     assert sorted(set(offsets)) == list(range(10))
 
 

@@ -179,7 +179,7 @@ def test_members_while_it_is_scaled(
             stopping.wait(0.02)
 
     def got_on() -> None:
-        """Until all members go on reading what is written from now on."""
+        """Wait until all members read events written from now on."""
         done = len(members.seen)
         members.wait_for(lambda: len(members.seen) > done + 100)
 

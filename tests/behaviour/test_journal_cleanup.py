@@ -49,7 +49,7 @@ def test_an_old_transaction_holds_no_journal_and_commits_whole(
                 txn.commit()
 
     def write_old(count: int) -> int:
-        """Where its records begin."""
+        """The first offset of its records."""
         at = log.end_offsets([journal], committed=False)[journal]
         for _ in range(count):
             written.append(b"old-%d" % len(written))
@@ -86,7 +86,7 @@ def test_an_old_transaction_holds_no_journal_and_commits_whole(
         wait_cut(first + 500)
         assert client.describe(stream).staged_bytes > 0
 
-        # Again, and the controller dies with copies appended and no row that tells of them.
+        # Again, and the controller dies with copies appended and no row about them.
         second = write_old(300)
         own.controller.stop()
         own.controller.environment = {VARIABLE: "append:stream#1:after:kill"}

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.broker
 
 
 class Overtaken:
-    """What a thread holds that is about to send through a producer while another one replaces and frees it."""
+    """The producer of a thread that is about to send, while another thread replaces and frees it."""
 
     def __init__(self, bus: KafkaBus, freed: Producer) -> None:
         self.bus = bus

@@ -1,4 +1,4 @@
-"""A consumer that is made anew goes on where it stood; the loss itself is in tests/faults/test_blind_broker.py."""
+"""A consumer with a new handle goes on where it stood; the loss itself is in tests/faults/test_blind_broker.py."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def test_a_missing_right_is_named_at_once(broker: EmbeddedBroker) -> None:
 def denied(
     broker: EmbeddedBroker, kind: ResourceType, name: str, right: AclOperation
 ) -> Iterator[None]:
-    """For as long as this is open nobody has just that right."""
+    """While this is open, no client has just that right."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     pattern, everybody = ResourcePatternType.LITERAL, ("User:*", "*")
     bindings = [
@@ -293,7 +293,7 @@ def denied(
 
 
 def refused(call: Callable[[], object], match: str) -> AnabranchError:
-    """What a call raises as soon as the broker has taken up its rights: at once, and it names them."""
+    """The error of a call once the broker knows its rights: at once, and it names them."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
         begun = time.monotonic()

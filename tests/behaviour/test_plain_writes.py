@@ -45,7 +45,7 @@ def journal(stream: str) -> str:
 
 
 def wait_for(log: KafkaLog, stream: str, count: int) -> StreamLog:
-    """The stream, once its history tells of so many events; both agree."""
+    """The stream, once its history has so many events; both agree."""
     until = time.monotonic() + SOON_S
     while True:
         found = read_stream(log, stream)

@@ -102,7 +102,7 @@ class Scenario:
                 txn.commit()
 
     def abort_natively(self, cluster: Cluster) -> None:
-        """What a controller leaves that died in mid-round."""
+        """The records of a controller that died in mid-round."""
         dead = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": "ranges-dead"})
         dead.init_transactions(LONG_S)
         dead.begin_transaction()
@@ -137,7 +137,7 @@ def test_parts_with_markers_at_their_ends(reader: RangeReader, scenario: Scenari
     end = scenario.ends[0]
     offsets = {e.offset for e in scenario.of(0)}
     gaps = [o for o in range(end) if o not in offsets]
-    assert len(gaps) > 10  # markers, and what was aborted
+    assert len(gaps) > 10  # markers, and aborted events
     cuts = [0, gaps[0], gaps[0] + 1, gaps[5], gaps[-1] + 1, end]
     for first, stop in itertools.pairwise(cuts):
         assert events(reader.read(scenario.stream, 0, first, stop)) == scenario.of(0, first, stop)

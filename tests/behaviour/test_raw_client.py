@@ -23,7 +23,7 @@ TIMEOUT_S = 90
 
 
 class Cluster(Protocol):
-    """What these tests need of the fixture."""
+    """The parts of the fixture that these tests need."""
 
     @property
     def bootstrap(self) -> str: ...

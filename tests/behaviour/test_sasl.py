@@ -89,7 +89,7 @@ def make_certificate(folder: Path, name: str, signer: str | None) -> None:
 def test_a_cluster_that_knows_its_users(
     place: Place, mechanism: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Controller, writers and readers; sessions end several times, which nobody is to notice."""
+    """Controller, writers and readers; sessions end several times, unnoticed."""
     caplog.set_level(logging.INFO)
     given = SCRAM | {"sasl.mechanism": mechanism}
     if mechanism == "OAUTHBEARER":
@@ -137,7 +137,7 @@ def test_a_cluster_that_knows_its_users(
 
 
 def test_a_session_is_renewed_with_answers_under_way(place: Place) -> None:
-    """They come in their order, and none is lost; a session may end while nobody uses it, too."""
+    """They come in their order, and none is lost; a session may end while it is unused, too."""
     settings = parse_settings(place.broker.secure_bootstrap, place.options(SCRAM))
     soon = time.monotonic() + 30
     connection = Cluster(settings).open(settings.bootstrap[0], soon)
@@ -210,7 +210,7 @@ def test_certificates_are_read_again(place: Place, tmp_path: Path) -> None:
     copy(place.folder / "ca", tmp_path / "ca")
     with pytest.raises(ConnectionBroken, match=r"(?i)alert|reset|closed|pipe"):
         is_let_in()
-    # A certificate that is replaced before its key is no pair: what was read before is used meanwhile.
+    # A certificate that is replaced before its key is no pair: the former pair is used meanwhile.
     (tmp_path / "alice.pem").write_text((place.folder / "alice.pem").read_text())
     with pytest.raises(ConnectionBroken, match=r"(?i)alert|reset|closed|pipe"):
         is_let_in()

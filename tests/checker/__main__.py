@@ -47,7 +47,7 @@ def hunt(first: int, count: int) -> None:
 
 
 def lie_in(folders: list[Path], tries: int = 3) -> None:
-    """Lies in recorded histories: what is not found there is a blind spot, of the checker or the recorder."""
+    """Lies in recorded histories: a lie that is not found is a blind spot, of the checker or the recorder."""
     told: Counter[str] = Counter()
     for folder in folders:
         entries = list(read_folder(folder))

@@ -96,7 +96,7 @@ def drop_from_log(h: History) -> bool:
 
 @lie("lost-write")
 def drop_transaction_everywhere(h: History) -> bool:
-    """The service forgets a transaction wholly: nobody sees it, no record names it."""
+    """The service forgets a transaction wholly: no reader sees it, no record names it."""
     told = h.one([t for _, a, t in h.pairs["commit"] if t["committed"] and not t.get("replayed")])
     if told is None:
         return False
@@ -121,7 +121,7 @@ def twice_in_log(h: History) -> bool:
 
 @lie("int-send-order")
 def swap_in_log(h: History) -> bool:
-    """Two events of one writer and key change places, for everybody who reads them."""
+    """Two events of one writer and key change places, for all readers."""
     places: defaultdict[tuple[Any, ...], list[list[Any]]] = defaultdict(list)
     for _, ask, told in h.pairs["log"]:
         for row in told["events"]:
@@ -199,7 +199,7 @@ def see_too_early(h: History) -> bool:
 
 @lie("changed-answer")
 def another_timestamp(h: History) -> bool:
-    """Of two answers about a commit one is wrong (its record counts as one)."""
+    """One of two answers about a commit is wrong (its record counts as one)."""
     written = {one for _, _, t in h.pairs["commits"] for row in t["records"] for one in row[2]}
     told = [t for _, _, t in h.pairs["commit"] if t["txn_id"] in written]
     if (found := h.one(told)) is None:
@@ -210,7 +210,7 @@ def another_timestamp(h: History) -> bool:
 
 @lie("changed-answer", "aborted-read")
 def another_state(h: History) -> bool:
-    # Of an empty one, of which nobody else was told, either is true.
+    # For an empty one without other answers, either is true.
     known = {told["events"][i][3] for _, told, i in h.rows("log")}
     known |= {told["txn_id"] for _, _, told in h.pairs["commit"]}
     states = [(ask, told) for _, ask, told in h.pairs["state"] if told["state"] == "committed"]
@@ -282,7 +282,7 @@ def moved(h: History) -> bool:
 
 @lie("torn-transaction", "lost-write")
 def tear_in_log(h: History) -> bool:
-    """Of a transaction nobody was told of, a part is lost; its record has the right edges."""
+    """A part of a transaction without any answer is lost; its record has the right edges."""
     counts: defaultdict[str, list[tuple[Ask, int]]] = defaultdict(list)
     for _, told, index in h.rows("log"):
         name = told["events"][index][2]

@@ -18,7 +18,7 @@ def tear_a_poll(h: History) -> bool:
 
 
 def _pairs_of_line(h: History, mode: str) -> list[tuple[Ask, int, int]]:
-    """Of one poll two indexes of one partition."""
+    """Two indexes of one partition in one poll."""
     found = []
     for _, told in h.polls(mode):
         last: dict[tuple[str, int], int] = {}
@@ -135,7 +135,7 @@ def drop_from_snapshot(h: History) -> bool:
 
 @lie("snapshot-not-prefix")
 def show_the_future(h: History) -> bool:
-    """A snapshot shows what was committed after it."""
+    """A snapshot shows a later commit."""
     times = {ask["snapshot"]: told["timestamp"] for _, ask, told in h.pairs["snapshot"]}
     choices = [
         (told, row)

@@ -1,6 +1,6 @@
 """Correct histories: a toy service that does one thing after the other, and clients that crash, race and time out.
 
-It knows nothing of the product: a transaction is a list of events, a commit appends it to lists. All chance comes
+The toy does not know the product: a transaction is a list of events, a commit appends it to lists. All chance comes
 from the given `Random`.
 """
 

@@ -34,7 +34,7 @@ def _write(world: World, file: str, txn: Open, writer: str, *, is_lost: bool = F
 
 
 def _commit(world: World, file: str, txn: Open, writers: list[str] | None) -> Task:
-    """Asked, and answered, or not; what is not answered may take effect at any time later, or never."""
+    """Asked, and answered, or not; without an answer it may take effect at any time later, or never."""
     random, tape = world.random, world.tape
     names = txn.finished if writers is None else list(writers)
     op = tape.ask(file, "commit", txn=txn.handle, writers=writers)
@@ -115,7 +115,7 @@ def _abort(world: World, file: str, txn: Open) -> Task:
 
 
 def one_shot(world: World) -> Task:
-    """Nobody knows its id before it is committed."""
+    """Its id is unknown before it is committed."""
     random, tape, file = world.random, world.tape, world.file
     txn = Open(world.new("t"), f"{world.count:032x}")
     tape.do(file, "begin", {"txn_id": None}, txn=txn.handle, scope=SCOPE)

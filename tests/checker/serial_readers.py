@@ -30,7 +30,7 @@ class Member:
 
 @dataclass(eq=False)
 class Group:
-    """Where a group has come to, and who is in it. One without a name is a reader that is alone."""
+    """A group's positions and its members. A group without a name is a single reader."""
 
     name: str | None
     mode: str
@@ -42,7 +42,7 @@ class Group:
     is_made: bool = False
 
     def make(self) -> None:
-        """Settle where it begins."""
+        """Fix where it begins."""
         self.is_made = True
         stream, starts = self.stream, self.starts
         if starts == "start":
@@ -57,22 +57,22 @@ class Group:
             self.committed[number] = len(past)
 
     def lines(self) -> list[int]:
-        """What there is to read."""
+        """The items to read."""
         return [HISTORY] if self.mode == "transactions" else list(self.stream.partitions)
 
     def owned(self, world: World, member: Member) -> list[int]:
-        """Of a member; what nobody has yet is dealt."""
+        """A member's lines; lines without an owner are dealt."""
         for line in self.lines():
             if line not in self.owners:
                 self._give(line, world.random.choice(self.alive))
         return [line for line in self.lines() if self.owners[line] is member]
 
     def reads(self, world: World, member: Member) -> list[int]:
-        """What it has, and has taken up."""
+        """The lines that it has, and has taken up."""
         return [line for line in self.owned(world, member) if line not in member.given]
 
     def deal(self, world: World) -> None:
-        """Members came or went: some lines get another owner, which goes on at what is committed."""
+        """Members came or went: some lines get another owner, which goes on at the committed position."""
         for line, owner in list(self.owners.items()):
             new = world.random.choice(self.alive) if self.alive else None
             if new is owner:
@@ -95,7 +95,7 @@ class Group:
             member.cursors[line] = self.committed[line]
 
     def take_up(self, world: World, member: Member) -> Task:
-        """It notes what it is given, and then looks where the group has come to."""
+        """The member notes its lines, and then looks up the group's positions."""
         if world.random.random() < 0.5:
             member.lost.clear()
         lines = [line for line in self.owned(world, member) if line in member.given]
@@ -112,13 +112,13 @@ class Group:
         yield
 
     def leave(self, world: World, member: Member) -> None:
-        """It is gone."""
+        """The member is gone."""
         if member in self.alive:
             self.alive.remove(member)
             self.deal(world)
 
     def commit(self, world: World, member: Member, cursors: Cursors) -> list[Row]:
-        """Where a member has come to, as positions of partitions."""
+        """A member's progress, as positions of partitions."""
         positions: list[Row] = []
         for line in self.reads(world, member):
             at = self.committed[line] = max(self.committed[line], cursors[line])
@@ -191,7 +191,7 @@ def _read(world: World, group: Group) -> Task:
 
 def _position(world: World, group: Group, member: Member) -> Task:
     random, tape, file = world.random, world.tape, member.file
-    # What is committed is settled before it is asked; partitions may go meanwhile.
+    # The position is fixed before the commit is asked for; partitions may go meanwhile.
     cursors = defaultdict(int, member.cursors)
     is_bare = random.random() < 0.5
     positions = group.commit(world, member, cursors)
@@ -202,7 +202,7 @@ def _position(world: World, group: Group, member: Member) -> Task:
 
 
 def give(world: World, group: Group, member: Member, most: int) -> list[Row]:
-    """What comes next, in an order that the mode allows. Of it, something may be committed at once."""
+    """The next items, in an order that the mode allows. Some of them may be committed at once."""
     stream, cursors = group.stream, member.cursors
     owned = group.reads(world, member) + sorted(member.lost)
     if group.mode == "transactions":
@@ -273,7 +273,7 @@ def drain(world: World) -> None:
 
 
 def take_snapshot(world: World) -> Task:
-    """Of now, or of some commit."""
+    """A timestamp: now, or of some commit."""
     random, tape, file = world.random, world.tape, world.file
     label = world.new("n")
     times = [t for stream in world.streams.values() for t, _, _ in stream.records]

@@ -1,4 +1,4 @@
-"""A table of tiny histories: what is wrong with each, or that nothing is."""
+"""A table of tiny histories: the anomaly of each, or none."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Table:
 
         @pytest.mark.parametrize("case", self.rights, ids=_name_of)
         def test_no_anomaly(case: Case) -> None:
-            """It only looks like one: nothing is found."""
+            """The history only looks like an anomaly: nothing is found."""
             tape = Tape()
             case(tape)
             report = tape.judge()

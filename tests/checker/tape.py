@@ -28,7 +28,7 @@ class Tape:
         return self._ops[file]
 
     def told(self, file: str, op: int, outcome: str = "ok", **more: Any) -> None:
-        """What it was answered."""
+        """The fields of its answer."""
         self._put(file, {"op": op, "kind": "told", "outcome": outcome, **more})
 
     def do(self, file: str, what: str, told: dict[str, Any] | None = None, **more: Any) -> None:
@@ -44,7 +44,7 @@ class Tape:
     # Short forms, of stream s/a and process p, as most cases need them.
 
     def begin(self, txn: str, txn_id: str | None, file: str = "p") -> None:
-        """Of scope s."""
+        """A stream's name in scope s."""
         self.do(file, "begin", {"txn_id": txn_id}, txn=txn, scope="s")
 
     def write(
@@ -95,7 +95,7 @@ class Tape:
         self.do(file, "open", reader=reader, **more)
 
     def poll(self, reader: str, *rows: list[Any], file: str = "r") -> None:
-        """What it was given; see `row`."""
+        """The events given to it, as `row` makes them."""
         self.do(file, "poll", {"events": list(rows)}, reader=reader)
 
     def log(

@@ -1,4 +1,4 @@
-"""Tiny histories of time, answers and snapshots: each anomaly, and beside it what is allowed."""
+"""Tiny histories of time, answers and snapshots: each anomaly, and its legal look-alike."""
 
 from __future__ import annotations
 

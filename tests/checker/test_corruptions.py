@@ -55,7 +55,7 @@ def test_a_lie_is_found(name: str) -> None:
 def test_what_members_take_up_excuses_who_does_not_know_yet(seed: int) -> None:
     """Members read on what they have lost: right by what they had taken up, and wrong without that.
 
-    Of 1,500 seeds these and two more have such members: if the toy changes, look for others.
+    Among 1,500 seeds these and two more have such members: if the toy changes, look for others.
     """
     entries = generate(seed)
     taken_up = {(file, one["op"]) for file, _, one in entries if one.get("what") == "resume"}

@@ -37,7 +37,7 @@ def what_was_committed_went_with_its_topic(tape: Tape) -> None:
 def a_part_in_another_stream_stays(tape: Tape) -> None:
     commit_in_two(tape)
     delete(tape)
-    tape.log(0)  # made anew
+    tape.log(0)  # made again
     tape.commits([1, 10, [ONE], [[0, 0, 1]]])
     tape.log(0, [0, "k", "b", ONE], stream="s/b")
     tape.commits([1, 10, [ONE], [[0, 0, 1]]], stream="s/b")

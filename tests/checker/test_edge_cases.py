@@ -92,7 +92,7 @@ def an_end_that_nobody_knows_of_ends_no_poll(tape: Tape) -> None:
     log_two(tape)
 
 
-# Polls that nobody was told the end of.
+# Polls without a recorded end.
 
 
 @wrong("poll-skip")
@@ -195,7 +195,7 @@ def committed_at_its_start_at_a_time(tape: Tape) -> None:
 
 
 @right
-def a_groups_end_is_settled_when_it_is_given_something(tape: Tape) -> None:
+def a_groups_end_is_fixed_when_it_is_given_something(tape: Tape) -> None:
     tape.open("r", "raw", "g", starts="end")
     tape.poll("r")
     commit_two(tape)
@@ -236,7 +236,7 @@ def retention_has_torn_another_one(tape: Tape) -> None:
     tape.commits([1, 10, [ONE], [[0, 0, 2]]], [2, 20, [TWO], [[0, 3, 4]]])
 
 
-# What was seen.
+# The seen event.
 
 
 def _show(tape: Tape, *rows: list[Any]) -> None:

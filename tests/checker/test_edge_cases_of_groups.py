@@ -169,7 +169,7 @@ def the_other_member_is_closed_at_the_same_time(tape: Tape) -> None:
     tape.poll("q", A, B)
 
 
-# What stands before.
+# The event before it.
 
 
 def _two_members(tape: Tape) -> None:

@@ -1,4 +1,4 @@
-"""Tiny histories of what is known of transactions and logs: a change of each of these was seen by no other test."""
+"""Tiny histories of transactions and logs: no other test saw a change of these conditions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def a_partition_that_nobody_could_read(tape: Tape) -> None:
     tape.commits([1, 10, [ONE], [[0, 0, 1], [1, 0, 1]]])
 
 
-# What a writer has finished.
+# The events that a writer has finished.
 
 
 def _begins(tape: Tape) -> None:

@@ -18,7 +18,7 @@ wrong, right = TABLE.wrong, TABLE.right
 
 
 def _ask_commit(tape: Tape, txn: str = "t") -> None:
-    """Nobody knows whether it took effect."""
+    """The recorder does not know whether it took effect."""
     tape.told("p", tape.ask("p", "commit", txn=txn, writers=["w"]), "unknown")
 
 
@@ -204,7 +204,7 @@ def a_series_goes_on(tape: Tape) -> None:
         tape.commit(name, name * 32, 10 * number, 0, series="x", number=number)
 
 
-# What a commit takes.
+# The writers that a commit takes.
 
 
 @right
@@ -358,7 +358,7 @@ def one_write_of_three_out_of_order(tape: Tape) -> None:
 
 
 def _write_late(tape: Tape, *ids: str) -> None:
-    """Written first, and nobody knows when it arrived."""
+    """Written first, and its arrival is unknown."""
     tape.begin("t", ONE)
     events = [["k", one] for one in ids]
     tape.ask("p", "write", txn="t", writer="w", stream="s/a", events=events)

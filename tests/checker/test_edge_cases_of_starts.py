@@ -12,7 +12,7 @@ TABLE = Table()
 wrong, right = TABLE.wrong, TABLE.right
 THREE, FOUR = "3" * 32, "4" * 32
 
-# The end, which is settled when the first poll is told.
+# The end, which is fixed when the first poll is told.
 
 
 def _reads_from_the_end(tape: Tape, mode: str) -> None:
@@ -72,7 +72,7 @@ def a_plain_write_behind_the_end(tape: Tape) -> None:
 
 
 def _asks_again(tape: Tape) -> None:
-    """A commit that nobody knows of, and what it had done."""
+    """A commit without an answer, and its effect."""
     tape.told("p", tape.ask("p", "commit", txn="t", writers=["w"]), "unknown")
 
 

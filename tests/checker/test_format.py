@@ -1,4 +1,4 @@
-"""What a history may not look like: each field is asked for, and each rule between operations holds."""
+"""Forms that a history may not have: each field is asked for, and each rule between operations holds."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_each_field_is_asked_for() -> None:
 
 
 def test_what_failed_tells_nothing() -> None:
-    """Only what is ok has results."""
+    """Only an answer with ok has results."""
     tape = Tape()
     tape.begin("t", ONE)
     for outcome in ("failed", "unknown"):
@@ -159,7 +159,7 @@ def test_a_reader_belongs_to_one_process() -> None:
 
 
 def test_other_streams_and_partitions_are_read_beside_it() -> None:
-    """That is not the same one twice."""
+    """Different numbers are not the same one twice."""
     tape = _all_operations()
     tape.log(1)
     tape.log(0, stream="s/b")

@@ -1,4 +1,4 @@
-"""Tiny histories of groups of readers: each anomaly, and beside it what is allowed."""
+"""Tiny histories of groups of readers: each anomaly, and its legal look-alike."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _takes_up(tape: Tape, reader: str, partition: int | None = 0) -> None:
 
 
 def _position(tape: Tape, offset: int, partition: int | None = 0) -> None:
-    """Somebody who is given nothing asks what the group has committed."""
+    """A reader that is given nothing asks for the group's positions."""
     tape.do("w", "position", reader="w", positions=[["s/a", partition, offset]])
 
 

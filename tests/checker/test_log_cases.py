@@ -1,4 +1,4 @@
-"""Tiny histories of the log: each anomaly, and beside it what is allowed."""
+"""Tiny histories of the log: each anomaly, and its legal look-alike."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def the_history_was_cut(tape: Tape) -> None:
 def a_partition_could_not_be_read(tape: Tape) -> None:
     tape.begin("u", TWO)
     tape.write("u", "a")
-    tape.commit("u", ONE, 10, 1, series="x", number=1, replayed=True)  # whoever has that id
+    tape.commit("u", ONE, 10, 1, series="x", number=1, replayed=True)  # the transaction of that id
     tape.told("p", tape.ask("p", "log", stream="s/a", partition=1), "unknown")
     tape.log(0)
     tape.commits([1, 10, [ONE], [[1, 0, 1]]])
@@ -197,7 +197,7 @@ def one_of_two_commits_took_effect(tape: Tape) -> None:
     tape.write("t", "a", writer="first")
     tape.write("t", "b", writer="second")
     tape.ask("q", "commit", txn="t", writers=["first"])
-    tape.commit("t", ONE, 10, 1, writers=["second"])  # the same answer, whoever was first
+    tape.commit("t", ONE, 10, 1, writers=["second"])  # the same answer, in either order
     tape.log(0, [0, "k", "a", ONE])
 
 

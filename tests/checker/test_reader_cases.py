@@ -1,4 +1,4 @@
-"""Tiny histories of readers: each anomaly, and beside it what is allowed."""
+"""Tiny histories of readers: each anomaly, and its legal look-alike."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _good() -> Tape:
 
 
 def test_a_folder_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 0, and what was judged is counted."""
+    """Exit status 0, and all judged things are counted."""
     _write(tmp_path, _good())
     assert main([str(tmp_path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -68,7 +68,7 @@ def test_examples_are_bounded() -> None:
 
 
 def test_the_report_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was judged, how many of each kind there are, and some examples of each."""
+    """The report's counts, the number of each kind, and some examples of each."""
     tape = _good()
     _write(tmp_path, tape)
     assert main([str(tmp_path)]) == 0
@@ -124,7 +124,7 @@ def test_a_last_line_that_is_cut_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_what_the_recorder_tells(tmp_path: Path) -> None:
-    """An exception says what is known of the outcome; any other one nothing."""
+    """`Failed` and `Unknown` tell the outcome; any other exception tells nothing."""
     recorder = Recorder(tmp_path / "p.history")
     recorder.note("begin", txn="t", scope="s")
     for error in (Failed("no"), Unknown("who knows"), ValueError("what")):
@@ -184,7 +184,7 @@ def test_a_broken_line_is_named(tmp_path: Path, lines: str, why: str) -> None:
 def test_a_contradiction_in_the_format_is_named(
     changes: dict[int, dict[str, object]], why: str
 ) -> None:
-    """What no recorder may write."""
+    """Lines that no recorder may write."""
     entries = _good().entries
     for index, change in changes.items():
         entries[index][2].update(change)

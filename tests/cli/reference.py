@@ -1,4 +1,4 @@
-"""The generated parts of docs/cli.md; ``python -m tests.cli.reference`` writes them anew.
+"""The generated parts of docs/cli.md; ``python -m tests.cli.reference`` writes them.
 
 Between ``<!-- options: COMMAND -->`` (or ``<!-- exit codes -->``) and ``<!-- end -->`` stands what the
 command line says of itself, and a test holds the two together.

@@ -1,4 +1,4 @@
-"""What commands print, as tables and as JSON, and what they ask the client."""
+"""The output of commands, as tables and as JSON, and their calls of the client."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_at_a_terminal_it_is_asked(answer: bool, monkeypatch: pytest.MonkeyPatch
 
 
 class Terminal:
-    """A standard input with somebody at it."""
+    """A standard input with a user at it."""
 
     def isatty(self) -> bool:
         return True

@@ -23,7 +23,7 @@ def segments(count: int) -> tuple[r.SegmentRange, ...]:
 
 
 def token_of(txn_id: bytes = TXN, scope: str = "nyc", keepalive_ms: int = 30_000) -> bytes:
-    """With a proof of no matter which secret: nobody checks it here."""
+    """With a proof by any secret: it is not checked here."""
     return prove(sign(Token(txn_id, keepalive_ms, scope), KEY), bytes(32))
 
 
@@ -50,7 +50,7 @@ def refusal(code: str, message: str = "what to do") -> r.Refusal:
 
 
 def obliging(command: Any, *, streams: int = 2, scopes: int = 1) -> Any:
-    """What a controller answers when all goes well; commits take whatever is claimed."""
+    """A controller's answers when all goes well; commits take all that is claimed."""
     match command:
         case r.FindScope(scope=scope):
             return r.ScopeInfo(scope, len(scope) % scopes)

@@ -26,7 +26,7 @@ class Bench:
 
 
 def override(**by_name: Any) -> Any:
-    """`obliging`, but for some commands; a list is given answer by answer, its last for ever."""
+    """`obliging`, but for some commands; a list is given answer by answer, its last again and again."""
 
     def script(command: Any) -> Any:
         name = type(command).__name__

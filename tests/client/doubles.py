@@ -75,7 +75,7 @@ class ScriptedBus:
     max_bytes: int = 1 << 20
     is_ready: bool = True
     partitions: int = 1
-    grows_to: int = 8  # what it has when it is asked anew
+    grows_to: int = 8  # the answer when it is asked again
     too_large: bool = False
     _due: list[tuple[float, bytes, bytes | AnabranchError]] = field(default_factory=list)
     _slots: dict[bytes, deque[bytes | AnabranchError]] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class ScriptedBus:
         pass
 
     def names(self) -> list[str]:
-        """What was sent, by name."""
+        """The commands sent, by name."""
         return [type(sent.command).__name__ for sent in self.sent]
 
     def of(self, kind: type) -> list[Any]:
@@ -149,7 +149,7 @@ class ScriptedBus:
 
 @dataclass
 class ListJournal:
-    """See `JournalWriter`: keeps what is written."""
+    """A `JournalWriter` that keeps its records."""
 
     limit: int = 1000
     written: list[tuple[str, int, bytes | None, bytes | None, RecordHeaders, int]] = field(

@@ -65,7 +65,7 @@ class Members:
 
     @property
     def reading(self) -> set[int]:
-        """Who has got something."""
+        """The members that got something."""
         with self._lock:
             return {who for who, _ in self.seen}
 

@@ -1,7 +1,7 @@
 """The client's ports over the in-memory log, so that a simulator can drive clients in one thread.
 
-No thread of its own: who waits for a reply reads the replies itself, and each call to the log is a place where
-the simulator may switch, inject an error, or end the process.
+These ports have no thread: the caller that waits for a reply reads the replies itself. At each call to the
+log the simulator may switch, inject an error, or end the process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def memory_client(
 
 
 class MemoryBus:
-    """See `CommandBus`."""
+    """Commands and replies as records of the in-memory log."""
 
     def __init__(self, log: MemoryLog, clock: Clock, entropy: Entropy, prefix: str) -> None:
         self._log = log
@@ -104,7 +104,7 @@ class MemoryBus:
         try:
             self._log.produce(TopicPartition(self._commands, control_partition), [record])
         except LogError as error:
-            self._trouble = str(error)  # the command may be there or not: only an answer tells
+            self._trouble = str(error)  # the command may have been stored: only an answer tells
 
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
         slot = self._slots.setdefault(correlation_id, deque())
@@ -140,7 +140,7 @@ class MemoryBus:
             return
         for batch in fetched.batches:
             for record in decode_records(batch.data):
-                # Another of this client's processes may have read the same meanwhile.
+                # Another caller of this process may have read the same records meanwhile.
                 if record.offset >= self._position and record.key and record.value:
                     slot = self._slots.get(record.key)
                     if slot is not None:
@@ -148,7 +148,7 @@ class MemoryBus:
         self._position = max(self._position, fetched.next_offset)
 
     def _go_to_the_end(self, place: TopicPartition) -> None:
-        """Retention has passed what was not read: what is waited for is asked again."""
+        """Skip unread replies that retention removed: their commands are sent again."""
         try:
             end = self._log.end_offsets([place], committed=True)[place]
         except LogError as error:
@@ -167,11 +167,11 @@ class MemoryBus:
         self._closed = True
 
     def after_fork(self) -> None:
-        """See `CommandBus`."""
+        """Nothing to do: the simulator does not fork."""
 
 
 class MemoryJournals:
-    """See `Journals`."""
+    """Makes journal writers on the in-memory log."""
 
     def __init__(self, log: MemoryLog, clock: Clock, batch_records: int) -> None:
         self._log = log
@@ -182,14 +182,14 @@ class MemoryJournals:
         return MemoryJournal(self._log, self._clock, self._batch_records)
 
     def close(self) -> None:
-        """See `Journals`."""
+        """Nothing to free."""
 
     def after_fork(self) -> None:
-        """See `Journals`."""
+        """Nothing to do: the simulator does not fork."""
 
 
 class MemoryJournal:
-    """See `JournalWriter`. A batch is written when it is full, and by `flush`."""
+    """One writer's records. A batch is written when it is full, and by `flush`."""
 
     def __init__(self, log: MemoryLog, clock: Clock, batch_records: int) -> None:
         self._log = log
@@ -234,7 +234,7 @@ class MemoryJournal:
             self.write(topic, *record)
 
     def write_columns(self, topic: str, placing: Placing, columns: EventColumns) -> None:
-        """See `JournalWriter`."""
+        """None: the caller writes the rows as events."""
 
     def flush(
         self, written: Iterable[TopicPartition], deadline: float

@@ -1,4 +1,4 @@
-"""Journals that somebody deleted: who waits for acknowledgements asks what became of the stream."""
+"""Deleted journals: a writer that waits for acknowledgements asks what became of the stream."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_brokers_that_do_not_know_it_yet_do_not_end_anything() -> None:
 
 
 class Queue:
-    """A producer with records that nobody takes, unless ``taken`` says at what time."""
+    """A producer with records that no broker takes, unless ``taken`` says at what time."""
 
     def __init__(self, clock: ManualClock, taken: float = 1e9) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""What librdkafka answers about offsets while leaders move is no answer: it is asked again, or an error says so."""
+"""librdkafka's answers about offsets while leaders move do not count: it is asked again, or an error says so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Offset:
 
 @dataclass
 class Brokers:
-    """An `AdminClient` that gives one offset after the other, the last one for ever."""
+    """An `AdminClient` that gives one offset after the other, the last one again and again."""
 
     answers: list[int]
     learnt: int = 0

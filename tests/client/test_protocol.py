@@ -65,7 +65,7 @@ def test_a_late_answer_to_the_first_try_counts() -> None:
 
 
 def test_a_scope_that_its_partition_does_not_know_is_told_to_it_again() -> None:
-    """Retention took what the directory had said; it says it whenever somebody creates."""
+    """Retention took what the directory had said; the directory repeats it at each creation."""
     unknown = refusal("UnknownScope")
     found = r.ScopeInfo("nyc", 3)
     script = [found, unknown] * 3
@@ -187,7 +187,7 @@ _aborted = outcome(state="ABORTED")
 _open = outcome(state="OPEN")
 _going_on = outcome(state="COMMIT_IN_PROGRESS")
 
-# (what is answered to the commits, in turn; what to the resolves, in turn; what comes of it), the last for ever.
+# (answers to the commits, in turn; answers to the resolves, in turn; the outcome), the last for ever.
 SETTLED: dict[str, tuple[list[Any], list[Any], Any]] = {
     "answered": ([_committed], [None], "COMMITTED"),
     "answered late": ([(15.0, _committed)], [None], "COMMITTED"),
@@ -374,7 +374,7 @@ def test_an_outcome_of_another_transaction(
 
 
 def test_an_answer_to_another_command_is_passed_over() -> None:
-    """It does not end the wait, is no error, and moves no time; the true one counts when it comes."""
+    """The forged answer does not end the wait, is no error, and moves no time; the true one counts."""
     forged = r.Reply(b"c", b"another!", 1 << 60, outcome(TXN))
     session, _, clock = session_of(lambda command: [forged] * 50)
     with pytest.raises(errors.OutcomeUnknown):

@@ -1,4 +1,4 @@
-"""Reservations: a transaction that whoever writes first begins, and what is told to who comes too late."""
+"""Reservations: the first writer begins the transaction, and late ones get an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def world() -> World:
 
 
 def states(world: World) -> list[str]:
-    """Of all transactions that were ever begun."""
+    """Ids of all transactions that were ever begun."""
     return [info.state for info in world.client.transactions(finished=True)]
 
 

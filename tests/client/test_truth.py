@@ -1,4 +1,4 @@
-"""What a caller is told is so, whatever interrupts a call, and whatever is sent twice."""
+"""Answers to callers are true, also after interrupted calls and doubled commands."""
 
 # ruff: noqa: PT012 (what a `with` of ours does at its end is what is tested)
 

@@ -23,7 +23,7 @@ CLIENT = "client"
 
 
 class World:
-    """A cluster with one control partition; the controller runs whenever somebody waits."""
+    """A cluster with one control partition; the controller runs whenever a client waits."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -90,7 +90,7 @@ class World:
             finally:
                 self._in_step = False
 
-    # -- what is in the streams -----------------------------------------------------------------------
+    # -- the streams' contents ------------------------------------------------------------------------
 
     def events(self, stream: str) -> list[Record]:
         """All committed events, partition by partition."""

@@ -69,7 +69,7 @@ class WrittenStream:
 
     @property
     def timestamp(self) -> int:
-        """Of the last record."""
+        """The flags of the last record."""
         return self._time
 
     def add_partitions(self, partitions: int) -> None:

@@ -169,7 +169,7 @@ def kafka_variables() -> dict[str, str]:
         data=Path("/var/lib/kafka/data"), port=_PORT, controller_port=_CONTROLLER_PORT, extra={}
     )
     del properties["advertised.listeners"]
-    # What the broker tells itself goes past the port that only clients outside can reach.
+    # The broker's connections to itself bypass the port that only clients outside can reach.
     properties |= {
         "listeners": f"PLAINTEXT://0.0.0.0:{_PORT},BROKER://127.0.0.1:{_OWN_PORT},"
         f"CONTROLLER://127.0.0.1:{_CONTROLLER_PORT}",

@@ -32,7 +32,7 @@ JARS = "opt/kafka/libs"
 USER = 1000
 HERE = Path(__file__).parent
 LOGGING = HERE.parents[1] / "anabranch" / "infra" / "log4j2.properties"
-# Of a JDK only what runs programs; its documents and sources are links to elsewhere.
+# Only a JDK's runtime; its documents and sources are links to elsewhere.
 NOT_TO_RUN = frozenset({"demo", "docs", "include", "jmods", "legal", "man", "src.zip"})
 # The shared objects that the broker uses; those of windows and sounds would need half a desktop.
 NATIVE = re.compile(

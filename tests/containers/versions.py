@@ -22,7 +22,7 @@ _OLD_LOGGING = "org.apache.logging.log4j:log4j-1.2-api:2.25.4"
 
 
 def lock_file(version: str) -> Path:
-    """Where a version's lock stands."""
+    """The path of a version's lock."""
     return LOCKS / f"kafka-{version}.lock.json"
 
 
@@ -64,7 +64,7 @@ def embed_wanted() -> None:
 
 
 def roots_of(version: str) -> tuple[str, ...]:
-    """What to resolve for a version, as Maven coordinates."""
+    """The Maven coordinates to resolve for a version."""
     old = (_OLD_LOGGING,) if version.startswith("3.") else ()
     return (f"org.apache.kafka:kafka_2.13:{version}", *ROOTS[1:], *old)
 

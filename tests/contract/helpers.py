@@ -39,7 +39,7 @@ def wait_stable(log: Log, partitions: set[TopicPartition]) -> None:
         stable = log.end_offsets(waiting, committed=True)
         if ends == stable:
             return
-        # The memory log's clock moves only while somebody waits.
+        # The memory log's clock moves only while a caller waits.
         log.fetch(ends, max_wait=0.005, max_bytes=1, committed=False)
     raise AssertionError("native transactions stay open")
 
@@ -72,5 +72,5 @@ def values(batches: Sequence[RawBatch]) -> list[str]:
 
 
 def committed_values(log: Log, partition: TopicPartition) -> list[str]:
-    """What a reader of committed data sees now."""
+    """The records that a reader of committed data sees now."""
     return values(read_all(log, partition, committed=True)[0])

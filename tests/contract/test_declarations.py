@@ -198,7 +198,7 @@ def test_other_settings_are_refused_by_name(log: Log, stream: str) -> None:
 
 
 def test_a_journal_of_fewer_partitions_than_its_stream_is_refused(log: Log, stream: str) -> None:
-    """All partitions of a topic that was there before are the stream's: somebody would write to each."""
+    """All partitions of a topic that was there before are the stream's: a producer would write to each."""
     declared = ((stream_topic(stream), 3, d.STREAM), (journal_topic(stream), 2, d.JOURNAL))
     log.create_topics([TopicSpec(n, p, {s.name: s.value for s in c}) for n, p, c in declared])
     with pytest.raises(TopicMisconfigured, match=r"journal: it has 2 partitions and \S+ 3; add"):
@@ -296,7 +296,7 @@ def info(topic: str, replicas: int = 1, **changed: str) -> TopicInfo:
 
 @pytest.mark.parametrize("topic", ALL)
 def test_every_topic_has_room_for_markers(topic: str) -> None:
-    """With less a native transaction can't be ended, and nobody can lead."""
+    """With less a native transaction can't be ended, and no controller can lead."""
     small = info(topic, max_message_bytes="16383")
     assert any("markers" in problem for problem in d.problems(small, ALL[topic], at_least=4))
     enough = info(topic, max_message_bytes=str(16 << 20))

@@ -1,4 +1,4 @@
-"""Topics that an operator deletes by hand, and makes anew: the same for the in-memory log as on a broker."""
+"""Topics that an operator deletes and makes again: the in-memory log behaves as a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real broker's log and producer do when connections fail. (The simulator does it to the memory log.)"""
+"""A real broker's log and producer while connections fail. (The simulator does it to the memory log.)"""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_reading_is_tried_again(maker: Maker, proxy: Proxy, api: Api) -> None:
 
 
 def test_who_leads_by_an_older_epoch_than_is_known_is_not_believed(maker: Maker) -> None:
-    """Metadata and offsets of a broker that is behind; a topic made anew begins with epoch 0."""
+    """Metadata and offsets of a broker that is behind; a topic made again begins with epoch 0."""
     (tp,) = maker.topic()
     log: Any = maker.log()
     log.end_offsets([tp], committed=False)

@@ -105,7 +105,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 
 def write_some(bench: Bench, partitions: list[TopicPartition], batches: int = 6) -> list[str]:
-    """Batches for each partition, in turn; what is to be found in each."""
+    """Batches for each partition, in turn; the expected records in each."""
     texts = [f"{i}{half}" for i in range(batches) for half in "ab"]
     for i in range(batches):
         for partition in partitions:

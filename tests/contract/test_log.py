@@ -1,4 +1,4 @@
-"""What every make of the log promises: reading, topics, offsets."""
+"""Promises of every make of the log: reading, topics, offsets."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_no_partition_starves(maker: Maker, log: Log) -> None:
     seen: set[TopicPartition] = set()
     for _ in range(12):
         found = log.fetch(positions, max_wait=1, max_bytes=6000, committed=True)
-        # Positions stay: whoever asks for everything again must still see everything.
+        # Positions stay: a caller that asks for everything again must still see everything.
         seen.update(found)
     assert seen == set(partitions)
 
@@ -175,7 +175,7 @@ def test_deleting_records_moves_the_start(maker: Maker, log: Log) -> None:
 
 
 def test_all_may_be_deleted(maker: Maker, log: Log) -> None:
-    """As retention does with a partition to which nobody writes any more: its offsets go on."""
+    """As retention does with an unused partition: its offsets go on."""
     (tp,) = maker.topic()
     write(log, maker, [(tp, batch("a", "b"))])
     end = log.end_offsets([tp], committed=False)[tp]
@@ -192,7 +192,7 @@ def test_all_may_be_deleted(maker: Maker, log: Log) -> None:
 
 
 def test_half_a_batch_is_deleted(maker: Maker, log: Log) -> None:
-    """It still comes whole; times are looked for in what is left."""
+    """The batch still comes whole; times are looked for in the rest."""
     (tp,) = maker.topic()
     t = maker.now_ms - 10_000_000
     write(log, maker, [(tp, batch("a", "b", "c", timestamps=(t, t + 10, t + 20)))])
@@ -204,7 +204,7 @@ def test_half_a_batch_is_deleted(maker: Maker, log: Log) -> None:
 
 
 def test_what_is_open_may_be_deleted(maker: Maker, log: Log) -> None:
-    """Retention asks nobody: what is left of a native transaction is committed, or not."""
+    """Retention ignores transactions: the rest of a native transaction is committed, or not."""
     (tp,) = maker.topic()
     kept, dropped = maker.producer(), maker.producer()
     kept.append([(tp, batch("a"))])

@@ -1,4 +1,4 @@
-"""What every make of the producer promises: native transactions, fencing, refusals."""
+"""Promises of every make of the producer: native transactions, fencing, refusals."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_second_init_fences_the_first(maker: Maker, log: Log) -> None:
     name = maker.new_id()
     first = maker.producer(name)
     first.append([(tp, batch("zombie"))])
-    # It aborts what the first had open, before it returns.
+    # The call aborts the first one's open transaction before it returns.
     second = maker.producer(name)
     wait_stable(log, {tp})
     assert committed_values(log, tp) == []
@@ -307,7 +307,7 @@ def test_a_refusal_ends_the_transaction_not_the_producer(maker: Maker, log: Log,
 
 @pytest.mark.parametrize("case", ["sparse", "corrupt", "too large"])
 def test_after_a_refusal_nothing_new_is_taken_for_old(maker: Maker, log: Log, case: str) -> None:
-    """Where epochs don't change, sequences go on: also behind what was stored but never asked about."""
+    """Without a new epoch sequences go on, also behind records that were stored but never asked about."""
     one, two = maker.topic(2)
     producer = maker.producer()
     for number in range(3):

@@ -1,4 +1,4 @@
-"""What both makes of the table promise."""
+"""Promises of both makes of the table."""
 
 from __future__ import annotations
 

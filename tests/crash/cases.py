@@ -1,4 +1,4 @@
-"""One case: the scenario with a controller that is cut at a point, and whoever leads after it."""
+"""One case: the scenario with a controller that is cut at a point, and its successor."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Place:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def check_table(self) -> None:
-        """The table is what the log folds to, and no more. Nobody may lead."""
+        """The table equals the fold of the log. No controller may lead."""
         state = State(self.rebuilt)
         status = TopicPartition(status_topic(self.prefix), 0)
         fold_to_end(self.log, self.rebuilt, state, SystemClock(), status)

@@ -1,4 +1,4 @@
-"""What the processes of crash and fault tests share: how they end, their threads, and files for each other."""
+"""Parts that processes of crash and fault tests share: how they end, their threads, and files for each other."""
 
 from __future__ import annotations
 

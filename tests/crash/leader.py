@@ -1,4 +1,4 @@
-"""What a forked child does: lead one control partition, without a group, until it is cut or told to end."""
+"""A forked child's work: lead one control partition, without a group, until it is cut or told to end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Lead(Spec):
 
     ``armed`` False: calls count only from SIGUSR1 on. ``trace``: a file for the names of all calls.
     ``speed``: how fast its monotonic clock runs, so that keepalives need not be waited for. ``limit``: the
-    largest file it may write, bytes (0: any). ``again``: whether it leads anew after it was fenced.
+    largest file it may write, bytes (0: any). ``again``: whether it leads again after it was fenced.
     ``prepare``: whether it makes the topics of the control partition. ``threads``: whether carriers and the
     fetching of journals have threads of their own, as in the service. ``tidy``: whether journals are cut, and
     old data is moved, as soon as there is a little to gain.

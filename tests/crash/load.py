@@ -81,7 +81,7 @@ def payloads(txn_id: bytes, who: str, count: int) -> list[tuple[str, bytes, byte
 
 
 def drive(number: int, told: dict[str, Any]) -> int:
-    """Until SIGTERM; then what is under way is finished."""
+    """Run until SIGTERM, then finish the work in hand."""
     spec = Drive(**told)
     ending = until_told()
     diary = Diary(Path(spec.spool) / f"{spec.name}.diary")

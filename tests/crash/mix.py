@@ -69,7 +69,7 @@ def key_of(lane: str, n: int) -> bytes:
 
 
 def write(number: int, told: dict[str, Any]) -> int:
-    """Until SIGTERM; then what is under way is finished."""
+    """Run until SIGTERM, then finish the work in hand."""
     spec = Mix(**told)
     ending = until_told()
     diary = Diary(Path(spec.spool) / f"{spec.name}.diary")
@@ -108,7 +108,7 @@ class _Lane:
         try:
             self._transact(kind[0])
         except (RetryError, BeginAgainError, AskOutcomeError) as error:
-            # It may yet be committed, after those that come now: they go under other keys.
+            # The transaction may still be committed, after later ones: they use other keys.
             self._diary.note("trouble", kind=type(error).__name__, why=str(error))
             self._begin_lane()
         except Exception as error:
@@ -166,7 +166,7 @@ def follow(number: int, told: dict[str, Any]) -> int:
 
 
 def read_notes(spool: Path) -> list[bytes]:
-    """What all readers noted, repetitions too, in the order of time."""
+    """The notes of all readers, repetitions too, in the order of time."""
     notes = []
     for path in spool.glob("*.read"):
         for line in path.read_bytes().splitlines():

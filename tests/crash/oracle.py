@@ -295,7 +295,7 @@ def txn_rows(rows: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 class Stamp(NamedTuple):
-    """Who appended a batch."""
+    """The producer that appended a batch."""
 
     partition: TopicPartition
     base_offset: int

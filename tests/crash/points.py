@@ -50,7 +50,7 @@ class Point(NamedTuple):
 
 
 def site() -> str:
-    """Who calls the port: the shell's functions on the stack, the outermost first."""
+    """The callers of the port: the shell's functions on the stack, the outermost first."""
     names: list[str] = []
     held = ""
     frame: FrameType | None = sys._getframe(1)
@@ -65,7 +65,7 @@ def site() -> str:
 
 
 def holds(round_: Round) -> str:
-    """What kinds of rows and effects a round has."""
+    """The kinds of rows and effects of a round."""
     kinds = {k.split_key(key)[1].name.lower() for key in round_.rows} - {"round", "txn"}
     for key, value in round_.rows.items():
         if k.split_key(key)[1] is k.Entry.TXN and value is not None:

@@ -41,7 +41,7 @@ class NoAnswer(Exception):
 
 
 def position(key: bytes) -> int:
-    """Where a key lies among the 2^32 positions (protocol, section 7)."""
+    """A key's position among 2^32 (protocol, section 7)."""
     h = zlib.crc32(key)
     h ^= h >> 16
     h = h * 0x85EBCA6B & 0xFFFFFFFF

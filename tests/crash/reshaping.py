@@ -57,14 +57,14 @@ class Reshaping(Scenario):
     # -- steps ----------------------------------------------------------------------------------------
 
     def begin_old(self) -> None:
-        """Of the first epoch."""
+        """The segments of the first epoch."""
         self.write("old", 1, 12)
         self.write("big", BATCHES, BATCH)
         self.write("third", 1, 8)
         self.write("dropped", 1, 8)
 
     def write(self, which: str, batches: int, count: int) -> None:
-        """Begin it and write; what was written is registered."""
+        """Begin it, write, and register the receipt."""
         token = self._begin(which, None, LONG_MS)
         touched = self._touch(token, ELASTIC)
         pen = Pen(self.client, self.ids[which], touched.stream_epoch)
@@ -95,10 +95,10 @@ class Reshaping(Scenario):
         outcome = self.client.ask(r.Abort(self.tokens["dropped"], "changed my mind"))
         self._acknowledge("dropped", outcome)
 
-    # -- what has to hold -----------------------------------------------------------------------------
+    # -- the checks -----------------------------------------------------------------------------------
 
     def check_end(self, log: Log, auditor: Raw) -> None:
-        """As the others; and nothing is left of what was carried, rolled and scaled."""
+        """As the others; and no carrying, rolling or scaling is left unfinished."""
         super().check_end(log, auditor)
         listed = auditor.ask(r.ListTransactions(self.scope, False, 100)).transactions
         assert not listed, f"still open: {listed}"

@@ -28,7 +28,7 @@ WAIT_MS = 10_000
 # At the speed of the controllers' clocks a short keepalive is over in 100 ms, a long one in a minute.
 SPEED = 10.0
 
-# Every kind of end, and what has to be visible of each transaction then.
+# Every kind of end, and the events that have to be visible of each transaction then.
 ENDS = {
     "journal": "COMMITTED",
     "one-shot": "COMMITTED",
@@ -229,10 +229,10 @@ class Scenario:
         self.acknowledged[which] = outcome
         self._note(outcome)
 
-    # -- what has to hold -----------------------------------------------------------------------------
+    # -- the checks -----------------------------------------------------------------------------------
 
     def _note(self, outcome: r.Outcome) -> None:
-        """A final outcome is for ever the same (a list of streams and writers may be left away)."""
+        """A final outcome never changes (a list of streams and writers may be left away)."""
         if outcome.state not in ("COMMITTED", "ABORTED"):
             return
         former = self.finals.setdefault(outcome.txn_id, outcome)
@@ -290,7 +290,7 @@ class Scenario:
                 self._check_order(stream, partition)
 
     def _check_order(self, stream: StreamLog, partition: int) -> None:
-        """Of one writer, events of a key stand in the order in which they were written."""
+        """Events of one writer and key stand in the order in which they were written."""
         last: dict[tuple[bytes | None, bytes | None], bytes] = {}
         for event in stream.events:
             if event.partition == partition:

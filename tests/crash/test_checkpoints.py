@@ -61,7 +61,7 @@ class Watched(FailingLog):
 
 @dataclass
 class Stopped:
-    """A place where the scenario ran up to an open transaction, and nobody leads now."""
+    """A place where the scenario ran up to an open transaction, and no controller leads now."""
 
     place: Place
     case: Case
@@ -171,7 +171,7 @@ def test_kept_only_the_tail_is_read(here: Stopped) -> None:
     assert here.reads[0] >= end - 1, "but for a marker, nothing is read that was folded before"
 
 
-# What is wrong with a folder, and what the log says of it.
+# A folder's fault, and the log line about it.
 DISTRUST: dict[str, tuple[Callable[[Stopped], None], str]] = {
     "of another cluster": (
         lambda here: here.change(ORIGIN, b"another topic/0"),

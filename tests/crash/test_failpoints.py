@@ -1,7 +1,7 @@
 """Killed before and after every port call, a controller loses nothing and does nothing twice.
 
 The scenario is recorded first: its calls are the points, so a new call is cut at without being told. Then, for
-each point, the scenario runs with a SIGKILL there, and whoever leads next finishes it with the same client.
+each point, the scenario runs with a SIGKILL there, and the next leader finishes it with the same client.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.failpoints import AFTER_DECISION
 LANES = 4
 CASES_A_PLACE = 12
 READS = ("fetch:", "end_offsets", "start_offsets", "describe_topics", "offsets_for_time")
-# What the scenario has to have recorded; more is fine.
+# The calls that the scenario has to record; more are fine.
 KNOWN = {
     "producer:a",
     "producer:b",
@@ -57,7 +57,7 @@ KNOWN = {
 RESHAPING_KNOWN = {
     "add_partitions:stream",
     "add_partitions:journal",
-    "append:stream",  # a chunk of what is carried
+    "append:stream",  # a carried chunk
     "append:journal+replies+status",  # the round of what was carried: its data lies there
     "append:history",
     AFTER_DECISION,
@@ -80,7 +80,7 @@ PLAYS = (
 
 
 class Killing(NamedTuple):
-    """Where which controller is killed: the ``leader``-th one, in a place that is new or not."""
+    """The place of a kill: the ``leader``-th controller, in a place that is new or not."""
 
     leader: int
     fresh: bool
@@ -177,7 +177,7 @@ def chosen(found: Iterable[Killing]) -> list[Killing]:
 
 
 def run(lanes: Lanes, killing: Killing) -> str:
-    """One case; what was wrong, or nothing."""
+    """Run one case; returns its faults, if any."""
     before: list[Point | None] = [lanes.play.first_dies] if killing.leader else []
     for _ in range(3):
         place = lanes.new() if killing.fresh else lanes.used()

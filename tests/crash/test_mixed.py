@@ -49,7 +49,7 @@ READ_DEADLINE_S = 60.0
 
 @dataclass
 class Mixed(Chaos):
-    """Writers, readers, controllers and somebody who scales."""
+    """Writers, readers, controllers and a process that scales."""
 
     chunk_bytes: int = CHUNK_BYTES
     threads: bool = True
@@ -168,7 +168,7 @@ class Mixed(Chaos):
 
 @dataclass
 class Intent:
-    """What a transaction was to be."""
+    """The plan of a transaction."""
 
     values: list[bytes]
     told: bool = False
@@ -218,7 +218,7 @@ def number_of(head: bytes) -> int:
 
 
 def check_order(what: str, heads: Mapping[bytes, list[bytes]]) -> None:
-    """Of each key the numbers rise."""
+    """The numbers of each key rise."""
     for key, values in heads.items():
         numbers = [number_of(head) for head in values]
         back = [(a, b) for a, b in itertools.pairwise(numbers) if a >= b]

@@ -114,7 +114,7 @@ class Chaos:
         self.add_worker()
 
     def finish(self) -> None:
-        """Everybody ends what is under way."""
+        """All processes finish the work in hand."""
         for worker in self.workers:
             worker.signal(signal.SIGTERM)
         for worker in self.workers:
@@ -158,7 +158,7 @@ def consume(bootstrap: str, scope: str) -> Counter[tuple[bytes, str]]:
 
 @dataclass
 class Intent:
-    """What a transaction was to be, and what its driver was told."""
+    """The plan of a transaction, and the answer to its driver."""
 
     takes: dict[str, int] = field(default_factory=dict)
     told: bool = False
@@ -267,7 +267,7 @@ def test_fifty_kills(
 def judge(
     known: dict[str, Intent], states: dict[str, str], seen: Counter[tuple[bytes, str]]
 ) -> Counter[str]:
-    """What was seen is exactly what was told and answered."""
+    """The events seen are exactly those in answers."""
     twice = [what for what, times in seen.items() if times > 1]
     assert not twice, f"{len(twice)} payloads twice, as {twice[:3]}"
     by_txn: dict[str, set[bytes]] = defaultdict(set)

@@ -27,7 +27,7 @@ from tests.crash.oracle import check_stream, read_status, read_stream
 pytestmark = [pytest.mark.broker, pytest.mark.slow(9), pytest.mark.timeout(240)]
 
 SESSION_S = 2.0
-# What a takeover may cost besides the session timeout: a rebalance, a fold, a loaded machine.
+# The time of a takeover besides the session timeout: a rebalance, a fold, a loaded machine.
 SLACK_S = 15.0
 HAND_OVER_S = 10.0
 DEADLINE_S = 60.0
@@ -92,7 +92,7 @@ class Pair:
     kept: anabranch.Transaction
 
     def leader(self) -> ControllerProcess:
-        """Who leads; the other one stands by."""
+        """The leader; the other one stands by."""
         until = time.monotonic() + DEADLINE_S
         while time.monotonic() < until:
             for one in (self.one, self.two):
@@ -102,7 +102,7 @@ class Pair:
         raise AssertionError("nobody leads")
 
     def wait_for_both(self) -> None:
-        """Until the group is settled with both in it."""
+        """Wait until both are members of the group, at rest."""
         admin = AdminClient({"bootstrap.servers": self.one.bootstrap})
         group = controllers_group(self.one.prefix)
         until = time.monotonic() + DEADLINE_S

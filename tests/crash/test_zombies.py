@@ -130,7 +130,7 @@ class Haunted:
             self.fork("other").wait_leading()
 
     def run(self) -> None:
-        """All of it, and what has to hold."""
+        """All of it, with its checks."""
         try:
             self._run()
         finally:
@@ -214,7 +214,7 @@ def haunt(
     play: type[Scenario] = Scenario,
     chunk_bytes: int = Lead.chunk_bytes,
 ) -> dict[str, str]:
-    """Run all moments; what was wrong, by moment."""
+    """Run all moments; returns the faults by moment."""
     run = uuid.uuid4().hex[:6]
 
     def one(numbered: tuple[int, Moment]) -> str:

@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Spec:
-    """What every child is told. ``run``: the function that it runs, ``module:name``."""
+    """The parameters of every child. ``run``: the function that it runs, ``module:name``."""
 
     bootstrap: str
     prefix: str

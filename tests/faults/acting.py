@@ -1,4 +1,4 @@
-"""What writers, helpers and readers have in common: events, records of what is done, and how they end."""
+"""The common parts of writers, helpers and readers: events, records of what is done, and how they end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ THREADS = 3
 KEYS = 12  # of all writers together, so that their order counts
 PADDING = 32  # bytes that don't compress
 CALL_S = 30.0
-# Frozen brokers keep connections open: who waits for librdkafka's own minute would do little else.
+# Frozen brokers keep connections open: librdkafka's own minute would take most of a run.
 PATIENCE = {"socket.timeout.ms": 10_000}
 STATES = {
     "OPEN": "open",

@@ -21,7 +21,7 @@ _FLEXIBLE = 9  # the first version of Metadata with tags in its answer's header
 
 
 class Blindness:
-    """A `Policy`: while ``blind`` is set, answers to Metadata name nobody. ``told``: somebody was answered so."""
+    """A `Policy`: while ``blind`` is set, answers to Metadata name no broker. ``told``: one was given."""
 
     def __init__(self) -> None:
         self.blind = threading.Event()

@@ -1,4 +1,4 @@
-"""Who works on an embedded cluster: started, replaced, ended."""
+"""The processes on an embedded cluster: started, replaced, ended."""
 
 from __future__ import annotations
 

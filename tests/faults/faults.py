@@ -1,4 +1,4 @@
-"""What is done to whom and when: a schedule that is a function of its seed."""
+"""The schedule of faults, targets and times: a function of its seed."""
 
 from __future__ import annotations
 

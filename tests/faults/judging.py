@@ -1,4 +1,4 @@
-"""What a run under faults has to have come to."""
+"""The final checks of a run under faults."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def under_way(path: Path) -> str:
 
 
 class Given:
-    """What readers were given, by what they noted so far."""
+    """The items that readers got, by their notes so far."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

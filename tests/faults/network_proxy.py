@@ -43,7 +43,7 @@ def start_network(transaction_version: int = 2) -> Iterator[Network]:
         proxy.target = (HOST, broker.proxied_port)
         yield Network(broker, proxy)
         proxy.policy = None
-        broker.kill()  # nobody needs what it has: quicker than a shutdown
+        broker.kill()  # its data is not needed: quicker than a shutdown
 
 
 def read_committed(

@@ -108,7 +108,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Swallow:
-    """The request never gets through, and the connection stays: nobody answers."""
+    """The request never gets through, and the connection stays, without an answer."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ class _Connection:
             while True:
                 answer = read_frame(self._broker)
                 with self._lock:
-                    # An answer that nobody asked for is the broker's affair; it goes on as it is.
+                    # An answer without a request is the broker's affair; it goes on as it is.
                     request, action = self._awaited.pop(correlation_of(answer), (None, None))
                     self._lock.notify_all()
                 match action:
@@ -378,7 +378,7 @@ class _Connection:
 
 def _send_pieces(to: socket.socket, data: bytes, size: int) -> None:
     """In single small writes: the receiver has to put them together."""
-    # Big ones would take for ever; their middle goes at once.
+    # Big ones would take too long; their middle goes at once.
     head, tail = (len(data), len(data)) if len(data) < 64 * size else (32 * size, len(data) - size)
     for at in range(0, head, size):
         to.sendall(data[at : min(at + size, head)])

@@ -49,7 +49,7 @@ _END = struct.Struct(">qh?")
 
 
 class End(NamedTuple):
-    """What an EndTxn asks for."""
+    """The request of an EndTxn."""
 
     producer_id: int
     epoch: int

@@ -114,7 +114,7 @@ def seen(event: anabranch.Event) -> list[Any]:
 
 
 def id_of(value: bytes | None) -> str:
-    """What a value begins with."""
+    """The beginning of a value."""
     return (value or b"").split(b" ", 1)[0].decode()
 
 

@@ -60,7 +60,7 @@ def _decode() -> Run:
 
 
 def _scan() -> Run:
-    """What a controller does with every journal batch: nothing is raised, whatever it is."""
+    """A controller's handling of any journal batch raises nothing."""
 
     def run(data: bytes) -> None:
         try:

@@ -101,7 +101,7 @@ class _Session:
 
 
 def judge(target: Target, run: Run, data: bytes, *, is_seed: bool = False) -> str:
-    """Try an input: what is wrong, or nothing. Warnings count as errors."""
+    """Try an input; returns its fault, if any. Warnings count as errors."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     guard_cpu(CPU_S)
     try:
@@ -141,7 +141,7 @@ def _quietly(run: Run, data: bytes) -> None:
 
 
 def _kind(why: str) -> str:
-    """What tells findings apart: where an error was raised."""
+    """The identity of a finding: the place where an error was raised."""
     lines: Sequence[str] = [line for line in why.splitlines() if line.startswith("  File")]
     return lines[-1] if lines else why.partition(":")[0]
 

@@ -261,7 +261,7 @@ TARGETS = (
         "history-tail",
         lambda: _values(_HISTORY),
         _read_tail,
-        # A whole record, but of an epoch that is not there: nobody but a controller can have written that.
+        # A whole record, but of an epoch that is not there: only a controller can have written that.
         (MalformedRecord, UnsupportedVersion, InvariantViolation),
         inputs=60,
     ),

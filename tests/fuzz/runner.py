@@ -22,7 +22,7 @@ _SAVED = Path(tempfile.gettempdir()) / "anabranch-fuzz"
 
 @dataclass(frozen=True)
 class Finding:
-    """An input and what is wrong with it."""
+    """An input and its fault."""
 
     target: str
     number: int

@@ -1,4 +1,4 @@
-"""What a decoder that reads the outside is to the fuzzer."""
+"""A decoder of outside bytes, as the fuzzer sees it."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("what", UNREADABLE)
 def test_commands_that_nobody_can_read_are_passed_over(what: str) -> None:
-    """They stopped the controller: it led anew, read them again, and so on."""
+    """They stopped the controller: it led again, read them again, and so on."""
     place = Place()
     assert place.put(COMMANDS, UNREADABLE[what]())
     place.go_on()

@@ -145,7 +145,7 @@ _PROOFS = (_SCRAM, '{"status":"invalid_token","scope":"x"}\n')
 
 
 def _sasl() -> Run:
-    """What a broker says in an exchange, a line each time."""
+    """A broker's side of an exchange, a line each time."""
     mechanisms = (
         Scram("SCRAM-SHA-256", "user", "pencil", lambda: _NONCE),
         OAuthBearer("me", lambda _: "token"),

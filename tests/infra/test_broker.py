@@ -199,7 +199,7 @@ def no_temporary_folder_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def listener() -> Iterator[int]:
-    """A port that somebody else listens on."""
+    """A port on which another process listens."""
     with socket.create_server((HOST, 0)) as server:
         yield server.getsockname()[1]
 

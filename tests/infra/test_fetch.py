@@ -51,7 +51,7 @@ LOCK = BrokerLock(
 class Repository:
     """Serves `PATHS`; ``answers`` maps a path to the answers to give first, one a request.
 
-    An answer is a status, or bytes to send instead; None sends half of what was announced.
+    An answer is a status, or bytes to send instead; None sends half of the announced length.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
     monkeypatch.setenv(fetch.REPOSITORY_VARIABLE, served.url)
     yield served
     served.close()
-    gc.collect()  # here, where the warning is expected, not in somebody else's test
+    gc.collect()  # here, where the warning is expected, not in another test
 
 
 def whole(folder: Path) -> bool:

@@ -330,7 +330,7 @@ def test_modules_of_tests_end_when_their_owner_is_killed(log: Path, is_frozen: b
     assert owner.stdout is not None
     with owner.stdout:
         pid = int(owner.stdout.readline())
-    # It does not end with the thread.
+    # The command does not end with the thread.
     assert eventually(lambda: log.read_bytes().startswith(b"Serving"), 30)
     if is_frozen:
         os.kill(pid, signal.SIGSTOP)

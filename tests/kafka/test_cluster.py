@@ -1,4 +1,4 @@
-"""Which brokers are asked what any of them may know, and what is believed of the answers."""
+"""The choice of brokers for questions that any of them may answer, and the trust in answers."""
 
 from __future__ import annotations
 

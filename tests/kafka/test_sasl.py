@@ -114,7 +114,7 @@ def test_a_token_file_is_read_each_time(tmp_path: Path) -> None:
 
 
 class Provider(ThreadingHTTPServer):
-    """Gives tokens to whoever knows the secret."""
+    """Gives tokens to clients that know the secret."""
 
     answers: list[tuple[int, dict[str, object]]]
     asked: list[tuple[str, str]]

@@ -1,4 +1,4 @@
-"""Settings: what is honoured, what is let pass, what is refused."""
+"""Settings: the honoured, the ignored and the refused ones."""
 
 from __future__ import annotations
 

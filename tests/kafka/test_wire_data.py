@@ -275,7 +275,7 @@ def test_answers_are_seen_on_descriptors_beyond_those_of_select() -> None:
 
 
 def test_a_broken_connection_is_seen_among_many() -> None:
-    """Its end counts as readable, so that whoever waits for an answer hears of it."""
+    """Its end counts as readable, so that a waiting caller hears of it."""
     pairs = [socket.socketpair() for _ in range(50)]
     try:
         ours = [near for near, _ in pairs]

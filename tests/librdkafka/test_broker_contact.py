@@ -1,4 +1,4 @@
-"""When a handle counts as lost: a transcript of what is heard, asked and answered."""
+"""When a handle counts as lost: a transcript of messages, questions and answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHER = KafkaError(KafkaError._TRANSPORT)
 
 
 class Brokers:
-    """What a handle is told: by brokers, by one that knows nobody, or nothing."""
+    """Answers to a handle: by brokers, by one that knows no others, or none."""
 
     def __init__(self) -> None:
         self.answer: str = "brokers"

@@ -37,7 +37,7 @@ def test_failures_of_one_kind_are_told_now_and_then() -> None:
 def test_librdkafka_that_nobody_answers(
     kind: type[Producer] | type[Consumer], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What confluent-kafka logs has the form that the filter knows."""
+    """confluent-kafka's log lines have the form that the filter knows."""
     options = Options("127.0.0.1:1", {"reconnect.backoff.max.ms": 20, "reconnect.backoff.ms": 10})
     config = options.commands(1_000_000) if kind is Producer else options.reader("g", "earliest")
     made = kind(config)

@@ -160,7 +160,7 @@ class Play:
 
     @property
     def start(self) -> int:
-        """Where the journal begins."""
+        """The journal's first offset."""
         log = self.world.cluster.log("ask")
         return log.start_offsets([JOURNAL])[JOURNAL]
 
@@ -175,7 +175,7 @@ class Play:
         return info
 
     def committed(self, txn_id: bytes) -> dict[int, list[bytes]]:
-        """What the stream has of a transaction, by writer, in order."""
+        """A transaction's events in the stream, by writer, in order."""
         found: dict[int, list[bytes]] = {}
         topic = stream_topic(STREAM)
         for partition in range(self.world.cluster.topics[topic].partitions):

@@ -1,4 +1,4 @@
-"""A control partition with streams whose topics somebody deletes."""
+"""A control partition with streams whose topics are deleted."""
 
 from __future__ import annotations
 

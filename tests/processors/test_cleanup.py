@@ -186,7 +186,7 @@ def test_too_much_staged_is_refused_until_some_ends(keeps_table: bool) -> None:
         refusal = play.ask(command)
         assert isinstance(refusal, Refusal)
         assert refusal.code == "TooMuchStaged"
-    # What is open goes on.
+    # Open transactions go on.
     assert isinstance(play.ask(Begin(big, "nyc", None, 30_000_000, SECRET)), Begun)
     assert isinstance(play.ask(Touch(play.tokens[big], STREAM)), Touched)
     assert play.commit(small).state == "COMMITTED"

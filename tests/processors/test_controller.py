@@ -336,7 +336,7 @@ def test_what_controllers_say_to_each_other_counts_once_it_is_committed() -> Non
     assert set(successor.state.scopes) == {"own", "told", "s0", "s1"}
     end_offset = world.cluster.partition(control).end_offset
     assert successor.state.round.control_offset == end_offset
-    # Retention may take what nobody read.
+    # Retention may take unread records.
     world.cluster.produce(control, [Record(0, 0, b"", encode(AdoptScope("gone")))])
     world.cluster.log("retention").delete_records({control: end_offset + 1})
     successor.step(0)

@@ -68,7 +68,7 @@ def lost(topic: str = stream_topic(GONE), **settings: Any) -> Play:
 
 
 def unknown(play: Play, count: int) -> None:
-    """Writes of a transaction that nobody began."""
+    """Writes of a transaction that was never begun."""
     header = ((TXN_HEADER, pack_txn_header(play.world.txn_id(), 1, 0)),)
     place = TopicPartition(journal_topic(GONE), 0)
     play.world.cluster.produce(place, [Record(0, 1, KEYS[0], b"stray", header)] * count)
@@ -112,7 +112,7 @@ def forget(play: Play, stream: str = GONE) -> Any:
 
 
 def check_made_anew(play: Play) -> None:
-    """A new stream of the name holds what is put into it, and nothing else."""
+    """A new stream of the name holds only its own events."""
     created = play.ask(CreateStream(GONE, 2, {}))
     assert isinstance(created, StreamList), created
     assert play.events(GONE) == 0
@@ -298,7 +298,7 @@ def test_a_successor_goes_on_wherever_a_leader_ends(
 def test_an_older_controller_does_not_lead_where_something_was_forgotten(
     done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the intent on: it would make the stream anew over what is left of the old one."""
+    """From the intent on: it would make a new stream over the rest of the old one."""
     play = lost()
     play.world.send(ForgetStream(GONE))
     play.play(20 if done else 1, 4.0)

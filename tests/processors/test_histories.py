@@ -131,7 +131,7 @@ def test_every_vector_is_found_by_the_last_one_before(monkeypatch: pytest.Monkey
 
 
 def cut_stream(world: World, vector: dict[int, int], *partitions: int) -> None:
-    """What retention does: delete events below a vector, of some partitions."""
+    """Delete events below a vector, of some partitions, as retention does."""
     topic = stream_topic(STREAM)
     world.cluster.log("retention").delete_records(
         {TopicPartition(topic, p): vector[p] for p in partitions}

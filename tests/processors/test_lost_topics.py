@@ -1,4 +1,4 @@
-"""A topic of a stream is deleted, or made anew, by hand: that stream is given up, all others go on."""
+"""A topic of a stream is deleted, or made again, by hand: that stream is given up, all others go on."""
 
 from __future__ import annotations
 

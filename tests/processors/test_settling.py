@@ -65,7 +65,7 @@ class Stuck(Play):
         return list(txn.carries.values()) if txn is not None else []
 
     def read_anew(self) -> None:
-        """What carriers fetched of the journals before is let go."""
+        """The carriers' earlier fetches of the journals are dropped."""
         assert self.controller._carriers is not None
         for lane in self.controller._carriers._lanes:
             lane._renew_readers()

@@ -131,7 +131,7 @@ class World:
         raise AssertionError(f"no answer to {command}")
 
     def committed(self, partition: TopicPartition) -> list[Record]:
-        """What a read_committed reader sees."""
+        """The records that a read_committed reader sees."""
         log = self.cluster.log("reader")
         position = 0
         out: list[Record] = []

@@ -1,6 +1,6 @@
 """The generated blocks of docs/protocol.md: tables and examples, made from the code.
 
-``python -m tests.schemas.protocol_page`` writes them anew.
+``python -m tests.schemas.protocol_page`` writes them.
 """
 
 import dataclasses

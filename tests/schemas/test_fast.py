@@ -87,7 +87,7 @@ USUAL: list[Any] = [
 
 
 def fastavro_says(data: bytes) -> Any:
-    """What the general way makes of it: a record, or None for a refusal."""
+    """The general way's result: a record, or None for a refusal."""
     try:
         return codec._decode(codec.TYPES[data[1]], data)
     except MalformedRecord:
@@ -95,7 +95,7 @@ def fastavro_says(data: bytes) -> Any:
 
 
 def fast_says(data: bytes) -> Any:
-    """What the fast way makes of it: a record, or None where it declines."""
+    """The fast way's result: a record, or None where it declines."""
     try:
         return fast.READERS[codec.TYPES[data[1]]](data)
     except fast.DECLINED:

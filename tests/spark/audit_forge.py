@@ -129,7 +129,7 @@ class Forge:
         )
 
     def records(self, txn_id: bytes, pairs: Iterable[tuple[bytes, bytes]]) -> list[Rec]:
-        """What a writer writes."""
+        """A writer's records."""
         header = pack_txn_header(txn_id, WRITER, self.epoch.reference_epoch)
         return [Rec(key, value, header, (("n", b"1"),)) for key, value in pairs]
 

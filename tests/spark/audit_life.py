@@ -65,7 +65,7 @@ def live(client: anabranch.Client, bootstrap: str, stream: str, other: str) -> d
     count[stream] += 20
     count[other] += 5
 
-    # What a writer wrote after its last receipt does not count.
+    # Records after a writer's last receipt do not count.
     txn = client.begin(scope)
     with suppress(KeyError), client.join(txn.token()) as writer:
         writer.write(stream, b"early", key=b"k")

@@ -111,7 +111,7 @@ class DisturbedBatch(BatchSink):
         raise RuntimeError(f"this attempt fails: {accident}")
 
     def _killed(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """All rows, and then death: they are in the journal, and no receipt tells of them."""
+        """All rows, and then death: they are in the journal, and in no receipt."""
         yield from rows
         target = self._target
         stream = target.stream
@@ -179,7 +179,7 @@ class DisturbedStream(StreamSink):
             wait_for("the other queries", lambda: all(other.exists() for other in others))
             threading.Thread(target=kill_driver, args=(batchId,)).start()
             super().commit(messages, batchId)
-        time.sleep(DEADLINE_S)  # nobody is left to tell
+        time.sleep(DEADLINE_S)  # no process is left to tell
 
 
 def kill_driver(batch: int) -> None:

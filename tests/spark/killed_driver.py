@@ -105,7 +105,7 @@ def start_reading(spark: SparkSession, settings: dict[str, Any]) -> StreamingQue
 
 
 def keep_reading(spark: SparkSession, settings: dict[str, Any]) -> None:
-    """For ever; a query that fails is started again."""
+    """Run without end; a query that fails is started again."""
     while True:
         try:
             start_reading(spark, settings).awaitTermination()

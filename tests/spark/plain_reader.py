@@ -1,4 +1,4 @@
-"""What a plain Kafka consumer sees of a stream. It knows nothing of the library but the topic's name."""
+"""A plain Kafka consumer's view of a stream. It knows nothing of the library but the topic's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream of a test's own, and what is written to it by Spark."""
+"""A stream of a test's own, and Spark's writes to it."""
 
 from __future__ import annotations
 

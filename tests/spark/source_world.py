@@ -19,7 +19,7 @@ BIG = 3000  # events of the biggest transaction
 
 
 class Seen(NamedTuple):
-    """An event, whoever read it."""
+    """An event, equal for every kind of reader."""
 
     stream: str
     partition: int
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
 
 def seen_by_client(events: Iterable[anabranch.Event]) -> list[Seen]:
-    """What `client.read` gives."""
+    """The events that `client.read` gives."""
     return [
         Seen(
             e.stream, e.partition, e.offset, e.key, e.value, tuple(e.headers), e.timestamp,

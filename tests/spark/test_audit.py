@@ -43,7 +43,7 @@ SOON_S = 60.0
 Plant = Callable[[Forge], object]
 
 
-# -- what is planted, and what is to be found ------------------------------------------------------------
+# -- planted faults, and their findings ------------------------------------------------------------------
 
 
 def part(record: CommitRecord, **changes: int) -> CommitRecord:
@@ -301,7 +301,7 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
     ),
 }
 
-# What can't be proved for want of evidence: counted, and not as passed.
+# Events without evidence are counted, and not as passed.
 UNCHECKED = {
     "event-count": 2,  # retention took a part of the range; the history was cut behind it
     "history-chain": 1,
@@ -328,7 +328,7 @@ def name_of(number: int) -> str:
 
 @dataclass
 class Audits:
-    """What the two audits found, and what they had to find."""
+    """The findings of the two audits, and the expected ones."""
 
     clean: AuditReport
     events: dict[str, int]
@@ -400,7 +400,7 @@ def plant_all(log: KafkaLog, bootstrap: str) -> None:
 
 
 def wait_for_events(log: KafkaLog, stream: str, count: int) -> None:
-    """Plain writes are committed soon, and nobody says when."""
+    """Plain writes are committed soon, without an answer."""
     until = time.monotonic() + SOON_S
     while len(read_stream(log, stream).events) < count:
         assert time.monotonic() < until, f"{stream} does not come to {count} events"

@@ -32,7 +32,7 @@ class Table:
         self.batches: list[Batch] = []
 
     def export(self, *streams: str, most: int | None = None, **more: Any) -> Exported:
-        """A run to the end of what is there."""
+        """A run to the present end."""
         shape = Shape(self.form, **more)
         self.batches = []
         return export(

@@ -69,13 +69,13 @@ def writing(own_clients: None, bootstrap: str, unique: str) -> Iterator[Writing]
 
 @pytest.fixture
 def batch(client: anabranch.Client, bootstrap: str, unique: str) -> Place:
-    """Where the batch job writes to."""
+    """The stream of the batch job."""
     return place_in(bootstrap, client, f"killed{unique}", "batch")
 
 
 @pytest.fixture
 def sinks(batch: Place, tmp_path: Path) -> dict[str, Place]:
-    """Where the queries write to; the files that they read are there."""
+    """The streams of the queries; the files that they read are there."""
     found = {}
     for name in COMMITS:
         found[name] = place_in(batch.bootstrap, batch.client, batch.scope, name)
@@ -86,7 +86,7 @@ def sinks(batch: Place, tmp_path: Path) -> dict[str, Place]:
 
 
 def lines(*files: int) -> list[bytes]:
-    """What is in these files."""
+    """The rows of these files."""
     return sorted(line for number in files for line in texts(LINES, 1000 * number))
 
 

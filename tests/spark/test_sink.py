@@ -119,7 +119,7 @@ def test_a_task_that_waits_for_rows_keeps_the_transaction(
 
 
 def test_commits_are_logged(spark: SparkSession, place: Place) -> None:
-    """Where Spark keeps what its Python workers log, if it is told to."""
+    """Spark's table of its Python workers' log has a line for each commit, if it is turned on."""
     spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
     try:
         place.save(numbers(spark, 20))
@@ -333,7 +333,7 @@ def test_messages_have_to_agree(place: Place) -> None:
 def test_a_commit_without_an_answer(
     place: Place, monkeypatch: pytest.MonkeyPatch, arrived: bool
 ) -> None:
-    """It is made known how it ended: an error means that no row is visible."""
+    """The outcome is made known: an error means that no row is visible."""
     real = anabranch.Client.commit
 
     def unanswered(*args: Any, **options: Any) -> None:

@@ -83,7 +83,7 @@ def test_nobody_can_begin_what_was_aborted_unseen(place: Place, driver: Path) ->
 
 
 def test_without_a_name_of_its_own_a_query_leaves_others_alone(place: Place, driver: Path) -> None:
-    """Two queries may have all the same options then. The keepalive is what is left."""
+    """Two queries may have all the same options then. Then only the keepalive helps."""
     message = written(sink(place), 10)
     assert list(driver.iterdir()) == []
     sink(place).abort([None], 4)

@@ -1,4 +1,4 @@
-"""What the sink refuses: by name, on the driver, before any task runs, saying what to do."""
+"""The sink's refusals: by name, on the driver, before any task runs, saying what to do."""
 
 from __future__ import annotations
 

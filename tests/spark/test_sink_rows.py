@@ -1,4 +1,4 @@
-"""What of a row arrives, by ``encoding``: on a real broker, seen by a plain consumer."""
+"""The event of a row, by ``encoding``: on a real broker, seen by a plain consumer."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_what_filters_leave_out_is_not_read(
     assert [found.stream for found in only] == [world.other]
     assert offsets(only) <= 11  # and a marker before
 
-    # Of a rolling commit each segment is found, from its start to its end.
+    # Each segment of a rolling commit is found, from its start to its end.
     rolled = {e.segment for e in world.expected if e.key is not None and e.key.startswith(b"r")}
     (epoch,) = {segment_epoch(segment or 0) for segment in rolled}
     ranges = planned(world, In(("segment",), tuple(rolled)))

@@ -200,7 +200,7 @@ def test_what_may_have_siblings_that_are_not_seen_is_left() -> None:
     some = admit(start, fronts, Limits())
     assert some.positions["s/a"] == At(a.records[0].offset, {0: 1})
     assert some.positions["s/b"] == BEGIN
-    # Another scope's streams wait for nobody here.
+    # Another scope's streams wait for none of this one's.
     c = Written("t/c")
     c.commit(9, {0: 1}, txn=3)
     both = admit(

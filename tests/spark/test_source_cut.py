@@ -46,7 +46,7 @@ class Cut(NamedTuple):
     positions: list[dict[str, Any]]
 
     def rows(self, *numbers: int) -> list[Row]:
-        """What a source gives of these commits."""
+        """The rows that a source gives of these commits."""
         return [
             (b"%d" % n, 0, self.times[n]) if n >= CUT else (b"%d" % n, None, None) for n in numbers
         ]
@@ -176,7 +176,7 @@ def test_events_that_are_gone_together_with_their_history(
 
 
 def offset_of(cut: Cut, number: int) -> int:
-    """Where the event of a commit stands."""
+    """The place of a commit's event."""
     reader = streaming(cut)
     (task,) = reader.partitions(cut.positions[number], cut.positions[number + 1])
     reader.stop()

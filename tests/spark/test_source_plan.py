@@ -1,4 +1,4 @@
-"""What the Spark source decides without a cluster: filters, ranges, options."""
+"""The Spark source's decisions without a cluster: filters, ranges, options."""
 
 from __future__ import annotations
 

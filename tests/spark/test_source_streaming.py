@@ -54,7 +54,7 @@ def source(world: World) -> Iterator[Callable[..., StreamReader]]:
 
 
 def read(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[list[Seen]]:
-    """What each task between two positions gives."""
+    """The rows of each task between two positions."""
     return [
         [
             seen_in(row | {"timestamp": row["timestamp"].timestamp() * 1000})
@@ -243,7 +243,7 @@ def test_what_retention_removed(
     lenient = source(**options, failondataloss="false")
     assert [e.value for task in read(lenient, places[1], places[4]) for e in task] == [b"3"]
     assert lenient.partitions(places[0], places[1]) == []
-    # What was gone before the query began is no loss.
+    # Events that were gone before the query began are no loss.
     assert [[e.value for e in batch] for batch in micro_batches(source(**options))] == [[b"3"]]
 
 
@@ -312,7 +312,7 @@ def test_the_end_at_which_a_query_began_is_kept(
     options = {"bootstrap": bootstrap, "stream": small.events, "start": "end"}
     queries.run({"availableNow": True}, **options)
     assert queries.events == []
-    after = small.commit(7).commit_timestamp  # while nobody reads
+    after = small.commit(7).commit_timestamp  # while no query reads
     queries.run({"availableNow": True}, **options)
     assert sorted(queries.events) == sorted(e for e in small.read() if e.commit_timestamp == after)
 

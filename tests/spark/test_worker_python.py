@@ -22,7 +22,7 @@ ZIP = PACKAGE / "python" / "lib" / "pyspark.zip"
 
 @dataclass
 class Context:
-    """What is asked of a SparkContext."""
+    """The calls of a SparkContext."""
 
     master: str | None = "local[2]"
     pythonExec: str = sys.executable
@@ -41,7 +41,7 @@ def test_workers_import_what_is_installed(spark: SparkSession) -> None:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where Spark's files are."""
+    """The folder of Spark's files."""
     monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: str(tmp_path))
     return tmp_path
 

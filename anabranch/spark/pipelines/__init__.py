@@ -1,1 +1,1 @@
-"""What Spark does with streams: audit, bulk load, export, compaction (`docs/spark.md`)."""
+"""Pipelines between Spark and streams: bulk load, export, compaction (`docs/spark.md`)."""

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from anabranch.spark.options import Connection
 
-# Of a key: commits in their order; in one of them, its segment's order.
+# The last event of a key: by commit, then by place in its segment.
 _ORDER = ("commit_timestamp", "segment", "offset")
 _KEPT = ("value", "headers", "timestamp", "segment", "offset", "txn_id", "commit_timestamp")
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What was written. ``at``: the commit timestamp; ``keys``: how many have a value.
+    """The result. ``at``: the commit timestamp; ``keys``: how many have a value.
 
-    ``events``: how many there were as of then, ``keyless`` of them without a key, which are left out; both 0 if
-    nothing was done because its name is ``already_committed``.
+    ``events``: how many the stream had at that timestamp; ``keyless``: those without a key, which are left out.
+    Both are 0 if the name was ``already_committed``.
     """
 
     stream: str
@@ -45,7 +45,7 @@ class Compacted:
 
 
 def latest(events: DataFrame) -> DataFrame:
-    """The last event of each key, without keys whose last value is null; columns as read."""
+    """The last event of each key, without keys whose last value is null; the columns stay."""
     last = F.max_by(F.struct(*_KEPT), F.struct(*_ORDER)).alias("last")
     found = events.where(F.col("key").isNotNull()).groupBy("key").agg(last)
     return found.where(F.col("last.value").isNotNull()).select("key", "last.*")
@@ -65,13 +65,12 @@ def compact(
 ) -> Compacted:
     """Write the latest value of each key to a folder as Parquet, or into another stream in one transaction.
 
-    A null value deletes its key. ``at``: as of this commit timestamp or time (None: now). ``overwrite``: a
-    folder that is there. ``name``: of the transaction (committed once). ``segments``: create the other stream
-    first.
+    A null value deletes its key. ``at``: as of this commit timestamp or time (None: now). ``overwrite``: replace
+    an existing folder. ``name``: of the transaction (committed once). ``segments``: create the other stream first.
 
     Raises:
-        InvalidArgument: not one target; the folder is there. UnknownStream. SnapshotExpired: retention has
-        passed ``at``. JobFailed: again is safe.
+        InvalidArgument: no target or two; the folder exists. UnknownStream. SnapshotExpired: retention has
+        passed ``at``. JobFailed: repeating is safe.
     """
     if (to is None) == (into is None):
         raise InvalidArgument("give a folder or a stream to write to, one of them")
@@ -118,7 +117,7 @@ def _write(
     rows = latest(events).observe(kept, F.count(F.lit(1)).alias("keys"))
     if into is not None:
         sink = options_of(connection, stream=into, name=name)
-        # What Kafka's or our own bookkeeping of the old place says is not true of the new one.
+        # Metadata of the old place (Kafka's and ours) would be false at the new one.
         rows = rows.select("key", "value", "headers", "timestamp")
         rows.write.format("anabranch").options(**sink).mode("append").save()
     else:

@@ -1,8 +1,8 @@
 """Micro-batches into a Delta table, each once, without Delta's jars.
 
-Spark's executors write the batch's Parquet files into the table's folder; then one commit of the table's log
-names them, and says which batch of which query they are (Delta's transaction identifiers). A batch whose number
-the log has already is left out. Files of a batch that was cut off are named by no log; a vacuum removes them.
+Spark's executors write the batch's Parquet files into the table's folder. One commit of the table's log then adds
+them, and records the batch and the query (Delta's transaction identifiers). A batch number that the log has is
+left out. A batch that was cut off leaves files that no log names; a vacuum removes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 class NoDelta(FixCallError):
-    """The package that writes Delta's log is not installed."""
+    """The package ``deltalake`` is not installed."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DeltaFolder:
 
     Raises:
         NoDelta: the package ``deltalake`` is missing; the message says how to get it.
-        UnsupportedSetting: the folder is not one of this machine's file system.
+            UnsupportedSetting: the folder is not in this machine's file system.
     """
 
     to: str
@@ -82,12 +82,12 @@ class DeltaFolder:
         )
 
     def _table(self, frame: DataFrame) -> DeltaTable:
-        """The table; made if there is none."""
+        """The table; made if it does not exist."""
         from deltalake import DeltaTable, Schema
         from pyspark.sql.pandas.types import to_arrow_schema
 
         arrow = to_arrow_schema(frame.schema, timezone="UTC")
-        # Files know of nothing that it can't be null.
+        # Parquet files don't record that a column can't be null.
         schema = Schema.from_arrow(_nullable(arrow))
         return DeltaTable.create(
             self.folder, schema, mode="ignore", partition_by=list(self.partition_by)

@@ -1,4 +1,4 @@
-"""Streams into files as they are committed: each micro-batch once, and made of whole transactions."""
+"""Streams into files as they are committed: each micro-batch once, made of whole transactions."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ DATE = "date"
 _CHECKPOINT = "_checkpoint"
 _TABLE = "_spark_metadata"
 _LOOK_S = 1
-# INT96, Spark's default, is long deprecated, and Delta does not have it.
+# INT96, Spark's default, is long deprecated, and Delta lacks it.
 _FILE_SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the files look like.
+    """The form of the files.
 
     ``partition_by``: columns, or ``date``, the UTC date of the timestamp. ``schema``: values are JSON objects
-    with these fields (DDL); column ``value`` is a struct of them. A value that is not ends the query.
+    with these fields (DDL); column ``value`` is a struct of them. Any other value ends the query.
     """
 
     form: str = "parquet"
@@ -50,13 +50,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When a micro-batch is made, and how big it is.
+    """The time and size of micro-batches.
 
     ``once``: all that is there now, then the end; else every ``interval`` seconds, until it is stopped.
-    ``most_events``: in a micro-batch (None: no limit). ``whole``: a transaction bigger than that is a
-    micro-batch of its own; else it is split. ``start``: of a new checkpoint: ``begin``, ``end``, a commit
-    timestamp, or a time with its zone. ``strict``: `SnapshotExpired` where retention removed events, or what the
-    history tells of them, before they were exported; else the export goes on without.
+    ``most_events``: in a micro-batch (None: no limit). ``whole``: a bigger transaction is a micro-batch of its
+    own; else it is split. ``start``: of a new checkpoint: ``begin``, ``end``, a commit timestamp, or a time with
+    its zone. ``strict``: `SnapshotExpired` where retention removed events (or their history) before they were
+    exported; else the export goes on without them.
     """
 
     once: bool = True
@@ -69,7 +69,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A micro-batch that is done."""
+    """A finished micro-batch."""
 
     number: int
     rows: int
@@ -77,7 +77,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What one run did. ``query_id``: of the checkpoint, the same in every run."""
+    """The result of one run. ``query_id``: of the checkpoint, the same in every run."""
 
     to: str
     checkpoint: str
@@ -97,19 +97,19 @@ def export(
     checkpoint: str | None = None,
     progress: Callable[[Batch], None] | None = None,
 ) -> Exported:
-    """Write what is committed to files in folder ``to``, and go on there the next time.
+    """Write committed events to files in folder ``to``, and go on there the next time.
 
-    ``checkpoint``: where the position is kept; by default in the folder itself, so that both live and die together.
-    ``progress`` is called after each micro-batch that had rows.
+    ``checkpoint``: the folder of the position; by default inside ``to``, so that both live and die together.
+    ``progress`` is called after each micro-batch with rows.
 
-    Parquet is exactly once for Spark's readers, which go by the folder's ``_spark_metadata``; other readers may
-    see files of a batch that was cut off, until the next run has written it anew and removes them. Delta is exactly
-    once for every reader.
+    Parquet is exactly once for Spark's readers, which go by the folder's ``_spark_metadata``. Other readers may see
+    files of a batch that was cut off, until the next run has rewritten it and removed them. Delta is exactly once
+    for every reader.
 
     Raises:
-        InvalidArgument: the call or a value can't be that; ``to`` holds another checkpoint's output.
-        UnknownStream. SnapshotExpired: see `Pace`. NoDelta: the package for Delta is missing.
-        JobFailed: again is safe.
+        InvalidArgument: a wrong argument or value; ``to`` holds another checkpoint's output.
+            UnknownStream. SnapshotExpired (`Pace`). NoDelta: the package for Delta is missing.
+            JobFailed: repeating is safe.
     """
     shape, pace = shape or Shape(), pace or Pace()
     if shape.form not in FORMATS:
@@ -177,9 +177,9 @@ def _follow(
     progress: Callable[[Batch], None] | None,
     tidy: Callable[[float], None],
 ) -> Exported:
-    """Until the query ends: by itself with ``once``, else by an error or by who interrupts us.
+    """Wait until the query ends: by itself with ``once``, else by an error or an interrupt.
 
-    ``tidy``: called with the start once a batch with rows is done: so no other query writes what was there before.
+    ``tidy``: called once with the start time, after a batch with rows: then no other query writes older files.
     """
     done: dict[int, int] = {}
     began = time.time()
@@ -202,7 +202,7 @@ def _finished(reports: Sequence[Any]) -> Iterator[Batch]:
 
 
 def _check_fresh(spark: SparkSession, to: str, place: str) -> None:
-    """A new checkpoint counts its batches from 0, and Spark's file sink leaves out numbers that it has already."""
+    """A new checkpoint counts batches from 0, and Spark's file sink leaves out numbers that it has already."""
     if _exists(spark, f"{to.rstrip('/')}/{_TABLE}") and not _exists(
         spark, f"{place.rstrip('/')}/metadata"
     ):
@@ -213,7 +213,7 @@ def _check_fresh(spark: SparkSession, to: str, place: str) -> None:
 
 
 def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: float) -> None:
-    """Remove what micro-batches left that were cut off ``before`` (Unix seconds): files that no table names."""
+    """Remove files of micro-batches cut off ``before`` (Unix seconds): files that no table names."""
     if shape.form != "parquet":
         return
     files, table = _file_system(spark, f"{to.rstrip('/')}/{_TABLE}")
@@ -225,12 +225,12 @@ def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: float) -
             version, *lines = read(stream, "UTF-8").splitlines()
             stream.close()
             if version != "v1":
-                return  # of a form that is not known here
+                return  # of an unknown form
             named |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
     found = files.listFiles(table.getParent(), True)
     while named and found.hasNext():
         status = found.next()
-        name = status.getPath().getName()  # has an id that no other file has
+        name = status.getPath().getName()  # holds an id that no other file has
         ours = name.startswith("part-") and name.endswith(".parquet")
         if ours and name not in named and status.getModificationTime() < before * 1000:
             files.delete(status.getPath(), False)
@@ -238,13 +238,13 @@ def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: float) -
 
 
 def _exists(spark: SparkSession, path: str) -> bool:
-    """On whatever file system it is."""
+    """Whether a path exists, on any file system of Hadoop's."""
     files, target = _file_system(spark, path)
     return bool(files.exists(target))
 
 
 def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """A path's file system, and the path, as Hadoop has them."""
+    """Hadoop's objects for a path's file system and for the path."""
     jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no other door to Hadoop's file systems
     target = jvm.org.apache.hadoop.fs.Path(path)
     configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
@@ -253,7 +253,7 @@ def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Settings of the session for as long as a query starts: it takes a copy."""
+    """Change settings of the session while a query starts: the query takes a copy."""
     before = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)

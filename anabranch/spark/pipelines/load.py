@@ -1,4 +1,4 @@
-"""Files into a stream, in one transaction: whatever Spark reads, all of it at once, or nothing."""
+"""Files into a stream in one transaction: all rows that Spark reads, or none."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from anabranch.spark.options import Connection
 
 FORMATS = ("csv", "json", "parquet", "orc", "text")
-# A row that is not whole must not become an event with holes: it ends the job.
+# A malformed row ends the job: it must not become an event with holes.
 _STRICT: dict[str, dict[str, str]] = {
     "csv": {
         "header": "true",
         "mode": "FAILFAST",
         "escape": '"',
         "enforceSchema": "false",
-        "multiLine": "true",  # a line's end in quotes is no row's
+        "multiLine": "true",  # a line end in quotes ends no row
     },
     "json": {"mode": "FAILFAST"},
 }
 _TEXTS = ("csv", "json", "text")
-_REPLACED = "\ufffd"  # what readers make of bytes that are no UTF-8
+_REPLACED = "\ufffd"  # readers put this for bytes that are no UTF-8
 # Numbers from here on are milliseconds since 1970, lower ones seconds (until the year 5138).
 _LEAST_MS = 100_000_000_000
 _NUMBER = r"^\s*\d{9,}(\.\d+)?\s*$"  # fewer digits may be a year, or a day
@@ -43,7 +43,7 @@ _NUMBER = r"^\s*\d{9,}(\.\d+)?\s*$"  # fewer digits may be a year, or a day
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is read: Spark's format, schema (DDL; None: from the files) and further options of its reader."""
+    """Spark's format, schema (DDL; None: from the files) and further options of its reader."""
 
     form: str = "csv"
     schema: str | None = None
@@ -52,12 +52,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What becomes of a row.
+    """How rows become events.
 
     ``encoding``: as of the sink: ``json`` and ``avro`` make a value of the whole row, ``raw`` takes columns
     key, value, … as they are. ``key``: columns of the key. ``timestamp``: a column with the events' time; texts
     and numbers (seconds or milliseconds since 1970) become timestamps. ``order_by``: the rows of each key are
-    written in the order of these columns; without them, in no order that could be promised.
+    written in the order of these columns; without them the order is not defined.
     """
 
     encoding: str = "json"
@@ -68,10 +68,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What is in the stream. ``txn_id`` and ``commit_timestamp`` are None if there was no row.
-
-    ``rows``: events of the transaction.
-    """
+    """The result. ``txn_id``, ``commit_timestamp``: None without a row. ``rows``: events of the transaction."""
 
     stream: str
     name: str | None
@@ -94,13 +91,13 @@ def load(
 ) -> Loaded:
     """Load files (paths or patterns, as Spark takes them) into a stream, in one transaction.
 
-    ``name``: unique in the stream's scope; what is loaded under it once is never loaded again. ``segments``:
-    create the stream first, with so many.
+    ``name``: unique in the stream's scope; one name is loaded once. ``segments``: create the
+    stream first, with so many.
 
     Raises:
-        InvalidArgument: the files, their data or the columns are not what they should be; nothing is written.
-        UnknownStream, UnknownScope: create it first, or give ``segments``.
-        JobFailed: again is safe with a name.
+        InvalidArgument: wrong files, data or columns; nothing is written.
+            UnknownStream, UnknownScope: create it first, or give ``segments``.
+            JobFailed: repeating is safe with a name.
     """
     reading, events = reading or Reading(), events or Events()
     scope, _ = split_stream(stream)
@@ -150,7 +147,7 @@ def _read(spark: SparkSession, files: Sequence[str], reading: Reading) -> DataFr
 
 
 def _utf8(rows: DataFrame) -> DataFrame:
-    """The rows, of which none may have a text that was no UTF-8."""
+    """The rows; a text that was no UTF-8 ends the job."""
     wrong = "not UTF-8, or it has U+FFFD: say what it is, as --read-option encoding=ISO-8859-1, or UTF-8"
     if any(_REPLACED in name for name in rows.columns):
         raise InvalidArgument(f"a column's name is {wrong}")
@@ -168,7 +165,7 @@ def _utf8(rows: DataFrame) -> DataFrame:
 
 
 def _prepared(rows: DataFrame, events: Events) -> DataFrame:
-    """Rows in their order, and with a timestamp where one is asked for."""
+    """Rows in the order asked for, and with a timestamp where a column gives one."""
     wanted = [*events.key, *events.order_by, *([events.timestamp] if events.timestamp else [])]
     missing = sorted({name for name in wanted if name not in rows.columns})
     if missing:
@@ -178,7 +175,7 @@ def _prepared(rows: DataFrame, events: Events) -> DataFrame:
     if events.timestamp is not None:
         rows = rows.withColumn(events.timestamp, _time_of(rows, events.timestamp))
     if events.order_by:
-        # One task writes all rows of a key: that is what keeps their order.
+        # One task writes all rows of a key: so their order stays.
         key = [_column(name) for name in events.key]
         rows = rows.repartition(*key) if key else rows.repartition(1)
         rows = rows.sortWithinPartitions(*(_column(name) for name in events.order_by))
@@ -186,7 +183,7 @@ def _prepared(rows: DataFrame, events: Events) -> DataFrame:
 
 
 def _column(name: str) -> Column:
-    """A top-level column, whatever dots its name has."""
+    """A top-level column, even if its name has dots."""
     return F.col("`" + name.replace("`", "``") + "`")
 
 

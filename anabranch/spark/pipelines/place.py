@@ -1,4 +1,4 @@
-"""What the pipelines share: options of the format, and streams that have to be there."""
+"""Options and streams that all pipelines need."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def options_of(connection: Connection, **more: str | int | None) -> dict[str, st
 
 
 def committed_under(client: anabranch.Client, scope: str, name: str) -> anabranch.Result | None:
-    """What was committed under a name, if anything. An open transaction of that name is aborted."""
+    """The commit under a name, if there is one. An open transaction of that name is aborted."""
     with client.begin(scope, name=name) as txn:
         return txn.result

@@ -149,7 +149,7 @@ WRONG_HEADERS: dict[str, list[tuple[str, bytes]]] = {
 
 @pytest.mark.parametrize("what", WRONG_HEADERS)
 def test_command_that_can_not_be_answered(place: Place, what: str) -> None:
-    """It is carried out all the same: nothing says that anybody waits."""
+    """The command is carried out all the same: nothing says that a client waits."""
     token = place.begin()
     command = encode(r.Abort(token, "unheard"))
     place.raw.produce([(f"{place.cluster.prefix}.commands", 0, None, command, WRONG_HEADERS[what])])
@@ -161,7 +161,7 @@ def test_command_that_can_not_be_answered(place: Place, what: str) -> None:
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
 def test_command_in_a_native_transaction(place: Place, end: str) -> None:
-    """It is read before its native transaction ends, so it is refused, at once, and stalls nobody."""
+    """The command is read before its native transaction ends: it is refused at once, and stalls no other."""
     token = place.begin()
     rude = Producer(
         {

@@ -31,7 +31,7 @@ def header_of(txn_id: bytes, epoch: int = 0, writer: int = 7) -> bytes:
 
 
 GOOD = "ab.txn"
-# What is written, given the id of an open transaction -> the reason under which it is counted.
+# Records, given the id of an open transaction -> the reason under which it is counted.
 RECORDS: dict[str, tuple[Callable[[bytes], list[tuple[str, bytes]]], str]] = {
     "a header too short": (lambda i: [(GOOD, header_of(i)[:-1])], "bad_header"),
     "a header too long": (lambda i: [(GOOD, header_of(i) + b"\0")], "bad_header"),
@@ -90,7 +90,7 @@ def test_record_that_comes_too_late(place: Place, end: str) -> None:
 
 
 def test_native_transaction_left_open_on_the_journal(place: Place) -> None:
-    """Nobody stalls: not the merge of others, not the reader of the stream."""
+    """Nothing stalls: not the merge of others, not the reader of the stream."""
     token, _, _ = place.touched()
     rude = Producer(
         {
@@ -132,7 +132,7 @@ def one_record(timestamp_delta: int, value: int) -> bytes:
     return varlong(len(inner)) + inner
 
 
-# Batches that a broker takes, and nobody can read (of commands, it looks at the timestamps).
+# Batches that a broker takes, and no consumer can read (of commands, it looks at the timestamps).
 UNREADABLE: dict[str, Callable[[], Packed]] = {
     # The sum of two numbers of 64 bits.
     "a timestamp beyond 64 bits": lambda: Packed(

@@ -68,7 +68,7 @@ def test_of_every_record_of_a_history(client: anabranch.Client, written: Written
 def test_a_partition_of_which_nothing_is_left(
     client: anabranch.Client, written: WrittenStream
 ) -> None:
-    """It holds nobody up, however much the history tells of it."""
+    """The torn commit holds up no reader, however long its history is."""
     written.scale((0, 0, 4, 0), (1, 4, 8, 1))
     keys = Keys(12)
     for _ in range(8):

@@ -1,6 +1,6 @@
-"""Lays the log, the histories of streams and the answers side by side: which event stands where, who is who.
+"""Matches log, histories of streams and answers: the place of each event, and the id of each transaction.
 
-What does not fit is found here; what follows from it is for the judges.
+Contradictions between them are found here; their consequences are for the judges.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from checker.reading import Operation
 from checker.report import Report
 
 
-def settle(history: History, report: Report) -> None:
-    """Fill in all that the log tells."""
+def match(history: History, report: Report) -> None:
+    """Fill in everything that the log shows."""
     _bind_answers(history, report)
     for op in history.logs:
         _place(history, report, history.parts[op.asked["stream"], op.asked["partition"]])
@@ -22,7 +22,7 @@ def settle(history: History, report: Report) -> None:
         _chronicle(history, report, op)
     for part in history.parts.values():
         gone = (part.stream, "history") in history.deleted
-        if gone and part.stream not in history.chronicles:  # else its records tell
+        if gone and part.stream not in history.chronicles:  # else its records give them
             for event in part.items:
                 event.is_adrift = _is_adrift(history, event)
     for txn in history.all_txns:
@@ -35,7 +35,7 @@ def settle(history: History, report: Report) -> None:
 
 
 def bind(history: History, txn: Txn, txn_id: str) -> bool:
-    """The transaction has that id. Returns false if one of both is taken."""
+    """Give the transaction that id. Returns False if either is taken."""
     other = history.by_id.get(txn_id)
     if other is txn:
         return True
@@ -52,7 +52,7 @@ def bind(history: History, txn: Txn, txn_id: str) -> bool:
 
 
 def by_id(history: History, txn_id: str) -> Txn:
-    """The transaction of an id; a ghost, if nobody began it."""
+    """The transaction of an id; a ghost, if no recorded client began it."""
     txn = history.by_id.get(txn_id)
     if txn is None:
         txn = history.by_id[txn_id] = Txn("", txn_id=txn_id)
@@ -60,7 +60,7 @@ def by_id(history: History, txn_id: str) -> Txn:
 
 
 def _bind_answers(history: History, report: Report) -> None:
-    """Ids that clients were told, and the answers on them."""
+    """Match ids in answers, and the answers about them."""
     for txn in history.txns.values():
         begin = txn.begin
         if begin is None or not begin.ok or begin.result["txn_id"] is None:
@@ -107,11 +107,11 @@ def _two_of_an_id(history: History, report: Report, txn: Txn, op: Operation) -> 
 
 
 def _bind_replays(history: History, report: Report) -> None:
-    """What an answer to a repeated number speaks of: this transaction itself, or an earlier one."""
+    """Match an answer to a repeated number with this transaction, or with an earlier one."""
     for txn in history.txns.values():
         for op in list(txn.gave_way):
             told = op.result["txn_id"]
-            if told == txn.txn_id:  # the log has told so meanwhile
+            if told == txn.txn_id:  # the log has shown it meanwhile
                 txn.gave_way.remove(op)
                 if op.what == "commit":
                     _answer(txn, op)
@@ -122,7 +122,7 @@ def _bind_replays(history: History, report: Report) -> None:
 
 
 def _place(history: History, report: Report, part: Part) -> None:
-    """The events of one partition."""
+    """Match the events of one partition."""
     last = -1
     for row in part.op.result["events"]:
         offset, key, name, txn_id = row
@@ -150,7 +150,7 @@ def _place(history: History, report: Report, part: Part) -> None:
 def check_written(
     report: Report, event: Event, stream: str, key: str | None, where: str, evidence: list[str]
 ) -> None:
-    """What is seen is what was written."""
+    """Check that an event was seen as it was written."""
     if (event.stream, event.key) != (stream, key):
         written = f"{event.key!r} to {event.stream}"
         seen = f"{key!r} in {stream}"
@@ -178,7 +178,7 @@ def _check_id(
 
 
 def _chronicle(history: History, report: Report, op: Operation) -> None:
-    """A stream's history; each event of its log finds its record."""
+    """Match a stream's history: each event of its log gets its record."""
     stream = op.asked["stream"]
     is_cut = bool(op.result.get("start", 0)) or (stream, "history") in history.deleted
     line = Chronicle(stream, op, is_cut=is_cut)
@@ -222,7 +222,7 @@ def _match(
     part: Part | None,
     spans: list[tuple[int, int, Record]],
 ) -> None:
-    """The events of a partition and the ranges that the history names, both in the order of their offsets."""
+    """Match a partition's events with the ranges in the history, both in the order of offsets."""
     evidence = [line.op.told_where, *([part.op.told_where] if part else [])]
     for (_, end, one), (start, _, other) in pairwise(spans):
         if start < end:
@@ -259,7 +259,7 @@ def _match(
         if (own not in found.ids) if found.ids else (own is not None):
             event.is_adrift = _is_adrift(history, event)
             if event.is_adrift:
-                continue  # the record is of what stood there before the topic was made anew
+                continue  # the record is of an earlier topic of this name
             text = f"{event} at {part}, {event.offset}: {found} is of {', '.join(found.ids)}"
             report.add("unexplained", text, [*evidence, event.op.where])
             continue
@@ -271,7 +271,7 @@ def _match(
 
 
 def _is_adrift(history: History, event: Event) -> bool:
-    """It was decided and carried, and can't be merged, because a topic of its transaction was deleted."""
+    """Whether it was carried but can't be merged, because a topic of its transaction was deleted."""
     txn = event.txn
     if txn is None or txn.answered("committed", "aborted") or not txn.answered("committing"):
         return False
@@ -279,7 +279,7 @@ def _is_adrift(history: History, event: Event) -> bool:
 
 
 def _outcome(history: History, txn: Txn) -> None:
-    """Whether and when it was committed, by the answers, the history, and the log, in this order."""
+    """Find whether and when it was committed: by the answers, the history, and the log, in this order."""
     told = txn.answered("committed")
     times = [answer.timestamp for answer in told if answer.timestamp is not None]
     times += [record.timestamp for record in txn.records]
