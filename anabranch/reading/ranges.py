@@ -82,8 +82,8 @@ class RangeReader:
 
         ``history``: (offset, end or None) of a part of the stream's history that has all commits of the range;
         None: it is searched. ``low``, ``high``: commit timestamps (hybrid time), both included; ``segments``:
-        ids. Events that these leave out are not read where they can be skipped. An event whose commit the history does not
-        tell any more is not in any of them. Records that no controller put there are left out.
+        ids. Events that these leave out are not read where they can be skipped. An event whose commit the history
+        does not tell any more is in none of them. Records that no controller put there are left out.
 
         Raises: InvalidArgument, UnknownStream, SnapshotExpired (retention has removed some of it), NotReady and
         DeadlineExceeded (nothing new came for the reader's timeout; again is safe), FixCallError.
