@@ -30,6 +30,7 @@ from anabranch.batches.format import crc_of, patch_parts
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
+from anabranch.core.journal_runs import StoredRun
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire import data
@@ -61,22 +62,6 @@ WORKLOADS = (
     Workload("1 KB plain", 100_000, 1000, "none"),
     Workload("1 KB lz4", 100_000, 1000, "lz4"),
 )
-
-
-@dataclass(frozen=True)
-class _Run:
-    """An `anabranch.batches.packer.JournalRun`."""
-
-    batch_base: int
-    first: int
-    end: int
-    records: int
-    pure: bool
-    batch_crc: int
-
-    @property
-    def at(self) -> int:
-        return self.first
 
 
 class Bench:
@@ -132,20 +117,23 @@ class Bench:
             batches += found[self.source].batches
         return batches
 
-    def _scan_all(self) -> list[list[_Run]]:
+    def _scan_all(self) -> list[list[StoredRun]]:
         """Runs in groups of about 100,000 records: one native transaction each."""
-        groups: list[list[_Run]] = [[]]
+        groups: list[list[StoredRun]] = [[]]
         count = 0
         for batch in self.batches:
             (run,) = framing.scan_batch(batch)
             groups[-1].append(
-                _Run(
-                    batch.base_offset,
-                    batch.base_offset,
-                    batch.next_offset,
-                    run.records,
-                    run.pure,
-                    crc_of(batch.data),
+                StoredRun(
+                    writer=0,
+                    first=batch.base_offset,
+                    end=batch.next_offset,
+                    records=run.records,
+                    crc_sum=0,
+                    batch_base=batch.base_offset,
+                    batch_size=len(batch.data),
+                    pure=run.pure,
+                    batch_crc=crc_of(batch.data),
                 )
             )
             count += run.records

@@ -180,9 +180,6 @@ def check_events(
                 F.lit("none"),
             ),
         ],
-        txn=F.col("txn_id"),
-        partition=F.col("partition"),
-        offset=F.col("offset"),
     )
     _check_unnamed(placed, states, named, findings)
 
@@ -235,9 +232,6 @@ def _check_unnamed(
                 state,
             ),
         ],
-        txn=F.col("txn_id"),
-        partition=F.col("partition"),
-        offset=F.col("offset"),
     )
 
 
@@ -262,7 +256,5 @@ def check_counts(placed: DataFrame, ranges: DataFrame, findings: Findings) -> No
                 F.col("n"),
             )
         ],
-        txn=F.col("txn_id"),
-        partition=F.col("partition"),
-        offset=F.col("first"),
+        offset="first",
     )

@@ -20,6 +20,7 @@ from anabranch.audit.report import (
 
 # Check, whether it is broken, what was expected, what was found.
 Rule = tuple[str, Column, Column, Column]
+Place = Column | str | None
 _COLUMNS = ("check", "stream", "transaction", "partition", "offset", "expected", "found")
 
 
@@ -39,6 +40,10 @@ def shown(txn_id: Column) -> Column:
     """A transaction id as text; empty for plain writes."""
     digits = F.lower(F.hex(txn_id))
     return F.when(digits.isNull() | (digits == "0" * 32), "").otherwise(digits)
+
+
+def _column(place: Place) -> Column:
+    return F.col(place) if isinstance(place, str) else F.lit(place)
 
 
 class Findings:
@@ -65,12 +70,12 @@ class Findings:
         rows: DataFrame,
         rules: Sequence[Rule],
         *,
-        stream: Column | str = "stream",
-        txn: Column | None = None,
-        partition: Column | None = None,
-        offset: Column | None = None,
+        stream: Place = "stream",
+        txn: Place = "txn_id",
+        partition: Place = "partition",
+        offset: Place = "offset",
     ) -> None:
-        """Check rules against each row, all in one pass."""
+        """Check rules against each row, all in one pass; the columns say where a breach is (None: nothing does)."""
         broken = [
             F.when(
                 wrong,
@@ -85,10 +90,10 @@ class Findings:
         each = F.explode(F.filter(F.array(*broken), lambda one: one.isNotNull()))
         self._breaches.append(
             rows.select(
-                (F.col(stream) if isinstance(stream, str) else stream).alias("stream"),
-                shown(txn if txn is not None else F.lit(None).cast("binary")).alias("transaction"),
-                (partition if partition is not None else F.lit(None)).cast("int").alias("partition"),
-                (offset if offset is not None else F.lit(None)).cast("long").alias("offset"),
+                _column(stream).alias("stream"),
+                shown(_column(txn).cast("binary")).alias("transaction"),
+                _column(partition).cast("int").alias("partition"),
+                _column(offset).cast("long").alias("offset"),
                 each.alias("broken"),
             ).select(
                 "broken.check", "stream", "transaction", "partition", "offset",

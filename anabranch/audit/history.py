@@ -77,9 +77,7 @@ def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findi
                 F.col("problem"),
             )
         ],
-        txn=F.col("txn_id"),
         partition=F.lit(0),
-        offset=F.col("offset"),
     )
     order = Window.partitionBy("stream").orderBy("offset")
     is_epoch = F.col("kind") == EPOCH
@@ -148,9 +146,7 @@ def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findi
                 text("at ", F.col("says_whole")),
             ),
         ],
-        txn=F.col("txn_id"),
         partition=F.lit(0),
-        offset=F.col("offset"),
     )
     once = (
         sound.where((F.col("kind") == COMMIT) & (F.col("txn_id") != F.lit(NO_TXN)))
@@ -161,9 +157,7 @@ def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findi
     findings.judge(
         once,
         [("commit-once", F.col("n") > 1, F.lit("1 COMMIT record"), F.col("n"))],
-        txn=F.col("txn_id"),
         partition=F.lit(0),
-        offset=F.col("offset"),
     )
     return sound
 
@@ -236,9 +230,7 @@ def check_ranges(sound: DataFrame, ranges: DataFrame, findings: Findings) -> Non
                 place,
             ),
         ],
-        txn=F.col("txn_id"),
-        partition=F.col("partition"),
-        offset=F.col("first"),
+        offset="first",
     )
     _check_vectors(sound, ranges, findings)
 
@@ -269,9 +261,8 @@ def _check_vectors(sound: DataFrame, ranges: DataFrame, findings: Findings) -> N
                 F.coalesce(F.col("position").cast("string"), F.lit("nothing")),
             )
         ],
-        txn=F.coalesce(F.col("txn_id"), F.col("its")),
-        partition=F.col("partition"),
-        offset=F.col("position"),
+        txn=F.coalesce("txn_id", "its"),
+        offset="position",
     )
 
 

@@ -222,9 +222,8 @@ def _judge(judged: DataFrame, findings: Findings) -> None:
                 text(n, " events, checksums ", F.col("crc")),
             )
         ],
-        txn=F.col("txn_id"),
-        partition=F.col("source"),
-        offset=F.col("from_offset"),
+        partition="source",
+        offset="from_offset",
     )
 
 
@@ -260,9 +259,6 @@ def _differences(
                 F.lit("none"),
             ),
         ],
-        txn=F.col("txn_id"),
-        partition=F.col("partition"),
-        offset=F.col("offset"),
     )
 
 
@@ -293,9 +289,6 @@ def _order(taken: DataFrame, prefix: DataFrame, broken: DataFrame, findings: Fin
                 F.lit("another one of the key"),
             )
         ],
-        txn=F.col("txn_id"),
-        partition=F.col("partition"),
-        offset=F.col("offset"),
     )
 
 
@@ -375,6 +368,7 @@ def check_plain(
                 F.col("n"),
             ),
         ],
-        partition=F.col("stands.partition"),
-        offset=F.col("stands.offset"),
+        txn=None,
+        partition="stands.partition",
+        offset="stands.offset",
     )

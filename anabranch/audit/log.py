@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from anabranch.batches.compression import decompress
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, read_header
@@ -38,28 +39,18 @@ _FETCH_WAIT_S = 0.5
 # Kinds of events and of journal records.
 WRITE, PLAIN, OP, BAD = range(4)
 
-RECORDS = (
-    "stream string, partition int, offset long, batch long, native boolean, kind int, "
-    "timestamp long, key binary, value binary, headers binary, txn binary"
-)
-_ARROW = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("batch", pa.int64()),
-        ("native", pa.bool_()),
-        ("kind", pa.int32()),
-        ("timestamp", pa.int64()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", pa.binary()),
-        ("txn", pa.binary()),
-    ]
-)
+
+def columns(text: str) -> pa.Schema:
+    """Columns, given as ``name type, …`` with Arrow's names of types."""
+    pairs = (column.split() for column in text.split(","))
+    return pa.schema([(name, pa.type_for_alias(kind)) for name, kind in pairs])
 
 
-_OWN = _ARROW.names[2:]  # the columns that the partition does not give
+RECORDS = columns(
+    "stream string, partition int32, offset int64, batch int64, native bool, kind int32, "
+    "timestamp int64, key binary, value binary, headers binary, txn binary"
+)
+_OWN = RECORDS.names[2:]  # the columns that the partition does not give
 
 
 class Span(NamedTuple):
@@ -109,11 +100,11 @@ def read_spans(
     connection: Connection,
     spans: Sequence[Span],
     read: Reading,
-    schema: str,
+    schema: pa.Schema,
 ) -> DataFrame:
     """The rows of all spans, read in tasks through ``read``, a function of a module."""
     if not spans:
-        return spark.createDataFrame([], schema)
+        return spark.createDataFrame([], from_arrow_schema(schema))
     shares = share(spans, TASKS_A_CORE * spark.sparkContext.defaultParallelism)
     task = partial(_read_task, connection, shares, read)
     return in_arrow(spark.range(0, len(shares), 1, len(shares)), task, schema)
@@ -122,12 +113,12 @@ def read_spans(
 def in_arrow(
     rows: DataFrame,
     task: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    schema: str,
+    schema: pa.Schema,
 ) -> DataFrame:
     """``mapInArrow`` without PySpark's warning about pandas, which it does not use."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
-        return rows.mapInArrow(task, schema)
+        return rows.mapInArrow(task, from_arrow_schema(schema))
 
 
 def read_records(spark: SparkSession, connection: Connection, spans: Sequence[Span]) -> DataFrame:
@@ -238,7 +229,7 @@ def _rows_of(span: Span, batch: RawBatch, *, native: bool) -> Iterator[tuple[Any
 
 def _from_rows(span: Span, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True) if rows else [()] * len(_OWN)
-    kinds = [_ARROW.field(name).type for name in _OWN]
+    kinds = [RECORDS.field(name).type for name in _OWN]
     return _labelled(span, [pa.array(c, kind) for c, kind in zip(columns, kinds, strict=True)])
 
 
@@ -248,7 +239,7 @@ def _labelled(span: Span, columns: Sequence[pa.Array]) -> pa.RecordBatch:
         pa.repeat(pa.scalar(span.stream, pa.string()), count),
         pa.repeat(pa.scalar(span.partition, pa.int32()), count),
     ]
-    return pa.RecordBatch.from_arrays([*labels, *columns], schema=_ARROW)
+    return pa.RecordBatch.from_arrays([*labels, *columns], schema=RECORDS)
 
 
 def _walked(span: Span, batch: RawBatch, header: BatchHeader) -> pa.RecordBatch:

@@ -137,5 +137,6 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
             ),
         ],
         stream=F.coalesce("in_stream", "touches", F.lit("")),
-        txn=F.col("txn_id"),
+        partition=None,
+        offset=None,
     )

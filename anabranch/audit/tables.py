@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from anabranch.audit.log import (
     Span,
     batches_of,
+    columns,
     cut,
     in_arrow,
     in_batches,
@@ -44,41 +45,21 @@ from anabranch.topics.names import status_topic
 EPOCH, COMMIT, FOREIGN = range(3)
 _TAIL_OFFSETS = 64
 
-_SEGMENT = "struct<id: long, partition: int, first: long, end: long, count: long>"
-_RANGE = "struct<id: long, low: long, high: long, partition: int, start: long>"
-# ``vector``: the record's ends: of all partitions where ``vector_at`` is -1, else of those that it moved.
-HISTORY = (
-    "stream string, offset long, kind int, txn_id binary, timestamp long, previous long, "
-    "epoch int, reference int, "
-    f"segments array<{_SEGMENT}>, layout array<{_RANGE}>, sealed array<struct<id: long, end: long>>, "
-    "vector array<struct<partition: int, offset: long>>, vector_at long, problem string"
-)
-_LONGS = {
-    "segments": ("id", "partition", "first", "end", "count"),
-    "layout": ("id", "low", "high", "partition", "start"),
-    "sealed": ("id", "end"),
-    "vector": ("partition", "offset"),
+_LISTS = {
+    "segments": "id int64, partition int32, first int64, end int64, count int64",
+    "layout": "id int64, low int64, high int64, partition int32, start int64",
+    "sealed": "id int64, end int64",
+    "vector": "partition int32, offset int64",
 }
-
-
-def _structs(name: str) -> pa.DataType:
-    kinds = {"partition": pa.int32()}
-    return pa.list_(pa.struct([(each, kinds.get(each, pa.int64())) for each in _LONGS[name]]))
-
-
-_HISTORY_ARROW = pa.schema(
+# ``vector``: the record's ends: of all partitions where ``vector_at`` is -1, else of those that it moved.
+HISTORY = pa.schema(
     [
-        ("stream", pa.string()),
-        ("offset", pa.int64()),
-        ("kind", pa.int32()),
-        ("txn_id", pa.binary()),
-        ("timestamp", pa.int64()),
-        ("previous", pa.int64()),
-        ("epoch", pa.int32()),
-        ("reference", pa.int32()),
-        *((name, _structs(name)) for name in _LONGS),
-        ("vector_at", pa.int64()),
-        ("problem", pa.string()),
+        *columns(
+            "stream string, offset int64, kind int32, txn_id binary, timestamp int64, "
+            "previous int64, epoch int32, reference int32"
+        ),
+        *((name, pa.list_(pa.struct(columns(text)))) for name, text in _LISTS.items()),
+        *columns("vector_at int64, problem string"),
     ]
 )
 
@@ -90,7 +71,7 @@ def read_history(spark: SparkSession, connection: Connection, spans: list[Span])
 
 
 def _history_batches(span: Span, batches: Iterable[RawBatch]) -> Iterator[pa.RecordBatch]:
-    return in_batches(_history_rows(span, batches), _HISTORY_ARROW)
+    return in_batches(_history_rows(span, batches), HISTORY)
 
 
 def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str, Any]]:
@@ -139,40 +120,12 @@ def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str,
 
 # -- status ----------------------------------------------------------------------------------------------
 
-_RAW = "partition int, offset long, key binary, value binary"
-_RAW_ARROW = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-    ]
-)
+_RAW = columns("partition int32, offset int64, key binary, value binary")
 # A receipt's extents are rows of their own. ``offset``: of low waters and plain writes.
-STATUS = (
-    "entry int, txn_id binary, scope string, state string, timestamp long, committed long, "
-    "expired_ms long, stream string, reference int, writer binary, partition int, "
-    "first long, end long, count long, crc long, offset long"
-)
-_STATUS_ARROW = pa.schema(
-    [
-        ("entry", pa.int32()),
-        ("txn_id", pa.binary()),
-        ("scope", pa.string()),
-        ("state", pa.string()),
-        ("timestamp", pa.int64()),
-        ("committed", pa.int64()),
-        ("expired_ms", pa.int64()),
-        ("stream", pa.string()),
-        ("reference", pa.int32()),
-        ("writer", pa.binary()),
-        ("partition", pa.int32()),
-        ("first", pa.int64()),
-        ("end", pa.int64()),
-        ("count", pa.int64()),
-        ("crc", pa.int64()),
-        ("offset", pa.int64()),
-    ]
+STATUS = columns(
+    "entry int32, txn_id binary, scope string, state string, timestamp int64, committed int64, "
+    "expired_ms int64, stream string, reference int32, writer binary, partition int32, "
+    "first int64, end int64, count int64, crc int64, offset int64"
 )
 
 
@@ -223,7 +176,7 @@ def _raw_status(
 
 
 def _raw_batches(span: Span, batches: Iterable[RawBatch]) -> Iterator[pa.RecordBatch]:
-    return in_batches(_raw_rows(span, batches), _RAW_ARROW)
+    return in_batches(_raw_rows(span, batches), _RAW)
 
 
 def _raw_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str, Any]]:
@@ -242,7 +195,7 @@ def _decode_status(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         keys, values = batch.column(0).to_pylist(), batch.column(1).to_pylist()
         for key, value in zip(keys, values, strict=True):
             rows.extend(_status_rows(key, value))
-        yield pa.RecordBatch.from_pylist(rows, _STATUS_ARROW)
+        yield pa.RecordBatch.from_pylist(rows, STATUS)
 
 
 def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:

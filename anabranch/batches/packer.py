@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from anabranch.batches.builder import COPY_GROWTH, BatchBuilder, Row
 from anabranch.batches.compression import NAMES
 from anabranch.batches.format import HEADER_SIZE, read_header
 from anabranch.batches.journal_refetch import JournalReader
+from anabranch.core.journal_runs import StoredRun
 from anabranch.errors import check
 from anabranch.ports import RawBatch
 
@@ -28,38 +29,6 @@ def batch_limit(settings: Mapping[str, str]) -> int:
 def worth_splicing(batch: RawBatch, records: int) -> bool:
     """Whether a batch whose records all go to one target is copied as it is."""
     return records >= MIN_SPLICED_RECORDS or len(batch.data) >= SPLICED_BYTES
-
-
-class JournalRun(Protocol):
-    """Consecutive records of one writer in a journal's batch; offsets are the journal's."""
-
-    @property
-    def batch_base(self) -> int:
-        """The base offset of the batch."""
-
-    @property
-    def first(self) -> int:
-        """The run's first offset, as its writer saw it."""
-
-    @property
-    def end(self) -> int:
-        """The run's last offset + 1, likewise."""
-
-    @property
-    def at(self) -> int:
-        """The offset of its first record now: the run may have been moved."""
-
-    @property
-    def records(self) -> int:
-        """The number of its records."""
-
-    @property
-    def pure(self) -> bool:
-        """Whether the run is the whole batch, which may be copied as it is."""
-
-    @property
-    def batch_crc(self) -> int:
-        """The checksum in the batch's header, which identifies it; 0: not known."""
 
 
 class Made(NamedTuple):
@@ -100,7 +69,7 @@ class Packer:
         yield Made(batch.data, [(of, records)])
 
     def run(
-        self, of: int, run: JournalRun, reader: JournalReader, *, divisible: bool = True
+        self, of: int, run: StoredRun, reader: JournalReader, *, divisible: bool = True
     ) -> Iterator[Made]:
         """Take a journal's run. `InvariantViolation` if its batch has not as many records.
 

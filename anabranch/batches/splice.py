@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from anabranch.batches.builder import Row
 from anabranch.batches.format import read_header
 from anabranch.batches.journal_refetch import JournalReaders
-from anabranch.batches.packer import DEFAULT_LIMIT, JournalRun, Made, Packer, worth_splicing
+from anabranch.batches.packer import DEFAULT_LIMIT, Made, Packer, worth_splicing
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.round import Landed
 from anabranch.errors import InvariantViolation, check
 from anabranch.ports import RawBatch, TopicPartition
@@ -28,7 +29,7 @@ class Piece:
     """
 
     source: TopicPartition | None = None
-    runs: Sequence[JournalRun] = ()
+    runs: Sequence[StoredRun] = ()
     events: Sequence[Row] = ()
     batches: Sequence[RawBatch] = ()
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from anabranch.batches.compression import decompress
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_header
 from anabranch.batches.framing import kernels_for
-from anabranch.batches.packer import DEFAULT_LIMIT, JournalRun, Made, Packer, worth_splicing
+from anabranch.batches.packer import DEFAULT_LIMIT, Made, Packer, worth_splicing
 from anabranch.batches.records import Record, decode_body
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.layout import Layout
 from anabranch.errors import check
 from anabranch.ports import CorruptBatch, RawBatch
@@ -42,7 +43,7 @@ class Split:
         """The index of the segment for keyless records of a journal partition: on that number, else the first."""
         return self._by_partition.get(partition, 0)
 
-    def add(self, batch: RawBatch, run: JournalRun, keyless: int) -> None:
+    def add(self, batch: RawBatch, run: StoredRun, keyless: int) -> None:
         """Take a run of a batch; ``keyless`` is the index of the segment for records without a key.
 
         Raises:

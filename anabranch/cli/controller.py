@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,33 +19,20 @@ if TYPE_CHECKING:
 
 DEFAULT_RETENTION_S = 7 * 86_400.0
 
-# The one mapping of options to `ControllerOptions`: field -> option. `arguments_of` reads it for child
-# processes; a test compares it with the command below and the dataclass. An option with its field's name is
-# not listed.
-OPTIONS = {
-    "bootstrap": "--bootstrap",
-    "data_dir": "--data-dir",
-    "prefix": "--prefix",
-    "key_file": "--key-file",
-    "control_partitions": "--control-partitions",
-    "replication_factor": "--replication-factor",
+# The options that are not called as their field of `ControllerOptions`.
+RENAMED = {
     "session_timeout_s": "--session-timeout",
     "retention_s": "--retention",
-    "max_open": "--max-open",
-    "max_streams": "--max-streams",
-    "max_partitions": "--max-partitions",
-    "max_staged_bytes": "--max-staged-bytes",
-    "chunk_bytes": "--chunk-bytes",
     "collate_s": "--collate",
-    "move_bytes": "--move-bytes",
     "lost_after_s": "--lost-after",
     "native_timeout_s": "--native-timeout",
     "skip_commands": "--skip-command",
-    "status_file": "--status-file",
-    "http": "--http",
-    "log_json": "--log-json",
-    "kafka": "--kafka",
 }
+
+
+def _seconds(field: str, least: float, told: str) -> Any:
+    """The option of a field that is a time."""
+    return typer.Option(RENAMED[field], min=least, metavar="SECONDS", help=told)
 
 
 @dataclass(frozen=True)
@@ -68,21 +55,11 @@ class Given:
     ] = -1
     session_timeout_s: Annotated[
         float,
-        typer.Option(
-            OPTIONS["session_timeout_s"],
-            min=1.0,
-            metavar="SECONDS",
-            help="How long after a crash another controller takes over.",
-        ),
+        _seconds("session_timeout_s", 1.0, "How long after a crash another controller takes over."),
     ] = 6.0
     retention_s: Annotated[
         float,
-        typer.Option(
-            OPTIONS["retention_s"],
-            min=1.0,
-            metavar="SECONDS",
-            help="How long the outcome of a transaction can be asked for.",
-        ),
+        _seconds("retention_s", 1.0, "How long the outcome of a transaction can be asked for."),
     ] = DEFAULT_RETENTION_S
     max_open: Annotated[int, typer.Option(min=1, help="Most open transactions.")] = 100_000
     max_streams: Annotated[
@@ -103,11 +80,10 @@ class Given:
     ] = 16 << 20
     collate_s: Annotated[
         float,
-        typer.Option(
-            OPTIONS["collate_s"],
-            min=0.0,
-            metavar="SECONDS",
-            help="A stream rolls at most once in this time; earlier commits are collated.",
+        _seconds(
+            "collate_s",
+            0.0,
+            "A stream rolls at most once in this time; earlier commits are collated.",
         ),
     ] = 0.2
     move_bytes: Annotated[
@@ -119,26 +95,19 @@ class Given:
     ] = 256 << 20
     lost_after_s: Annotated[
         float,
-        typer.Option(
-            OPTIONS["lost_after_s"],
-            metavar="SECONDS",
-            min=0.0,
-            help="How long a stream waits for a topic that is not found, before it is given up.",
+        _seconds(
+            "lost_after_s",
+            0.0,
+            "How long a stream waits for a topic that is not found, before it is given up.",
         ),
     ] = 30.0
     native_timeout_s: Annotated[
-        float,
-        typer.Option(
-            OPTIONS["native_timeout_s"],
-            min=1.0,
-            metavar="SECONDS",
-            help="The broker's limit for one commit round.",
-        ),
+        float, _seconds("native_timeout_s", 1.0, "The broker's limit for one commit round.")
     ] = 60.0
     skip_commands: Annotated[
         list[str] | None,
         typer.Option(
-            OPTIONS["skip_commands"],
+            RENAMED["skip_commands"],
             metavar="PARTITION:OFFSET",
             help="Set this command aside instead of trying it (may be given again).",
         ),
@@ -159,7 +128,7 @@ class Given:
         ),
     ] = None
     log_json: Annotated[
-        bool, typer.Option(OPTIONS["log_json"], help="Write the log as JSON, a document a line.")
+        bool, typer.Option("--log-json", help="Write the log as JSON, a document a line.")
     ] = False
     bootstrap: Bootstrap = None
     prefix: Prefix = DEFAULT_PREFIX
@@ -176,7 +145,8 @@ def command(given: Given) -> None:
     from anabranch.processors.config import ControllerOptions
     from anabranch.processors.service import run_controller
 
-    values = {name: getattr(given, name) for name in OPTIONS} | {
+    names = [each.name for each in fields(ControllerOptions)]
+    values = {name: getattr(given, name) for name in names} | {
         "bootstrap": need_bootstrap(given.bootstrap),
         "skip_commands": tuple(given.skip_commands or ()),
         "kafka": parse_kafka(given.kafka),
@@ -204,15 +174,13 @@ def arguments_of(options: ControllerOptions) -> Sequence[str]:
     """The arguments of `anabranch controller` for these options."""
     arguments = ["controller"]
     for each in fields(options):
+        option = RENAMED.get(each.name, "--" + each.name.replace("_", "-"))
         value = getattr(options, each.name)
-        if each.name == "kafka":
-            for name, setting in value.items():
-                arguments += [OPTIONS["kafka"], f"{name}={setting}"]
-        elif each.name == "skip_commands":
-            for place in value:
-                arguments += [OPTIONS["skip_commands"], place]
-        elif value is True:
-            arguments.append(OPTIONS[each.name])
-        elif value is not None and value is not False:
-            arguments += [OPTIONS[each.name], str(value)]
+        if isinstance(value, Mapping):
+            value = tuple(f"{name}={setting}" for name, setting in value.items())
+        for one in value if isinstance(value, tuple) else (value,):
+            if one is True:
+                arguments.append(option)
+            elif one is not None and one is not False:
+                arguments += [option, str(one)]
     return arguments

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 from anabranch.client.client_reads import Reading
@@ -82,12 +81,7 @@ class Client(Reading):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._shared.forked:
             self.close()
 

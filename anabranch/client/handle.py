@@ -320,18 +320,11 @@ class Handle:
             raise _again(self._over)
 
     def _discard(self) -> None:
-        """Drop unflushed writes and free the journal writer."""
+        """Drop writes that are not flushed, if there are any, and free the journal writer."""
         self._hot.clear()
         self.beating = False
         if self._account is not None:
             self._account.journal.discard()
-
-    def _release(self) -> None:
-        """Free the journal writer: all is flushed."""
-        self._hot.clear()
-        self.beating = False
-        if self._account is not None:
-            self._account.journal.release()
 
     def gone(self, outcome: Outcome) -> None:
         """Called by the heart's thread: a heartbeat's answer says that the transaction is over."""

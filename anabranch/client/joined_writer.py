@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from anabranch.client.handle import Handle, Shared
@@ -69,12 +68,7 @@ class Writer(Handle):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if self._shared.forked:
             return
         if error is None:
@@ -132,7 +126,7 @@ class Writer(Handle):
             if self._finished is None:
                 self._check_writable()
                 self._finished = self._register(timeout, finished=True)
-                self._release()
+                self._discard()
             return self._finished
 
     def discard(self) -> None:

@@ -98,21 +98,15 @@ class KafkaJournals:
             self._used.add(channel)
             return channel
 
-    def give_back(self, channel: Channel) -> None:
-        """Keep a producer that is flushed and has never failed; drop any other."""
+    def give_back(self, channel: Channel, *, keep: bool = True) -> None:
+        """Keep a producer that is flushed and has never failed; drop any other, with what it has not delivered."""
         with self._lock:
             self._used.discard(channel)
             channel.poll(0)
-            keep = not self._closed and channel.failure is None and len(self._spare) < _SPARE
+            keep &= not self._closed and channel.failure is None and len(self._spare) < _SPARE
             if keep and not len(channel.producer):
                 self._spare.append(channel)
                 return
-        channel.close()
-
-    def drop(self, channel: Channel) -> None:
-        """Free a producer with all that it has not delivered."""
-        with self._lock:
-            self._used.discard(channel)
         channel.close()
 
     def close(self) -> None:
@@ -162,7 +156,9 @@ class KafkaJournal:
             try:
                 channel.learn(topic, count, self._clock, deadline)
             except NotReady:
-                self._pool.drop(channel)  # it may be the producer that finds no brokers
+                self._pool.give_back(
+                    channel, keep=False
+                )  # it may be the producer that finds no brokers
                 raise
             self._channels[limit] = channel
         else:
@@ -363,18 +359,6 @@ class KafkaJournal:
 
     def discard(self) -> None:
         self._fail("the writer was discarded")
-        self._produce.clear()
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            if len(channel.producer) or channel.failure is not None:
-                self._pool.drop(channel)
-            else:
-                self._pool.give_back(channel)
-        if self._columns is not None:
-            self._columns.end()
-
-    def release(self) -> None:
-        self._fail("the writer was released")
         self._produce.clear()
         channels, self._channels = self._channels, {}
         for channel in channels.values():

@@ -1,6 +1,6 @@
 """The ports of the client: commands and their answers, the journal, time and chance.
 
-Two makes: `anabranch.librdkafka.command_bus` (confluent-kafka), `anabranch.client.memory` (the simulator).
+Two makes: `anabranch.librdkafka.command_bus` (confluent-kafka), `tests.client.memory` (the simulator).
 The clock is `anabranch.ports.Clock`. Deadlines are seconds of its monotonic clock.
 """
 
@@ -117,10 +117,7 @@ class JournalWriter(Protocol):
         """
 
     def discard(self) -> None:
-        """Drop the queue and free everything; the writer can't be used any more."""
-
-    def release(self) -> None:
-        """Free everything after a successful flush."""
+        """Drop the queue, if there is one, and free everything; the writer can't be used any more."""
 
 
 class Journals(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from anabranch.client.handle import QUIET_S, Handle, Shared, check_layout
@@ -66,12 +65,7 @@ class Transaction(Handle):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if self._result is not None or (self._in_doubt and self._told) or self._shared.forked:
             return
         written = self._written()
@@ -81,7 +75,7 @@ class Transaction(Handle):
             if error is None:
                 self.abort()
             else:
-                self.abort(f"left by {kind.__name__ if kind else 'error'}", timeout=QUIET_S)
+                self.abort(f"left by {type(error).__name__}", timeout=QUIET_S)
         except AlreadyCommitted:
             log.warning("%r is left without commit here, and is committed all the same", self)
         except AnabranchError as trouble:
@@ -338,7 +332,7 @@ class Transaction(Handle):
         self._result = result_of(outcome)
         self._in_doubt = False
         self._buffer.clear()
-        self._release()
+        self._discard()
 
     def _done(self) -> Result:
         if self._result is None:
@@ -395,7 +389,7 @@ class Transaction(Handle):
                 abort_reserved(self._session, sent, reason, deadline)
             except AlreadyCommitted as error:
                 self._result = error.result
-                self._release()
+                self._discard()
                 raise
 
     def _check_usable(self) -> None:

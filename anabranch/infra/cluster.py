@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from anabranch.infra.broker import START_TIMEOUT_S, EmbeddedBroker
@@ -85,12 +84,7 @@ class EmbeddedCluster:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stops all nodes."""
         self.stop()
 

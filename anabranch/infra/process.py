@@ -32,6 +32,7 @@ class SupervisedProcess:
         self._lock = threading.Lock()
         self._buffer = b""
         self._done: list[str] = []
+        self._failed = "its supervisor ended or did not answer"
         self.pid = 0
         self.returncode: int | None = None
 
@@ -71,15 +72,12 @@ class SupervisedProcess:
         )
         process = cls(supervisor)
         deadline = time.monotonic() + _START_TIMEOUT_S
-        line = process._read_line(deadline)
-        if line.startswith("started "):
-            process.pid = int(line.removeprefix("started "))
-            # A quick command's end may have come in the same read: no later line will report it.
-            process._note_lines()
+        while not process.pid and process._take_lines(deadline - time.monotonic()):
+            pass
+        if process.pid:
             return process
         process.close()
-        reason = line.removeprefix("failed ") or "its supervisor ended or did not answer"
-        raise OSError(f"{command[0]} could not be started: {reason}")
+        raise OSError(f"{command[0]} could not be started: {process._failed}")
 
     @property
     def foreign(self) -> bool:
@@ -173,25 +171,15 @@ class SupervisedProcess:
         """Handle the whole lines in the buffer."""
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
-            word, _, value = line.decode().partition(" ")
-            if word == "exited":
+            word, _, value = line.decode(errors="replace").partition(" ")
+            if word == "started":
+                self.pid = int(value)
+            elif word == "failed":
+                self._failed = value
+            elif word == "exited":
                 self.returncode = int(value)
             elif word == "done":
                 self._done.append(value)
-
-    def _read_line(self, deadline: float) -> str:
-        """The first line; empty at the deadline or the supervisor's end."""
-        stdout = self._supervisor.stdout
-        while stdout is not None and b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0 or not _readable(stdout.fileno(), left):
-                return ""
-            taken = os.read(stdout.fileno(), 4096)
-            if not taken:
-                return ""
-            self._buffer += taken
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line.decode(errors="replace")
 
 
 def _readable(fd: int, timeout_s: float) -> bool:

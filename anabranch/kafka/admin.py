@@ -90,34 +90,25 @@ def _ask_offsets(
     deadline: float,
 ) -> Any:
     with cluster.connection(node, cluster.soon(deadline)) as connection:
-        version = connection.version(LIST_OFFSETS)
-        topics = tuple(
-            calls.part(
-                LIST_OFFSETS,
-                version,
-                "ListOffsetsTopic",
-                name=topic,
-                partitions=tuple(
-                    calls.part(
-                        LIST_OFFSETS,
-                        version,
-                        "ListOffsetsPartition",
-                        partition_index=number,
-                        current_leader_epoch=cluster.epoch(TopicPartition(topic, number)),
-                        timestamp=timestamp,
-                    )
-                    for number in numbers
-                ),
-            )
-            for topic, numbers in calls.by_topic(group).items()
-        )
         return connection.ask(
             LIST_OFFSETS,
-            version,
             cluster.soon(deadline),
             replica_id=-1,
             isolation_level=data.READ_COMMITTED if committed else data.READ_UNCOMMITTED,
-            topics=topics,
+            topics=[
+                {
+                    "name": topic,
+                    "partitions": [
+                        {
+                            "partition_index": number,
+                            "current_leader_epoch": cluster.epoch(TopicPartition(topic, number)),
+                            "timestamp": timestamp,
+                        }
+                        for number in numbers
+                    ],
+                }
+                for topic, numbers in calls.by_topic(group).items()
+            ],
         )
 
 
@@ -125,28 +116,18 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadl
     """Move the log start offsets up."""
     for node, group in cluster.groups(before, deadline).items():
         with cluster.connection(node, deadline) as connection:
-            version = connection.version(DELETE_RECORDS)
-            topics = tuple(
-                calls.part(
-                    DELETE_RECORDS,
-                    version,
-                    "DeleteRecordsTopic",
-                    name=topic,
-                    partitions=tuple(
-                        calls.part(
-                            DELETE_RECORDS,
-                            version,
-                            "DeleteRecordsPartition",
-                            partition_index=number,
-                            offset=before[TopicPartition(topic, number)],
-                        )
-                        for number in numbers
-                    ),
-                )
+            topics = [
+                {
+                    "name": topic,
+                    "partitions": [
+                        {"partition_index": n, "offset": before[TopicPartition(topic, n)]}
+                        for n in numbers
+                    ],
+                }
                 for topic, numbers in calls.by_topic(group).items()
-            )
+            ]
             answer = connection.ask(
-                DELETE_RECORDS, version, deadline, topics=topics, timeout=_timeout(cluster)
+                DELETE_RECORDS, deadline, topics=topics, timeout=_timeout(cluster)
             )
         for topic in answer.topics:
             for partition in topic.partitions:
@@ -179,30 +160,19 @@ def _create(
     cluster: Cluster, specs: Sequence[TopicSpec], deadline: float, *, dry: bool
 ) -> Sequence[Any]:
     with cluster.connection(None, deadline) as connection:
-        version = connection.version(CREATE_TOPICS)
-        topics = tuple(
-            calls.part(
-                CREATE_TOPICS,
-                version,
-                "CreatableTopic",
-                name=spec.name,
-                num_partitions=spec.partitions,
-                replication_factor=spec.replication_factor,
-                assignments=(),
-                configs=tuple(
-                    calls.part(
-                        CREATE_TOPICS, version, "CreatableTopicConfig", name=name, value=value
-                    )
-                    for name, value in spec.config.items()
-                ),
-            )
-            for spec in specs
-        )
         answer = connection.ask(
             CREATE_TOPICS,
-            version,
             deadline,
-            topics=topics,
+            topics=[
+                {
+                    "name": spec.name,
+                    "num_partitions": spec.partitions,
+                    "replication_factor": spec.replication_factor,
+                    "assignments": (),
+                    "configs": [{"name": n, "value": value} for n, value in spec.config.items()],
+                }
+                for spec in specs
+            ],
             timeout=_timeout(cluster),
             validate_only=dry,
         )
@@ -224,22 +194,12 @@ def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float
         version = connection.version(DELETE_TOPICS)
         by_id = version >= DELETE_BY_ID_FROM and all(topic.topic_id.strip("0") for topic in topics)
         version = version if by_id else min(version, DELETE_BY_ID_FROM - 1)
+        ids = [uuid.UUID(topic.topic_id) for topic in topics] if by_id else ()
         answer = connection.ask(
             DELETE_TOPICS,
-            version,
             deadline,
-            topics=tuple(
-                calls.part(
-                    DELETE_TOPICS,
-                    version,
-                    "DeleteTopicState",
-                    name=None,
-                    topic_id=uuid.UUID(topic.topic_id),
-                )
-                for topic in topics
-            )
-            if by_id
-            else (),
+            version=version,
+            topics=[{"name": None, "topic_id": topic_id} for topic_id in ids],
             topic_names=tuple(topic.name for topic in topics),
             timeout=_timeout(cluster),
         )
@@ -282,20 +242,10 @@ def add_partitions(
 ) -> bool:
     """Ask for so many partitions in all. False: there are as many already."""
     with cluster.connection(None, deadline) as connection:
-        version = connection.version(CREATE_PARTITIONS)
-        wanted = calls.part(
-            CREATE_PARTITIONS,
-            version,
-            "CreatePartitionsTopic",
-            name=topic,
-            count=partitions,
-            assignments=None,
-        )
         answer = connection.ask(
             CREATE_PARTITIONS,
-            version,
             deadline,
-            topics=(wanted,),
+            topics=[{"name": topic, "count": partitions, "assignments": None}],
             timeout=_timeout(cluster),
             validate_only=dry,
         )
@@ -346,20 +296,17 @@ def describe_topics(
     if not topics:
         return {}
     with cluster.connection(None, deadline) as connection:
-        version = connection.version(DESCRIBE_CONFIGS)
-        resources = tuple(
-            calls.part(
-                DESCRIBE_CONFIGS,
-                version,
-                "DescribeConfigsResource",
-                resource_type=_TOPIC_RESOURCE,
-                resource_name=name,
-                configuration_keys=None,
-            )
-            for name in topics
-        )
         answer = connection.ask(
-            DESCRIBE_CONFIGS, version, cluster.soon(deadline), resources=resources
+            DESCRIBE_CONFIGS,
+            cluster.soon(deadline),
+            resources=[
+                {
+                    "resource_type": _TOPIC_RESOURCE,
+                    "resource_name": name,
+                    "configuration_keys": None,
+                }
+                for name in topics
+            ],
         )
     found = {}
     for result in answer.results:

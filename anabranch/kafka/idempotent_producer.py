@@ -51,10 +51,8 @@ class JournalProducer:
 
     def _initialise(self, deadline: float) -> tuple[int, int]:
         with self._cluster.connection(None, deadline) as connection:
-            version = connection.version(INIT_PRODUCER_ID)
             found = connection.ask(
                 INIT_PRODUCER_ID,
-                version,
                 self._cluster.soon(deadline),
                 transactional_id=None,
                 transaction_timeout=_NO_TRANSACTION,

@@ -1,4 +1,4 @@
-"""The client of a Python worker: one for each cluster, kept for the next task.
+"""Clients of clusters; that of a Python worker is one for each cluster, kept for the next task.
 
 Spark forks its workers from a daemon that makes no client, and reuses them for many tasks.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
 
 import anabranch
 from anabranch.spark.options import Connection
@@ -15,6 +14,16 @@ from anabranch.spark.options import Connection
 _clients: dict[Connection, anabranch.Client] = {}
 _lock = threading.Lock()
 _pid = os.getpid()
+
+
+def connect(connection: Connection) -> anabranch.Client:
+    """A client for a cluster; close it."""
+    return anabranch.connect(
+        connection.bootstrap,
+        prefix=connection.prefix,
+        timeout=connection.timeout,
+        config=dict(connection.librdkafka),
+    )
 
 
 def client_of(connection: Connection) -> anabranch.Client:
@@ -26,13 +35,7 @@ def client_of(connection: Connection) -> anabranch.Client:
             _pid = os.getpid()
         client = _clients.get(connection)
         if client is None:
-            options: dict[str, Any] = dict(connection.librdkafka)
-            client = _clients[connection] = anabranch.connect(
-                connection.bootstrap,
-                prefix=connection.prefix,
-                timeout=connection.timeout,
-                config=options,
-            )
+            client = _clients[connection] = connect(connection)
         return client
 
 

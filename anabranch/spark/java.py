@@ -7,9 +7,7 @@ import shutil
 from pathlib import Path
 
 from anabranch.errors import FixCallError
-from anabranch.infra.java import java_major
-
-MINIMUM_MAJOR = 17
+from anabranch.infra.java import MINIMUM_MAJOR, java_major
 
 
 class NoJdk(FixCallError):
@@ -27,19 +25,15 @@ def check_java() -> Path:
     """
     home = os.environ.get("JAVA_HOME")
     launcher = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    where = "JAVA_HOME" if home else "PATH"
     if launcher is None:
-        raise NoJdk(f"Spark needs a JDK {MINIMUM_MAJOR} or later, and there is no java. {_HOW}")
-    major = java_major(Path(launcher))
-    if major is None:
-        raise NoJdk(
-            f"Spark needs a JDK {MINIMUM_MAJOR} or later; {launcher} ({where}) does not run. {_HOW}"
-        )
-    if major < MINIMUM_MAJOR:
-        raise NoJdk(
-            f"Spark needs a JDK {MINIMUM_MAJOR} or later; {launcher} ({where}) is Java {major}. {_HOW}"
-        )
-    return Path(launcher)
+        found = "there is no java"
+    else:
+        major = java_major(Path(launcher))
+        if major is not None and major >= MINIMUM_MAJOR:
+            return Path(launcher)
+        what = "does not run" if major is None else f"is Java {major}"
+        found = f"{launcher} ({'JAVA_HOME' if home else 'PATH'}) {what}"
+    raise NoJdk(f"Spark needs a JDK {MINIMUM_MAJOR} or later; {found}. {_HOW}")
 
 
 _HOW = (

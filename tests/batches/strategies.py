@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from anabranch.batches.format import read_header
 from anabranch.batches.records import Record
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
+from anabranch.core.journal_runs import StoredRun
 from anabranch.ports import RawBatch
 
 CODECS = (None, "gzip", "snappy", "lz4", "zstd")
@@ -51,3 +52,10 @@ def raw(data: bytes) -> RawBatch:
     """A batch as a fetch gives it."""
     header = read_header(data)
     return RawBatch(header.base_offset, header.next_offset, memoryview(data))
+
+
+def stored_run(
+    batch_base: int, first: int, end: int, records: int, pure: bool, batch_crc: int = 0
+) -> StoredRun:
+    """A run of the index, of which only what is copied matters."""
+    return StoredRun(0, first, end, records, 0, batch_base, 0, pure, batch_crc=batch_crc)

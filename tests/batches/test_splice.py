@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import pytest
 
@@ -15,6 +14,7 @@ from anabranch.batches.journal_refetch import JournalReader, JournalReaders
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.round import Landed
 from anabranch.errors import InvariantViolation
 from anabranch.memory.log import MemoryCluster
@@ -26,25 +26,12 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
+from tests.batches.strategies import stored_run
 from tests.contract.conftest import SteppedClock
 
 JOURNAL = TopicPartition("s.journal", 0)
 TARGET = TopicPartition("s", 0)
 T = 1_690_000_000_000
-
-
-@dataclass(frozen=True)
-class Run:
-    batch_base: int
-    first: int
-    end: int
-    records: int
-    pure: bool
-    batch_crc: int = 0
-
-    @property
-    def at(self) -> int:
-        return self.first
 
 
 def splice_stream(
@@ -77,7 +64,7 @@ def write(cluster: MemoryCluster, *txns: int, codec: str | None = "lz4") -> None
     cluster.produce_batch(JOURNAL, encode_batch(records, codec))
 
 
-def runs_of(cluster: MemoryCluster, txn: int) -> list[Run]:
+def runs_of(cluster: MemoryCluster, txn: int) -> list[StoredRun]:
     """A transaction's entries in an index of the journal."""
     found = []
     for entry in cluster.partitions[JOURNAL].entries:
@@ -86,7 +73,7 @@ def runs_of(cluster: MemoryCluster, txn: int) -> list[Run]:
             if run.kind is Kind.WRITE and run.txn[0] == txn:
                 base = raw.base_offset
                 found.append(
-                    Run(
+                    stored_run(
                         base,
                         base + run.first_delta,
                         base + run.last_delta + 1,
@@ -178,13 +165,13 @@ def test_a_run_that_the_journal_does_not_have_stops_the_merge(cluster: MemoryClu
     producer = log.producer("a", timeout=60)
     readers = JournalReaders(log)
     with pytest.raises(InvariantViolation, match="has 3"):
-        splice_stream(readers, producer, [Piece(JOURNAL, [Run(0, 0, 3, 4, False)])])
+        splice_stream(readers, producer, [Piece(JOURNAL, [stored_run(0, 0, 3, 4, False)])])
     with pytest.raises(LogRefused, match=r"records are gone: no batch .* begins at 1"):
-        list(Splice(readers, TARGET, [Piece(JOURNAL, [Run(1, 1, 3, 2, False)])]).batches())
+        list(Splice(readers, TARGET, [Piece(JOURNAL, [stored_run(1, 1, 3, 2, False)])]).batches())
     with pytest.raises(LogUnavailable):
-        list(Splice(readers, TARGET, [Piece(JOURNAL, [Run(3, 3, 4, 1, False)])]).batches())
+        list(Splice(readers, TARGET, [Piece(JOURNAL, [stored_run(3, 3, 4, 1, False)])]).batches())
     with pytest.raises(InvariantViolation, match="without the journal"):
-        list(Splice(readers, TARGET, [Piece(None, [Run(0, 0, 3, 3, True)])]).batches())
+        list(Splice(readers, TARGET, [Piece(None, [stored_run(0, 0, 3, 3, True)])]).batches())
 
 
 @pytest.mark.parametrize("pure", [True, False])
@@ -195,9 +182,9 @@ def test_a_batch_that_is_not_the_one_that_was_indexed_is_not_merged(
     readers = JournalReaders(cluster.log("controller"))
     crc = crc_of(readers.of(JOURNAL).batch(0).data)
     assert crc == read_header(cluster.partitions[JOURNAL].entries[0].data).crc
-    known = Run(0, 0, 200, 200, pure, crc)
+    known = stored_run(0, 0, 200, 200, pure, crc)
     assert len(list(Splice(readers, TARGET, [Piece(JOURNAL, [known])]).batches())) == 1
-    other = Run(0, 0, 200, 200, pure, crc ^ 1)
+    other = stored_run(0, 0, 200, 200, pure, crc ^ 1)
     with pytest.raises(LogRefused, match=r"records are gone: another batch .* stands at 0"):
         list(Splice(readers, TARGET, [Piece(JOURNAL, [other])]).batches())
 

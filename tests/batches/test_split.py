@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -18,29 +17,16 @@ from anabranch.batches.packer import MIN_SPLICED_RECORDS
 from anabranch.batches.records import Record, decode_records, encode_batch, encode_sparse
 from anabranch.batches.split import Split
 from anabranch.core.ids import segment_id
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.keyspace import even_ranges, position_of
 from anabranch.errors import InvariantViolation
 from anabranch.ports import CorruptBatch, RawBatch
 from anabranch.schemas.records import SegmentRange
-from tests.batches.strategies import CODECS, raw, records
+from tests.batches.strategies import CODECS, raw, records, stored_run
 from tests.batches.test_format import edited
 
 T = 1_700_000_000_000
 Fields = tuple[bytes | None, bytes | None, Any, int]
-
-
-@dataclass(frozen=True)
-class Run:
-    batch_base: int
-    first: int
-    end: int
-    records: int
-    pure: bool
-    batch_crc: int = 0
-
-    @property
-    def at(self) -> int:
-        return self.first
 
 
 @pytest.fixture(params=["compiled", "plain"])
@@ -86,14 +72,14 @@ def given_out(batches: list[list[RawBatch]]) -> list[list[Fields]]:
     return [[fields(r) for b in each for r in decode_records(b.data)] for each in batches]
 
 
-def whole(batch: RawBatch, *, pure: bool = True) -> Run:
+def whole(batch: RawBatch, *, pure: bool = True) -> StoredRun:
     count = read_header(batch.data).record_count
-    return Run(batch.base_offset, batch.base_offset, batch.next_offset, count, pure)
+    return stored_run(batch.base_offset, batch.base_offset, batch.next_offset, count, pure)
 
 
 def split_up(
     segments: Sequence[SegmentRange],
-    batches: Sequence[tuple[RawBatch, Run]],
+    batches: Sequence[tuple[RawBatch, StoredRun]],
     partition: int = 0,
     **given: int,
 ) -> list[list[RawBatch]]:
@@ -132,7 +118,7 @@ def test_runs_of_a_batch(made_with: str, made: list[Record], data: st.DataObject
     taken, runs = [], []
     for i, (a, b) in enumerate(pairwise(cuts)):
         if i % 2 == 0 and a < b:
-            runs.append(Run(1000, made[a].offset, made[b - 1].offset + 1, b - a, False))
+            runs.append(stored_run(1000, made[a].offset, made[b - 1].offset + 1, b - a, False))
             taken += made[a:b]
     segments = layout(3)
     found = split_up(segments, [(batch, run) for run in runs])
@@ -212,7 +198,7 @@ def test_the_log_s_own_time_stays(made_with: str) -> None:
 def test_a_run_that_the_batch_does_not_show(made_with: str) -> None:
     batch = batch_of([b"a"] * 4)
     with pytest.raises(InvariantViolation, match="a run of 5 records at 0 has 4"):
-        split_up(layout(2), [(batch, Run(0, 0, 5, 5, False))])
+        split_up(layout(2), [(batch, stored_run(0, 0, 5, 5, False))])
 
 
 @pytest.mark.parametrize("change", ["a record longer than the rest", "fewer records than said"])
@@ -223,7 +209,7 @@ def test_a_batch_that_can_not_be_read(made_with: str, change: str) -> None:
     else:
         data = edited(data, record_count=5, last_offset_delta=4)
     with pytest.raises(CorruptBatch):
-        split_up(layout(2), [(raw(data), Run(0, 0, 4, 4, True))])
+        split_up(layout(2), [(raw(data), stored_run(0, 0, 4, 4, True))])
 
 
 def test_much_with_both(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,9 +194,6 @@ class ListJournal:
     def discard(self) -> None:
         self.state = "discarded"
 
-    def release(self) -> None:
-        self.state = "released"
-
 
 @dataclass
 class ListJournals:

@@ -135,7 +135,7 @@ def test_a_full_buffer_opens_the_transaction() -> None:
     assert result.txn_id == bench.bus.of(r.Begin)[0].txn_id
     values = [value for _, _, _, value, _, _ in bench.written()]
     assert values == [b"%d" % i * 50 for i in range(30)]
-    assert bench.journals.made[0].state == "released"
+    assert bench.journals.made[0].state == "discarded"
 
 
 def test_the_receipt_counts_what_was_written() -> None:

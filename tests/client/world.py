@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
-from anabranch.client.memory import memory_client
 from anabranch.core.turn import Settings
 from anabranch.memory.log import MemoryCluster
 from anabranch.memory.table import MemoryStore
@@ -18,6 +17,7 @@ from anabranch.topics.declarations import create_control_topics
 from anabranch.topics.names import DEFAULT_PREFIX, history_topic, stream_topic
 from tests.client.answers import KEY
 from tests.client.doubles import ManualClock, counted
+from tests.client.memory import memory_client
 
 CLIENT = "client"
 

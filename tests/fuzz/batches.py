@@ -12,9 +12,9 @@ from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.columns_read import ColumnsBuilder
 from anabranch.batches.compression import CODECS, compress, decompress
 from anabranch.batches.format import patch, read_header, split_batches
-from anabranch.batches.packer import JournalRun
 from anabranch.batches.records import decode_records
 from anabranch.batches.split import Split
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.keyspace import SPACE
 from anabranch.ports import CorruptBatch, LogRefused, RawBatch
 from anabranch.processors.index_journals import scan
@@ -129,7 +129,7 @@ def _split() -> Run:
         scanned = scan(batch)
         out = Split(_SEGMENTS)
         for found in (*scanned.plain, *scanned.runs):
-            out.add(batch, cast("JournalRun", found), 0)
+            out.add(batch, cast("StoredRun", found), 0)
         parts = [list(decode_records(b.data)) for made in out.done() for b in made]
         total = sum(found.records for found in (*scanned.plain, *scanned.runs))
         assert sum(map(len, parts)) == total

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import Record, decode_records, encode_batch
-from anabranch.client.memory import MemoryBus, MemoryJournal, MemoryJournals
 from anabranch.client.ports import ClientPorts
 from anabranch.errors import WriteFailed
 from anabranch.memory.broker import Transactions
@@ -30,6 +29,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.topics.names import commands_topic
+from tests.client.memory import MemoryBus, MemoryJournal, MemoryJournals
 from tests.sim.faults import Faults, LateEnd
 from tests.sim.groups import Groups
 from tests.sim.ledger import Ledger

@@ -10,11 +10,17 @@ The oracle is `anabranch.schemas.codec.decode`.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numba import types
 
-from anabranch.batches.kernels.parts import _MAX_I32, MALFORMED_RESULT, compiled
+from anabranch.batches.kernels.parts import (
+    _MAX_I32,
+    _U,
+    MALFORMED_RESULT,
+    _inline,
+    _long,
+    compiled,
+)
 from anabranch.core.ids import TXN_ID_SIZE
 
 # Rows of the spans; a transaction id is two halves, as they lie in memory.
@@ -29,31 +35,6 @@ MIN_SPAN_BYTES = 5
 _EPOCH_RECORD = 0x61
 _COMMIT_RECORD = 0x62
 _OWN = -1
-
-_U = np.uint64
-_inline = numba.njit(inline="always", nogil=True)
-
-
-@_inline
-def _long(data, at, end):
-    """(value, next) of an Avro int or long; next is -1 if it is none, and stays -1."""
-    bits = np.uint64(0)
-    shift = 0
-    while at >= 0 and shift < 70:
-        if at >= end:
-            return np.int64(0), np.int64(-1)
-        byte = np.uint64(data[_U(at)])
-        at += 1
-        if shift == 63 and byte > 1:
-            return np.int64(0), np.int64(-1)
-        bits |= (byte & np.uint64(0x7F)) << np.uint64(shift)
-        if byte < 0x80:
-            half = np.int64(bits >> np.uint64(1))
-            if bits & np.uint64(1):
-                return ~half, at
-            return half, at
-        shift += 7
-    return np.int64(0), np.int64(-1)
 
 
 @_inline

@@ -304,17 +304,11 @@ def _varint(body, at, end):
 
 
 @_inline
-def _varlong(body, at, end):
-    """(value, next) of a zigzag varint of 64 bits; next is -1 if it is none."""
-    if at < end and _byte(body, at) < 0x80:
-        raw = _byte(body, at)
-        return (raw >> 1) ^ -(raw & 1), at + 1
-    if at + 1 < end and _byte(body, at + 1) < 0x80:
-        raw = (_byte(body, at) & 0x7F) | _byte(body, at + 1) << 7
-        return (raw >> 1) ^ -(raw & 1), at + 2
+def _long(body, at, end):
+    """(value, next) of any zigzag varint of 64 bits; next is -1 if it is none, and stays -1."""
     bits = np.uint64(0)
     shift = 0
-    while shift < 70:
+    while at >= 0 and shift < 70:
         if at >= end:
             return np.int64(0), np.int64(-1)
         byte = np.uint64(body[_U(at)])
@@ -329,6 +323,18 @@ def _varlong(body, at, end):
             return half, at
         shift += 7
     return np.int64(0), np.int64(-1)
+
+
+@_inline
+def _varlong(body, at, end):
+    """`_long`, quicker where the number is short."""
+    if at < end and _byte(body, at) < 0x80:
+        raw = _byte(body, at)
+        return (raw >> 1) ^ -(raw & 1), at + 1
+    if at + 1 < end and _byte(body, at + 1) < 0x80:
+        raw = (_byte(body, at) & 0x7F) | _byte(body, at + 1) << 7
+        return (raw >> 1) ^ -(raw & 1), at + 2
+    return _long(body, at, end)
 
 
 @_inline

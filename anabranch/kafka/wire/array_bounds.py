@@ -30,11 +30,14 @@ _FIXED = {
 _SIZED = {"string": 2, "records": 4, "bytes": 4}
 
 
-class _Field(NamedTuple):
+class Field(NamedTuple):
+    """How a field of an entity is written."""
+
     array: bool
     fixed: int  # bytes; 0: of a length of its own, or an entity
     length: int  # bytes of a length that is not compact
     entity: Any
+    tag: int | None
 
 
 def check_claims(kind: type, body: Buffer) -> None:
@@ -43,11 +46,10 @@ def check_claims(kind: type, body: Buffer) -> None:
 
 
 @cache
-def _fields(kind: Any) -> tuple[tuple[_Field, ...], dict[int, _Field]]:
-    """The fields of an entity in their order, and its tagged ones."""
+def fields_of(kind: Any) -> dict[str, Field]:
+    """The fields of an entity of kio's, in their order."""
     hints = typing.get_type_hints(kind)
-    plain: list[_Field] = []
-    tagged: dict[int, _Field] = {}
+    found = {}
     for field in dataclasses.fields(kind):
         of = hints[field.name]
         bare = [arg for arg in typing.get_args(of) if arg is not type(None)]
@@ -58,12 +60,9 @@ def _fields(kind: Any) -> tuple[tuple[_Field, ...], dict[int, _Field]]:
             of = typing.get_args(of)[0]
         name = field.metadata.get("kafka_type", "")
         entity = of if dataclasses.is_dataclass(of) else None
-        made = _Field(array, _FIXED.get(name, 0), _SIZED.get(name, 0), entity)
-        if "tag" in field.metadata:
-            tagged[field.metadata["tag"]] = made
-        else:
-            plain.append(made)
-    return tuple(plain), tagged
+        tag = field.metadata.get("tag")
+        found[field.name] = Field(array, _FIXED.get(name, 0), _SIZED.get(name, 0), entity, tag)
+    return found
 
 
 class _Walk:
@@ -73,19 +72,21 @@ class _Walk:
         self._flexible = flexible
 
     def entity(self, kind: Any) -> None:
-        plain, tagged = _fields(kind)
-        for field in plain:
-            self._field(field)
+        fields = fields_of(kind).values()
+        for field in fields:
+            if field.tag is None:
+                self._field(field)
         if self._flexible:
             for _ in range(self._uvarint()):
                 tag, size = self._uvarint(), self._uvarint()
                 begin = self._at
-                if tag in tagged:
-                    self._field(tagged[tag])
-                    self._at = begin
+                for field in fields:
+                    if field.tag == tag:
+                        self._field(field)
+                        self._at = begin
                 self._skip(size)
 
-    def _field(self, field: _Field) -> None:
+    def _field(self, field: Field) -> None:
         count = self._size(4) if field.array else 1
         if count > len(self._body) - self._at:
             raise MalformedAnswer(f"an array of {count} in an answer of {len(self._body)} bytes")

@@ -1,22 +1,21 @@
 """Small requests through kio's generated messages: where a call's cost doesn't matter.
 
-One function builds a message of any version: fields that a version doesn't have are left out. So the
-versions that older brokers speak need no code of their own.
+A request is given as plain mappings and lists, and built for any version: fields that a version doesn't have are
+left out. So the versions that older brokers speak need no code of their own.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 from kio.serial import entity_reader, entity_writer
 
 from anabranch.batches.format import Buffer
-from anabranch.kafka.wire.array_bounds import check_claims
+from anabranch.kafka.wire.array_bounds import check_claims, fields_of
 from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import TopicPartition
 
@@ -58,16 +57,14 @@ def _module(api: Api, version: int, kind: str) -> Any:
     return importlib.import_module(f"kio.schema.{api.folder}.v{version}.{kind}")
 
 
-@cache
-def _class(api: Api, version: int, name: str) -> tuple[type, frozenset[str]]:
-    kind: type = getattr(_module(api, version, "request"), name)
-    return kind, frozenset(field.name for field in dataclasses.fields(kind))
-
-
-def part(api: Api, version: int, kind_name: str, /, **fields: Any) -> Any:
-    """A nested structure of a request, without the fields that the version doesn't have."""
-    kind, known = _class(api, version, kind_name)
-    return kind(**{key: value for key, value in fields.items() if key in known})
+def _built(kind: Any, given: Mapping[str, Any]) -> Any:
+    """An entity of the given fields, but for those that it doesn't have."""
+    fields = fields_of(kind)
+    values = {name: value for name, value in given.items() if name in fields}
+    for name, value in values.items():
+        if value is not None and (item := fields[name].entity) is not None:
+            values[name] = tuple(_built(item, each) for each in value)
+    return kind(**values)
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, tuple[int, ...]]:
@@ -79,10 +76,10 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, tuple[int, ...]]
 
 
 def request(api: Api, version: int, /, **fields: Any) -> bytes:
-    """A request's bytes, without its header."""
-    message = part(api, version, f"{api.name}Request", **fields)
+    """A request's bytes, without its header. Structures in ``fields`` are mappings."""
+    kind = getattr(_module(api, version, "request"), f"{api.name}Request")
     out = io.BytesIO()
-    entity_writer(type(message))(out, message)
+    entity_writer(kind)(out, _built(kind, fields))
     return out.getvalue()
 
 

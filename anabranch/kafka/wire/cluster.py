@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
+from kio.schema.errors import ErrorCode
+
 from anabranch.kafka.settings import Settings
-from anabranch.kafka.wire import calls
 from anabranch.kafka.wire.calls import FIND_COORDINATOR, METADATA
-from anabranch.kafka.wire.codes import NONE, READ_CODES, Act, error_for, meaning
+from anabranch.kafka.wire.codes import NONE, READ_CODES, Act, Meaning, error_for, meaning
 from anabranch.kafka.wire.connection import Connection, ConnectionBroken, open_connection
 from anabranch.kafka.wire.errors import AuthenticationFailed, MalformedAnswer
 from anabranch.ports import (
@@ -233,16 +234,10 @@ class Cluster:
 
     def _metadata(self, names: list[str], node: int | None, deadline: float) -> Any:
         with self.connection(node, deadline) as connection:
-            version = connection.version(METADATA)
-            topics = tuple(
-                calls.part(METADATA, version, "MetadataRequestTopic", topic_id=None, name=name)
-                for name in names
-            )
             return connection.ask(
                 METADATA,
-                version,
                 self.soon(deadline),
-                topics=topics,
+                topics=[{"topic_id": None, "name": name} for name in names],
                 allow_auto_topic_creation=False,
                 include_cluster_authorized_operations=False,
                 include_topic_authorized_operations=False,
@@ -402,18 +397,17 @@ class Cluster:
 
     def _coordinator(self, transactional_id: str, deadline: float) -> tuple[str, int]:
         with self.connection(None, deadline) as connection:
-            version = connection.version(FIND_COORDINATOR)
             found = connection.ask(
                 FIND_COORDINATOR,
-                version,
                 self.soon(deadline),
                 key=transactional_id,
                 key_type=_TRANSACTION_KEY_TYPE,
                 coordinator_keys=(transactional_id,),
             )
-        if version >= 4 and not found.coordinators:
+        several = getattr(found, "coordinators", (found,))  # from version 4 on
+        if not several:
             raise MalformedAnswer(f"FindCoordinator names no coordinator for {transactional_id}")
-        one = found.coordinators[0] if version >= 4 else found
+        one = several[0]
         code = int(one.error_code)
         if code != NONE:
             raise_or_again(READ_CODES, code, f"coordinator of {transactional_id}")
@@ -430,7 +424,7 @@ class Again(Exception):
 
 
 def raise_or_again(
-    table: dict[int, Any],
+    table: Mapping[ErrorCode, Meaning],
     code: int,
     what: str,
     detail: str | None = None,

@@ -1,14 +1,16 @@
 """The meaning of brokers' error codes for each call: one table an operation, with a reason for each code.
 
-The codes are Kafka's (``org.apache.kafka.common.protocol.Errors``). The rule: a call is repeated only
-if the broker says that nothing happened; a code that is not in a table is *uncertain*.
+The codes and their names are kio's, made from Kafka's. The rule: a call is repeated only if the broker says that
+nothing happened; a code that is not in a table is *uncertain*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
+
+from kio.schema.errors import ErrorCode as E
 
 from anabranch.ports import LogError, LogFenced, LogRefused, LogUnavailable, LogUncertain
 
@@ -32,9 +34,8 @@ class Act(Enum):
 
 
 class Meaning(NamedTuple):
-    """A code's name, what to do, and why."""
+    """The next step after a code, and why."""
 
-    name: str
     act: Act
     reason: str
 
@@ -43,27 +44,25 @@ _R, _F = Act.RETRY, Act.REFRESH
 _X, _Z, _U = Act.REFUSED, Act.FENCED, Act.UNCERTAIN
 
 _FENCING = {
-    47: Meaning(
-        "INVALID_PRODUCER_EPOCH", _Z, "a newer producer has the id, or the broker timed it out"
+    E.invalid_producer_epoch: Meaning(
+        _Z, "a newer producer has the id, or the broker timed it out"
     ),
-    90: Meaning("PRODUCER_FENCED", _Z, "a newer producer has the id"),
-    49: Meaning(
-        "INVALID_PRODUCER_ID_MAPPING", _Z, "the id now has another producer id, or expired"
-    ),
+    E.producer_fenced: Meaning(_Z, "a newer producer has the id"),
+    E.invalid_producer_id_mapping: Meaning(_Z, "the id now has another producer id, or expired"),
 }
 _FORBIDDEN = {
-    29: Meaning("TOPIC_AUTHORIZATION_FAILED", _X, "may not use the topic"),
-    31: Meaning("CLUSTER_AUTHORIZATION_FAILED", _X, "may not do this on the cluster"),
-    35: Meaning("UNSUPPORTED_VERSION", _X, "the broker does not speak this version"),
-    42: Meaning("INVALID_REQUEST", _X, "the broker can't read the request"),
-    53: Meaning("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", _X, "may not use the transactional id"),
+    E.topic_authorization_failed: Meaning(_X, "may not use the topic"),
+    E.cluster_authorization_failed: Meaning(_X, "may not do this on the cluster"),
+    E.unsupported_version: Meaning(_X, "the broker does not speak this version"),
+    E.invalid_request: Meaning(_X, "the broker can't read the request"),
+    E.transactional_id_authorization_failed: Meaning(_X, "may not use the transactional id"),
 }
 _COORDINATOR = {
-    14: Meaning("COORDINATOR_LOAD_IN_PROGRESS", _R, "it reads its log and did nothing yet"),
-    15: Meaning("COORDINATOR_NOT_AVAILABLE", _F, "there is none right now"),
-    16: Meaning("NOT_COORDINATOR", _F, "it moved; this broker did nothing"),
-    51: Meaning(
-        "CONCURRENT_TRANSACTIONS", _R, "the markers of the transaction before are on their way"
+    E.coordinator_load_in_progress: Meaning(_R, "it reads its log and did nothing yet"),
+    E.coordinator_not_available: Meaning(_F, "there is none right now"),
+    E.not_coordinator: Meaning(_F, "it moved; this broker did nothing"),
+    E.concurrent_transactions: Meaning(
+        _R, "the markers of the transaction before are on their way"
     ),
 }
 
@@ -72,151 +71,145 @@ _COORDINATOR = {
 PRODUCE_CODES = {
     **_FENCING,
     **_FORBIDDEN,
-    2: Meaning("CORRUPT_MESSAGE", _X, "the CRC does not match, or the topic asks for keys"),
-    10: Meaning("MESSAGE_TOO_LARGE", _X, "above max.message.bytes"),
-    17: Meaning("INVALID_TOPIC_EXCEPTION", _X, "the topic can't be written"),
-    18: Meaning("RECORD_LIST_TOO_LARGE", _X, "above segment.bytes"),
-    32: Meaning("INVALID_TIMESTAMP", _X, "outside message.timestamp.before.max.ms or after.max.ms"),
-    43: Meaning("UNSUPPORTED_FOR_MESSAGE_FORMAT", _X, "the topic keeps an old message format"),
-    44: Meaning("POLICY_VIOLATION", _X, "a policy of the broker"),
-    76: Meaning("UNSUPPORTED_COMPRESSION_TYPE", _X, "the broker does not know the codec"),
-    87: Meaning("INVALID_RECORD", _X, "breaks a rule of the format"),
-    51: _COORDINATOR[51],
-    14: _COORDINATOR[14],
-    15: Meaning("COORDINATOR_NOT_AVAILABLE", _R, "the leader could not add the partition yet"),
-    16: Meaning("NOT_COORDINATOR", _R, "the leader could not add the partition yet"),
-    19: Meaning(
-        "NOT_ENOUGH_REPLICAS", _R, "checked before the append; also: partition not added yet"
+    E.corrupt_message: Meaning(_X, "the CRC does not match, or the topic asks for keys"),
+    E.message_too_large: Meaning(_X, "above max.message.bytes"),
+    E.invalid_topic_exception: Meaning(_X, "the topic can't be written"),
+    E.record_list_too_large: Meaning(_X, "above segment.bytes"),
+    E.invalid_timestamp: Meaning(_X, "outside message.timestamp.before.max.ms or after.max.ms"),
+    E.unsupported_for_message_format: Meaning(_X, "the topic keeps an old message format"),
+    E.policy_violation: Meaning(_X, "a policy of the broker"),
+    E.unsupported_compression_type: Meaning(_X, "the broker does not know the codec"),
+    E.invalid_record: Meaning(_X, "breaks a rule of the format"),
+    E.concurrent_transactions: _COORDINATOR[E.concurrent_transactions],
+    E.coordinator_load_in_progress: _COORDINATOR[E.coordinator_load_in_progress],
+    E.coordinator_not_available: Meaning(_R, "the leader could not add the partition yet"),
+    E.not_coordinator: Meaning(_R, "the leader could not add the partition yet"),
+    E.not_enough_replicas: Meaning(_R, "checked before the append; also: partition not added yet"),
+    E.unknown_topic_or_partition: Meaning(_U, "the topic was deleted or replaced"),
+    E.not_leader_or_follower: Meaning(_U, "also the answer of a leader that lost it in mid-append"),
+    E.request_timed_out: Meaning(_U, "appended, but not replicated in time"),
+    E.not_enough_replicas_after_append: Meaning(_U, "appended, but not replicated"),
+    E.out_of_order_sequence_number: Meaning(_U, "a batch before this one is missing"),
+    E.duplicate_sequence_number: Meaning(_U, "stored before, at an offset not known any more"),
+    E.invalid_txn_state: Meaning(
+        _U, "the partition is in no transaction: it was ended from outside"
     ),
-    3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _U, "the topic was deleted or replaced"),
-    6: Meaning(
-        "NOT_LEADER_OR_FOLLOWER", _U, "also the answer of a leader that lost it in mid-append"
-    ),
-    7: Meaning("REQUEST_TIMED_OUT", _U, "appended, but not replicated in time"),
-    20: Meaning("NOT_ENOUGH_REPLICAS_AFTER_APPEND", _U, "appended, but not replicated"),
-    45: Meaning("OUT_OF_ORDER_SEQUENCE_NUMBER", _U, "a batch before this one is missing"),
-    46: Meaning("DUPLICATE_SEQUENCE_NUMBER", _U, "stored before, at an offset not known any more"),
-    48: Meaning(
-        "INVALID_TXN_STATE", _U, "the partition is in no transaction: it was ended from outside"
-    ),
-    56: Meaning("KAFKA_STORAGE_ERROR", _U, "the leader's disk failed"),
-    59: Meaning("UNKNOWN_PRODUCER_ID", _U, "the leader forgot this producer"),
-    74: Meaning("FENCED_LEADER_EPOCH", _U, "the leader moved"),
-    100: Meaning("UNKNOWN_TOPIC_ID", _U, "the topic was replaced"),
-    120: Meaning("TRANSACTION_ABORTABLE", _U, "the broker asks for an abort (KIP-890)"),
+    E.kafka_storage_error: Meaning(_U, "the leader's disk failed"),
+    E.unknown_producer_id: Meaning(_U, "the leader forgot this producer"),
+    E.fenced_leader_epoch: Meaning(_U, "the leader moved"),
+    E.unknown_topic_id: Meaning(_U, "the topic was replaced"),
+    E.transaction_abortable: Meaning(_U, "the broker asks for an abort (KIP-890)"),
 }
 
 # Outside of transactions brokers recognise a stored batch by its sequence (KIP-98), so that the very same
 # one may be sent again, stored or not.
 IDEMPOTENT_CODES = {
     **PRODUCE_CODES,
-    3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _F, "not known to this broker (yet)"),
-    5: Meaning("LEADER_NOT_AVAILABLE", _F, "an election is under way"),
-    6: Meaning("NOT_LEADER_OR_FOLLOWER", _F, "the leader moved"),
-    7: Meaning("REQUEST_TIMED_OUT", _R, "not replicated in time"),
-    13: Meaning("NETWORK_EXCEPTION", _F, "the broker went away"),
-    19: Meaning("NOT_ENOUGH_REPLICAS", _R, "too few are in sync"),
-    20: Meaning("NOT_ENOUGH_REPLICAS_AFTER_APPEND", _R, "too few are in sync"),
-    56: Meaning("KAFKA_STORAGE_ERROR", _F, "the leader's disk failed: another leads soon"),
-    74: Meaning("FENCED_LEADER_EPOCH", _F, "the leader moved"),
-    100: Meaning("UNKNOWN_TOPIC_ID", _F, "the topic is new here, or was replaced"),
+    E.unknown_topic_or_partition: Meaning(_F, "not known to this broker (yet)"),
+    E.leader_not_available: Meaning(_F, "an election is under way"),
+    E.not_leader_or_follower: Meaning(_F, "the leader moved"),
+    E.request_timed_out: Meaning(_R, "not replicated in time"),
+    E.network_exception: Meaning(_F, "the broker went away"),
+    E.not_enough_replicas: Meaning(_R, "too few are in sync"),
+    E.not_enough_replicas_after_append: Meaning(_R, "too few are in sync"),
+    E.kafka_storage_error: Meaning(_F, "the leader's disk failed: another leads soon"),
+    E.fenced_leader_epoch: Meaning(_F, "the leader moved"),
+    E.unknown_topic_id: Meaning(_F, "the topic is new here, or was replaced"),
 }
 
 ADD_PARTITIONS_CODES = {
     **_FENCING,
     **_FORBIDDEN,
     **_COORDINATOR,
-    3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _R, "a new topic is not known to every broker yet"),
-    17: Meaning("INVALID_TOPIC_EXCEPTION", _X, "the topic can't be written"),
-    48: Meaning("INVALID_TXN_STATE", _U, "the transaction was ended from outside"),
-    55: Meaning("OPERATION_NOT_ATTEMPTED", _R, "another partition of the request failed"),
+    E.unknown_topic_or_partition: Meaning(_R, "a new topic is not known to every broker yet"),
+    E.invalid_topic_exception: Meaning(_X, "the topic can't be written"),
+    E.invalid_txn_state: Meaning(_U, "the transaction was ended from outside"),
+    E.operation_not_attempted: Meaning(_R, "another partition of the request failed"),
 }
 
 # A coordinator that loses its log in mid-append says 15 or 16, though its successor may find the decision
 # there. A repeated request for the same end then gets the first one's answer (KIP-98, KIP-890).
 END_TXN_CODES = {
     **_FENCING,
-    14: _COORDINATOR[14],
-    15: Meaning("COORDINATOR_NOT_AVAILABLE", _F, "the same end may be asked for again"),
-    16: Meaning("NOT_COORDINATOR", _F, "the same end may be asked for again"),
-    51: Meaning(
-        "CONCURRENT_TRANSACTIONS", _R, "the coordinator is writing its log; it did nothing"
-    ),
-    48: Meaning(
-        "INVALID_TXN_STATE", _U, "there is no transaction to end: it was ended from outside"
-    ),
-    53: Meaning(
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", _U, "rights taken away in mid-transaction"
-    ),
+    E.coordinator_load_in_progress: _COORDINATOR[E.coordinator_load_in_progress],
+    E.coordinator_not_available: Meaning(_F, "the same end may be asked for again"),
+    E.not_coordinator: Meaning(_F, "the same end may be asked for again"),
+    E.concurrent_transactions: Meaning(_R, "the coordinator is writing its log; it did nothing"),
+    E.invalid_txn_state: Meaning(_U, "there is no transaction to end: it was ended from outside"),
+    E.transactional_id_authorization_failed: Meaning(_U, "rights taken away in mid-transaction"),
 }
 
 INIT_CODES = {
     **_FENCING,
     **_FORBIDDEN,
     **_COORDINATOR,
-    7: Meaning("REQUEST_TIMED_OUT", _R, "initialising again is always safe"),
-    50: Meaning("INVALID_TRANSACTION_TIMEOUT", _X, "above the broker's transaction.max.timeout.ms"),
+    E.request_timed_out: Meaning(_R, "initialising again is always safe"),
+    E.invalid_transaction_timeout: Meaning(_X, "above the broker's transaction.max.timeout.ms"),
 }
 
 # For calls that only read: repeat after any error that may pass by itself.
 READ_CODES = {
     **_FORBIDDEN,
-    3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _F, "not known to this broker (yet)"),
-    5: Meaning("LEADER_NOT_AVAILABLE", _F, "an election is under way"),
-    6: Meaning("NOT_LEADER_OR_FOLLOWER", _F, "the leader moved"),
-    7: Meaning("REQUEST_TIMED_OUT", _R, "reading again is always safe"),
-    9: Meaning("REPLICA_NOT_AVAILABLE", _F, "the leader moved"),
-    13: Meaning("NETWORK_EXCEPTION", _F, "the broker went away"),
-    14: _COORDINATOR[14],
-    15: _COORDINATOR[15],
-    16: _COORDINATOR[16],
-    17: Meaning("INVALID_TOPIC_EXCEPTION", _X, "not the name of a topic"),
-    41: Meaning("NOT_CONTROLLER", _F, "the controller moved"),
-    56: Meaning("KAFKA_STORAGE_ERROR", _F, "the leader's disk failed: another leads soon"),
-    74: Meaning("FENCED_LEADER_EPOCH", _F, "the leader changed"),
-    75: Meaning("UNKNOWN_LEADER_EPOCH", _F, "this broker is behind"),
-    78: Meaning("OFFSET_NOT_AVAILABLE", _R, "the leader is new and waits for its high watermark"),
-    100: Meaning("UNKNOWN_TOPIC_ID", _F, "the topic is new here, or was replaced"),
-    103: Meaning("INCONSISTENT_TOPIC_ID", _F, "the topic was replaced"),
+    E.unknown_topic_or_partition: Meaning(_F, "not known to this broker (yet)"),
+    E.leader_not_available: Meaning(_F, "an election is under way"),
+    E.not_leader_or_follower: Meaning(_F, "the leader moved"),
+    E.request_timed_out: Meaning(_R, "reading again is always safe"),
+    E.replica_not_available: Meaning(_F, "the leader moved"),
+    E.network_exception: Meaning(_F, "the broker went away"),
+    E.coordinator_load_in_progress: _COORDINATOR[E.coordinator_load_in_progress],
+    E.coordinator_not_available: _COORDINATOR[E.coordinator_not_available],
+    E.not_coordinator: _COORDINATOR[E.not_coordinator],
+    E.invalid_topic_exception: Meaning(_X, "not the name of a topic"),
+    E.not_controller: Meaning(_F, "the controller moved"),
+    E.kafka_storage_error: Meaning(_F, "the leader's disk failed: another leads soon"),
+    E.fenced_leader_epoch: Meaning(_F, "the leader changed"),
+    E.unknown_leader_epoch: Meaning(_F, "this broker is behind"),
+    E.offset_not_available: Meaning(_R, "the leader is new and waits for its high watermark"),
+    E.unknown_topic_id: Meaning(_F, "the topic is new here, or was replaced"),
+    E.inconsistent_topic_id: Meaning(_F, "the topic was replaced"),
 }
 
 CREATE_CODES = {
     **READ_CODES,
-    17: Meaning("INVALID_TOPIC_EXCEPTION", _X, "not the name of a topic"),
-    37: Meaning("INVALID_PARTITIONS", _X, "a topic has at least one partition"),
-    38: Meaning("INVALID_REPLICATION_FACTOR", _X, "more replicas than brokers, or none"),
-    40: Meaning("INVALID_CONFIG", _X, "a setting or its value is not known"),
-    44: Meaning("POLICY_VIOLATION", _X, "a policy of the broker"),
-    89: Meaning("THROTTLING_QUOTA_EXCEEDED", _R, "too many topic changes at once"),
+    E.invalid_topic_exception: Meaning(_X, "not the name of a topic"),
+    E.invalid_partitions: Meaning(_X, "a topic has at least one partition"),
+    E.invalid_replication_factor: Meaning(_X, "more replicas than brokers, or none"),
+    E.invalid_config: Meaning(_X, "a setting or its value is not known"),
+    E.policy_violation: Meaning(_X, "a policy of the broker"),
+    E.throttling_quota_exceeded: Meaning(_R, "too many topic changes at once"),
 }
 
 DELETE_CODES = {
     **READ_CODES,
-    44: CREATE_CODES[44],
-    73: Meaning("TOPIC_DELETION_DISABLED", _X, "delete.topic.enable is false"),
-    89: CREATE_CODES[89],
+    E.policy_violation: CREATE_CODES[E.policy_violation],
+    E.topic_deletion_disabled: Meaning(_X, "delete.topic.enable is false"),
+    E.throttling_quota_exceeded: CREATE_CODES[E.throttling_quota_exceeded],
 }
 
 # INVALID_PARTITIONS is for the caller to judge: the topic has as many already.
 GROW_CODES = {
     **CREATE_CODES,
-    38: Meaning("INVALID_REPLICATION_FACTOR", _R, "some of the topic's brokers are away"),
-    39: Meaning("INVALID_REPLICA_ASSIGNMENT", _X, "too few brokers for the topic's replicas"),
-    60: Meaning("REASSIGNMENT_IN_PROGRESS", _R, "the topic's replicas are being moved"),
+    E.invalid_replication_factor: Meaning(_R, "some of the topic's brokers are away"),
+    E.invalid_replica_assignment: Meaning(_X, "too few brokers for the topic's replicas"),
+    E.reassignment_in_progress: Meaning(_R, "the topic's replicas are being moved"),
 }
 
 
-def meaning(table: dict[int, Meaning], code: int) -> Meaning:
+_CODES = frozenset(E)
+
+
+def meaning(table: Mapping[E, Meaning], code: int) -> Meaning:
     """The table's entry, or *uncertain* for a code that it does not name."""
-    found = table.get(code)
-    return found or Meaning(f"error {code}", _U, "not an answer this call is known to get")
+    found = table.get(E(code)) if code in _CODES else None
+    return found or Meaning(_U, "not an answer this call is known to get")
 
 
 def error_for(
     meant: Meaning, code: int, what: str, detail: str | None = None, topics: Iterable[str] = ()
 ) -> LogError:
     """The error to raise, once retrying is over. ``topics``: those that the code is about."""
-    text = f"{what}: {meant.name} ({code}), {detail or meant.reason}"
+    name = E(code).name.upper() if code in _CODES else "error"
+    text = f"{what}: {name} ({code}), {detail or meant.reason}"
     match meant.act:
         case Act.REFUSED:
             return LogRefused(text, code, topics)

@@ -149,8 +149,11 @@ class Connection:
             self.send(api.key, version, (body,), flexible=flexible, deadline=deadline), deadline
         )
 
-    def ask(self, api: Api, version: int, deadline: float, /, **fields: Any) -> Any:
-        """`call` with kio's messages. `MalformedAnswer`: not an answer to it."""
+    def ask(
+        self, api: Api, deadline: float, /, *, version: int | None = None, **fields: Any
+    ) -> Any:
+        """`call` with kio's messages, in the highest version by default. Raises: MalformedAnswer, LogRefused."""
+        version = self.version(api) if version is None else version
         body = calls.request(api, version, **fields)
         return calls.answer(api, version, self.call(api, version, body, deadline))
 
@@ -234,14 +237,12 @@ class Connection:
         """The seconds that the session lasts; 0: it has no end."""
         exchange = sasl.exchange(deadline)
         message = next(exchange)  # a token is fetched before the broker hears of it
-        version = self.version(SASL_HANDSHAKE)
-        found = self.ask(SASL_HANDSHAKE, version, deadline, mechanism=sasl.name)
+        found = self.ask(SASL_HANDSHAKE, deadline, mechanism=sasl.name)
         if code := int(found.error_code):
             known = ", ".join(found.mechanisms) or "none"
             raise SaslError(f"the broker refuses the mechanism ({code}); it has {known}")
-        version = self.version(SASL_AUTHENTICATE)
         while True:
-            found = self.ask(SASL_AUTHENTICATE, version, deadline, auth_bytes=message)
+            found = self.ask(SASL_AUTHENTICATE, deadline, auth_bytes=message)
             if (code := int(found.error_code)) != NONE:
                 raise SaslError(f"{found.error_message or 'the broker refuses'} ({code})")
             try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from kio.schema.errors import ErrorCode
 
 from anabranch.kafka.wire import calls, codes
 from anabranch.kafka.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, PRODUCE
@@ -85,10 +87,8 @@ class Coordinator:
     def _init(self, deadline: float) -> None:
         connection = self._connect(deadline)
         self.last.ask(connection, self._id, self._cluster.soon(deadline))
-        version = connection.version(INIT_PRODUCER_ID)
         found = connection.ask(
             INIT_PRODUCER_ID,
-            version,
             self._cluster.soon(deadline),
             transactional_id=self._id,
             transaction_timeout=self._timeout,
@@ -118,7 +118,7 @@ class Coordinator:
 
     def _fail(
         self,
-        table: dict[int, codes.Meaning],
+        table: Mapping[ErrorCode, codes.Meaning],
         code: int,
         what: str,
         topics: Sequence[str] = (),
@@ -156,20 +156,16 @@ class Coordinator:
         busy_by: float,
     ) -> None:
         connection = self._connect(deadline)
-        version = connection.version(ADD_PARTITIONS_TO_TXN)
-        kind = "AddPartitionsToTxnTopic"
-        topics = tuple(
-            calls.part(ADD_PARTITIONS_TO_TXN, version, kind, name=topic, partitions=numbers)
-            for topic, numbers in calls.by_topic(partitions).items()
-        )
         found = connection.ask(
             ADD_PARTITIONS_TO_TXN,
-            version,
             deadline,
             v3_and_below_transactional_id=self._id,
             v3_and_below_producer_id=self.producer_id,
             v3_and_below_producer_epoch=self.producer_epoch,
-            v3_and_below_topics=topics,
+            v3_and_below_topics=[
+                {"name": topic, "partitions": numbers}
+                for topic, numbers in calls.by_topic(partitions).items()
+            ],
         )
         failed = {
             int(result.partition_error_code): str(topic.name)

@@ -42,11 +42,11 @@ def open_on(
     """A producer's open native transactions on partitions that this broker leads; old brokers tell none."""
     if DESCRIBE_PRODUCERS.key not in connection.versions:
         return {}
-    topics = tuple(
-        calls.part(DESCRIBE_PRODUCERS, 0, "TopicRequest", name=name, partition_indexes=numbers)
+    topics = [
+        {"name": name, "partition_indexes": numbers}
         for name, numbers in calls.by_topic(partitions).items()
-    )
-    found = connection.ask(DESCRIBE_PRODUCERS, 0, deadline, topics=topics)
+    ]
+    found = connection.ask(DESCRIBE_PRODUCERS, deadline, topics=topics)
     return {
         TopicPartition(str(topic.name), int(part.partition_index)): Open(
             int(state.producer_epoch), int(state.current_txn_start_offset)
@@ -77,7 +77,7 @@ class LastOutcome:
         self._commits = None
         asked = (transactional_id,)
         try:
-            found = connection.ask(DESCRIBE_TRANSACTIONS, 0, deadline, transactional_ids=asked)
+            found = connection.ask(DESCRIBE_TRANSACTIONS, deadline, transactional_ids=asked)
         except MalformedAnswer:
             return  # kio can't read when nothing has begun: an id without a native transaction
         for state in found.transaction_states:

@@ -12,8 +12,9 @@ from pyspark.sql import functions as F
 
 from anabranch.core.ids import split_stream
 from anabranch.errors import InvalidArgument
+from anabranch.spark.clients import connect
 from anabranch.spark.failures import named_failures
-from anabranch.spark.pipelines.place import client_for, committed_under, options_of
+from anabranch.spark.pipelines.place import committed_under, options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,7 +76,7 @@ def compact(
         raise InvalidArgument("give a folder or a stream to write to, one of them")
     if into == stream:
         raise InvalidArgument(f"{stream} can't be compacted into itself")
-    with client_for(connection) as client:
+    with connect(connection) as client:
         moment = client.snapshot([stream], at=at).timestamp
         if into is not None and segments is not None:
             client.create_stream(into, segments=segments)

@@ -12,8 +12,9 @@ from pyspark.sql.types import NumericType, StringType
 
 from anabranch.core.ids import split_stream
 from anabranch.errors import InvalidArgument
+from anabranch.spark.clients import connect
 from anabranch.spark.failures import named_failures
-from anabranch.spark.pipelines.place import client_for, committed_under, options_of
+from anabranch.spark.pipelines.place import committed_under, options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -101,7 +102,7 @@ def load(
     reading, events = reading or Reading(), events or Events()
     scope, _ = split_stream(stream)
     given = name if name is not None else f"load-{uuid.uuid4().hex}"
-    with client_for(connection) as client:
+    with connect(connection) as client:
         if segments is not None:
             client.create_stream(stream, segments=segments)
         else:

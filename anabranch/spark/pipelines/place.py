@@ -17,16 +17,6 @@ def options_of(connection: Connection, **more: str | int | None) -> dict[str, st
     return options | {name: str(value) for name, value in more.items() if value is not None}
 
 
-def client_for(connection: Connection) -> anabranch.Client:
-    """A client for the driver; close it."""
-    return anabranch.connect(
-        connection.bootstrap,
-        prefix=connection.prefix,
-        timeout=connection.timeout,
-        config=dict(connection.librdkafka),
-    )
-
-
 def committed_under(client: anabranch.Client, scope: str, name: str) -> anabranch.Result | None:
     """The commit under a name, if there is one. An open transaction of that name is aborted."""
     with client.begin(scope, name=name) as txn:

@@ -272,9 +272,6 @@ class MemoryJournal:
         self._queued.clear()
         self._failure = self._failure or "the writer was discarded"
 
-    def release(self) -> None:
-        self._failure = self._failure or "the writer was released"
-
 
 def _now_ms(clock: Clock) -> int:
     return int(clock.wall() * 1000)
