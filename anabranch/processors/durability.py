@@ -32,11 +32,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from anabranch.batches.builder import BatchBuilder
+from anabranch.batches.builder import BatchBuilder, Row
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import BATCH_BYTES, batch_limit
 from anabranch.core import hybrid_time
@@ -355,7 +355,7 @@ class _Histories:
     is known once that one is appended."""
 
     def __init__(self, round_: Round, merge: Merge, tails: Mapping[str, Tail]) -> None:
-        self._moved = {s: replace(tails[s], vector=dict(tails[s].vector)) for s in round_.streams}
+        self._moved = {stream: tails[stream].copy() for stream in round_.streams}
         self._records = history_records(round_, merge.landed(), self._moved)
         self._offsets: dict[str, list[int]] = {stream: [] for stream in self._records}
         self._next: list[tuple[str, int]] = []  # stream, number of records
@@ -368,15 +368,18 @@ class _Histories:
             offsets = self._offsets[stream]
             if len(offsets) == len(records):
                 continue
-            builder, size = BatchBuilder(), 0
+            rows: list[Row] = []
+            size = 0
             for number in range(len(offsets), len(records)):
                 record = anchored(records[number], number, offsets)
                 value = encode(record)
                 size += len(value)
-                if builder.count and size > HISTORY_BYTES:
+                if rows and size > HISTORY_BYTES:
                     break
                 key = b"" if isinstance(record, EpochRecord) else record.txn_id
-                builder.add(key, value, (), hybrid_time.to_ms(record.timestamp))
+                rows.append((key, value, (), hybrid_time.to_ms(record.timestamp)))
+            builder = BatchBuilder()
+            builder.add_all(rows)
             place = TopicPartition(history_topic(stream), 0)
             batches.append((place, builder.build(), builder.count))
             self._next.append((stream, builder.count))

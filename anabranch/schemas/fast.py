@@ -21,6 +21,7 @@ DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 _ONE_SHOT = b"\x01\x08"
 _REPLY = b"\x01\x20"
+_ROUND_ROW = b"\x01\x41"
 _TXN_ROW = b"\x01\x44"
 _COMMIT_RECORD = b"\x01\x62"
 _OUTCOME = 6  # its place in the union of a reply's results
@@ -49,6 +50,12 @@ def _long(value: int) -> bytes:
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
         raise Unusual
     return _varint(value << 1 ^ value >> 63)
+
+
+@lru_cache(1 << 6, typed=True)
+def _losses(rejected: int, left_out: int, reason: str) -> bytes:
+    """Mostly there are none."""
+    return _long(rejected) + _long(left_out) + _string(reason)
 
 
 @lru_cache(1 << 10, typed=True)
@@ -183,9 +190,7 @@ def _write_reply(record: r.Reply) -> bytes:
             _optional_string(found.name),
             _long(found.commit_timestamp),
             _long(found.committed),
-            _long(found.rejected),
-            _long(found.left_out),
-            _string(found.reason),
+            _losses(found.rejected, found.left_out, found.reason),
             _long(found.begun_ms),
             _long(found.finished_ms),
             _int(found.keepalive_ms),
@@ -209,12 +214,16 @@ def _write_txn_row(row: r.TxnRow) -> bytes:
             _long(row.finished_ms),
             _long(row.commit_timestamp),
             _long(row.committed),
-            _long(row.rejected),
-            _long(row.left_out),
-            _string(row.reason),
+            _losses(row.rejected, row.left_out, row.reason),
             _optional_secret(row.secret),
         )
     )
+
+
+def _write_round_row(row: r.RoundRow) -> bytes:
+    times = _long(row.term), _long(row.hybrid_time)
+    offsets = _long(row.commands_offset), _long(row.control_offset)
+    return b"".join((_ROUND_ROW, *times, *offsets, _long(row.expired_ms)))
 
 
 def _write_commit_record(record: r.CommitRecord) -> bytes:
@@ -222,9 +231,8 @@ def _write_commit_record(record: r.CommitRecord) -> bytes:
     out.append(_long(record.timestamp))
     if record.segments:
         out.append(_varint(2 * len(record.segments)))
-        for at in record.segments:
-            out += (_long(at.segment_id), _int(at.partition))
-            out += (_long(at.first), _long(at.end), _long(at.count))
+        for segment_id, partition, first, end, count in record.segments:
+            out += (_long(segment_id), _int(partition), _long(first), _long(end), _long(count))
     out.append(_END)
     if record.vector:
         out.append(_varint(2 * len(record.vector)))
@@ -439,6 +447,7 @@ _STATE_OF: dict[int, r.TxnState] = {2 * i: state for i, state in enumerate(get_a
 WRITERS: dict[type, Callable[[Any], bytes]] = {
     r.OneShot: _write_one_shot,
     r.Reply: _write_reply,
+    r.RoundRow: _write_round_row,
     r.TxnRow: _write_txn_row,
     r.CommitRecord: _write_commit_record,
 }

@@ -25,8 +25,7 @@ class SegmentEnd:
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentCommit:
+class SegmentCommit(NamedTuple):
     """Where a transaction's events stand in a segment."""
 
     segment_id: int
