@@ -1,6 +1,6 @@
 """What a leader keeps in memory alone: it begins afresh with each one, and follows the log.
 
-A turn changes its own *draft* of each part. `LeaderMemory.follow` takes the drafts over when the turn's round is on
+A turn changes its own *draft* of a part. `LeaderMemory.follow` takes the drafts over when the turn's round is on
 the log, or had nothing to log. So a round that is not written leaves nothing behind. Times are monotonic ms.
 """
 
@@ -45,6 +45,11 @@ class Kept(Generic[K, V]):
         rows |= self._rows
         return {key: value for key, value in rows.items() if value is not None}
 
+    @property
+    def changed(self) -> bool:
+        """Whether a draft changes anything."""
+        return bool(self._rows)
+
     def follow(self, draft: Kept[K, V]) -> None:
         """Take over what a draft of this changes."""
         for key, value in draft._rows.items():
@@ -63,17 +68,17 @@ class Part:
 
     def draft(self) -> Self:
         """The part as a turn may change it."""
-        values = (getattr(self, name) for name in self.__slots__)
-        return type(self)(*(Kept(v) if isinstance(v, Kept) else v for v in values))
+        values = [getattr(self, name) for name in self.__slots__]
+        return type(self)(*[Kept(v) if type(v) is Kept else v for v in values])
 
     def follow(self, draft: Self) -> None:
         """Take over what a draft of this changes."""
         for name in self.__slots__:
-            mine, its = getattr(self, name), getattr(draft, name)
-            if isinstance(mine, Kept):
-                mine.follow(its)
-            else:
+            its = getattr(draft, name)
+            if type(its) is not Kept:
                 setattr(self, name, its)
+            elif its.changed:
+                getattr(self, name).follow(its)
 
 
 @dataclass(slots=True)
@@ -160,16 +165,21 @@ class LeaderMemory:
 
     def follow(
         self,
-        keepalives: Keepalives,
-        merging: Merging,
-        cleaning: Cleaning,
+        keepalives: Keepalives | None,
+        merging: Merging | None,
+        cleaning: Cleaning | None,
         ended: Iterable[bytes],
         forgotten: Iterable[str],
     ) -> None:
-        """Take over a turn's drafts. ``ended``: transactions. ``forgotten``: streams; others may come so named."""
-        self.keepalives.follow(keepalives)
-        self.merging.follow(merging)
-        self.cleaning.follow(cleaning)
+        """Take over the drafts that a turn made. ``ended``: transactions. ``forgotten``: streams; others may come
+        so named.
+        """
+        if keepalives is not None:
+            self.keepalives.follow(keepalives)
+        if merging is not None:
+            self.merging.follow(merging)
+        if cleaning is not None:
+            self.cleaning.follow(cleaning)
         for txn_id in ended:
             self.keepalives.heard.put(txn_id, None)
             self.merging.forget_txn(txn_id)

@@ -108,19 +108,37 @@ class Turn:
     forgotten: list[str] = field(default_factory=list)  # streams that are no more with this round
     # Journal partitions whose plain writes had their turn: others come first now.
     served: list[tuple[str, int]] = field(default_factory=list)
-    keepalives: Keepalives = field(init=False)
-    merging: Merging = field(init=False)
-    cleaning: Cleaning = field(init=False)
+    # Made when they are asked for: most turns need no more than one of them.
+    _keepalives: Keepalives | None = None
+    _merging: Merging | None = None
+    _cleaning: Cleaning | None = None
 
     _finished: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.keepalives = self.memory.keepalives.draft()
-        self.merging = self.memory.merging.draft()
-        self.cleaning = self.memory.cleaning.draft()
         self._finished = self.state.finished
         self.hybrid_time = self.state.round.hybrid_time
         self.expired_ms = self.state.round.expired_ms
+
+    # -- drafts of memory -----------------------------------------------------------------------------
+
+    @property
+    def keepalives(self) -> Keepalives:
+        if self._keepalives is None:
+            self._keepalives = self.memory.keepalives.draft()
+        return self._keepalives
+
+    @property
+    def merging(self) -> Merging:
+        if self._merging is None:
+            self._merging = self.memory.merging.draft()
+        return self._merging
+
+    @property
+    def cleaning(self) -> Cleaning:
+        if self._cleaning is None:
+            self._cleaning = self.memory.cleaning.draft()
+        return self._cleaning
 
     # -- what decisions do ----------------------------------------------------------------------------
 
@@ -224,7 +242,7 @@ class Turn:
     def done(self) -> None:
         """The round is on the log, or had nothing to log: what is in memory follows."""
         self.index.round_done(self.ended, self.cut, self.served)
-        parts = self.keepalives, self.merging, self.cleaning
+        parts = self._keepalives, self._merging, self._cleaning
         self.memory.follow(*parts, self.ended, self.forgotten)
 
     def outcome(self, row: TxnRow, *, full: bool = True) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from anabranch.batches.format import Buffer
 from anabranch.kafka.wire import codes, data
@@ -17,8 +18,7 @@ from anabranch.ports import NOT_ENOUGH_REPLICAS, LogError, LogFenced, LogUncerta
 Answers = dict[TopicPartition, data.Produced]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A batch as it is sent, its sequence in it; ``index`` is its place in the caller's list."""
 
     partition: TopicPartition

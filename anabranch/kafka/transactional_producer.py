@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from anabranch.batches.format import Buffer, next_sequence, patch_parts, read_header
 from anabranch.kafka.link import Answers, Link, Piece, Wave, failure_of
@@ -100,11 +99,12 @@ class KafkaProducer:
         The n-th batches of all partitions of a broker go into one request. Memory: the requests under
         way, at most `MAX_IN_FLIGHT` times ``max_request_bytes`` per broker, besides the given batches.
         """
-        seen: Counter[TopicPartition] = Counter()
+        seen: dict[TopicPartition, int] = {}
         ranks = []
         for partition, _ in batches:
-            ranks.append(seen[partition])
-            seen[partition] += 1
+            rank = seen.get(partition, 0)
+            ranks.append(rank)
+            seen[partition] = rank + 1
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         self._check_usable()
         try:
@@ -115,7 +115,8 @@ class KafkaProducer:
             self._cluster.forget({partition.topic for partition in seen})
             self._after_failure(error)
             raise
-        offsets = self.append_stream(batches[index] for index in order)
+        link_of = self._reached if self.is_v2 else self._link
+        offsets = self._append((batches[index] for index in order), link_of)
         result = [0] * len(order)
         for index, offset in zip(order, offsets, strict=True):
             result[index] = offset
@@ -126,12 +127,19 @@ class KafkaProducer:
 
         A request goes out when a partition comes a second time, or at ``max_request_bytes``.
         """
+        return self._append(batches, self._link)
+
+    def _append(
+        self,
+        batches: Iterable[tuple[TopicPartition, Buffer]],
+        link_of: Callable[[TopicPartition], Link],
+    ) -> list[int]:
         self._check_usable()
         offsets: list[int] = []
         try:
             for index, (partition, batch) in enumerate(batches):
                 offsets.append(-1)
-                self._gather(index, partition, batch, offsets)
+                self._gather(link_of(partition), index, partition, batch, offsets)
             for link in self._links.values():
                 self._send(link, offsets)
             for link in self._links.values():
@@ -224,9 +232,13 @@ class KafkaProducer:
     # -- append ---------------------------------------------------------------------------------------
 
     def _gather(
-        self, index: int, partition: TopicPartition, batch: Buffer, offsets: list[int]
+        self,
+        link: Link,
+        index: int,
+        partition: TopicPartition,
+        batch: Buffer,
+        offsets: list[int],
     ) -> None:
-        link = self._link(partition)
         most = self._cluster.settings.max_request_bytes
         if not link.gathering.has_room(partition, len(batch), most):
             self._send(link, offsets)
@@ -282,6 +294,11 @@ class KafkaProducer:
                 self._cluster.distrust(leader.node)
                 raise self._unreachable(str(error), partition.topic) from error
         return link
+
+    def _reached(self, partition: TopicPartition) -> Link:
+        """The link that was found to be open just now (`_reach`): it is not looked at again."""
+        leader = self._cluster.leader(partition)
+        return (self._links.get(leader.node) if leader else None) or self._link(partition)
 
     def _unreachable(self, message: str, topic: str) -> LogError:
         """Nothing of this append was sent there; but what was appended before would lack it."""

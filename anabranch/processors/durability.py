@@ -94,16 +94,10 @@ class Durable:
 
 
 @contextmanager
-def native_transaction(producer: Producer) -> Iterator[None]:
-    """What is appended inside is committed at the end. See `undone_on_failure`."""
-    with undone_on_failure(producer):
-        yield
-    producer.commit()
+def native_transaction(producer: Producer, *, commit: bool = True) -> Iterator[None]:
+    """What is appended inside is committed at the end, or left open.
 
-
-@contextmanager
-def undone_on_failure(producer: Producer) -> Iterator[None]:
-    """What fails inside aborts the native transaction, unless nobody can tell what happened: then lead anew.
+    What fails inside aborts it, unless nobody can tell what happened: then lead anew.
 
     Raises: RecordsGone, for an `OffsetOutOfRange`; all else as it comes.
     """
@@ -120,6 +114,8 @@ def undone_on_failure(producer: Producer) -> Iterator[None]:
     except Exception:
         producer.abort()  # what was to be appended could not be made
         raise
+    if commit:
+        producer.commit()
 
 
 def write_round(
@@ -237,7 +233,7 @@ def _append(
             history.stands(stand)
             bases += stand
         # Only now: offsets that were guessed, perhaps before somebody else led, prove nothing.
-        appended = _check_behind(round_, merge.landed(), tails)
+        appended = _check_behind(round_, history.landed, tails)
     finally:
         readers.close()
     ends = {
@@ -352,11 +348,12 @@ def _check_behind(
 
 class _Histories:
     """The history records of a round, batch after batch: what a record says of the place of one in another batch
-    is known once that one is appended."""
+    is known once that one is appended. ``landed``: where the parts' events stand, or should."""
 
     def __init__(self, round_: Round, merge: Merge, tails: Mapping[str, Tail]) -> None:
         self._moved = {stream: tails[stream].copy() for stream in round_.streams}
-        self._records = history_records(round_, merge.landed(), self._moved)
+        self.landed = merge.landed()
+        self._records = history_records(round_, self.landed, self._moved)
         self._offsets: dict[str, list[int]] = {stream: [] for stream in self._records}
         self._next: list[tuple[str, int]] = []  # stream, number of records
 

@@ -15,8 +15,7 @@ shorter than it was is waited for: a broker that leads no more, and does not kno
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Container, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.core import limits
@@ -80,15 +79,10 @@ class StreamTrouble:
     _next: float = 0.0
     _looked: float = 0.0  # when an answer came that counts
 
-    @contextmanager
-    def hinting(self) -> Iterator[None]:
+    def hint(self, error: LogError) -> None:
         """A failure for a topic that ends leading is looked at when that begins again."""
-        try:
-            yield
-        except LogError as error:
-            if error.topics:
-                self._hints.append(error)
-            raise
+        if error.topics:
+            self._hints.append(error)
 
     def begin(self, state: State) -> None:
         """A leader begins: what waited waits on, until a look."""
