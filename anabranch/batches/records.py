@@ -23,6 +23,7 @@ _MAX_VARINT_BITS = 32
 _MAX_VARLONG_BITS = 64
 _I64 = 1 << 63
 _USUAL_TIME = 1 << 62
+_CODEC_NUMBERS: dict[str | None, int] = {None: CODECS["none"], "": CODECS["none"], **CODECS}
 
 
 class Record(NamedTuple):
@@ -250,9 +251,9 @@ def _encode(
 
 def codec_number(name: str | None) -> int:
     """The number of a codec's name; None is no compression."""
-    for known, number in CODECS.items():
-        if known == (name or "none"):
-            return number
+    number = _CODEC_NUMBERS.get(name)
+    if number is not None:
+        return number
     raise InvalidArgument(f"compression {name!r}: one of {', '.join(CODECS)}")
 
 

@@ -59,7 +59,7 @@ def clean_up(turn: Turn) -> None:
 
 def say_epochs_again(turn: Turn) -> None:
     """Say the active epochs again where many commits came since. Call it when the round is complete."""
-    since = turn.cleaning.since_epoch
+    since = turn.histories.since_epoch
     counts = {stream: since.get(stream, 0) for stream in turn.round.streams}
     for step in turn.round.history:
         counts[step.stream] = 0 if isinstance(step, NewEpoch) else counts[step.stream] + 1

@@ -123,24 +123,28 @@ class Merging(Part):
 class Cleaning(Part):
     """When and where journals and histories are shortened.
 
-    ``cuttable_ms``: since when something can be cut there. ``since_epoch``: commits in a stream's history since its
-    last EPOCH record. ``spare``: below that offset a history speaks of nothing left. ``crowded``: where something
-    may have to move.
+    ``cuttable_ms``: since when something can be cut there. ``spare``: below that offset a history speaks of nothing
+    left. ``crowded``: where something may have to move.
     """
 
     next_ms: int = 0
     cuttable_ms: Kept[Place, int] = field(default_factory=Kept)
-    since_epoch: Kept[str, int] = field(default_factory=Kept)
     spare: Kept[str, int] = field(default_factory=Kept)
     crowded: tuple[Place, ...] = ()
     may_move_ms: Kept[Place, int] = field(default_factory=Kept)
 
     def forget_stream(self, stream: str) -> None:
-        self.since_epoch.put(stream, None)
         self.spare.put(stream, None)
         self.crowded = tuple(place for place in self.crowded if place[0] != stream)
         self.may_move_ms.forget(lambda place: place[0] == stream)
         self.cuttable_ms.forget(lambda place: place[0] == stream)
+
+
+@dataclass(slots=True)
+class Histories(Part):
+    """Commits in each stream's history since its last EPOCH record. Each round counts: its draft is small."""
+
+    since_epoch: Kept[str, int] = field(default_factory=Kept)
 
 
 @dataclass(slots=True)
@@ -154,6 +158,7 @@ class LeaderMemory:
     keepalives: Keepalives
     merging: Merging = field(default_factory=Merging)
     cleaning: Cleaning = field(default_factory=Cleaning)
+    histories: Histories = field(default_factory=Histories)
     waiting: Mapping[str, str] = field(default_factory=dict)
     carrying: Collection[bytes] = ()
     refused: Mapping[bytes, str] = field(default_factory=dict)
@@ -168,6 +173,7 @@ class LeaderMemory:
         keepalives: Keepalives | None,
         merging: Merging | None,
         cleaning: Cleaning | None,
+        histories: Histories | None,
         ended: Iterable[bytes],
         forgotten: Iterable[str],
     ) -> None:
@@ -180,9 +186,12 @@ class LeaderMemory:
             self.merging.follow(merging)
         if cleaning is not None:
             self.cleaning.follow(cleaning)
+        if histories is not None:
+            self.histories.follow(histories)
         for txn_id in ended:
             self.keepalives.heard.put(txn_id, None)
             self.merging.forget_txn(txn_id)
         for stream in forgotten:
             self.merging.forget_stream(stream)
             self.cleaning.forget_stream(stream)
+            self.histories.since_epoch.put(stream, None)

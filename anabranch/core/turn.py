@@ -16,7 +16,7 @@ from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.ids import made_ms_of
 from anabranch.core.journal_index import JournalIndex
-from anabranch.core.memory import Cleaning, Keepalives, LeaderMemory, Merging
+from anabranch.core.memory import Cleaning, Histories, Keepalives, LeaderMemory, Merging
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import FINISHED, TRANSACTIONS, Op
@@ -108,10 +108,11 @@ class Turn:
     forgotten: list[str] = field(default_factory=list)  # streams that are no more with this round
     # Journal partitions whose plain writes had their turn: others come first now.
     served: list[tuple[str, int]] = field(default_factory=list)
-    # Made when they are asked for: most turns need no more than one of them.
+    # Made when they are asked for: most turns need two of them.
     _keepalives: Keepalives | None = None
     _merging: Merging | None = None
     _cleaning: Cleaning | None = None
+    _histories: Histories | None = None
 
     _finished: int = field(init=False)
 
@@ -139,6 +140,12 @@ class Turn:
         if self._cleaning is None:
             self._cleaning = self.memory.cleaning.draft()
         return self._cleaning
+
+    @property
+    def histories(self) -> Histories:
+        if self._histories is None:
+            self._histories = self.memory.histories.draft()
+        return self._histories
 
     # -- what decisions do ----------------------------------------------------------------------------
 
@@ -242,7 +249,7 @@ class Turn:
     def done(self) -> None:
         """The round is on the log, or had nothing to log: what is in memory follows."""
         self.index.round_done(self.ended, self.cut, self.served)
-        parts = self._keepalives, self._merging, self._cleaning
+        parts = self._keepalives, self._merging, self._cleaning, self._histories
         self.memory.follow(*parts, self.ended, self.forgotten)
 
     def outcome(self, row: TxnRow, *, full: bool = True) -> Outcome:

@@ -206,7 +206,8 @@ def _append(
     """Steps 1 and 2, at once where offsets are guessed; None if they came out otherwise."""
     readers = JournalReaders(to.log, ahead=to.read_ahead)
     try:
-        merge = Merge(readers, round_, _limits(state, round_))
+        streams = round_.streams
+        merge = Merge(readers, round_, _limits(state, streams))
         status = TopicPartition(status_topic(to.prefix), to.control_partition)
         small = _append_if_big(producer, merge)
         records = list(_records(to, round_, state, status, wall_ms))
@@ -215,13 +216,13 @@ def _append(
         first: list[_Batch] = []
         if guessed is not None:
             merge.note(guessed)
-            history = _Histories(round_, merge, tails)
+            history = _Histories(round_, streams, merge, tails)
             first = history.next()
         bases = producer.append([*small, *(record[:2] for record in (*records, *first))])
         data = bases[: len(small)]
         if history is None:
             merge.note(data)
-            history = _Histories(round_, merge, tails)
+            history = _Histories(round_, streams, merge, tails)
         elif offset_guess is not None:
             if data != guessed:
                 offset_guess.miss()
@@ -252,9 +253,9 @@ def _append(
     return _Appended(small, data, bool(round_.history), ends.get(status), appended, moved)
 
 
-def _limits(state: State, round_: Round) -> dict[str, int]:
+def _limits(state: State, streams: Sequence[str]) -> dict[str, int]:
     """The most bytes of a batch of each stream."""
-    rows = {stream: state.streams.get(stream) for stream in round_.streams}
+    rows = {stream: state.streams.get(stream) for stream in streams}
     return {stream: batch_limit(row.settings) for stream, row in rows.items() if row is not None}
 
 
@@ -350,8 +351,10 @@ class _Histories:
     """The history records of a round, batch after batch: what a record says of the place of one in another batch
     is known once that one is appended. ``landed``: where the parts' events stand, or should."""
 
-    def __init__(self, round_: Round, merge: Merge, tails: Mapping[str, Tail]) -> None:
-        self._moved = {stream: tails[stream].copy() for stream in round_.streams}
+    def __init__(
+        self, round_: Round, streams: Sequence[str], merge: Merge, tails: Mapping[str, Tail]
+    ) -> None:
+        self._moved = {stream: tails[stream].copy() for stream in streams}
         self.landed = merge.landed()
         self._records = history_records(round_, self.landed, self._moved)
         self._offsets: dict[str, list[int]] = {stream: [] for stream in self._records}

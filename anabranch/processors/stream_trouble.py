@@ -132,8 +132,10 @@ class StreamTrouble:
 
     def given_up(self, state: State, after_s: float) -> list[tuple[str, str]]:
         """(stream, why) of those that are not to be waited for any longer."""
+        if not self.waiting:
+            return []
         now = self.clock.monotonic()
-        if self.waiting and now >= self._next:
+        if now >= self._next:
             self.look(state)
         found = []
         for stream, why in sorted(self.waiting.items()):

@@ -71,6 +71,10 @@ _BYTES = tuple(bytes((number,)) for number in range(0x80))
 def _varint(number: int) -> bytes:
     if number <= 0x7F:
         return _BYTES[number]
+    if number <= 0x3FFF:
+        return bytes((number & 0x7F | 0x80, number >> 7))
+    if number <= 0x1FFFFF:
+        return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
