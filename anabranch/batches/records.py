@@ -23,7 +23,7 @@ _MAX_VARINT_BITS = 32
 _MAX_VARLONG_BITS = 64
 _I64 = 1 << 63
 _USUAL_TIME = 1 << 62
-_CODEC_NUMBERS: dict[str | None, int] = {None: CODECS["none"], "": CODECS["none"], **CODECS}
+_CODEC_NUMBERS: dict[str, int] = {**CODECS}
 
 
 class Record(NamedTuple):
@@ -251,7 +251,7 @@ def _encode(
 
 def codec_number(name: str | None) -> int:
     """The number of a codec's name; None is no compression."""
-    number = _CODEC_NUMBERS.get(name)
+    number = _CODEC_NUMBERS.get(name or "none")
     if number is not None:
         return number
     raise InvalidArgument(f"compression {name!r}: one of {', '.join(CODECS)}")

@@ -19,12 +19,12 @@ Answers = dict[TopicPartition, data.Produced]
 
 
 class Piece(NamedTuple):
-    """A batch as it is sent, its sequence in it; ``index`` is its place in the caller's list."""
+    """A batch as it is sent, its sequence in it. ``place``: where it stands in the caller's list."""
 
     partition: TopicPartition
     parts: tuple[Buffer, ...]  # its bytes, in a row
     next_sequence: int
-    index: int = 0
+    place: int = 0
 
     @property
     def size(self) -> int:

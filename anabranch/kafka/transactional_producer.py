@@ -368,7 +368,7 @@ class KafkaProducer:
             produced = answers[partition]
             if produced.error == NONE:
                 if offsets is not None:
-                    offsets[piece.index] = produced.base_offset
+                    offsets[piece.place] = produced.base_offset
                 self._acked[partition] = piece.next_sequence
             else:
                 failed.append(piece)

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -79,8 +78,7 @@ HISTORY_BYTES = 8 << 20  # of one batch of a history; a round may have several
 _OP_BYTES = 64  # of an op's record, beside its value: key, header, framing
 
 
-@dataclass(frozen=True, slots=True)
-class Durable:
+class Durable(NamedTuple):
     """Where rounds of one control partition go."""
 
     log: Log

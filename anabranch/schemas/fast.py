@@ -235,8 +235,9 @@ def _write_commit_record(record: r.CommitRecord) -> bytes:
     out.append(_long(record.timestamp))
     if record.segments:
         out.append(_varint(2 * len(record.segments)))
-        for segment_id, partition, first, end, count in record.segments:
-            out += (_long(segment_id), _int(partition), _long(first), _long(end), _long(count))
+        for at in record.segments:
+            out += (_long(at.segment_id), _int(at.partition))
+            out += (_long(at.first), _long(at.end), _long(at.count))
     out.append(_END)
     if record.vector:
         out.append(_varint(2 * len(record.vector)))

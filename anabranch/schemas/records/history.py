@@ -25,7 +25,8 @@ class SegmentEnd:
     end_offset: int
 
 
-class SegmentCommit(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SegmentCommit:
     """Where a transaction's events stand in a segment."""
 
     segment_id: int
