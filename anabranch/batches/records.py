@@ -23,7 +23,7 @@ _MAX_VARINT_BITS = 32
 _MAX_VARLONG_BITS = 64
 _I64 = 1 << 63
 _USUAL_TIME = 1 << 62
-_CODEC_NUMBERS: dict[str, int] = {**CODECS}
+_CODEC_NUMBERS: dict[str, int] = dict(CODECS.items())
 
 
 class Record(NamedTuple):
