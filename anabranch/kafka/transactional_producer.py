@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from anabranch.batches.format import Buffer, next_sequence, patch_parts, read_header
 from anabranch.kafka.link import Answers, Link, Piece, Wave, failure_of
@@ -102,9 +102,8 @@ class KafkaProducer:
         seen: dict[TopicPartition, int] = {}
         ranks = []
         for partition, _ in batches:
-            rank = seen.get(partition, 0)
-            ranks.append(rank)
-            seen[partition] = rank + 1
+            ranks.append(seen.get(partition, 0))
+            seen[partition] = ranks[-1] + 1
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         self._check_usable()
         try:
@@ -115,8 +114,7 @@ class KafkaProducer:
             self._cluster.forget({partition.topic for partition in seen})
             self._after_failure(error)
             raise
-        link_of = self._reached if self.is_v2 else self._link
-        offsets = self._append((batches[index] for index in order), link_of)
+        offsets = self._append((batches[index] for index in order), self.is_v2)
         result = [0] * len(order)
         for index, offset in zip(order, offsets, strict=True):
             result[index] = offset
@@ -127,19 +125,19 @@ class KafkaProducer:
 
         A request goes out when a partition comes a second time, or at ``max_request_bytes``.
         """
-        return self._append(batches, self._link)
+        return self._append(batches, False)
 
-    def _append(
-        self,
-        batches: Iterable[tuple[TopicPartition, Buffer]],
-        link_of: Callable[[TopicPartition], Link],
-    ) -> list[int]:
+    def _append(self, batches: Iterable[tuple[TopicPartition, Buffer]], reached: bool) -> list[int]:
         self._check_usable()
+        most = self._cluster.settings.max_request_bytes
         offsets: list[int] = []
         try:
             for index, (partition, batch) in enumerate(batches):
                 offsets.append(-1)
-                self._gather(link_of(partition), index, partition, batch, offsets)
+                link = self._link(partition, reached)
+                if not link.gathering.has_room(partition, len(batch), most):
+                    self._send(link, offsets)
+                link.gathering.add(self._piece(index, partition, batch))
             for link in self._links.values():
                 self._send(link, offsets)
             for link in self._links.values():
@@ -231,17 +229,7 @@ class KafkaProducer:
 
     # -- append ---------------------------------------------------------------------------------------
 
-    def _gather(
-        self,
-        link: Link,
-        index: int,
-        partition: TopicPartition,
-        batch: Buffer,
-        offsets: list[int],
-    ) -> None:
-        most = self._cluster.settings.max_request_bytes
-        if not link.gathering.has_room(partition, len(batch), most):
-            self._send(link, offsets)
+    def _piece(self, index: int, partition: TopicPartition, batch: Buffer) -> Piece:
         sequence = self._sequences.get(partition, 0)
         try:
             parts = patch_parts(batch, self.producer_id, self.producer_epoch, sequence)
@@ -249,7 +237,7 @@ class KafkaProducer:
             raise LogRefused(f"{self._id}: append: {error}", CORRUPT_MESSAGE) from error
         following = next_sequence(sequence, read_header(parts[0], whole=False).record_count)
         self._sequences[partition] = following
-        link.gathering.add(Piece(partition, parts, following, index))
+        return Piece(partition, parts, following, index)
 
     def _reach(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         """Connect to the leaders of all these, before anything is sent: what can't be reached costs nothing.
@@ -278,7 +266,8 @@ class KafkaProducer:
             raise problem
         return unseen
 
-    def _link(self, partition: TopicPartition) -> Link:
+    def _link(self, partition: TopicPartition, reached: bool = False) -> Link:
+        """The way to the leader. ``reached``: it was found to be open just now."""
         leader = self._cluster.leader(partition)
         if leader is None:
             deadline = self._cluster.deadline(LEADER_S)
@@ -286,7 +275,7 @@ class KafkaProducer:
         link = self._links.get(leader.node) or self._links.setdefault(
             leader.node, Link(leader.node)
         )
-        if not link.in_flight and not link.gathering.pieces:
+        if not (link.in_flight or link.gathering.pieces or (reached and link.connection)):
             highest = PRODUCE.highest if self.is_v2 else PRODUCE_ADDS_FROM - 1
             try:
                 link.connect(self._cluster, self._cluster.deadline(), highest)
@@ -294,11 +283,6 @@ class KafkaProducer:
                 self._cluster.distrust(leader.node)
                 raise self._unreachable(str(error), partition.topic) from error
         return link
-
-    def _reached(self, partition: TopicPartition) -> Link:
-        """The link that was found to be open just now (`_reach`): it is not looked at again."""
-        leader = self._cluster.leader(partition)
-        return (self._links.get(leader.node) if leader else None) or self._link(partition)
 
     def _unreachable(self, message: str, topic: str) -> LogError:
         """Nothing of this append was sent there; but what was appended before would lack it."""

@@ -52,9 +52,8 @@ def _long(value: int) -> bytes:
     return _varint(value << 1 ^ value >> 63)
 
 
-@lru_cache(1 << 6, typed=True)
+@lru_cache(1 << 6, typed=True)  # mostly there are none
 def _losses(rejected: int, left_out: int, reason: str) -> bytes:
-    """Mostly there are none."""
     return _long(rejected) + _long(left_out) + _string(reason)
 
 
@@ -225,9 +224,8 @@ def _write_txn_row(row: r.TxnRow) -> bytes:
 
 
 def _write_round_row(row: r.RoundRow) -> bytes:
-    times = _long(row.term), _long(row.hybrid_time)
-    offsets = _long(row.commands_offset), _long(row.control_offset)
-    return b"".join((_ROUND_ROW, *times, *offsets, _long(row.expired_ms)))
+    rest = row.commands_offset, row.control_offset, row.expired_ms
+    return b"".join((_ROUND_ROW, *map(_long, (row.term, row.hybrid_time, *rest))))
 
 
 def _write_commit_record(record: r.CommitRecord) -> bytes:
@@ -429,21 +427,9 @@ def _read_reply(data: bytes) -> r.Reply:
     if data[at:] != _END + _END or not -(1 << 31) <= keepalive_ms < 1 << 31:
         raise Unusual  # with streams or writers: an open transaction's
     outcome = r.Outcome(
-        txn_id,
-        state,
-        scope,
-        name,
-        commit_timestamp,
-        committed,
-        rejected,
-        left_out,
-        reason,
-        begun_ms,
-        finished_ms,
-        keepalive_ms,
-        (),
-        (),
-    )
+        txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,
+        finished_ms, keepalive_ms, (), (),
+    )  # fmt: skip
     return r.Reply(correlation_id, command, hybrid_time, outcome)
 
 
