@@ -115,10 +115,7 @@ class KafkaProducer:
             self._after_failure(error)
             raise
         offsets = self._append((batches[index] for index in order), self.is_v2)
-        result = [0] * len(order)
-        for index, offset in zip(order, offsets, strict=True):
-            result[index] = offset
-        return result
+        return [offset for _, offset in sorted(zip(order, offsets, strict=True))]
 
     def append_stream(self, batches: Iterable[tuple[TopicPartition, Buffer]]) -> list[int]:
         """Like `append`, of batches that are made while earlier ones are on their way.
