@@ -102,7 +102,7 @@ def read_header(data: Buffer, *, whole: bool = True) -> BatchHeader:
         raise CorruptBatch(
             f"{len(data)} bytes are no record batch: its header alone has {HEADER_SIZE}"
         )
-    header = BatchHeader._make(_HEADER.unpack_from(data))
+    header = tuple.__new__(BatchHeader, _HEADER.unpack_from(data))
     if header.magic != MAGIC:
         raise CorruptBatch(f"a batch of magic {header.magic}; only RecordBatch v2 is supported")
     if whole and header.length != len(data) - _LENGTH_FROM:

@@ -23,6 +23,7 @@ _MAX_VARINT_BITS = 32
 _MAX_VARLONG_BITS = 64
 _I64 = 1 << 63
 _USUAL_TIME = 1 << 62
+_CODEC_NUMBERS: dict[str, int] = dict(CODECS.items())
 
 
 class Record(NamedTuple):
@@ -74,6 +75,7 @@ def _decode_usual(body: bytes, header: BatchHeader) -> list[Record]:
     if not -_USUAL_TIME < base < _USUAL_TIME:
         raise _Unusual
     records: list[Record] = []
+    new, add = tuple.__new__, records.append
     at = 0
     for _ in range(header.record_count):
         size, at = _usual_size(body, at)
@@ -91,16 +93,18 @@ def _decode_usual(body: bytes, header: BatchHeader) -> list[Record]:
         last_delta = delta
         key: bytes | None = None
         value: bytes | None = None
-        if body[at] == 1:
+        size = body[at]
+        if size == 1:
             at += 1
         else:
-            size, start = _usual_size(body, at)
+            size, start = _usual_size(body, at) if size & 0x81 else (size >> 1, at + 1)
             at = start + size
             key = body[start:at]
-        if body[at] == 1:
+        size = body[at]
+        if size == 1:
             at += 1
         else:
-            size, start = _usual_size(body, at)
+            size, start = _usual_size(body, at) if size & 0x81 else (size >> 1, at + 1)
             at = start + size
             value = body[start:at]
         if body[at]:
@@ -110,7 +114,7 @@ def _decode_usual(body: bytes, header: BatchHeader) -> list[Record]:
             at += 1
         if at != end:
             raise _Unusual
-        records.append(Record(first + delta, timestamp, key, value, headers))
+        add(new(Record, (first + delta, timestamp, key, value, headers)))
     if at != len(body):
         raise _Unusual
     if header.is_log_append_time:
@@ -137,10 +141,14 @@ def _usual_number(body: bytes, at: int) -> tuple[int, int]:
 
 def _usual_size(body: bytes, at: int) -> tuple[int, int]:
     size = body[at]
+    at += 1
     if size & 0x80:
-        size, at = _usual_number(body, at)
-    else:
-        at += 1
+        more = body[at]
+        if more & 0x80:
+            size, at = _usual_number(body, at - 1)
+        else:
+            size += (more << 7) - 0x80
+            at += 1
     if size & 1:
         raise _Unusual
     return size >> 1, at
@@ -243,9 +251,9 @@ def _encode(
 
 def codec_number(name: str | None) -> int:
     """The number of a codec's name; None is no compression."""
-    for known, number in CODECS.items():
-        if known == (name or "none"):
-            return number
+    number = _CODEC_NUMBERS.get(name or "none")
+    if number is not None:
+        return number
     raise InvalidArgument(f"compression {name!r}: one of {', '.join(CODECS)}")
 
 

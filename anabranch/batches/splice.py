@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from anabranch.batches.builder import Row
 from anabranch.batches.format import read_header
@@ -21,8 +21,7 @@ from anabranch.errors import InvariantViolation, check
 from anabranch.ports import RawBatch, TopicPartition
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The share of one commit in the target: runs of a journal partition, in order, then events, then batches.
 
     ``batches``: of records that all go to the target (`anabranch.batches.split`).

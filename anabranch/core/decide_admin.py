@@ -67,8 +67,9 @@ def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:
 
 def check_served(turn: Turn, scope: str) -> None:
     """`UnknownScope` unless the scope exists and is served here."""
-    served = turn.state.scopes.get(_own_scope(turn, scope))
+    served = turn.state.scopes.get(scope)
     if served is None:
+        _own_scope(turn, scope)
         raise UnknownScope(f"scope {scope!r} is not known here: create a stream in it first")
     if served != turn.settings.control_partition:
         raise UnknownScope(f"scope {scope!r} is served by control partition {served}")

@@ -57,14 +57,15 @@ def clean_up(turn: Turn) -> None:
 
 def say_epochs_again(turn: Turn) -> None:
     """Log active epochs again after many commits. Call it when the round is complete."""
-    since = turn.cleaning.since_epoch
+    since = turn.histories.since_epoch
+    counts = {stream: since.get(stream, 0) for stream in turn.round.streams}
     for step in turn.round.history:
-        stream = step.stream
-        since.put(stream, 0 if isinstance(step, NewEpoch) else since.get(stream, 0) + 1)
-    for stream in sorted(turn.round.streams):
-        if since.get(stream, 0) >= turn.settings.epoch_again:
+        counts[step.stream] = 0 if isinstance(step, NewEpoch) else counts[step.stream] + 1
+    for stream, count in sorted(counts.items()):
+        due = count >= turn.settings.epoch_again
+        since.put(stream, 0 if due else count)
+        if due:
             row = turn.state.streams[stream]
-            since.put(stream, 0)
             turn.round.history.append(
                 NewEpoch(
                     stream, row.stream_epoch, row.reference_epoch, turn.next_timestamp(),

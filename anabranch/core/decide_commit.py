@@ -178,6 +178,8 @@ def _join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> Pendi
 
 def advance_commits(turn: Turn) -> None:
     """Merge the commits decided in former rounds, then decide the pending ones that can be decided."""
+    if not turn.state.committing:
+        return
     waiting = sorted(turn.state.committing)  # an order that a successor repeats
     merge_decided(turn, [txn_id for txn_id in waiting if _can_merge(turn, txn_id)])
     for txn_id in waiting:
@@ -365,7 +367,9 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
         stream, _, key, value, headers, timestamp = event
         if stream != former:
             if stream not in by_stream:
-                check_in_scope(stream, command.scope)
+                # A name that is known is a legal one: mostly that is all there is to check.
+                if stream not in turn.state.streams or not stream.startswith(f"{command.scope}/"):
+                    check_in_scope(stream, command.scope)
                 active_stream(turn, stream)
                 by_stream[stream] = []
             former, events = stream, by_stream[stream]

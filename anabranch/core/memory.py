@@ -1,6 +1,6 @@
 """Facts that a leader keeps in memory alone: they begin afresh with each leader, and follow the log.
 
-A turn changes its own *draft* of each part. `LeaderMemory.follow` takes the drafts over when the turn's round is on
+A turn changes its own *draft* of a part. `LeaderMemory.follow` takes the drafts over when the turn's round is on
 the log, or had nothing to log. So a round that is not written leaves nothing behind. Times are monotonic ms.
 """
 
@@ -45,6 +45,11 @@ class Kept(Generic[K, V]):
         rows |= self._rows
         return {key: value for key, value in rows.items() if value is not None}
 
+    @property
+    def changed(self) -> bool:
+        """Whether a draft changes anything."""
+        return bool(self._rows)
+
     def follow(self, draft: Kept[K, V]) -> None:
         """Take over the changes of a draft of this."""
         for key, value in draft._rows.items():
@@ -63,17 +68,17 @@ class Part:
 
     def draft(self) -> Self:
         """A copy that a turn may change."""
-        values = (getattr(self, name) for name in self.__slots__)
-        return type(self)(*(Kept(v) if isinstance(v, Kept) else v for v in values))
+        values = [getattr(self, name) for name in self.__slots__]
+        return type(self)(*[Kept(v) if type(v) is Kept else v for v in values])
 
     def follow(self, draft: Self) -> None:
         """Take over the changes of a draft of this."""
         for name in self.__slots__:
-            mine, its = getattr(self, name), getattr(draft, name)
-            if isinstance(mine, Kept):
-                mine.follow(its)
-            else:
+            its = getattr(draft, name)
+            if type(its) is not Kept:
                 setattr(self, name, its)
+            elif its.changed:
+                getattr(self, name).follow(its)
 
 
 @dataclass(slots=True)
@@ -118,24 +123,28 @@ class Merging(Part):
 class Cleaning(Part):
     """When and where journals and histories are shortened.
 
-    ``cuttable_ms``: since when something can be cut there. ``since_epoch``: commits in a stream's history since its
-    last EPOCH record. ``spare``: offset below which a history names no event that is left. ``crowded``: where runs
-    may have to move.
+    ``cuttable_ms``: since when something can be cut there. ``spare``: offset below which a history names no event
+    that is left. ``crowded``: where runs may have to move.
     """
 
     next_ms: int = 0
     cuttable_ms: Kept[Place, int] = field(default_factory=Kept)
-    since_epoch: Kept[str, int] = field(default_factory=Kept)
     spare: Kept[str, int] = field(default_factory=Kept)
     crowded: tuple[Place, ...] = ()
     may_move_ms: Kept[Place, int] = field(default_factory=Kept)
 
     def forget_stream(self, stream: str) -> None:
-        self.since_epoch.put(stream, None)
         self.spare.put(stream, None)
         self.crowded = tuple(place for place in self.crowded if place[0] != stream)
         self.may_move_ms.forget(lambda place: place[0] == stream)
         self.cuttable_ms.forget(lambda place: place[0] == stream)
+
+
+@dataclass(slots=True)
+class Histories(Part):
+    """Commits in each stream's history since its last EPOCH record. Each round counts: its draft is small."""
+
+    since_epoch: Kept[str, int] = field(default_factory=Kept)
 
 
 @dataclass(slots=True)
@@ -149,6 +158,7 @@ class LeaderMemory:
     keepalives: Keepalives
     merging: Merging = field(default_factory=Merging)
     cleaning: Cleaning = field(default_factory=Cleaning)
+    histories: Histories = field(default_factory=Histories)
     waiting: Mapping[str, str] = field(default_factory=dict)
     carrying: Collection[bytes] = ()
     refused: Mapping[bytes, str] = field(default_factory=dict)
@@ -160,19 +170,28 @@ class LeaderMemory:
 
     def follow(
         self,
-        keepalives: Keepalives,
-        merging: Merging,
-        cleaning: Cleaning,
+        keepalives: Keepalives | None,
+        merging: Merging | None,
+        cleaning: Cleaning | None,
+        histories: Histories | None,
         ended: Iterable[bytes],
         forgotten: Iterable[str],
     ) -> None:
-        """Take over a turn's drafts. ``ended``: transactions. ``forgotten``: streams; their names are free."""
-        self.keepalives.follow(keepalives)
-        self.merging.follow(merging)
-        self.cleaning.follow(cleaning)
+        """Take over the drafts that a turn made. ``ended``: transactions. ``forgotten``: streams; their names are
+        free.
+        """
+        if keepalives is not None:
+            self.keepalives.follow(keepalives)
+        if merging is not None:
+            self.merging.follow(merging)
+        if cleaning is not None:
+            self.cleaning.follow(cleaning)
+        if histories is not None:
+            self.histories.follow(histories)
         for txn_id in ended:
             self.keepalives.heard.put(txn_id, None)
             self.merging.forget_txn(txn_id)
         for stream in forgotten:
             self.merging.forget_stream(stream)
             self.cleaning.forget_stream(stream)
+            self.histories.since_epoch.put(stream, None)

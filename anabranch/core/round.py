@@ -112,6 +112,12 @@ class Tail:
     since: int = 0
     read_to: int | None = None
 
+    def copy(self) -> Tail:
+        """For a round to move on, which may come to nothing."""
+        return Tail(
+            dict(self.vector), self.starts, self.last, self.vector_at, self.since, self.read_to
+        )
+
     def stands(self, offsets: Sequence[int]) -> None:
         """Take in where a round's records stand now."""
         self.last = offsets[-1]
@@ -141,12 +147,12 @@ class Round:
     @property
     def streams(self) -> list[str]:
         """The streams whose history this round continues, in order."""
-        return list(dict.fromkeys(step.stream for step in self.history))
+        return list(dict.fromkeys([step.stream for step in self.history]))
 
     @property
     def touched(self) -> list[str]:
         """The streams to whose topics this round writes, in order."""
-        return list(dict.fromkeys([*self.streams, *(stream for stream, _, _ in self.ops)]))
+        return list(dict.fromkeys([*self.streams, *[stream for stream, _, _ in self.ops]]))
 
     @property
     def commits(self) -> list[StreamCommit]:

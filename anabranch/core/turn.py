@@ -16,7 +16,7 @@ from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.ids import made_ms_of
 from anabranch.core.journal_index import JournalIndex
-from anabranch.core.memory import Cleaning, Keepalives, LeaderMemory, Merging
+from anabranch.core.memory import Cleaning, Histories, Keepalives, LeaderMemory, Merging
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.states import FINISHED, TRANSACTIONS, Op
@@ -109,19 +109,44 @@ class Turn:
     forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
     # Journal partitions whose plain writes had their turn: others come first now.
     served: list[tuple[str, int]] = field(default_factory=list)
-    keepalives: Keepalives = field(init=False)
-    merging: Merging = field(init=False)
-    cleaning: Cleaning = field(init=False)
+    # Made when they are asked for: most turns need two of them.
+    _keepalives: Keepalives | None = None
+    _merging: Merging | None = None
+    _cleaning: Cleaning | None = None
+    _histories: Histories | None = None
 
     _finished: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.keepalives = self.memory.keepalives.draft()
-        self.merging = self.memory.merging.draft()
-        self.cleaning = self.memory.cleaning.draft()
         self._finished = self.state.finished
         self.hybrid_time = self.state.round.hybrid_time
         self.expired_ms = self.state.round.expired_ms
+
+    # -- drafts of memory -----------------------------------------------------------------------------
+
+    @property
+    def keepalives(self) -> Keepalives:
+        if self._keepalives is None:
+            self._keepalives = self.memory.keepalives.draft()
+        return self._keepalives
+
+    @property
+    def merging(self) -> Merging:
+        if self._merging is None:
+            self._merging = self.memory.merging.draft()
+        return self._merging
+
+    @property
+    def cleaning(self) -> Cleaning:
+        if self._cleaning is None:
+            self._cleaning = self.memory.cleaning.draft()
+        return self._cleaning
+
+    @property
+    def histories(self) -> Histories:
+        if self._histories is None:
+            self._histories = self.memory.histories.draft()
+        return self._histories
 
     # -- what decisions do ----------------------------------------------------------------------------
 
@@ -225,7 +250,7 @@ class Turn:
     def done(self) -> None:
         """Let memory follow: the round is on the log, or had nothing to log."""
         self.index.round_done(self.ended, self.cut, self.served)
-        parts = self.keepalives, self.merging, self.cleaning
+        parts = self._keepalives, self._merging, self._cleaning, self._histories
         self.memory.follow(*parts, self.ended, self.forgotten)
 
     def outcome(self, row: TxnRow, *, full: bool = True) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from anabranch.batches.format import Buffer
 from anabranch.kafka.wire import codes, data
@@ -17,14 +18,13 @@ from anabranch.ports import NOT_ENOUGH_REPLICAS, LogError, LogFenced, LogUncerta
 Answers = dict[TopicPartition, data.Produced]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A batch ready to send, with its sequence; ``index`` is its place in the caller's list."""
+class Piece(NamedTuple):
+    """A batch ready to send, with its sequence; ``place`` is its place in the caller's list."""
 
     partition: TopicPartition
     parts: tuple[Buffer, ...]  # its bytes, in a row
     next_sequence: int
-    index: int = 0
+    place: int = 0
 
     @property
     def size(self) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from anabranch.batches.format import Buffer, next_sequence, patch_parts, read_header
@@ -100,11 +99,11 @@ class KafkaProducer:
         Memory: the requests under way, at most `MAX_IN_FLIGHT` times ``max_request_bytes`` per broker, besides
         the given batches.
         """
-        seen: Counter[TopicPartition] = Counter()
+        seen: dict[TopicPartition, int] = {}
         ranks = []
         for partition, _ in batches:
-            ranks.append(seen[partition])
-            seen[partition] += 1
+            ranks.append(seen.get(partition, 0))
+            seen[partition] = ranks[-1] + 1
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         self._check_usable()
         try:
@@ -115,23 +114,27 @@ class KafkaProducer:
             self._cluster.forget({partition.topic for partition in seen})
             self._after_failure(error)
             raise
-        offsets = self.append_stream(batches[index] for index in order)
-        result = [0] * len(order)
-        for index, offset in zip(order, offsets, strict=True):
-            result[index] = offset
-        return result
+        offsets = self._append((batches[index] for index in order), self.is_v2)
+        return [offset for _, offset in sorted(zip(order, offsets, strict=True))]
 
     def append_stream(self, batches: Iterable[tuple[TopicPartition, Buffer]]) -> list[int]:
         """Like `append`, for batches made while earlier ones are on their way.
 
         A request goes out when a partition comes a second time, or at ``max_request_bytes``.
         """
+        return self._append(batches, False)
+
+    def _append(self, batches: Iterable[tuple[TopicPartition, Buffer]], reached: bool) -> list[int]:
         self._check_usable()
+        most = self._cluster.settings.max_request_bytes
         offsets: list[int] = []
         try:
             for index, (partition, batch) in enumerate(batches):
                 offsets.append(-1)
-                self._gather(index, partition, batch, offsets)
+                link = self._link(partition, reached)
+                if not link.gathering.has_room(partition, len(batch), most):
+                    self._send(link, offsets)
+                link.gathering.add(self._piece(index, partition, batch))
             for link in self._links.values():
                 self._send(link, offsets)
             for link in self._links.values():
@@ -223,13 +226,7 @@ class KafkaProducer:
 
     # -- append ---------------------------------------------------------------------------------------
 
-    def _gather(
-        self, index: int, partition: TopicPartition, batch: Buffer, offsets: list[int]
-    ) -> None:
-        link = self._link(partition)
-        most = self._cluster.settings.max_request_bytes
-        if not link.gathering.has_room(partition, len(batch), most):
-            self._send(link, offsets)
+    def _piece(self, index: int, partition: TopicPartition, batch: Buffer) -> Piece:
         sequence = self._sequences.get(partition, 0)
         try:
             parts = patch_parts(batch, self.producer_id, self.producer_epoch, sequence)
@@ -237,7 +234,7 @@ class KafkaProducer:
             raise LogRefused(f"{self._id}: append: {error}", CORRUPT_MESSAGE) from error
         following = next_sequence(sequence, read_header(parts[0], whole=False).record_count)
         self._sequences[partition] = following
-        link.gathering.add(Piece(partition, parts, following, index))
+        return Piece(partition, parts, following, index)
 
     def _reach(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         """Connect to the leaders of all these before anything is sent: an unreachable one costs nothing.
@@ -266,7 +263,8 @@ class KafkaProducer:
             raise problem
         return unseen
 
-    def _link(self, partition: TopicPartition) -> Link:
+    def _link(self, partition: TopicPartition, reached: bool = False) -> Link:
+        """The way to the leader. ``reached``: it was found to be open just now."""
         leader = self._cluster.leader(partition)
         if leader is None:
             deadline = self._cluster.deadline(LEADER_S)
@@ -274,7 +272,7 @@ class KafkaProducer:
         link = self._links.get(leader.node) or self._links.setdefault(
             leader.node, Link(leader.node)
         )
-        if not link.in_flight and not link.gathering.pieces:
+        if not (link.in_flight or link.gathering.pieces or (reached and link.connection)):
             highest = PRODUCE.highest if self.is_v2 else PRODUCE_ADDS_FROM - 1
             try:
                 link.connect(self._cluster, self._cluster.deadline(), highest)
@@ -351,7 +349,7 @@ class KafkaProducer:
             produced = answers[partition]
             if produced.error == NONE:
                 if offsets is not None:
-                    offsets[piece.index] = produced.base_offset
+                    offsets[piece.place] = produced.base_offset
                 self._acked[partition] = piece.next_sequence
             else:
                 failed.append(piece)

@@ -194,6 +194,8 @@ class MemoryBroker:
                 state.epoch += 1
             if self.loses_markers:
                 self._lose(state)
+            if not state.landing:
+                continue
             due = [m for m in state.landing if m[0] <= now and self._takes_markers(m[1])]
             if due:
                 state.landing = [marker for marker in state.landing if marker not in due]

@@ -35,6 +35,16 @@ _MARKER_VALUE = struct.Struct(">hi")
 _ABORT, _COMMIT = 0, 1
 
 
+def _marker(kind: int) -> bytes:
+    body = bytearray()
+    marker = Record(0, 0, _CONTROL_KEY.pack(0, kind), _MARKER_VALUE.pack(0, 0))
+    encode_record(body, marker, 0, 0)
+    return bytes(body)
+
+
+_MARKERS = _marker(_ABORT), _marker(_COMMIT)
+
+
 @dataclass(slots=True)
 class Entry:
     """A batch as it lies in the partition."""
@@ -131,12 +141,8 @@ class Partition:
                     and entry.is_transactional
                 ):
                     entry.is_aborted = True
-        body = bytearray()
-        kind = _COMMIT if commit else _ABORT
-        marker = Record(0, now_ms, _CONTROL_KEY.pack(0, kind), _MARKER_VALUE.pack(0, 0))
-        encode_record(body, marker, 0, 0)
         data = frame(
-            body,
+            _MARKERS[commit],
             compression=0,
             last_offset_delta=0,
             count=1,

@@ -51,6 +51,8 @@ class Troubles(dict[TopicPartition, Trouble]):
         self, places: Iterable[TopicPartition], process: str, *kinds: Kind
     ) -> dict[TopicPartition, Trouble]:
         """Trouble of these kinds that a process sees of these partitions."""
+        if not self:
+            return {}
         found = {place: self[place] for place in places if place in self}
         return {
             place: trouble

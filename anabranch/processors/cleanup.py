@@ -26,7 +26,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.beside import helper
-from anabranch.processors.durability import undone_on_failure
+from anabranch.processors.durability import native_transaction
 from anabranch.processors.histories import Histories
 from anabranch.topics.names import history_topic, journal_topic
 
@@ -157,7 +157,7 @@ def move_next(
     producer = next_producer()
     limit = batch_limit(turn.state.streams[place[0]].settings)
     try:
-        with undone_on_failure(producer):
+        with native_transaction(producer, commit=False):
             copies = copy_runs(source, producer, place, lying, limit)
     except (LogRefused, LogUnavailable):  # leading goes on: a new leader would meet the same error
         not_now(turn, place)

@@ -114,9 +114,9 @@ class Controller:
         """Take the lead (design §5). Everything unlogged is dropped first."""
         self.resign()
         try:
-            with self._stream_trouble.hinting():
-                self._lead()
+            self._lead()
         except LogError as error:
+            self._stream_trouble.hint(error)
             self._culprit.failed(error, ())
             raise
 
@@ -204,9 +204,9 @@ class Controller:
         check(self.lease is not None, "step is for a controller that leads")
         self._trying = ()
         try:
-            with self._stream_trouble.hinting():
-                return self._step(max_wait)
+            return self._step(max_wait)
         except LogError as error:
+            self._stream_trouble.hint(error)
             self._culprit.failed(error, self._trying)
             raise
 

@@ -92,9 +92,9 @@ class Culprit:
 
     def take(self, queue: list[Command], end: int) -> list[Command]:
         """The commands of the next round. ``end``: end offset of the commands, as read last."""
-        said = list(takewhile(lambda command: command.control, queue))
-        self.careful = bool(said)
-        if said:
+        self.careful = bool(queue and queue[0].control)
+        if self.careful:
+            said = list(takewhile(lambda command: command.control, queue))
             return self._up_to_raised(said[:1] if self._said_alone else said)
         if queue and self._waited is None:
             self._waited = min(end, queue[0].offset + MAX_COMMANDS)

@@ -32,11 +32,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
-from anabranch.batches.builder import BatchBuilder
+from anabranch.batches.builder import BatchBuilder, Row
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import BATCH_BYTES, batch_limit
 from anabranch.core import hybrid_time
@@ -79,8 +78,7 @@ HISTORY_BYTES = 8 << 20  # per batch of a history; a round may have several
 _OP_BYTES = 64  # an op's record beside its value: key, header, framing
 
 
-@dataclass(frozen=True, slots=True)
-class Durable:
+class Durable(NamedTuple):
     """The topics and parts that rounds of one control partition are written with."""
 
     log: Log
@@ -94,16 +92,10 @@ class Durable:
 
 
 @contextmanager
-def native_transaction(producer: Producer) -> Iterator[None]:
-    """Commit all that is appended inside, at the end. Failures: as in `undone_on_failure`."""
-    with undone_on_failure(producer):
-        yield
-    producer.commit()
+def native_transaction(producer: Producer, *, commit: bool = True) -> Iterator[None]:
+    """Commit all that is appended inside at the end, or leave it open.
 
-
-@contextmanager
-def undone_on_failure(producer: Producer) -> Iterator[None]:
-    """Abort the native transaction if the block fails, unless its outcome is unknown: then lead again.
+    A failure inside aborts the native transaction, unless its outcome is unknown: then lead again.
 
     Raises: RecordsGone, for an `OffsetOutOfRange`; all else as it comes.
     """
@@ -120,6 +112,8 @@ def undone_on_failure(producer: Producer) -> Iterator[None]:
     except Exception:
         producer.abort()  # the data to append could not be made
         raise
+    if commit:
+        producer.commit()
 
 
 def write_round(
@@ -210,7 +204,8 @@ def _append(
     """Steps 1 and 2, at once where offsets are guessed; None if they came out otherwise."""
     readers = JournalReaders(to.log, ahead=to.read_ahead)
     try:
-        merge = Merge(readers, round_, _limits(state, round_))
+        streams = round_.streams
+        merge = Merge(readers, round_, _limits(state, streams))
         status = TopicPartition(status_topic(to.prefix), to.control_partition)
         small = _append_if_big(producer, merge)
         records = list(_records(to, round_, state, status, wall_ms))
@@ -219,13 +214,13 @@ def _append(
         first: list[_Batch] = []
         if guessed is not None:
             merge.note(guessed)
-            history = _Histories(round_, merge, tails)
+            history = _Histories(round_, streams, merge, tails)
             first = history.next()
         bases = producer.append([*small, *(record[:2] for record in (*records, *first))])
         data = bases[: len(small)]
         if history is None:
             merge.note(data)
-            history = _Histories(round_, merge, tails)
+            history = _Histories(round_, streams, merge, tails)
         elif offset_guess is not None:
             if data != guessed:
                 offset_guess.miss()
@@ -237,7 +232,7 @@ def _append(
             history.stands(stand)
             bases += stand
         # Only now: guessed offsets, perhaps from before another leader, prove nothing.
-        appended = _check_behind(round_, merge.landed(), tails)
+        appended = _check_behind(round_, history.landed, tails)
     finally:
         readers.close()
     ends = {
@@ -256,9 +251,9 @@ def _append(
     return _Appended(small, data, bool(round_.history), ends.get(status), appended, moved)
 
 
-def _limits(state: State, round_: Round) -> dict[str, int]:
+def _limits(state: State, streams: Sequence[str]) -> dict[str, int]:
     """The most bytes of a batch of each stream."""
-    rows = {stream: state.streams.get(stream) for stream in round_.streams}
+    rows = {stream: state.streams.get(stream) for stream in streams}
     return {stream: batch_limit(row.settings) for stream, row in rows.items() if row is not None}
 
 
@@ -351,11 +346,17 @@ def _check_behind(
 
 
 class _Histories:
-    """The history records of a round, batch by batch: some name the places of records in former batches."""
+    """The history records of a round, batch by batch: some name the places of records in former batches.
 
-    def __init__(self, round_: Round, merge: Merge, tails: Mapping[str, Tail]) -> None:
-        self._moved = {s: replace(tails[s], vector=dict(tails[s].vector)) for s in round_.streams}
-        self._records = history_records(round_, merge.landed(), self._moved)
+    ``landed``: where the parts' events stand, or should.
+    """
+
+    def __init__(
+        self, round_: Round, streams: Sequence[str], merge: Merge, tails: Mapping[str, Tail]
+    ) -> None:
+        self._moved = {stream: tails[stream].copy() for stream in streams}
+        self.landed = merge.landed()
+        self._records = history_records(round_, self.landed, self._moved)
         self._offsets: dict[str, list[int]] = {stream: [] for stream in self._records}
         self._next: list[tuple[str, int]] = []  # stream, number of records
 
@@ -367,15 +368,18 @@ class _Histories:
             offsets = self._offsets[stream]
             if len(offsets) == len(records):
                 continue
-            builder, size = BatchBuilder(), 0
+            rows: list[Row] = []
+            size = 0
             for number in range(len(offsets), len(records)):
                 record = anchored(records[number], number, offsets)
                 value = encode(record)
                 size += len(value)
-                if builder.count and size > HISTORY_BYTES:
+                if rows and size > HISTORY_BYTES:
                     break
                 key = b"" if isinstance(record, EpochRecord) else record.txn_id
-                builder.add(key, value, (), hybrid_time.to_ms(record.timestamp))
+                rows.append((key, value, (), hybrid_time.to_ms(record.timestamp)))
+            builder = BatchBuilder()
+            builder.add_all(rows)
             place = TopicPartition(history_topic(stream), 0)
             batches.append((place, builder.build(), builder.count))
             self._next.append((stream, builder.count))

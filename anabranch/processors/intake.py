@@ -167,6 +167,8 @@ class Intake:
         """The positions in commands and control once these, the first of the queue, are decided."""
         # Controllers' messages are first: they are queued only when the queue is empty.
         at = len(commands)
+        if at == len(self.queue):
+            return self._commands_at, self._control_at
         left = islice(self.queue, at, None)
         return (
             next((command.offset for command in left if not command.control), self._commands_at),
@@ -298,13 +300,14 @@ class Intake:
 
     def _queue_commands(self, fetched: Fetched) -> None:
         size = 0
+        place = self._commands_partition
         self.commands_end = fetched.high_watermark
         for batch in fetched.batches:
             if size > QUEUED_BYTES:
                 self._commands_at = batch.base_offset  # the rest is fetched again
                 return
             native = read_header(batch.data).is_transactional
-            for record in self._records(self._commands_partition, batch):
+            for record in self._records(place, batch):
                 if record.offset >= self._commands_at:
                     self.queue.append(self._command(record, native))
                     size += len(record.value or b"") + _RECORD_BYTES

@@ -88,9 +88,11 @@ def _pieces(
             if batches:
                 yield j, commit.parts[j], Piece(batches=batches)
         return
+    header = (TXN_HEADER, pack_txn_header(commit.txn_id, 0, commit.stream_epoch))
+    only = (header,)  # one tuple for all: it is encoded once
     for j, part in enumerate(commit.parts):
         if part.carried is None:  # else it is in the stream already
-            yield j, part, _piece(commit, part)
+            yield j, part, _piece(commit, part, only)
 
 
 def _split(readers: JournalReaders, commit: StreamCommit, limit: int) -> list[list[RawBatch]]:
@@ -104,17 +106,15 @@ def _split(readers: JournalReaders, commit: StreamCommit, limit: int) -> list[li
     return split.done()
 
 
-def _piece(commit: StreamCommit, part: Part) -> Piece:
+def _piece(commit: StreamCommit, part: Part, only: tuple[tuple[str, bytes]]) -> Piece:
     if part.runs:
         return Piece(
             source=TopicPartition(journal_topic(commit.stream), part.source), runs=part.runs
         )
-    header = (TXN_HEADER, pack_txn_header(commit.txn_id, 0, commit.stream_epoch))
-    only = (header,)  # one tuple for all, encoded once
     now = hybrid_time.to_ms(commit.timestamp)
     return Piece(
         events=[
-            (key, value, (*own, header) if own else only, stamp if stamp >= 0 else now)
+            (key, value, (*own, *only) if own else only, stamp if stamp >= 0 else now)
             for _, _, key, value, own, stamp in part.events
         ]
     )

@@ -15,8 +15,7 @@ shorter than before is waited for: a former leader may have answered that does n
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Container, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.core import limits
@@ -80,15 +79,10 @@ class StreamTrouble:
     _next: float = 0.0
     _looked: float = 0.0  # when the last answer came that counts
 
-    @contextmanager
-    def hinting(self) -> Iterator[None]:
+    def hint(self, error: LogError) -> None:
         """Keep a failure for a topic that ends leading: the next lead looks at it."""
-        try:
-            yield
-        except LogError as error:
-            if error.topics:
-                self._hints.append(error)
-            raise
+        if error.topics:
+            self._hints.append(error)
 
     def begin(self, state: State) -> None:
         """A leader begins: streams that waited wait on, until a look."""
@@ -138,8 +132,10 @@ class StreamTrouble:
 
     def given_up(self, state: State, after_s: float) -> list[tuple[str, str]]:
         """(stream, why) of those that are not to be waited for any longer."""
+        if not self.waiting:
+            return []
         now = self.clock.monotonic()
-        if self.waiting and now >= self._next:
+        if now >= self._next:
             self.look(state)
         found = []
         for stream, why in sorted(self.waiting.items()):

@@ -21,6 +21,7 @@ DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 _ONE_SHOT = b"\x01\x08"
 _REPLY = b"\x01\x20"
+_ROUND_ROW = b"\x01\x41"
 _TXN_ROW = b"\x01\x44"
 _COMMIT_RECORD = b"\x01\x62"
 _OUTCOME = 6  # place in the union of a reply's results
@@ -51,6 +52,11 @@ def _long(value: int) -> bytes:
     return _varint(value << 1 ^ value >> 63)
 
 
+@lru_cache(1 << 6, typed=True)  # mostly there are none
+def _losses(rejected: int, left_out: int, reason: str) -> bytes:
+    return _long(rejected) + _long(left_out) + _string(reason)
+
+
 @lru_cache(1 << 10, typed=True)
 def _int(value: int) -> bytes:
     if type(value) is not int or not -(1 << 31) <= value < 1 << 31:
@@ -64,6 +70,10 @@ _BYTES = tuple(bytes((number,)) for number in range(0x80))
 def _varint(number: int) -> bytes:
     if number <= 0x7F:
         return _BYTES[number]
+    if number <= 0x3FFF:
+        return bytes((number & 0x7F | 0x80, number >> 7))
+    if number <= 0x1FFFFF:
+        return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -183,9 +193,7 @@ def _write_reply(record: r.Reply) -> bytes:
             _optional_string(found.name),
             _long(found.commit_timestamp),
             _long(found.committed),
-            _long(found.rejected),
-            _long(found.left_out),
-            _string(found.reason),
+            _losses(found.rejected, found.left_out, found.reason),
             _long(found.begun_ms),
             _long(found.finished_ms),
             _int(found.keepalive_ms),
@@ -209,12 +217,15 @@ def _write_txn_row(row: r.TxnRow) -> bytes:
             _long(row.finished_ms),
             _long(row.commit_timestamp),
             _long(row.committed),
-            _long(row.rejected),
-            _long(row.left_out),
-            _string(row.reason),
+            _losses(row.rejected, row.left_out, row.reason),
             _optional_secret(row.secret),
         )
     )
+
+
+def _write_round_row(row: r.RoundRow) -> bytes:
+    rest = row.commands_offset, row.control_offset, row.expired_ms
+    return b"".join((_ROUND_ROW, *map(_long, (row.term, row.hybrid_time, *rest))))
 
 
 def _write_commit_record(record: r.CommitRecord) -> bytes:
@@ -416,21 +427,9 @@ def _read_reply(data: bytes) -> r.Reply:
     if data[at:] != _END + _END or not -(1 << 31) <= keepalive_ms < 1 << 31:
         raise Unusual  # with streams or writers: an open transaction's
     outcome = r.Outcome(
-        txn_id,
-        state,
-        scope,
-        name,
-        commit_timestamp,
-        committed,
-        rejected,
-        left_out,
-        reason,
-        begun_ms,
-        finished_ms,
-        keepalive_ms,
-        (),
-        (),
-    )
+        txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,
+        finished_ms, keepalive_ms, (), (),
+    )  # fmt: skip
     return r.Reply(correlation_id, command, hybrid_time, outcome)
 
 
@@ -439,6 +438,7 @@ _STATE_OF: dict[int, r.TxnState] = {2 * i: state for i, state in enumerate(get_a
 WRITERS: dict[type, Callable[[Any], bytes]] = {
     r.OneShot: _write_one_shot,
     r.Reply: _write_reply,
+    r.RoundRow: _write_round_row,
     r.TxnRow: _write_txn_row,
     r.CommitRecord: _write_commit_record,
 }

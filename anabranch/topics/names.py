@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from anabranch.core.ids import split_stream
 from anabranch.errors import InvalidArgument
 
@@ -44,6 +46,7 @@ def carrier_ids(control_partition: int, lane: int, prefix: str = DEFAULT_PREFIX)
     return f"{base}.a", f"{base}.b"
 
 
+@lru_cache(1 << 12)
 def stream_topic(stream: str) -> str:
     """'nyc/flights' -> 'nyc.flights': decided events only."""
     scope, name = split_stream(stream)

@@ -121,7 +121,7 @@ class World(Journals):
     def _kept(self) -> Any:
         """All that is in memory alone, but what of the journals was read."""
         memory = self.memory
-        parts = [memory.keepalives, memory.merging, memory.cleaning]
+        parts = [memory.keepalives, memory.merging, memory.cleaning, memory.histories]
         fields = [getattr(part, name) for part in parts for name in part.__slots__]
         rows = [each.as_dict() if isinstance(each, Kept) else each for each in fields]
         return [*rows, list(self.index.plain_ends.items()), dict(self.index.staged.stays)]

@@ -83,6 +83,7 @@ USUAL: list[Any] = [
         (r.Position(0, 105), r.Position(1, 12)),
         -2,
     ),
+    r.RoundRow(3, TIME, 1_000_000, 2, NOW),
 ]
 
 

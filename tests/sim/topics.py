@@ -10,7 +10,7 @@ a stream has to fit together with what was lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 BY_HAND = b"by hand"  # what somebody puts into a topic that he made anew
 OPERATOR = "operator"  # the history of what he does
-NAMES = {"stream": stream_topic, "journal": journal_topic, "history": history_topic}
+NAMES: dict[str, Callable[[str], str]] = {
+    "stream": stream_topic,
+    "journal": journal_topic,
+    "history": history_topic,
+}
 _ANEW = 0.6  # how often a topic is made anew
 _AT_ONCE = 0.3
 _FILLED = 0.4
