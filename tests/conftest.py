@@ -27,6 +27,7 @@ import pytest
 
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
+from tests import secured
 from tests.cluster import Cluster, start_cluster
 from tests.containers import brokers as containers
 from tests.containers import versions
@@ -71,6 +72,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="HOST:PORT",
         default=os.environ.get("ANABRANCH_BOOTSTRAP"),
         help="run against this cluster instead of the embedded broker",
+    )
+    parser.addoption(
+        "--secured",
+        action="store_true",
+        help="controllers and clients come in over SASL_SSL, with the rights of docs/security.md and no others",
     )
     parser.addoption(
         "--store-durations",
@@ -177,7 +183,9 @@ def measured(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="session")
-def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Broker]:
     """A broker for the whole session, with transactions of the current protocol.
 
     ``quick_start``: in the few minutes of a session a second compiler costs more than it brings.
@@ -191,13 +199,19 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
         with containers.start_broker(kind) as contained:
             yield contained
         return
+    if request.config.getoption("--secured"):
+        with secured.entered(tmp_path_factory.mktemp("secured")) as entered:
+            yield entered
+        return
     with EmbeddedBroker(quick_start=True) as embedded:
         yield embedded
         embedded.kill()  # nobody needs what it has: quicker than a shutdown
 
 
 @pytest.fixture(scope="session")
-def broker_tv0() -> Iterator[Broker]:
+def broker_tv0(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Broker]:
     """A broker with transaction.version=0: the protocol before KIP-890's second part.
 
     In a container if ``broker`` is one of Kafka's: Redpanda has no such feature.
@@ -205,6 +219,10 @@ def broker_tv0() -> Iterator[Broker]:
     if containers.kind_from_environment() == containers.KAFKA:
         with containers.start_broker(containers.KAFKA, transaction_version=0) as contained:
             yield contained
+        return
+    if request.config.getoption("--secured"):
+        with secured.entered(tmp_path_factory.mktemp("secured"), 0) as entered:
+            yield entered
         return
     with EmbeddedBroker(transaction_version=0, quick_start=True) as embedded:
         yield embedded

@@ -44,6 +44,16 @@ def carrier_ids(control_partition: int, lane: int, prefix: str = DEFAULT_PREFIX)
     return f"{base}.a", f"{base}.b"
 
 
+def of_transactions(prefix: str = DEFAULT_PREFIX) -> str:
+    """How all transactional ids begin."""
+    return f"{prefix}.control."
+
+
+def of_scope(scope: str) -> str:
+    """How the names of all topics of a scope's streams begin."""
+    return f"{scope}."
+
+
 def stream_topic(stream: str) -> str:
     """'nyc/flights' -> 'nyc.flights': decided events only."""
     scope, name = split_stream(stream)

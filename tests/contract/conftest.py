@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from anabranch.memory.log import MemoryCluster
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
 from anabranch.processors.checkpoint import RocksTable
+from anabranch.topics import rights
+from tests.secured import CONTROLLER, entrance, grant
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Maker:
 
     def topic(self, partitions: int = 1, **config: str) -> list[TopicPartition]:
         """A new topic's partitions."""
-        name = f"contract-{uuid.uuid4().hex[:12]}"
+        name = f"contract.{uuid.uuid4().hex[:12]}"
         # The records' times lie in the past, and a broker's retention goes by them.
         settings = {"retention.ms": "-1"}
         settings |= {key.replace("_", "."): value for key, value in config.items()}
@@ -66,13 +68,21 @@ class Maker:
 
     def new_id(self) -> str:
         """A transactional id that nothing else uses."""
-        return f"contract-{uuid.uuid4().hex[:12]}"
+        return f"contract.control.{uuid.uuid4().hex[:12]}"
 
 
 def _kafka(bootstrap: str, name: str) -> Maker:
     import time
 
-    return Maker(name, lambda: KafkaLog(bootstrap), int(time.time() * 1000), deleter(bootstrap))
+    open_ = opener(bootstrap, {})
+    return Maker(name, open_, int(time.time() * 1000), deleter(bootstrap))
+
+
+def opener(bootstrap: str, options: Mapping[str, object]) -> Callable[[], KafkaLog]:
+    """Opens logs as a controller of scope and prefix ``contract`` does, where brokers want to know that."""
+    address, given = entrance(bootstrap, CONTROLLER)
+    grant(bootstrap, CONTROLLER, rights.controller_rights("contract", "contract"))
+    return lambda: KafkaLog(address, {**options, **given})
 
 
 def deleter(bootstrap: str) -> Callable[[str], None]:

@@ -8,6 +8,7 @@ import pytest
 
 from anabranch.errors import (
     InvalidArgument,
+    NotAuthorized,
     NotReady,
     TopicMisconfigured,
     TopicNotEmpty,
@@ -354,5 +355,5 @@ def test_two_replicas_stay_in_sync_where_there_are_two(
         d.create_control_topics(log, prefix, control_partitions=1, replication_factor=1)
     assert [spec.config["min.insync.replicas"] for spec in made] == ["1"] * 4
     monkeypatch.setattr(type(log), "default_replication_factor", lambda *_: None)
-    with pytest.raises(TopicMisconfigured, match=rf"{prefix}\.commands: .* DESCRIBE_CONFIGS"):
+    with pytest.raises(NotAuthorized, match=rf"right DescribeConfigs on .*{prefix}\.commands"):
         d.create_control_topics(log, prefix, control_partitions=1)

@@ -10,7 +10,14 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from anabranch.ports import LogError, LogFenced, LogRefused, LogUnavailable, LogUncertain
+from anabranch.ports import (
+    NOT_AUTHORIZED,
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    LogUncertain,
+)
 
 NONE = 0
 UNKNOWN_TOPIC_ID = 100
@@ -51,13 +58,22 @@ _FENCING = {
         "INVALID_PRODUCER_ID_MAPPING", _Z, "the id now has another producer id, or expired"
     ),
 }
-_FORBIDDEN = {
-    29: Meaning("TOPIC_AUTHORIZATION_FAILED", _X, "may not use the topic"),
-    31: Meaning("CLUSTER_AUTHORIZATION_FAILED", _X, "may not do this on the cluster"),
-    35: Meaning("UNSUPPORTED_VERSION", _X, "the broker does not speak this version"),
-    42: Meaning("INVALID_REQUEST", _X, "the broker can't read the request"),
-    53: Meaning("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", _X, "may not use the transactional id"),
-}
+
+
+def _forbidden(right: str) -> dict[int, Meaning]:
+    """Codes of a call that needs this right on a topic, or on a transactional id."""
+    missing = f"the right {right} on the {{}} is missing"
+    return {
+        29: Meaning("TOPIC_AUTHORIZATION_FAILED", _X, missing.format("topic")),
+        31: Meaning("CLUSTER_AUTHORIZATION_FAILED", _X, "may not do this on the cluster"),
+        35: Meaning("UNSUPPORTED_VERSION", _X, "the broker does not speak this version"),
+        42: Meaning("INVALID_REQUEST", _X, "the broker can't read the request"),
+        53: Meaning(
+            "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", _X, missing.format("transactional id")
+        ),
+    }
+
+
 _COORDINATOR = {
     14: Meaning("COORDINATOR_LOAD_IN_PROGRESS", _R, "it reads its log and did nothing yet"),
     15: Meaning("COORDINATOR_NOT_AVAILABLE", _F, "there is none right now"),
@@ -71,7 +87,7 @@ _COORDINATOR = {
 # given up instead, so that nothing hangs on the brokers' deduplication.
 PRODUCE_CODES = {
     **_FENCING,
-    **_FORBIDDEN,
+    **_forbidden("Write"),
     2: Meaning("CORRUPT_MESSAGE", _X, "the CRC does not match, or the topic asks for keys"),
     10: Meaning("MESSAGE_TOO_LARGE", _X, "above max.message.bytes"),
     17: Meaning("INVALID_TOPIC_EXCEPTION", _X, "the topic can't be written"),
@@ -124,7 +140,7 @@ IDEMPOTENT_CODES = {
 
 ADD_PARTITIONS_CODES = {
     **_FENCING,
-    **_FORBIDDEN,
+    **_forbidden("Write"),
     **_COORDINATOR,
     3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _R, "a new topic is not known to every broker yet"),
     17: Meaning("INVALID_TOPIC_EXCEPTION", _X, "the topic can't be written"),
@@ -146,13 +162,15 @@ END_TXN_CODES = {
         "INVALID_TXN_STATE", _U, "there is no transaction to end: it was ended from outside"
     ),
     53: Meaning(
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", _U, "rights taken away in mid-transaction"
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+        _U,
+        "the right Write on the transactional id was taken in mid-transaction",
     ),
 }
 
 INIT_CODES = {
     **_FENCING,
-    **_FORBIDDEN,
+    **_forbidden("Write"),
     **_COORDINATOR,
     7: Meaning("REQUEST_TIMED_OUT", _R, "initialising again is always safe"),
     50: Meaning("INVALID_TRANSACTION_TIMEOUT", _X, "above the broker's transaction.max.timeout.ms"),
@@ -160,7 +178,7 @@ INIT_CODES = {
 
 # For calls that only read: all that may pass by itself is asked again.
 READ_CODES = {
-    **_FORBIDDEN,
+    **_forbidden("Describe"),
     3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", _F, "not known to this broker (yet)"),
     5: Meaning("LEADER_NOT_AVAILABLE", _F, "an election is under way"),
     6: Meaning("NOT_LEADER_OR_FOLLOWER", _F, "the leader moved"),
@@ -180,8 +198,13 @@ READ_CODES = {
     103: Meaning("INCONSISTENT_TOPIC_ID", _F, "the topic was made anew"),
 }
 
+FETCH_CODES = {**READ_CODES, **_forbidden("Read")}
+SETTINGS_CODES = {**READ_CODES, **_forbidden("DescribeConfigs")}
+DELETE_RECORDS_CODES = {**READ_CODES, **_forbidden("Delete")}
+
 CREATE_CODES = {
     **READ_CODES,
+    **_forbidden("Create"),
     17: Meaning("INVALID_TOPIC_EXCEPTION", _X, "not the name of a topic"),
     37: Meaning("INVALID_PARTITIONS", _X, "a topic has at least one partition"),
     38: Meaning("INVALID_REPLICATION_FACTOR", _X, "more replicas than brokers, or none"),
@@ -191,7 +214,7 @@ CREATE_CODES = {
 }
 
 DELETE_CODES = {
-    **READ_CODES,
+    **DELETE_RECORDS_CODES,
     44: CREATE_CODES[44],
     73: Meaning("TOPIC_DELETION_DISABLED", _X, "delete.topic.enable is false"),
     89: CREATE_CODES[89],
@@ -200,6 +223,7 @@ DELETE_CODES = {
 # INVALID_PARTITIONS is the caller's: it says that the topic has as many already.
 GROW_CODES = {
     **CREATE_CODES,
+    **_forbidden("Alter"),
     38: Meaning("INVALID_REPLICATION_FACTOR", _R, "some of the topic's brokers are away"),
     39: Meaning("INVALID_REPLICA_ASSIGNMENT", _X, "too few brokers for the topic's replicas"),
     60: Meaning("REASSIGNMENT_IN_PROGRESS", _R, "the topic's replicas are being moved"),
@@ -216,6 +240,8 @@ def error_for(
     meant: Meaning, code: int, what: str, detail: str | None = None, topics: Iterable[str] = ()
 ) -> LogError:
     """The error to raise, once retrying is over. ``topics``: those that the broker says it of."""
+    if code in NOT_AUTHORIZED:
+        detail = None  # brokers say no more there than that
     text = f"{what}: {meant.name} ({code}), {detail or meant.reason}"
     match meant.act:
         case Act.REFUSED:
