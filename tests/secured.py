@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,9 +66,14 @@ class SecuredBroker(NamedTuple):
         }
 
     def grant(self, user: str, rights: Iterable[Right]) -> None:
-        bindings = [_acl(AclBinding, user, right) for right in dict.fromkeys(rights)]
+        """Grant, and wait until the authorizer has it: brokers say that it is done before."""
+        wanted = list(dict.fromkeys(rights))
+        bindings = [_acl(AclBinding, user, right) for right in wanted]
         for done in self.admin.create_acls(bindings).values():
             done.result(30)
+        last = _acl(AclBindingFilter, user, wanted[-1])
+        while not self.admin.describe_acls(last).result(30):
+            time.sleep(0.005)
 
     def revoke(self, user: str, rights: Iterable[Right]) -> None:
         filters = [_acl(AclBindingFilter, user, right) for right in dict.fromkeys(rights)]
@@ -107,7 +113,9 @@ def secured_broker(
         secure=secure,
         transaction_version=transaction_version,
     ) as broker:
-        yield SecuredBroker(broker, folder, AdminClient({"bootstrap.servers": broker.bootstrap}))
+        yield SecuredBroker(
+            broker, folder, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+        )
         broker.kill()
 
 

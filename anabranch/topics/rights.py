@@ -81,7 +81,9 @@ def client_rights(prefix: str = DEFAULT_PREFIX) -> Iterator[Right]:
 def writer_rights(*streams: str) -> Iterator[Right]:
     """A writer's, besides those of a client."""
     for stream in streams:
-        yield Right(TOPIC, journal_topic(stream), "Write", "write events")
+        journal = journal_topic(stream)
+        yield Right(TOPIC, journal, "Write", "write events")
+        yield Right(TOPIC, journal, "DescribeConfigs", "know how big an event may be")
 
 
 def reader_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from anabranch.memory.table import MemoryStore
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
 from anabranch.processors.checkpoint import RocksTable
 from anabranch.topics import rights
+from anabranch.topics.rights import Right
 from tests.secured import CONTROLLER, entrance, grant
 
 
@@ -43,6 +44,7 @@ class Maker:
     open: Callable[[], Log]
     now_ms: int
     delete: Callable[[str], None]  # a topic, as an operator does by hand
+    bootstrap: str = ""
     logs: list[Log] = field(default_factory=list)
     producers: list[Producer] = field(default_factory=list)
 
@@ -56,6 +58,10 @@ class Maker:
         made = self.log().producer(name or self.new_id(), timeout=timeout)
         self.producers.append(made)
         return made
+
+    def allow(self, wanted: Iterable[Right]) -> None:
+        """Grant a controller rights, where brokers ask for them."""
+        grant(self.bootstrap, CONTROLLER, wanted)
 
     def topic(self, partitions: int = 1, **config: str) -> list[TopicPartition]:
         """A new topic's partitions."""
@@ -74,15 +80,16 @@ class Maker:
 def _kafka(bootstrap: str, name: str) -> Maker:
     import time
 
-    open_ = opener(bootstrap, {})
-    return Maker(name, open_, int(time.time() * 1000), deleter(bootstrap))
-
-
-def opener(bootstrap: str, options: Mapping[str, object]) -> Callable[[], KafkaLog]:
-    """Opens logs as a controller of scope and prefix ``contract`` does, where brokers want to know that."""
-    address, given = entrance(bootstrap, CONTROLLER)
-    grant(bootstrap, CONTROLLER, rights.controller_rights("contract", "contract"))
-    return lambda: KafkaLog(address, {**options, **given})
+    address, options = entrance(bootstrap, CONTROLLER)
+    made = Maker(
+        name,
+        lambda: KafkaLog(address, options),
+        int(time.time() * 1000),
+        deleter(bootstrap),
+        bootstrap,
+    )
+    made.allow(rights.controller_rights("contract", "contract"))
+    return made
 
 
 def deleter(bootstrap: str) -> Callable[[str], None]:

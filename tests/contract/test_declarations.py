@@ -16,6 +16,7 @@ from anabranch.errors import (
 )
 from anabranch.ports import Log, LogRefused, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics import declarations as d
+from anabranch.topics import rights
 from anabranch.topics.names import (
     commands_topic,
     control_topic,
@@ -40,13 +41,17 @@ ALL = {
 
 
 @pytest.fixture
-def prefix() -> str:
-    return f"p{uuid.uuid4().hex[:8]}"
+def prefix(maker: Maker) -> str:
+    made = f"p{uuid.uuid4().hex[:8]}"
+    maker.allow(rights.controller_rights(made))
+    return made
 
 
 @pytest.fixture
-def stream() -> str:
-    return f"s{uuid.uuid4().hex[:8]}/events"
+def stream(maker: Maker) -> str:
+    scope = f"s{uuid.uuid4().hex[:8]}"
+    maker.allow(rights.scope_rights(scope))
+    return f"{scope}/events"
 
 
 def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
@@ -84,6 +89,7 @@ def test_a_streams_topics_are_created_as_declared(log: Log, stream: str) -> None
 def test_a_clients_clock_may_be_a_day_ahead(maker: Maker, log: Log, prefix: str) -> None:
     """A controller says so to those that are further ahead; the status topic keeps its hour."""
     d.create_control_topics(log, prefix, control_partitions=1)
+    maker.allow(rights.client_rights(prefix))
     ahead = maker.now_ms + d.DAY_MS + 60_000
     place = TopicPartition(commands_topic(prefix), 0)
     assert write(log, maker, [(place, batch("a", timestamps=(ahead,)))]) == [0]

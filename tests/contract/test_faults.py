@@ -33,7 +33,7 @@ from anabranch.ports import (
     LogUncertain,
     TopicPartition,
 )
-from tests.contract.conftest import Maker, deleter, opener
+from tests.contract.conftest import Maker, deleter
 from tests.contract.helpers import batch, committed_values, wait_stable, write
 from tests.contract.proxy import Proxy
 
@@ -47,7 +47,7 @@ def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
     bootstrap = request.getfixturevalue(fixture).bootstrap
     options = {"request.timeout.ms": 1500, "socket.connection.setup.timeout.ms": 1000}
     now_ms = int(time.time() * 1000)
-    made = Maker(request.param, opener(bootstrap, options), now_ms, deleter(bootstrap))
+    made = Maker(request.param, lambda: KafkaLog(bootstrap, options), now_ms, deleter(bootstrap))
     yield made
     for producer in made.producers:
         producer.close()
