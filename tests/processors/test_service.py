@@ -148,8 +148,10 @@ def test_it_is_ready_while_it_stands_by_and_while_its_passes_end(
     controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert controller._trouble() == "starting, or leaving"
-    member = SimpleNamespace(alive=True, error=None)
+    member = SimpleNamespace(alive=True, error=None, trouble="a right is missing")
     monkeypatch.setattr(controller, "_membership", member)
+    assert controller._trouble() == "a right is missing"
+    member.trouble = ""
     assert controller._trouble() is None, "it stands by"
     leader = SimpleNamespace(leading=False, metrics=Metrics())
     controller._leaders[2] = leader  # type: ignore[assignment]
