@@ -237,6 +237,8 @@ NOT_ENOUGH_REPLICAS = 19
 TOPIC_AUTHORIZATION_FAILED = 29
 INVALID_TIMESTAMP = 32
 INVALID_RECORD = 87
+# … for want of a right: on a topic, a group, the cluster, a transactional id.
+NOT_AUTHORIZED = frozenset((TOPIC_AUTHORIZATION_FAILED, 30, 31, 53))
 
 
 class LogError(Exception):
@@ -273,6 +275,11 @@ class LogRefused(LogError):
     def __init__(self, message: str, error: int, topics: Iterable[str] = ()) -> None:
         super().__init__(message, topics)
         self.error = error
+
+    @property
+    def forbidden(self) -> bool:
+        """Whether a right is missing."""
+        return self.error in NOT_AUTHORIZED
 
 
 class TopicGone(LogRefused):

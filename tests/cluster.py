@@ -8,11 +8,14 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from anabranch.topics import rights
 from tests.owned import start_module
+from tests.secured import CLIENT, CONTROLLER, entrance, grant
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0
@@ -43,7 +46,10 @@ class ControllerProcess:
         """Start it; `wait_leading` says when it leads."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.status_file.unlink(missing_ok=True)
-        arguments = ["controller", "--bootstrap", self.bootstrap, "--prefix", self.prefix]
+        address, options = entrance(self.bootstrap, CONTROLLER)
+        grant(self.bootstrap, CONTROLLER, rights.controller_rights(self.prefix))
+        grant(self.bootstrap, CLIENT, rights.client_rights(self.prefix))
+        arguments = ["controller", "--bootstrap", address, "--prefix", self.prefix, *words(options)]
         arguments += ["--data-dir", str(self.folder / "data"), "--key-file", str(self.key_file)]
         arguments += ["--status-file", str(self.status_file), *self.arguments]
         with self.log_file.open("ab") as log:
@@ -111,6 +117,11 @@ class ControllerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.kill()
+
+
+def words(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Options on a command line."""
+    return tuple(word for name, value in options.items() for word in ("-X", f"{name}={value}"))
 
 
 @dataclass

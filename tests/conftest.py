@@ -29,6 +29,7 @@ import pytest
 
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
+from tests import secured
 from tests.cluster import Cluster, start_cluster
 from tests.containers import brokers as containers
 from tests.containers import versions
@@ -76,6 +77,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run against this cluster instead of the embedded broker",
     )
     parser.addoption(
+        "--secured",
+        action="store_true",
+        help="controllers and clients come in over SASL_SSL, with the rights of docs/security.md and no others",
+    )
+    parser.addoption(
         "--store-durations",
         action="store_true",
         help="write down how long each file took, by which workers share them",
@@ -119,6 +125,11 @@ def scope_of(nodeid: str) -> str:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take the long files first, so that they end at the same time."""
+    if config.getoption("--secured"):
+        skip = pytest.mark.skip(reason="brokers don't tell clients without a right what exists")
+        for item in items:
+            if item.get_closest_marker("unsecured"):
+                item.add_marker(skip)
     if not hasattr(config, "workerinput"):
         return
     measured = stored_durations()
@@ -196,7 +207,9 @@ def measured(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="session")
-def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Broker]:
     """A broker for the whole session, with transactions of the current protocol.
 
     ``quick_start``: in the few minutes of a session a second compiler costs more than it brings.
@@ -210,13 +223,19 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
         with containers.start_broker(kind) as contained:
             yield contained
         return
+    if request.config.getoption("--secured"):
+        with secured.entered(tmp_path_factory.mktemp("secured")) as entered:
+            yield entered
+        return
     with EmbeddedBroker(quick_start=True) as embedded:
         yield embedded
         embedded.kill()  # its data is not needed: quicker than a shutdown
 
 
 @pytest.fixture(scope="session")
-def broker_tv0() -> Iterator[Broker]:
+def broker_tv0(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Broker]:
     """A broker with transaction.version=0: the protocol before KIP-890's second part.
 
     In a container if ``broker`` is one of Kafka's: Redpanda has no such feature.
@@ -224,6 +243,10 @@ def broker_tv0() -> Iterator[Broker]:
     if containers.kind_from_environment() == containers.KAFKA:
         with containers.start_broker(containers.KAFKA, transaction_version=0) as contained:
             yield contained
+        return
+    if request.config.getoption("--secured"):
+        with secured.entered(tmp_path_factory.mktemp("secured"), 0) as entered:
+            yield entered
         return
     with EmbeddedBroker(transaction_version=0, quick_start=True) as embedded:
         yield embedded

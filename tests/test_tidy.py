@@ -54,7 +54,9 @@ _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")
 _COMMENT = re.compile(r"(?:^|  )# (.*)$", re.MULTILINE)
 _VAGUE = re.compile(r"\b(?:nobody|anew|whoever|come to stand|for ever)\b", re.IGNORECASE)
 # The topics' names begin likewise.
-_DOTTED = re.compile(r"`(anabranch(?!\.(?:commands|control|replies|status)\b)(?:\.\w+)+)`")
+_DOTTED = re.compile(
+    r"`(anabranch(?!\.(?:commands|control|controllers|replies|status)\b)(?:\.\w+)+)`"
+)
 _PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)\b")
 
 

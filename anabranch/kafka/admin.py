@@ -138,7 +138,9 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadl
                 if code != NONE:
                     cluster.forget((str(topic.name),))
                     what = f"delete records of {topic.name}"
-                    raise_or_again(codes.READ_CODES, code, what, topics=(str(topic.name),))
+                    raise_or_again(
+                        codes.DELETE_RECORDS_CODES, code, what, topics=(str(topic.name),)
+                    )
 
 
 def default_replication_factor(cluster: Cluster, topic: str, deadline: float) -> int | None:
@@ -315,7 +317,7 @@ def describe_topics(
         if code == UNKNOWN_TOPIC_OR_PARTITION:
             continue
         if code != NONE:
-            raise_or_again(codes.READ_CODES, code, f"settings of {name}", topics=(name,))
+            raise_or_again(codes.SETTINGS_CODES, code, f"settings of {name}", topics=(name,))
         topic = topics.get(name)
         if topic is None:
             raise Again(LogUnavailable(f"settings of {name}, not asked for"))

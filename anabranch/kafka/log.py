@@ -218,7 +218,7 @@ class KafkaLog:
             raise Again(problem) from problem
         if error != NONE:
             self._cluster.forget({partition.topic for partition in asked.positions})
-            raise_or_again(codes.READ_CODES, error, "fetch")
+            raise_or_again(codes.FETCH_CODES, error, "fetch")
         result = {}
         failure: tuple[str, int] | None = None
         for partition, answer in answers.items():
@@ -229,7 +229,7 @@ class KafkaLog:
             if answer.error not in (NONE, OFFSET_OUT_OF_RANGE):
                 failure = topic, answer.error
                 self._cluster.forget((topic,))
-                meant = meaning(codes.READ_CODES, answer.error)
+                meant = meaning(codes.FETCH_CODES, answer.error)
                 why = error_for(meant, answer.error, f"fetch {topic}", topics=(topic,))
                 if failed is not None:
                     failed[partition] = why
@@ -250,7 +250,7 @@ class KafkaLog:
                 result[partition] = fetched
         if failure is not None and failed is None and not result:
             topic, code = failure
-            raise_or_again(codes.READ_CODES, code, f"fetch {topic}", topics=(topic,))
+            raise_or_again(codes.FETCH_CODES, code, f"fetch {topic}", topics=(topic,))
         return result
 
     def end_offsets(

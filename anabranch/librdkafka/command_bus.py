@@ -287,7 +287,8 @@ class KafkaBus:
         self._on_error(error)
 
     def _on_error(self, error: KafkaError) -> None:
-        self._trouble = str(error)
+        if error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # no group is ever joined
+            self._trouble = str(error)
         log.debug("commands and replies: %s", error)
 
     # -- its end --------------------------------------------------------------------------------------

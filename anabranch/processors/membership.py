@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from anabranch.librdkafka.options import for_librdkafka
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
+
+log = logging.getLogger("anabranch.controller")
 
 _POLL_S = 0.1
 
@@ -35,9 +38,11 @@ class Membership:
         self._on_gained = on_gained
         self._on_lost = on_lost
         self._topic = topic
+        self._group = group
         self._stop = threading.Event()
         self._aside_until: float | None = None  # monotonic
         self.error: KafkaException | None = None
+        self.trouble = ""  # why the group gives this member no partition
         common = {**for_librdkafka(options), "bootstrap.servers": bootstrap}
         self._consumer = LastingConsumer(
             {
@@ -92,16 +97,24 @@ class Membership:
                     self._join()
                 message = self._consumer.poll(_POLL_S)
                 error = message.error() if message is not None else None
-                if error is not None and error.fatal():
-                    raise KafkaException(error)
+                if error is not None:
+                    self._complaint(error)
         except KafkaException as error:
             self.error = error
         finally:
             self._consumer.close()
 
+    def _complaint(self, error: KafkaError) -> None:
+        if error.fatal():
+            raise KafkaException(error)
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED and not self.trouble:
+            self.trouble = f"the right Read on the group {self._group} is missing"
+            log.error("no control partition is led from here: %s", self.trouble)
+
     def _assigned(self, consumer: LastingConsumer, partitions: list[TopicPartition]) -> None:
         # The consumer fetches nothing: the controller reads the log itself.
         consumer.incremental_assign(partitions)
+        self.trouble = ""
         if partitions:
             consumer.pause(partitions)
             self._on_gained({p.partition for p in partitions})

@@ -29,7 +29,15 @@ from anabranch.core.turn import Settings
 from anabranch.errors import AnabranchError, FixCallError, InvalidToken, NotAuthorized, NotReady
 from anabranch.infra.storage import hold
 from anabranch.kafka.log import KafkaLog
-from anabranch.ports import Log, LogDenied, LogError, LogUnavailable, TableError, TopicPartition
+from anabranch.ports import (
+    Log,
+    LogDenied,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    TableError,
+    TopicPartition,
+)
 from anabranch.processors.config import ControllerOptions, parse_place
 from anabranch.processors.keyfile import key_path, load_or_create
 from anabranch.processors.leader import Leader
@@ -163,6 +171,10 @@ class ControllerService(mode.Service):
                     return True
                 except LogDenied as error:
                     raise NotAuthorized(str(error)) from error
+                except LogRefused as error:
+                    if error.forbidden:
+                        raise NotAuthorized(str(error)) from error
+                    raise
                 except (LogUnavailable, NotReady) as error:
                     # A broker that has just started, or lags, may not know the topics yet.
                     log.warning("waiting for the brokers: %s", error)
@@ -230,6 +242,8 @@ class ControllerService(mode.Service):
             return "starting, or leaving"
         with self._lock:
             leaders = dict(self._leaders)
+        if not leaders and self._membership.trouble:
+            return self._membership.trouble
         for partition, leader in leaders.items():
             if not leader.leading:
                 return f"control partition {partition}: taking the lead"

@@ -30,6 +30,7 @@ from anabranch.errors import (
     AnabranchError,
     IllegalState,
     InvalidArgument,
+    NotAuthorized,
     NotReady,
     TopicMisconfigured,
 )
@@ -231,7 +232,8 @@ class StreamTopics:
                 self._log.delete_topics(left)
         except LogRefused as error:
             refusal = f"the brokers don't delete {_names(left)}: {error}; delete them by hand, then repeat this"
-            return self._refused(stream, InvalidArgument(refusal))
+            kind = NotAuthorized if error.forbidden else InvalidArgument
+            return self._refused(stream, kind(refusal))
         names = topics_of(stream)
         known = self._log.describe_topics([self._witness, *names])
         found = [known[name] for name in names if name in known]

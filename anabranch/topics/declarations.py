@@ -17,6 +17,7 @@ from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, ch
 from anabranch.errors import (
     AnabranchError,
     InvalidArgument,
+    NotAuthorized,
     NotReady,
     TopicMisconfigured,
     TopicNotEmpty,
@@ -314,7 +315,7 @@ def refusal_of(error: LogRefused) -> AnabranchError:
         )
     if error.error == UNKNOWN_TOPIC_OR_PARTITION:
         return NotReady(f"{error} (yet, or any more); ask again")
-    return InvalidArgument(f"the broker refused: {error}")
+    return (NotAuthorized if error.forbidden else InvalidArgument)(f"the broker refused: {error}")
 
 
 def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
@@ -415,9 +416,8 @@ def _durable(log: Log, spec: TopicSpec) -> TopicSpec:
     if spec.replication_factor < 0:
         factor = log.default_replication_factor(spec.name)
     if factor is None:
-        raise TopicMisconfigured(
-            f"{spec.name}: the brokers don't tell how many replicas it would get; let controllers DESCRIBE_CONFIGS "
-            f"of it, or say how many ({REPLICATION})"
+        raise NotAuthorized(
+            f"the right DescribeConfigs on the topic {spec.name} is missing; or set {REPLICATION}"
         )
     in_sync = {MIN_ISR: "2" if factor >= 2 else "1"}
     return TopicSpec(

@@ -46,6 +46,16 @@ def carrier_ids(control_partition: int, lane: int, prefix: str = DEFAULT_PREFIX)
     return f"{base}.a", f"{base}.b"
 
 
+def of_transactions(prefix: str = DEFAULT_PREFIX) -> str:
+    """The common beginning of all transactional ids."""
+    return f"{prefix}.control."
+
+
+def of_scope(scope: str) -> str:
+    """The common beginning of the names of all topics of a scope's streams."""
+    return f"{scope}."
+
+
 @lru_cache(1 << 12)
 def stream_topic(stream: str) -> str:
     """'nyc/flights' -> 'nyc.flights': decided events only."""

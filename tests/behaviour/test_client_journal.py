@@ -28,6 +28,8 @@ from anabranch.librdkafka.options import Options
 from anabranch.ports import TopicPartition as Place
 from anabranch.schemas.records import SegmentRange, Touched
 from anabranch.topics.names import journal_topic
+from anabranch.topics.rights import TOPIC, Right
+from tests import secured
 from tests.conftest import Broker
 
 pytestmark = pytest.mark.broker
@@ -48,6 +50,12 @@ class Journals:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         for future in admin.create_topics([NewTopic(name, 2, 1, config=config)]).values():
             future.result(30)
+        operations = "Write", "DescribeConfigs"
+        secured.grant(
+            self.bootstrap,
+            secured.CLIENT,
+            [Right(TOPIC, name, one, "a writer's") for one in operations],
+        )
         return name
 
     def opened(self, topic: str) -> KafkaJournal:

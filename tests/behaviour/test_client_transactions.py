@@ -214,6 +214,7 @@ def test_several_streams_appear_at_once(client: anabranch.Client, scope: str, st
 # -- refusals and limits --------------------------------------------------------------------------------
 
 
+@pytest.mark.unsecured
 def test_unknown_streams_scopes_and_transactions(
     client: anabranch.Client, scope: str, stream: str
 ) -> None:
@@ -367,6 +368,7 @@ def test_commits_outlive_a_controller(own_cluster: Cluster, scope: str) -> None:
         assert values(client, stream) == dict.fromkeys(sure, 1)
 
 
+@pytest.mark.unsecured
 def test_no_controller_at_all_is_not_ready(cluster: Cluster, unique: str) -> None:
     with (
         anabranch.connect(cluster.bootstrap, prefix=f"none-{unique}", timeout=1) as client,

@@ -181,7 +181,13 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception]]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("no such stream", marks=pytest.mark.unsecured),
+        *(case for case in WRONG if case != "no such stream"),
+    ],
+)
 def test_errors_say_what_to_do(cluster: Cluster, scenario: Scenario, case: str) -> None:
     changes, error = WRONG[case]
     call: dict[str, Any] = {

@@ -6,7 +6,6 @@ import base64
 import json
 import logging
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,8 @@ from anabranch.kafka.wire.calls import METADATA
 from anabranch.kafka.wire.cluster import Cluster
 from anabranch.kafka.wire.errors import ConnectionBroken
 from anabranch.ports import LogDenied, TopicSpec
-from tests.cluster import ControllerProcess
+from tests.cluster import ControllerProcess, words
+from tests.secured import make_certificate
 
 PASSWORD = "wonder land"
 WRONG = "planted-secret"
@@ -74,15 +74,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     secure = SecureListener({"alice": PASSWORD}, both, folder / "ca.pem")
     with EmbeddedBroker(properties=RIGHTS, quick_start=True, secure=secure) as broker:
         yield Place(broker, folder)
-
-
-def make_certificate(folder: Path, name: str, signer: str | None) -> None:
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command += ["-keyout", f"{name}.key", "-out", f"{name}.pem"]
-    if signer is not None:
-        command += ["-CA", f"{signer}.pem", "-CAkey", f"{signer}.key"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 
 MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "OAUTHBEARER")
@@ -246,7 +237,3 @@ def test_certificates_are_read_again(place: Place, tmp_path: Path) -> None:
 def copy(source: Path, target: Path) -> None:
     for kind in (".pem", ".key"):
         target.with_suffix(kind).write_text(source.with_suffix(kind).read_text())
-
-
-def words(options: dict[str, str]) -> tuple[str, ...]:
-    return tuple(word for name, value in options.items() for word in ("-X", f"{name}={value}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,9 @@ from anabranch.memory.log import MemoryCluster
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
 from anabranch.processors.checkpoint import RocksTable
+from anabranch.topics import rights
+from anabranch.topics.rights import Right
+from tests.secured import CONTROLLER, entrance, grant
 
 
 @dataclass
@@ -41,6 +44,7 @@ class Maker:
     open: Callable[[], Log]
     now_ms: int
     delete: Callable[[str], None]  # a topic, as an operator does by hand
+    bootstrap: str = ""
     logs: list[Log] = field(default_factory=list)
     producers: list[Producer] = field(default_factory=list)
 
@@ -55,9 +59,13 @@ class Maker:
         self.producers.append(made)
         return made
 
+    def allow(self, wanted: Iterable[Right]) -> None:
+        """Grant a controller rights, where brokers ask for them."""
+        grant(self.bootstrap, CONTROLLER, wanted)
+
     def topic(self, partitions: int = 1, **config: str) -> list[TopicPartition]:
         """A new topic's partitions."""
-        name = f"contract-{uuid.uuid4().hex[:12]}"
+        name = f"contract.{uuid.uuid4().hex[:12]}"
         # The records' times lie in the past, and a broker's retention goes by them.
         settings = {"retention.ms": "-1"}
         settings |= {key.replace("_", "."): value for key, value in config.items()}
@@ -66,13 +74,22 @@ class Maker:
 
     def new_id(self) -> str:
         """A transactional id that nothing else uses."""
-        return f"contract-{uuid.uuid4().hex[:12]}"
+        return f"contract.control.{uuid.uuid4().hex[:12]}"
 
 
 def _kafka(bootstrap: str, name: str) -> Maker:
     import time
 
-    return Maker(name, lambda: KafkaLog(bootstrap), int(time.time() * 1000), deleter(bootstrap))
+    address, options = entrance(bootstrap, CONTROLLER)
+    made = Maker(
+        name,
+        lambda: KafkaLog(address, options),
+        int(time.time() * 1000),
+        deleter(bootstrap),
+        bootstrap,
+    )
+    made.allow(rights.controller_rights("contract", "contract"))
+    return made
 
 
 def deleter(bootstrap: str) -> Callable[[str], None]:

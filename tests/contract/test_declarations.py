@@ -8,6 +8,7 @@ import pytest
 
 from anabranch.errors import (
     InvalidArgument,
+    NotAuthorized,
     NotReady,
     TopicMisconfigured,
     TopicNotEmpty,
@@ -15,6 +16,7 @@ from anabranch.errors import (
 )
 from anabranch.ports import Log, LogRefused, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics import declarations as d
+from anabranch.topics import rights
 from anabranch.topics.names import (
     commands_topic,
     control_topic,
@@ -39,13 +41,17 @@ ALL = {
 
 
 @pytest.fixture
-def prefix() -> str:
-    return f"p{uuid.uuid4().hex[:8]}"
+def prefix(maker: Maker) -> str:
+    made = f"p{uuid.uuid4().hex[:8]}"
+    maker.allow(rights.controller_rights(made))
+    return made
 
 
 @pytest.fixture
-def stream() -> str:
-    return f"s{uuid.uuid4().hex[:8]}/events"
+def stream(maker: Maker) -> str:
+    scope = f"s{uuid.uuid4().hex[:8]}"
+    maker.allow(rights.scope_rights(scope))
+    return f"{scope}/events"
 
 
 def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
@@ -83,6 +89,7 @@ def test_a_streams_topics_are_created_as_declared(log: Log, stream: str) -> None
 def test_a_clients_clock_may_be_a_day_ahead(maker: Maker, log: Log, prefix: str) -> None:
     """A controller says so to those that are further ahead; the status topic keeps its hour."""
     d.create_control_topics(log, prefix, control_partitions=1)
+    maker.allow(rights.client_rights(prefix))
     ahead = maker.now_ms + d.DAY_MS + 60_000
     place = TopicPartition(commands_topic(prefix), 0)
     assert write(log, maker, [(place, batch("a", timestamps=(ahead,)))]) == [0]
@@ -354,5 +361,5 @@ def test_two_replicas_stay_in_sync_where_there_are_two(
         d.create_control_topics(log, prefix, control_partitions=1, replication_factor=1)
     assert [spec.config["min.insync.replicas"] for spec in made] == ["1"] * 4
     monkeypatch.setattr(type(log), "default_replication_factor", lambda *_: None)
-    with pytest.raises(TopicMisconfigured, match=rf"{prefix}\.commands: .* DESCRIBE_CONFIGS"):
+    with pytest.raises(NotAuthorized, match=rf"right DescribeConfigs on .*{prefix}\.commands"):
         d.create_control_topics(log, prefix, control_partitions=1)

@@ -38,7 +38,7 @@ def test_a_topic_is_created_once(maker: Maker, log: Log) -> None:
 def test_a_topic_is_described_with_its_defaults(maker: Maker, log: Log) -> None:
     (tp,) = maker.topic()
     (other,) = maker.topic()
-    found = log.describe_topics([tp.topic, "contract-no-such-topic", other.topic])
+    found = log.describe_topics([tp.topic, "contract.no-such-topic", other.topic])
     assert sorted(found) == sorted([tp.topic, other.topic])
     info = found[tp.topic]
     assert info.replication_factor == 1
@@ -61,7 +61,7 @@ def test_a_wrong_setting_is_refused(log: Log, maker: Maker) -> None:
     if maker.name.startswith("memory"):
         pytest.skip("the memory log does not judge settings")
     with pytest.raises(LogRefused, match="retention") as caught:
-        log.create_topics([TopicSpec("contract-wrong", 1, {"retention.ms": "soon"})])
+        log.create_topics([TopicSpec("contract.wrong", 1, {"retention.ms": "soon"})])
     assert caught.value.error == 40
 
 
@@ -222,7 +222,7 @@ def test_what_is_open_may_be_deleted(maker: Maker, log: Log) -> None:
 
 
 def test_an_unknown_topic_is_refused(log: Log) -> None:
-    missing = TopicPartition("contract-no-such-topic", 0)
+    missing = TopicPartition("contract.no-such-topic", 0)
     with pytest.raises(LogRefused) as caught:
         log.end_offsets([missing], committed=False)
     assert caught.value.error == 3
@@ -233,7 +233,7 @@ def test_what_cannot_be_asked_is_told_beside_the_offsets_of_the_others(
 ) -> None:
     (tp,) = maker.topic()
     write(log, maker, [(tp, batch("a"))])
-    missing = TopicPartition("contract-no-such-topic", 0)
+    missing = TopicPartition("contract.no-such-topic", 0)
     failed: dict[TopicPartition, LogError] = {}
     assert log.start_offsets([tp, missing], failed=failed) == {tp: 0}
     assert failed.pop(missing).topics == {missing.topic}
@@ -249,7 +249,7 @@ def test_whether_a_topic_is_gone(maker: Maker, log: Log) -> None:
     assert not log.is_gone(topic, 1, "")
     assert log.is_gone(topic, 2, "f" * 32)
     assert log.is_gone(topic, 3, known)
-    assert log.is_gone("contract-no-such-topic", 1, known)
+    assert log.is_gone("contract.no-such-topic", 1, known)
 
 
 def test_a_topic_grows(maker: Maker, log: Log) -> None:
@@ -297,7 +297,7 @@ def test_a_deleted_topic_is_gone_and_one_made_anew_is_left(maker: Maker, log: Lo
     log.delete_topics([old])  # by its id: it is not there, and that is fine
     assert log.describe_topics([topic])[topic].topic_id not in ("", old.topic_id)
     assert committed_values(log, place) == ["new"]
-    log.delete_topics([TopicInfo("contract-no-such-topic", 1, 1, {}, old.topic_id)])
+    log.delete_topics([TopicInfo("contract.no-such-topic", 1, 1, {}, old.topic_id)])
 
 
 def test_many_grow_a_topic_at_once(maker: Maker, log: Log) -> None:
@@ -317,6 +317,6 @@ def test_many_grow_a_topic_at_once(maker: Maker, log: Log) -> None:
 
 def test_an_unknown_topic_does_not_grow(log: Log) -> None:
     with pytest.raises(LogRefused) as caught:
-        log.add_partitions("contract-no-such-topic", 2)
+        log.add_partitions("contract.no-such-topic", 2)
     assert caught.value.error == 3
-    assert log.describe_topics(["contract-no-such-topic"]) == {}
+    assert log.describe_topics(["contract.no-such-topic"]) == {}

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from anabranch.clock import SystemClock
-from anabranch.errors import ClockSkew, InvalidToken, NotReady, TopicMisconfigured
+from anabranch.errors import ClockSkew, InvalidToken, NotAuthorized, NotReady, TopicMisconfigured
 from anabranch.kafka.log import KafkaLog
-from anabranch.ports import Log, LogUnavailable
+from anabranch.ports import Log, LogRefused, LogUnavailable
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions
 from anabranch.processors.keyfile import load_or_create
@@ -76,17 +76,27 @@ def test_it_waits_for_brokers_that_are_away(
     ]
 
 
+@pytest.mark.parametrize(
+    ("problem", "kind"),
+    [
+        (TopicMisconfigured("cleanup.policy is delete"), TopicMisconfigured),
+        (LogRefused("the right Create on the topic is missing", 29), NotAuthorized),
+        (LogRefused("no such setting", 40), LogRefused),
+    ],
+)
 def test_what_waiting_does_not_mend_is_a_failure(
-    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
+    controller: service.ControllerService,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Exception,
+    kind: type[Exception],
 ) -> None:
-    problem = TopicMisconfigured("cleanup.policy is delete")
-
     def create_control_topics(*_: object, **__: object) -> ControlTopics:
         raise problem
 
     monkeypatch.setattr(service, "create_control_topics", create_control_topics)
     assert not asyncio.run(controller._prepared())
-    assert controller.failure is problem
+    assert type(controller.failure) is kind
+    assert str(controller.failure) == str(problem)
 
 
 def test_a_failure_of_a_leader_is_said_once_by_the_one_who_knows_most(
@@ -138,8 +148,10 @@ def test_it_is_ready_while_it_stands_by_and_while_its_passes_end(
     controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert controller._trouble() == "starting, or leaving"
-    member = SimpleNamespace(alive=True, error=None)
+    member = SimpleNamespace(alive=True, error=None, trouble="a right is missing")
     monkeypatch.setattr(controller, "_membership", member)
+    assert controller._trouble() == "a right is missing"
+    member.trouble = ""
     assert controller._trouble() is None, "it stands by"
     leader = SimpleNamespace(leading=False, metrics=Metrics())
     controller._leaders[2] = leader  # type: ignore[assignment]

@@ -12,7 +12,14 @@ from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode as E
 
-from anabranch.ports import LogError, LogFenced, LogRefused, LogUnavailable, LogUncertain
+from anabranch.ports import (
+    NOT_AUTHORIZED,
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    LogUncertain,
+)
 
 NONE = 0
 UNKNOWN_TOPIC_ID = 100
@@ -50,13 +57,20 @@ _FENCING = {
     E.producer_fenced: Meaning(_Z, "a newer producer has the id"),
     E.invalid_producer_id_mapping: Meaning(_Z, "the id now has another producer id, or expired"),
 }
-_FORBIDDEN = {
-    E.topic_authorization_failed: Meaning(_X, "may not use the topic"),
-    E.cluster_authorization_failed: Meaning(_X, "may not do this on the cluster"),
-    E.unsupported_version: Meaning(_X, "the broker does not speak this version"),
-    E.invalid_request: Meaning(_X, "the broker can't read the request"),
-    E.transactional_id_authorization_failed: Meaning(_X, "may not use the transactional id"),
-}
+
+
+def _forbidden(right: str) -> dict[E, Meaning]:
+    """Codes of a call that needs this right on a topic, or on a transactional id."""
+    missing = f"the right {right} on the {{}} is missing"
+    return {
+        E.topic_authorization_failed: Meaning(_X, missing.format("topic")),
+        E.cluster_authorization_failed: Meaning(_X, "may not do this on the cluster"),
+        E.unsupported_version: Meaning(_X, "the broker does not speak this version"),
+        E.invalid_request: Meaning(_X, "the broker can't read the request"),
+        E.transactional_id_authorization_failed: Meaning(_X, missing.format("transactional id")),
+    }
+
+
 _COORDINATOR = {
     E.coordinator_load_in_progress: Meaning(_R, "it reads its log and did nothing yet"),
     E.coordinator_not_available: Meaning(_F, "there is none right now"),
@@ -70,7 +84,7 @@ _COORDINATOR = {
 # given up instead, so that nothing depends on the brokers' deduplication.
 PRODUCE_CODES = {
     **_FENCING,
-    **_FORBIDDEN,
+    **_forbidden("Write"),
     E.corrupt_message: Meaning(_X, "the CRC does not match, or the topic asks for keys"),
     E.message_too_large: Meaning(_X, "above max.message.bytes"),
     E.invalid_topic_exception: Meaning(_X, "the topic can't be written"),
@@ -119,7 +133,7 @@ IDEMPOTENT_CODES = {
 
 ADD_PARTITIONS_CODES = {
     **_FENCING,
-    **_FORBIDDEN,
+    **_forbidden("Write"),
     **_COORDINATOR,
     E.unknown_topic_or_partition: Meaning(_R, "a new topic is not known to every broker yet"),
     E.invalid_topic_exception: Meaning(_X, "the topic can't be written"),
@@ -136,12 +150,14 @@ END_TXN_CODES = {
     E.not_coordinator: Meaning(_F, "the same end may be asked for again"),
     E.concurrent_transactions: Meaning(_R, "the coordinator is writing its log; it did nothing"),
     E.invalid_txn_state: Meaning(_U, "there is no transaction to end: it was ended from outside"),
-    E.transactional_id_authorization_failed: Meaning(_U, "rights taken away in mid-transaction"),
+    E.transactional_id_authorization_failed: Meaning(
+        _U, "the right Write on the transactional id was taken in mid-transaction"
+    ),
 }
 
 INIT_CODES = {
     **_FENCING,
-    **_FORBIDDEN,
+    **_forbidden("Write"),
     **_COORDINATOR,
     E.request_timed_out: Meaning(_R, "initialising again is always safe"),
     E.invalid_transaction_timeout: Meaning(_X, "above the broker's transaction.max.timeout.ms"),
@@ -149,7 +165,7 @@ INIT_CODES = {
 
 # For calls that only read: repeat after any error that may pass by itself.
 READ_CODES = {
-    **_FORBIDDEN,
+    **_forbidden("Describe"),
     E.unknown_topic_or_partition: Meaning(_F, "not known to this broker (yet)"),
     E.leader_not_available: Meaning(_F, "an election is under way"),
     E.not_leader_or_follower: Meaning(_F, "the leader moved"),
@@ -169,8 +185,13 @@ READ_CODES = {
     E.inconsistent_topic_id: Meaning(_F, "the topic was replaced"),
 }
 
+FETCH_CODES = {**READ_CODES, **_forbidden("Read")}
+SETTINGS_CODES = {**READ_CODES, **_forbidden("DescribeConfigs")}
+DELETE_RECORDS_CODES = {**READ_CODES, **_forbidden("Delete")}
+
 CREATE_CODES = {
     **READ_CODES,
+    **_forbidden("Create"),
     E.invalid_topic_exception: Meaning(_X, "not the name of a topic"),
     E.invalid_partitions: Meaning(_X, "a topic has at least one partition"),
     E.invalid_replication_factor: Meaning(_X, "more replicas than brokers, or none"),
@@ -180,7 +201,7 @@ CREATE_CODES = {
 }
 
 DELETE_CODES = {
-    **READ_CODES,
+    **DELETE_RECORDS_CODES,
     E.policy_violation: CREATE_CODES[E.policy_violation],
     E.topic_deletion_disabled: Meaning(_X, "delete.topic.enable is false"),
     E.throttling_quota_exceeded: CREATE_CODES[E.throttling_quota_exceeded],
@@ -189,6 +210,7 @@ DELETE_CODES = {
 # INVALID_PARTITIONS is for the caller to judge: the topic has as many already.
 GROW_CODES = {
     **CREATE_CODES,
+    **_forbidden("Alter"),
     E.invalid_replication_factor: Meaning(_R, "some of the topic's brokers are away"),
     E.invalid_replica_assignment: Meaning(_X, "too few brokers for the topic's replicas"),
     E.reassignment_in_progress: Meaning(_R, "the topic's replicas are being moved"),
@@ -208,6 +230,8 @@ def error_for(
     meant: Meaning, code: int, what: str, detail: str | None = None, topics: Iterable[str] = ()
 ) -> LogError:
     """The error to raise, once retrying is over. ``topics``: those that the code is about."""
+    if code in NOT_AUTHORIZED:
+        detail = None  # brokers say no more there than that
     name = E(code).name.upper() if code in _CODES else "error"
     text = f"{what}: {name} ({code}), {detail or meant.reason}"
     match meant.act:

@@ -8,7 +8,9 @@ that it has not seen under this leader, asks for open transactions of its own th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 from anabranch.kafka.wire import calls
@@ -16,7 +18,9 @@ from anabranch.kafka.wire.calls import DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS
 from anabranch.kafka.wire.codes import NONE
 from anabranch.kafka.wire.connection import Connection
 from anabranch.kafka.wire.errors import MalformedAnswer
-from anabranch.ports import TopicPartition
+from anabranch.ports import TOPIC_AUTHORIZATION_FAILED, TopicPartition
+
+log = logging.getLogger("anabranch.kafka")
 
 _OUTCOMES = {
     "PrepareCommit": True,
@@ -47,6 +51,9 @@ def open_on(
         for name, numbers in calls.by_topic(partitions).items()
     ]
     found = connection.ask(DESCRIBE_PRODUCERS, deadline, topics=topics)
+    for topic in found.topics:
+        if any(part.error_code == TOPIC_AUTHORIZATION_FAILED for part in topic.partitions):
+            _warn(str(topic.name))
     return {
         TopicPartition(str(topic.name), int(part.partition_index)): Open(
             int(state.producer_epoch), int(state.current_txn_start_offset)
@@ -57,6 +64,15 @@ def open_on(
         for state in part.active_producers
         if int(state.producer_id) == producer_id and int(state.current_txn_start_offset) >= 0
     }
+
+
+@cache
+def _warn(topic: str) -> None:
+    """Once in a process: it is no obstacle before brokers lose a marker."""
+    log.warning(
+        "the right Read on the topic %s is missing: a marker that brokers lose there will not be missed",
+        topic,
+    )
 
 
 class LastOutcome:

@@ -1,0 +1,340 @@
+"""Each right of the table is needed: without it somebody is told so by its name, and others go on."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import NamedTuple
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+import anabranch
+from anabranch import Client, errors
+from anabranch.infra.free_ports import free_port
+from anabranch.kafka.log import KafkaLog
+from anabranch.ports import LogError
+from anabranch.topics import rights
+from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.names import (
+    commands_topic,
+    control_topic,
+    controllers_group,
+    history_topic,
+    journal_topic,
+    of_scope,
+    of_transactions,
+    replies_topic,
+    status_topic,
+    stream_topic,
+    transactional_ids,
+)
+from anabranch.topics.rights import Right
+from tests.cluster import ControllerProcess, words
+from tests.secured import SecuredBroker, secured_broker
+
+pytestmark = pytest.mark.broker
+KEPT, TAKEN = "near/a", "shop/a"  # of control partitions 1 and 0
+GROUP = "billing"
+SOON_S = 30.0
+CONTROLLER, OPERATOR, WRITER, READER = USERS = "controller", "operator", "writer", "reader"
+FIRST_START = "Create", "DescribeConfigs"
+
+
+class Place:
+    """A broker with everybody's rights as in the table, a controller and clients."""
+
+    def __init__(
+        self, secured: SecuredBroker, controller: ControllerProcess, http: str, open_: ExitStack
+    ) -> None:
+        self.http = http
+        self.secured = secured
+        self.controller = controller
+        self.operator, self.writer, self.reader = (
+            open_.enter_context(self.connected(user)) for user in (OPERATOR, WRITER, READER)
+        )
+        self.log = KafkaLog(secured.broker.bootstrap)  # by the plain listener: may do everything
+        self.own = KafkaLog(secured.bootstrap, secured.options(CONTROLLER))
+        self.numbers = count(2)
+        self.fenced = False
+
+    def close(self) -> None:
+        for log in (self.log, self.own):
+            log.close()
+
+    def connected(self, user: str) -> Client:
+        return anabranch.connect(
+            self.secured.bootstrap, config=self.secured.options(user), timeout=2
+        )
+
+    @contextmanager
+    def without(self, user: str, right: Right) -> Iterator[None]:
+        self.secured.revoke(user, [right])
+        try:
+            yield
+        finally:
+            self.secured.grant(user, [right])
+
+    def new_lead(self) -> None:
+        """Make the leaders of both control partitions begin anew."""
+        if not self.fenced:
+            for number in (0, 1):
+                self.log.producer(transactional_ids(number)[0], timeout=60).close()
+        self.fenced = True
+        self.operator.describe(KEPT)
+        self.operator.describe(TAKEN)
+        self.fenced = False
+
+    def forget_lost(self) -> None:
+        (lost,) = [s for s in self.operator.streams() if s.stream == "shop/lost"]
+        if lost.state == "ACTIVE":
+            journal = self.log.describe_topics([journal_topic(lost.stream)])
+            self.log.delete_topics(list(journal.values()))
+            raise errors.NotReady("it is not lost yet")
+        self.operator.forget_stream(lost.stream)
+        self.operator.create_stream(lost.stream)
+
+
+def commit(client: Client, stream: str) -> None:
+    with client.begin(stream.partition("/")[0]) as txn:
+        txn.write(stream, b"v")
+        txn.flush()  # into the journal: a client may bring few events along with the commit, without its right
+        txn.commit()
+
+
+def read(client: Client, group: str | None) -> None:
+    with client.read(TAKEN, group=group, timeout=5) as reader:
+        next(reader)
+
+
+def read_cut(client: Client) -> None:
+    assert list(client.snapshot(TAKEN).read(TAKEN))
+
+
+def write_big(place: Place) -> None:
+    """An event above Kafka's own limit, by a client that has to ask for the topic's."""
+    with place.connected(WRITER) as fresh, fresh.begin("shop") as txn:
+        txn.write(TAKEN, b"v" * 1_500_000)
+        txn.flush()
+        txn.commit()
+
+
+def ask_directory(place: Place) -> None:
+    """A client that does not know yet where a scope is served has the directory tell that controller."""
+    with place.connected(OPERATOR) as fresh:
+        fresh.create_stream(KEPT)
+
+
+def be_assigned(place: Place) -> None:
+    """`NotAuthorized` with what /ready says: a group's right is missed by no call of a client."""
+    if place.controller.leading() != [0, 1]:
+        try:
+            with urlopen(f"http://{place.http}/ready", timeout=10):
+                raise errors.NotReady("it does not lead yet")
+        except HTTPError as unready:
+            kind = (
+                errors.NotAuthorized
+                if "right" in (said := unready.read().decode())
+                else errors.NotReady
+            )
+            raise kind(said) from unready
+
+
+class Seen(NamedTuple):
+    """What needs a right, and who goes on without it.
+
+    ``logged``: only the controller's log says what is missing. ``unnamed``: an error that does not say it.
+    """
+
+    call: Callable[[Place], object]
+    goes_on: Callable[[Place], object] | None = None
+    logged: bool = True
+    unnamed: type[errors.AnabranchError] | None = None
+
+
+def write_kept(place: Place) -> None:
+    commit(place.writer, KEPT)
+
+
+def new_stream(place: Place) -> None:
+    place.operator.create_stream(f"shop/n{next(place.numbers)}")
+
+
+def asked(place: Place) -> None:
+    place.operator.describe(TAKEN)
+
+
+CONTROLLER_SEEN = {
+    (commands_topic(), "Read"): Seen(asked),
+    (control_topic(), "Read"): Seen(asked),
+    (control_topic(), "Write"): Seen(ask_directory, write_kept),
+    (status_topic(), "Read"): Seen(Place.new_lead),
+    (status_topic(), "Write"): Seen(asked),
+    (replies_topic(), "Read"): Seen(Place.new_lead, write_kept),
+    (replies_topic(), "Write"): Seen(asked),
+    (controllers_group(), "Read"): Seen(be_assigned, logged=False),
+    (of_transactions(), "Write"): Seen(asked),
+    (of_scope("shop"), "Create"): Seen(new_stream, write_kept, logged=False),
+    (of_scope("shop"), "DescribeConfigs"): Seen(new_stream, write_kept, logged=False),
+    (of_scope("shop"), "Read"): Seen(lambda p: commit(p.writer, TAKEN), write_kept),
+    (of_scope("shop"), "Write"): Seen(lambda p: commit(p.writer, TAKEN), write_kept),
+    (of_scope("shop"), "Alter"): Seen(
+        lambda p: p.operator.scale(TAKEN, next(p.numbers)), write_kept, logged=False
+    ),
+    (of_scope("shop"), "Delete"): Seen(Place.forget_lost, write_kept, logged=False),
+}
+CLIENT_SEEN = {
+    (OPERATOR, commands_topic(), "Write"): Seen(asked, write_kept, logged=False),
+    (OPERATOR, replies_topic(), "Read"): Seen(asked, write_kept, logged=False),
+    (WRITER, journal_topic(TAKEN), "Write"): Seen(
+        lambda p: commit(p.writer, TAKEN), write_kept, logged=False
+    ),
+    (WRITER, journal_topic(TAKEN), "DescribeConfigs"): Seen(
+        write_big, write_kept, logged=False, unnamed=errors.EventTooLarge
+    ),
+    (READER, stream_topic(TAKEN), "Read"): Seen(
+        lambda p: read_cut(p.reader), write_kept, logged=False
+    ),
+    (READER, history_topic(TAKEN), "Read"): Seen(
+        lambda p: read_cut(p.reader), write_kept, logged=False
+    ),
+    (READER, GROUP, "Read"): Seen(
+        lambda p: read(p.reader, GROUP), lambda p: read(p.reader, None), logged=False
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("rights")
+    with secured_broker(folder, *USERS) as secured, ExitStack() as open_:
+        secured.grant(CONTROLLER, rights.controller_rights("anabranch", "near", "shop"))
+        secured.grant(OPERATOR, rights.client_rights())
+        secured.grant(WRITER, [*rights.client_rights(), *rights.writer_rights(KEPT, TAKEN)])
+        secured.grant(READER, [*rights.client_rights(), *rights.reader_rights([GROUP], TAKEN)])
+        http = f"127.0.0.1:{free_port()}"
+        controller = ControllerProcess(
+            secured.bootstrap,
+            folder / "controller",
+            folder / "key",
+            arguments=(
+                *words(secured.options(CONTROLLER)),
+                *("--control-partitions", "2", "--session-timeout", "2", "--lost-after", "0.1"),
+                *("--http", http),
+            ),
+        )
+        with controller:
+            controller.wait_leading()
+            made = Place(secured, controller, http, open_)
+            for stream in (KEPT, "shop/lost"):
+                made.operator.create_stream(stream)
+            made.operator.create_stream(TAKEN, settings={"max.message.bytes": 2_000_000})
+            commit(made.writer, TAKEN)
+            yield made
+            made.close()
+
+
+def names(right: Right) -> str:
+    return f"{right.kind}-{right.name}-{right.operation}"
+
+
+def is_named(right: Right, text: str) -> bool:
+    """Whether a line says which right is missing."""
+    enough = "Read" if right.operation == "Describe" else "Describe"  # the one comes with the other
+    said = rf"right ({right.operation}|{enough}) on the {right.kind.replace('-', ' ')} "
+    return any(re.search(said, line) and right.name in line for line in text.splitlines())
+
+
+def at_last(call: Callable[[], object]) -> None:
+    """Until it works: rights are given back, streams and leaders go on."""
+    until = time.monotonic() + SOON_S
+    while True:
+        try:
+            call()
+            return
+        except (errors.AnabranchError, LogError):
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
+def see(place: Place, user: str, right: Right, seen: Seen) -> None:
+    """Without the right it is named, others go on; with it again all is well."""
+    log = place.controller.log_file
+    before, until, told = len(log.read_text()), time.monotonic() + SOON_S, ""
+    with place.without(user, right):
+        while not is_named(right, told):
+            assert time.monotonic() < until, f"nothing says that {names(right)} is missing: {told}"
+            told = ""
+            try:
+                seen.call(place)
+            except errors.NotAuthorized as error:
+                told = str(error)
+            except (errors.RetryError, errors.AskOutcomeError):
+                pass  # not yet known, or nobody leads
+            except errors.FixCallError as error:
+                if type(error) is not seen.unnamed:
+                    raise
+                break
+            if seen.logged:
+                told = log.read_text()[before:]
+        if seen.goes_on is not None:
+            seen.goes_on(place)
+    at_last(lambda: seen.call(place))
+    at_last(lambda: write_kept(place))
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        right
+        for right in rights.controller_rights("anabranch", "shop")
+        if right.name == of_scope("shop") or right.operation not in FIRST_START
+    ],
+    ids=names,
+)
+def test_a_controller_without(place: Place, right: Right) -> None:
+    see(place, CONTROLLER, right, CONTROLLER_SEEN[right.name, right.operation])
+
+
+@pytest.mark.parametrize(
+    ("user", "right"),
+    [
+        *((OPERATOR, right) for right in rights.client_rights()),
+        *((WRITER, right) for right in rights.writer_rights(TAKEN)),
+        *((READER, right) for right in rights.reader_rights([GROUP], TAKEN)),
+    ],
+    ids=lambda part: names(part) if isinstance(part, Right) else part,
+)
+def test_a_client_without(place: Place, user: str, right: Right) -> None:
+    see(place, user, right, CLIENT_SEEN[user, right.name, right.operation])
+
+
+@pytest.mark.parametrize(
+    "number",
+    [n for n, right in enumerate(rights.controller_rights()) if right.operation in FIRST_START],
+    ids=lambda n: names([*rights.controller_rights()][n]),
+)
+def test_a_first_start_without(place: Place, number: int) -> None:
+    """In an installation of its own, as topics are made once. Others lack nothing."""
+    prefix = f"young{number}"
+    granted = [*rights.controller_rights(prefix)]
+    right = granted.pop(number)
+
+    def start() -> None:
+        create_control_topics(place.own, prefix, control_partitions=1)
+
+    place.secured.grant(CONTROLLER, granted)
+    until = time.monotonic() + SOON_S
+    while True:
+        with pytest.raises((errors.NotAuthorized, LogError)) as missing:
+            start()
+        if is_named(right, str(missing.value)):
+            break
+        assert time.monotonic() < until, missing.value  # what is granted is known a moment later
+    place.secured.grant(CONTROLLER, [right])
+    at_last(start)
