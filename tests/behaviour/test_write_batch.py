@@ -47,7 +47,7 @@ TABLE = pa.table(
     }
 )
 RAW: dict[str, Any] = {"batch_size": 20_000}
-SLOW = RAW | {"socket_max_fails": 3}  # which raw connections do not have
+SLOW = RAW | {"queuing_strategy": "fifo"}  # an option of producers that raw connections do not have
 
 
 @pytest.fixture
