@@ -73,7 +73,7 @@ class KafkaGroupMember:
         )
 
     def serve(self, wait: float) -> None:
-        message = self._consumer.poll(wait)
+        message = self._consumer.poll(max(0.0, wait))  # below 0: without end
         error = message.error() if message is not None else None
         if message is None or error is None:
             return

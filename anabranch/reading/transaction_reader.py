@@ -163,7 +163,7 @@ class TransactionReader(Iteration[Committed]):
             if self._owned:
                 self._batch.extend(self._history.next(until))
             if self._member is not None:
-                self._member.serve(0.0 if self._owned else until - now)
+                self._member.serve(0.0 if self._owned else max(0.0, until - now))
             if self._batch:
                 return True
             if give_up is not None and self._clock.monotonic() >= give_up:
