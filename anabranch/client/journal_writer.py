@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from anabranch.client.ports import JournalMissing, JournalRecord, Opened, RecordHeaders
 from anabranch.errors import (
     AnabranchError,
     DeadlineExceeded,
@@ -26,9 +25,13 @@ from anabranch.librdkafka.options import Options
 from anabranch.ports import (
     TOPIC_AUTHORIZATION_FAILED,
     Clock,
+    JournalMissing,
+    JournalRecord,
     LogDenied,
     LogError,
     LogRefused,
+    Opened,
+    RecordHeaders,
     TopicPartition,
 )
 

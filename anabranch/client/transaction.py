@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from anabranch.client.handle import QUIET_S, Handle, Shared, check_layout
-from anabranch.client.ports import RecordHeaders
 from anabranch.client.receipt_account import StreamLane, WriterAccount, headers_size
 from anabranch.client.reservation import Reservation, abort_reserved
 from anabranch.core.decide_writers import left_behind
@@ -23,6 +22,7 @@ from anabranch.errors import (
     TransactionAborted,
     UnsupportedVersion,
 )
+from anabranch.ports import RecordHeaders
 from anabranch.schemas import records as r
 from anabranch.types import (
     Receipt,
