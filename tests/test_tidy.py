@@ -45,8 +45,8 @@ IMPORTERS = {
     "rocksdict": ("anabranch/processors/checkpoint.py",),
     "confluent_kafka": (
         "anabranch/librdkafka/",
-        "anabranch/client/journal_writer.py",
-        "anabranch/processors/membership.py",
+        "anabranch/librdkafka/journal_writer.py",
+        "anabranch/librdkafka/membership.py",
     ),
 }
 # A docstring's subject comes first, and the code names it.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from anabranch.client.handle import QUIET_S, Handle, Shared, check_layout
 from anabranch.client.receipt_account import StreamLane, WriterAccount, headers_size
 from anabranch.client.reservation import Reservation, abort_reserved
-from anabranch.core.decide_writers import left_behind
+from anabranch.core.decisions.writers import left_behind
 from anabranch.core.ids import check_number, txn_text
 from anabranch.errors import (
     AlreadyCommitted,

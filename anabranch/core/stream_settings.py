@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from anabranch.core import autoscale, limits
+from anabranch.core import limits
+from anabranch.core.decisions import autoscale
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 
 REPLICATION = "replication.factor"

@@ -202,7 +202,7 @@ STREAM: tuple[Setting, ...] = (
     _CLEAN,
 )
 # Settings that a user may choose for a stream's topic; sizes and durability go for its journal too. The settings
-# of scaling (`anabranch.core.autoscale.SETTINGS`) are no topic's.
+# of scaling (`anabranch.core.decisions.autoscale.SETTINGS`) are no topic's.
 STREAM_SETTINGS = frozenset(stream_settings.TOPIC)
 _SHARED_WITH_JOURNAL = frozenset((MAX_MESSAGE, MIN_ISR, "segment.bytes"))
 

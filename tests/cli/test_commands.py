@@ -13,10 +13,11 @@ from xml.etree import ElementTree as ET
 import pytest
 import typer
 
-from anabranch.cli import asking, history
+from anabranch.cli import asking
 from anabranch.cli.errors import ExitCode
-from anabranch.cli.history import History
 from anabranch.cli.session import Target
+from anabranch.cli.stream import history
+from anabranch.cli.stream.history import History
 from anabranch.core.tokens import Token, check_proof, verify
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processors.keyfile import load_or_create

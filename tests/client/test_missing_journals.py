@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from anabranch import errors
-from anabranch.client.journal_writer import KafkaJournal
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.event_channel import Channel
+from anabranch.librdkafka.journal_writer import KafkaJournal
 from anabranch.ports import JournalMissing, TopicPartition
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, refusal, stream_info

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
-from anabranch.core.turn import Settings
+from anabranch.core.decisions.turn import Settings
 from anabranch.memory.log import MemoryCluster
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition

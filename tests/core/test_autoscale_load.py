@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.core import segments as seg
-from anabranch.core.autoscale import Autoscaler, Policy, Proposal
+from anabranch.core.decisions.autoscale import Autoscaler, Policy, Proposal
 from anabranch.core.ids import segment_number
 from anabranch.core.keyspace import SPACE
 from anabranch.schemas.records import KeyRange, SegmentRange

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core.turn import Settings
+from anabranch.core.decisions.turn import Settings
 from anabranch.errors import NotLeading
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.transactional_producer import KafkaProducer

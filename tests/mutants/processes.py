@@ -17,7 +17,7 @@ from typing import Any
 
 import anabranch
 from anabranch.clock import SystemClock
-from anabranch.core.turn import Settings
+from anabranch.core.decisions.turn import Settings
 from anabranch.errors import NotLeading
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, LogError, LogFenced, Table

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from anabranch.core import rows as k
-from anabranch.core.turn import Settings
+from anabranch.core.decisions.turn import Settings
 from anabranch.errors import NotLeading, NotReady
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogError, LogFenced, LogUnavailable, TableError, TopicPartition
