@@ -1,7 +1,7 @@
 """Automatic scaling of the streams that one leader serves: from the loads that rounds merged to scalings.
 
-The policy is `anabranch.core.decisions.autoscale`. Nothing here is logged: a new leader begins afresh, so for a cool-down
-after a change of leadership no segment is split, and for four none is merged.
+The policy is `anabranch.core.decisions.autoscale`. Nothing here is logged: a new leader begins afresh, so for a
+cool-down after a change of leadership no segment is split, and for four none is merged.
 """
 
 from __future__ import annotations
