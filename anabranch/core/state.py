@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
-from anabranch.core.layout import Layout
+from anabranch.core.keyspace import Layout
 from anabranch.core.limits import size_of
 from anabranch.core.overlay import Overlay, Rows
 from anabranch.core.rows import Entry
