@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 import typer
 
-from anabranch.cli import asking
+from anabranch.cli import options
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.session import Target
 from anabranch.cli.stream import history
@@ -301,7 +301,7 @@ def test_at_a_terminal_it_is_asked(answer: bool, monkeypatch: pytest.MonkeyPatch
     with (
         pytest.raises(InvalidArgument, match="nothing was changed") if not answer else nullcontext()
     ):
-        asking.confirm("It goes.", yes=False)
+        options.confirm("It goes.", yes=False)
     assert said == ["It goes. Do it?"]
 
 

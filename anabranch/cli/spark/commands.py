@@ -12,14 +12,16 @@ import typer
 
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.options import App, ClusterOptions
-from anabranch.cli.output import count_of
+from anabranch.cli.output import count_of, print_line, print_table
 from anabranch.cli.session import parse_kafka
+from anabranch.core import hybrid_time
 from anabranch.errors import NotReady
 from anabranch.topics.names import commands_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from anabranch.audit.report import AuditReport, Example
     from anabranch.spark.options import Connection
 
 app = App(no_args_is_help=True, help="Pipelines on Spark.")
@@ -143,8 +145,6 @@ def audit(
     ] = False,
 ) -> None:
     """Prove from the log that streams hold what was committed, once, in order, and nothing else."""
-    from anabranch.cli.spark.audit import show
-
     place = options.connection()
     spark = options.session("anabranch audit")
     from anabranch.audit.report import moment_of
@@ -153,9 +153,54 @@ def audit(
     found = run(spark, place, stream, moment_of(at))
     if report is not None:
         report.write_text(found.to_json() + "\n", encoding="utf-8")
-    show(found, as_json=options.json)
+    _show(found, as_json=options.json)
     if found.breaches:
         raise CheckFailed(f"the audit found {count_of(found.breaches, 'breach')}")
     unchecked = [check.name for check in found.checks if check.unchecked]
     if complete and unchecked:
         raise CheckFailed(f"not all of {', '.join(unchecked)} is checkable: the evidence is gone")
+
+
+def _show(report: AuditReport, *, as_json: bool) -> None:
+    """Print a table of the checks and one of the breaches; or JSON."""
+    from anabranch.audit.report import CHECKS, MOST_EXAMPLES
+
+    if as_json:
+        print_line(report.to_json())
+        return
+    title = (
+        f"{', '.join(report.streams)} as of {hybrid_time.to_text(report.at)}: "
+        f"{report.transactions:,} commits, {report.events:,} events"
+    )
+    print_table(
+        title,
+        ("check", "what holds", "examined", "", "not checkable", "breaches"),
+        [
+            (c.name, CHECKS[c.name][1], c.examined, c.what, c.unchecked, c.breaches)
+            for c in report.checks
+        ],
+    )
+    for note in report.notes:
+        print_line(note)
+    for g in report.gone:
+        print_line(
+            f"{g.stream}, partition {g.partition}: nothing is left below offset {g.low:,}: some or all of "
+            f"{g.events:,} events are gone"
+        )
+    if report.breaches:
+        print_table(
+            f"Breaches, at most {MOST_EXAMPLES} of each kind and stream",
+            ("check", "stream", "transaction", "where", "expected", "found"),
+            [
+                (c.name, e.stream, e.transaction or "-", _where(e), e.expected, e.found)
+                for c in report.checks
+                for e in c.examples
+            ],
+        )
+
+
+def _where(example: Example) -> str:
+    if example.partition is None:
+        return "-"
+    offset = "" if example.offset is None else f"@{example.offset}"
+    return f"{example.partition}{offset}"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.asking import confirm
-from anabranch.cli.options import App, ClusterOptions, Yes
+from anabranch.cli.options import App, ClusterOptions, Yes, confirm
 from anabranch.cli.output import count_of, print_json, print_line, print_result, print_table
 from anabranch.cli.session import parse_kafka
-from anabranch.cli.stream.segment_text import parse_range, parse_segment, segment_name
 from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import segment_epoch, segment_id, segment_number
+from anabranch.core.keyspace import SPACE
 from anabranch.core.stream_states import FORGOTTEN
 from anabranch.errors import InvalidArgument
 
@@ -298,4 +298,43 @@ def _show(
             (s.stream, len(s.segments), s.stream_epoch, s.reference_epoch, s.state, s.trouble)
             for s in found
         ),
+    )
+
+
+# -- segments and key ranges as people write them ------------------------------------------------------
+
+
+def segment_name(id_: int) -> str:
+    """A segment as number@epoch."""
+    return f"{segment_number(id_)}@{segment_epoch(id_)}"
+
+
+def parse_segment(text: str) -> int:
+    """The id of a segment given as number@epoch, or as the id itself. Else `InvalidArgument`."""
+    number, at, epoch = text.partition("@")
+    try:
+        if not at:
+            found = int(text, 0)
+            if 0 <= found < 1 << 63:
+                return found
+        elif 0 <= int(number) < 1 << 31 and 0 <= int(epoch) < 1 << 31:
+            return segment_id(int(epoch), int(number))
+    except ValueError:
+        pass
+    raise InvalidArgument(
+        f"--seal {text!r} is no segment: write NUMBER@EPOCH, as `anabranch stream describe` does, or an id"
+    )
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """(low, high) of ``LOW:HIGH``, hexadecimal with 0x or decimal. Else `InvalidArgument`."""
+    low, _, high = text.partition(":")
+    try:
+        found = int(low, 0), int(high, 0)
+    except ValueError:
+        found = (0, 0)
+    if 0 <= found[0] < found[1] <= SPACE:
+        return found
+    raise InvalidArgument(
+        f"--range {text!r} is no range of keys: write LOW:HIGH with 0 <= LOW < HIGH <= {SPACE:#x}"
     )
