@@ -27,7 +27,6 @@ FILES = {
     "anabranch/processors/controller.py": 547,
     "anabranch/client/session.py": 521,
     "anabranch/kafka/wire/cluster.py": 460,
-    "anabranch/core/state.py": 447,
     "anabranch/client/client.py": 436,
     "anabranch/kafka/log.py": 431,
     "anabranch/topics/declarations.py": 444,
