@@ -8,14 +8,15 @@ Fetch 11, 12 and 13 to 16 likewise. The names and the order of fields are those 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from anabranch.batches.format import Buffer
+from anabranch.batches.format import Buffer, read_header, split_batches
+from anabranch.batches.records import decode_records
 from anabranch.kafka.wire.calls import FETCH, PRODUCE
 from anabranch.kafka.wire.errors import MalformedAnswer as MalformedAnswer
-from anabranch.ports import TopicPartition
+from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 
 PRODUCE_BY_ID_FROM = 13
 FETCH_BY_ID_FROM = 13
@@ -215,6 +216,56 @@ def fetch_answer(
             )
         reader.tags()
     return error, answers
+
+
+def fetched(
+    partition: TopicPartition, answer: PartitionFetch, position: int, committed: bool
+) -> Fetched | None:
+    """A reader's part of the answer, from a position on; None: nothing, not even a step."""
+    batches: list[RawBatch] = []
+    after = position
+    try:
+        for batch, hidden in visible(answer, committed):
+            after = max(after, batch.next_offset)
+            if batch.next_offset > position and not hidden:
+                batches.append(batch)
+    except CorruptBatch as error:
+        what = f"{partition.topic}[{partition.partition}]: {error}"
+        raise CorruptBatch(what, (partition.topic,)) from error
+    if after == position:
+        return None
+    return Fetched(
+        batches, after, answer.high_watermark, answer.last_stable_offset, answer.log_start_offset
+    )
+
+
+def visible(answer: PartitionFetch, committed: bool) -> Iterator[tuple[RawBatch, bool]]:
+    """The batches in order, and whether each is hidden: a marker, or aborted if ``committed``.
+
+    The broker lists the aborted transactions that overlap the answer as (producer id, first offset): a
+    producer's batches are aborted from that offset until its next abort marker.
+    """
+    coming = answer.aborted if committed else []
+    at = 0
+    aborting: set[int] = set()
+    for raw in split_batches(answer.records):
+        while at < len(coming) and coming[at][1] < raw.next_offset:
+            aborting.add(coming[at][0])
+            at += 1
+        header = read_header(raw.data)
+        if header.is_control:
+            # Most markers need no look: there is one for every commit.
+            if header.producer_id in aborting and is_abort_marker(raw):
+                aborting.discard(header.producer_id)
+            yield raw, True
+        else:
+            yield raw, header.is_transactional and header.producer_id in aborting
+
+
+def is_abort_marker(control: RawBatch) -> bool:
+    """Whether a control batch is an abort marker: its key is version i16, type i16 (0 = abort)."""
+    records = decode_records(control.data)
+    return bool(records) and records[0].key is not None and records[0].key[2:4] == b"\x00\x00"
 
 
 def _topic(reader: _Reader, by_id: bool, names: Mapping[bytes, str]) -> str:
