@@ -45,7 +45,7 @@ from anabranch.processors.leader import Leader
 from anabranch.processors.leadership import check_key, last_term
 from anabranch.processors.metrics import Metrics
 from anabranch.processors.monitor import Monitor
-from anabranch.topics.declarations import ControlTopics, create_control_topics
+from anabranch.topics.creation import ControlTopics, create_control_topics
 from anabranch.topics.names import commands_topic, controllers_group, status_topic
 
 log = logging.getLogger("anabranch.controller")

@@ -13,7 +13,7 @@ from anabranch.ports import TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
-from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import DEFAULT_PREFIX, history_topic, stream_topic
 from tests.client.answers import KEY
 from tests.client.doubles import ManualClock, counted

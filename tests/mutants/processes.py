@@ -23,7 +23,7 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, LogError, LogFenced, Table
 from anabranch.processors.checkpoint import open_checkpoint
 from anabranch.processors.controller import Controller
-from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.creation import create_control_topics
 from checker.recorder import Recorder
 from tests.crash.children import run_guarded, until_told
 from tests.crash.points import Cut, Point

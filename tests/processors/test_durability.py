@@ -28,7 +28,7 @@ from anabranch.schemas.records import (
     Outcome,
     Refusal,
 )
-from anabranch.topics.declarations import create_stream_topics
+from anabranch.topics.creation import create_stream_topics
 from anabranch.topics.names import history_topic, stream_topic
 from tests.processors.world import World
 

@@ -30,7 +30,7 @@ from anabranch.schemas.records import (
     Reply,
     SegmentRange,
 )
-from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, journal_topic, replies_topic
 from tests.core.labels import proved
 

@@ -15,7 +15,7 @@ from anabranch.ports import LogError, LogFenced, LogUnavailable, TableError, Top
 from anabranch.processors.controller import Controller
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.schemas.codec import decode
-from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, status_topic
 from tests.sim.faults import Faults
 from tests.sim.picture import visible

@@ -48,7 +48,7 @@ from anabranch.processors.history_tail import load_tail
 from anabranch.processors.streams.beside import helper
 from anabranch.processors.streams.cleanup import Cutter
 from anabranch.schemas.records import StreamRow
-from anabranch.topics.declarations import (
+from anabranch.topics.creation import (
     create_stream_topics,
     grow_stream_topics,
     refusal_of,

@@ -33,7 +33,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.intake import Intake
-from anabranch.topics.declarations import stream_problems
+from anabranch.topics.creation import stream_problems
 from anabranch.topics.names import history_topic, topics_of
 
 log = logging.getLogger("anabranch.controller")
