@@ -166,7 +166,7 @@ class Bench:
         cluster = Cluster(parse_settings(self.bootstrap, {}))
         deadline = cluster.deadline()
         leader = cluster.leaders([self.raw_target], deadline)[self.raw_target]
-        connection = cluster.take(cluster.address(leader.node), deadline)
+        connection = cluster.pool.take(cluster.address(leader.node), deadline)
         version = connection.version(PRODUCE)
         requests = [
             data.produce_request(

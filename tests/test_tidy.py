@@ -26,7 +26,6 @@ FILES = {
     "anabranch/kafka/transactional_producer.py": 456,
     "anabranch/processors/controller.py": 547,
     "anabranch/client/session.py": 521,
-    "anabranch/kafka/wire/cluster.py": 460,
     "anabranch/client/client.py": 436,
     "anabranch/schemas/fast.py": 448,
 }

@@ -143,7 +143,7 @@ class KafkaLog:
             raise
         finally:
             for one in asked:
-                self._cluster.give(one.connection, one.address)
+                self._cluster.pool.give(one.connection, one.address)
         return result
 
     def _leave_out_silent(self, groups: dict[int, list[TopicPartition]], failed: Failed) -> None:
@@ -181,7 +181,7 @@ class KafkaLog:
         deadline: float,
     ) -> _Asked:
         address = self._cluster.address(node)
-        connection = self._cluster.take(address, self._cluster.soon(deadline))
+        connection = self._cluster.pool.take(address, self._cluster.soon(deadline))
         version = connection.version(FETCH)
         asked = {}
         for partition in partitions:

@@ -113,7 +113,7 @@ class Coordinator:
         connection = self._connection
         if connection is None or not connection.usable():
             address = self._cluster.coordinator(self._id, deadline)
-            connection = self._connection = self._cluster.open(address, deadline)
+            connection = self._connection = self._cluster.pool.open(address, deadline)
         return connection
 
     def _fail(
