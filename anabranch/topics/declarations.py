@@ -167,5 +167,5 @@ STREAM: tuple[Setting, ...] = (
     _CLEAN,
 )
 # Settings that a user may choose for a stream's topic; sizes and durability go for its journal too. The settings
-# of scaling (`anabranch.core.decisions.autoscale.SETTINGS`) are no topic's.
+# of scaling are no topic's.
 STREAM_SETTINGS = frozenset(stream_settings.TOPIC)

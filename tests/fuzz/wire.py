@@ -23,7 +23,7 @@ from anabranch.batches.format import read_header
 from anabranch.kafka.sasl import OAuthBearer, SaslError, Scram
 from anabranch.kafka.wire import calls, data
 from anabranch.kafka.wire.calls import END_TXN, FETCH, PRODUCE, Api
-from anabranch.kafka.wire.end_txn import end_answer
+from anabranch.kafka.wire.data import end_answer
 from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import CorruptBatch, TopicPartition
 from tests.fuzz.mutate import mutated

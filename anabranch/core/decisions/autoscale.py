@@ -14,29 +14,25 @@ Three rules keep it still:
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import ceil
 from typing import NamedTuple
 
-from anabranch.core import limits
-from anabranch.core.decisions.segment_load import HISTORY, Gauge, Load
 from anabranch.core.ids import segment_number
 from anabranch.core.keyspace import SPACE
-from anabranch.errors import InvalidArgument
+from anabranch.core.stream_settings import (
+    BYTES,
+    EVENTS,
+    HISTORY,
+    MIN_SEGMENTS,
+    SEGMENT_BYTES,
+    Policy,
+)
 from anabranch.schemas.records import KeyRange, SegmentRange
 
-EVENTS = "scale.events.per.second"
-BYTES = "scale.bytes.per.second"
-SEGMENT_BYTES = "scale.segment.bytes"
-MIN_SEGMENTS = "scale.min.segments"
-MAX_SEGMENTS = "scale.max.segments"
-COOLDOWN = "scale.cooldown.ms"
-SETTINGS = frozenset((EVENTS, BYTES, SEGMENT_BYTES, MIN_SEGMENTS, MAX_SEGMENTS, COOLDOWN))
-
-_COOLDOWN_BUCKETS = HISTORY // 4
-# Loads arrive about once a second: shorter buckets would show false peaks.
-_LEAST_BUCKET_MS = 500
+_SAMPLES = 256  # positions of keys that are kept of a segment
 # (buckets, times the target): a segment is split above any of them.
 _RULES = ((2, 5.0), (4, 2.5), (8, 1.5))
 _QUIET = 1 / 3
@@ -44,32 +40,67 @@ _MAX_PARTS = 8
 _MIN_WIDTH = SPACE >> 16
 _ENOUGH_SAMPLES = 64
 _USEFUL = 1 / 8  # least share of a part's samples on a cut's lighter side
-_ANY = (1, (1 << 63) - 1)
-_SEGMENTS = (1, 10_000)
-_FIELDS = {
-    "events_per_s": (EVENTS, _ANY),
-    "bytes_per_s": (BYTES, _ANY),
-    "segment_bytes": (SEGMENT_BYTES, _ANY),
-    "min_segments": (MIN_SEGMENTS, _SEGMENTS),
-    "max_segments": (MAX_SEGMENTS, _SEGMENTS),
-    "cooldown_ms": (COOLDOWN, (1000, 86_400_000)),
-}
 
 
-class Policy(NamedTuple):
-    """The targets that a stream's settings ask for. None: no such target."""
+class Load(NamedTuple):
+    """The load of one segment. Both series are of whole buckets, oldest first, `HISTORY` of them.
 
-    events_per_s: int | None = None
-    bytes_per_s: int | None = None
-    segment_bytes: int | None = None
-    min_segments: int = 1
-    max_segments: int = 64
-    cooldown_ms: int = 60_000
+    ``taken_bytes``: since it was opened, as far as known. ``positions``: some of the keys' positions.
+    """
 
-    @property
-    def bucket_ms(self) -> int:
-        """The length of the buckets that loads are counted in."""
-        return max(self.cooldown_ms // _COOLDOWN_BUCKETS, _LEAST_BUCKET_MS)
+    age_ms: int
+    taken_bytes: int
+    events: Sequence[int]
+    sizes: Sequence[int]
+    positions: Sequence[int] = ()
+
+    def plus(self, other: Load) -> Load:
+        """The load of both as one segment, without positions."""
+        return Load(
+            min(self.age_ms, other.age_ms),
+            self.taken_bytes + other.taken_bytes,
+            [a + b for a, b in zip(self.events, other.events, strict=True)],
+            [a + b for a, b in zip(self.sizes, other.sizes, strict=True)],
+        )
+
+
+class Gauge:
+    """One segment's counts; the last bucket is the one that is being filled."""
+
+    __slots__ = ("_bucket", "_events", "_since_ms", "_sizes", "_taken", "positions")
+
+    def __init__(self, now_ms: int, bucket: int) -> None:
+        self._since_ms = now_ms
+        self._bucket = bucket
+        self._taken = 0
+        self._events = deque([0] * (HISTORY + 1), HISTORY + 1)
+        self._sizes = deque([0] * (HISTORY + 1), HISTORY + 1)
+        self.positions: deque[int] = deque(maxlen=_SAMPLES)
+
+    def add(self, events: int, size: int, bucket: int) -> None:
+        """Count events and bytes in a bucket; if that one is over, in the present one."""
+        self._reach(bucket)
+        self._events[-1] += events
+        self._sizes[-1] += size
+        self._taken += size
+
+    def load(self, now_ms: int, bucket: int) -> Load:
+        """The counts of the buckets before this one."""
+        self._reach(bucket)
+        return Load(
+            now_ms - self._since_ms,
+            self._taken,
+            tuple(self._events)[:-1],
+            tuple(self._sizes)[:-1],
+            tuple(self.positions),
+        )
+
+    def _reach(self, bucket: int) -> None:
+        passed = min(bucket - self._bucket, HISTORY + 1)
+        if passed > 0:
+            self._events.extend([0] * passed)
+            self._sizes.extend([0] * passed)
+            self._bucket = bucket
 
 
 class Proposal(NamedTuple):
@@ -78,36 +109,6 @@ class Proposal(NamedTuple):
     seal: tuple[int, ...]
     ranges: tuple[KeyRange, ...]
     why: str
-
-
-def parse_policy(settings: Mapping[str, str]) -> Policy | None:
-    """The policy that a stream's settings state; None if they name no target. Other settings are skipped.
-
-    Raises:
-        InvalidArgument: a value that is not possible, by name, with what to set.
-    """
-    named = {
-        field: whole_number(name, settings[name], *bounds)
-        for field, (name, bounds) in _FIELDS.items()
-        if name in settings
-    }
-    policy = Policy(**named)
-    if policy.min_segments > policy.max_segments:
-        raise InvalidArgument(
-            f"{MIN_SEGMENTS}={policy.min_segments} is above {MAX_SEGMENTS}={policy.max_segments}: "
-            f"raise {MAX_SEGMENTS}"
-        )
-    targets = (policy.events_per_s, policy.bytes_per_s, policy.segment_bytes)
-    return None if all(target is None for target in targets) else policy
-
-
-def whole_number(name: str, text: str, least: int, most: int) -> int:
-    """The number of a setting. `InvalidArgument`: the text is no number, or out of range."""
-    limits.DIGITS.check(len(text), f"the value of {name}")
-    digits = text.removeprefix("-")
-    if digits.isascii() and digits.isdigit() and least <= int(text) <= most:
-        return int(text)
-    raise InvalidArgument(f"{name}={text}: set a whole number from {least:,} to {most:,}")
 
 
 class Autoscaler:

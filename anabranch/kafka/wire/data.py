@@ -1,8 +1,8 @@
-"""Produce and Fetch by hand: the two calls whose cost counts.
+"""Produce, Fetch and EndTxn by hand: the calls of each round, whose cost counts.
 
 Versions: Produce 7 and 8 (older brokers), 9 to 12 (flexible, topics by name), 13 (by id, KIP-516);
 Fetch 11, 12 and 13 to 16 likewise. The names and the order of fields are those of Kafka's
-``ProduceRequest.json``, ``ProduceResponse.json``, ``FetchRequest.json`` and ``FetchResponse.json``.
+``ProduceRequest.json``, ``FetchRequest.json``, ``EndTxnRequest.json`` and those of the answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from anabranch.batches.format import Buffer, read_header, split_batches
 from anabranch.batches.records import decode_records
-from anabranch.kafka.wire.calls import FETCH, PRODUCE
+from anabranch.kafka.wire.calls import END_TXN, FETCH, PRODUCE
 from anabranch.kafka.wire.errors import MalformedAnswer as MalformedAnswer
 from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 
@@ -23,12 +23,16 @@ FETCH_BY_ID_FROM = 13
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 _ACKS_ALL = -1
+BUMPS_FROM = 5  # the answer names the producer id and epoch to go on with (KIP-890)
 
 _I32 = struct.Struct(">i")
 _ACKS_TIMEOUT = struct.Struct(">hi")
 _PRODUCED = struct.Struct(">ihqqq")
 _FETCHED = struct.Struct(">ihqqq")
 _PAIR = struct.Struct(">qq")
+_END = struct.Struct(">qh?")
+_ENDED = struct.Struct(">ih")
+_BUMPED = struct.Struct(">qh")
 
 
 def uvarint(value: int) -> bytes:
@@ -276,6 +280,36 @@ def _topic(reader: _Reader, by_id: bool, names: Mapping[bytes, str]) -> str:
         return names[topic_id]
     except KeyError:
         raise MalformedAnswer(f"an answer about topic {topic_id.hex()}, not asked for") from None
+
+
+def end_request(
+    version: int, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool
+) -> bytes:
+    """The request's body."""
+    name = transactional_id.encode()
+    fields = _END.pack(producer_id, producer_epoch, commit)
+    if version >= END_TXN.flexible_from:
+        return uvarint(len(name) + 1) + name + fields + b"\x00"
+    return len(name).to_bytes(2, "big") + name + fields
+
+
+class Ended(NamedTuple):
+    """An EndTxn answer; below version `BUMPS_FROM` it names no producer (-1)."""
+
+    error: int
+    producer_id: int
+    producer_epoch: int
+
+
+def end_answer(version: int, body: Buffer) -> Ended:
+    """The content of the answer. Raises `MalformedAnswer`."""
+    try:
+        _, error = _ENDED.unpack_from(body)
+        if version < BUMPS_FROM:
+            return Ended(error, -1, -1)
+        return Ended(error, *_BUMPED.unpack_from(body, _ENDED.size))
+    except struct.error:
+        raise MalformedAnswer("an answer to EndTxn that is too short") from None
 
 
 class _Reader:

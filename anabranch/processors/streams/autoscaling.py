@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from anabranch.core.decisions.autoscale import Autoscaler, parse_policy
+from anabranch.core.decisions.autoscale import Autoscaler
 from anabranch.core.decisions.scale import start
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import segment_number
@@ -19,6 +19,7 @@ from anabranch.core.journal.index import JournalIndex
 from anabranch.core.keyspace import position_of
 from anabranch.core.round import NewEpoch, Part, Round, StreamCommit, Tail
 from anabranch.core.state import State
+from anabranch.core.stream_settings import parse_policy
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import FixCallError, InvalidArgument
 from anabranch.schemas.records import Event, SegmentRange, StreamRow
