@@ -28,18 +28,8 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
-from anabranch.topics.declarations import (
-    COMMANDS,
-    CONTROL,
-    HISTORY,
-    JOURNAL,
-    MAX_LONG,
-    REPLIES,
-    STATUS,
-    STREAM,
-    STREAM_SETTINGS,
-    Setting,
-)
+from anabranch.topics import declarations as declared
+from anabranch.topics.declarations import MAX_LONG, STREAM_SETTINGS, Setting
 from anabranch.topics.names import (
     commands_topic,
     control_topic,
@@ -81,20 +71,20 @@ def create_control_topics(
         LogRefused: the broker does not create one, with its reason.
         NotReady: the broker that was asked does not know a new topic (yet).
     """
-    declared = (
-        (commands_topic(prefix), control_partitions, COMMANDS),
-        (control_topic(prefix), control_partitions, CONTROL),
-        (status_topic(prefix), control_partitions, STATUS),
-        (replies_topic(prefix), reply_partitions, REPLIES),
+    topics = (
+        (commands_topic(prefix), control_partitions, declared.COMMANDS),
+        (control_topic(prefix), control_partitions, declared.CONTROL),
+        (status_topic(prefix), control_partitions, declared.STATUS),
+        (replies_topic(prefix), reply_partitions, declared.REPLIES),
     )
-    _create(log, [_spec(n, p, s, {}, replication_factor) for n, p, s in declared])
-    infos = _describe(log, [name for name, *_ in declared])
-    _refuse([w for n, p, s in declared for w in problems(infos[n], s, at_least=p)])
-    *like_commands, replies = (infos[name].partitions for name, *_ in declared)
+    _create(log, [_spec(n, p, s, {}, replication_factor) for n, p, s in topics])
+    infos = _describe(log, [name for name, *_ in topics])
+    _refuse([w for n, p, s in topics for w in problems(infos[n], s, at_least=p)])
+    *like_commands, replies = (infos[name].partitions for name, *_ in topics)
     if len(set(like_commands)) > 1:
-        found = ", ".join(f"{name} has {infos[name].partitions}" for name, *_ in declared[:-1])
+        found = ", ".join(f"{name} has {infos[name].partitions}" for name, *_ in topics[:-1])
         raise TopicMisconfigured(f"{found} partitions: add partitions until they are equal")
-    size = infos[declared[0][0]].config.get(MAX_MESSAGE, limits.COMMAND.value)
+    size = infos[topics[0][0]].config.get(MAX_MESSAGE, limits.COMMAND.value)
     return ControlTopics(like_commands[0], replies, int(size))
 
 
@@ -117,16 +107,16 @@ def create_stream_topics(
     chosen = {k: v for k, v in settings.items() if k in STREAM_SETTINGS and k != REPLICATION}
     shared = {k: v for k, v in chosen.items() if k in _SHARED_WITH_JOURNAL}
     durable = {k: v for k, v in chosen.items() if k == MIN_ISR}
-    declared = (
-        (stream_topic(stream), segments, STREAM, chosen),
-        (journal_topic(stream), segments, JOURNAL, shared),
-        (history_topic(stream), 1, HISTORY, durable),
+    topics = (
+        (stream_topic(stream), segments, declared.STREAM, chosen),
+        (journal_topic(stream), segments, declared.JOURNAL, shared),
+        (history_topic(stream), 1, declared.HISTORY, durable),
     )
-    there = log.describe_topics([name for name, *_ in declared])
+    there = log.describe_topics([name for name, *_ in topics])
     if not adopt and stream_topic(stream) in there:
         _check_empty(log, there[stream_topic(stream)])
-    _refuse([w for n, p, s, _ in declared if n in there for w in problems(there[n], s, at_least=p)])
-    _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in declared])
+    _refuse([w for n, p, s, _ in topics if n in there for w in problems(there[n], s, at_least=p)])
+    _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in topics])
     # All partitions of an earlier topic become the stream's.
     count = _check_topics(log, stream, segments, all_partitions=True)
     places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
@@ -233,9 +223,9 @@ def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int
     """Problems of a stream's three topics, each in the words of `problems`."""
     target, journal, history = (infos[name] for name in topics_of(stream))
     wrong = [
-        *problems(target, STREAM, at_least=partitions),
-        *problems(journal, JOURNAL, at_least=partitions),
-        *problems(history, HISTORY, at_least=1),
+        *problems(target, declared.STREAM, at_least=partitions),
+        *problems(journal, declared.JOURNAL, at_least=partitions),
+        *problems(history, declared.HISTORY, at_least=1),
     ]
     if int(target.config.get(MAX_MESSAGE, 0)) < int(journal.config.get(MAX_MESSAGE, 0)):
         wrong.append(
