@@ -24,13 +24,7 @@ from anabranch.errors import (
 )
 from anabranch.ports import RecordHeaders
 from anabranch.schemas import records as r
-from anabranch.types import (
-    Receipt,
-    Result,
-    receipt_records,
-    result_of,
-    warn_left_out,
-)
+from anabranch.types import Receipt, Result, receipt_records, result_of, warn_left_out
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import EventColumns

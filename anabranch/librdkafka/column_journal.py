@@ -6,13 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from anabranch.batches.columns_write import (
-    ColumnEncoder,
-    Counted,
-    EventColumns,
-    Placing,
-    worth_it,
-)
+from anabranch.batches.columns_write import ColumnEncoder, Counted, EventColumns, Placing, worth_it
 from anabranch.batches.records import codec_number
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.kafka.idempotent_producer import JournalProducer

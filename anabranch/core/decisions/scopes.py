@@ -12,12 +12,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import DIRECTORY, check_scope
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of
-from anabranch.errors import (
-    InvalidArgument,
-    NotReady,
-    TooManyStreams,
-    UnknownScope,
-)
+from anabranch.errors import InvalidArgument, NotReady, TooManyStreams, UnknownScope
 from anabranch.schemas.records import (
     AdoptScope,
     DescribeStreams,

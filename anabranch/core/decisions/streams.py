@@ -38,13 +38,7 @@ from anabranch.core.stream_states import (
     lost_error,
     state_of,
 )
-from anabranch.errors import (
-    AnabranchError,
-    IllegalState,
-    NotReady,
-    StreamExists,
-    UnknownStream,
-)
+from anabranch.errors import AnabranchError, IllegalState, NotReady, StreamExists, UnknownStream
 from anabranch.schemas.records import (
     CreateStream,
     EpochRow,

@@ -15,12 +15,7 @@ from anabranch.core.journal.index import segment_on
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
 from anabranch.core.states import TRANSACTIONS
-from anabranch.errors import (
-    InvalidArgument,
-    ReceiptMismatch,
-    UnknownStream,
-    WritersUnfinished,
-)
+from anabranch.errors import InvalidArgument, ReceiptMismatch, UnknownStream, WritersUnfinished
 from anabranch.schemas.records import Commit, Receipt, Register, Registered, WriterRow
 
 
