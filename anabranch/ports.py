@@ -217,6 +217,9 @@ class Log(Protocol):
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """The topics of these names that exist, as one broker knows them: it may be behind."""
 
+    def partition_counts(self, names: Sequence[str]) -> dict[str, int]:
+        """Likewise, but only how many partitions each has: that takes no more right than Describe."""
+
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         """Whether the topic does not exist, or has fewer partitions, by the word of the brokers' quorum.
 

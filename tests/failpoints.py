@@ -179,6 +179,9 @@ class FailingLog:
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         return _around(self._hook, "describe_topics", lambda: self._log.describe_topics(names))
 
+    def partition_counts(self, names: Sequence[str]) -> dict[str, int]:
+        return self._log.partition_counts(names)  # readers' own
+
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         return _around(
             self._hook, "is_gone", lambda: self._log.is_gone(topic, partitions, topic_id)

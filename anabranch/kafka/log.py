@@ -351,6 +351,10 @@ class KafkaLog:
             lambda deadline: kafka_admin.describe_topics(self._cluster, names, deadline),
         )
 
+    def partition_counts(self, names: Sequence[str]) -> dict[str, int]:
+        found = self._cluster.refresh(names, self._cluster.deadline())
+        return {name: topic.partitions for name, topic in found.items()}
+
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         deadline = self._cluster.soon(self._cluster.deadline())
         return self._cluster.repeat(

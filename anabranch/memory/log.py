@@ -256,6 +256,9 @@ class MemoryLog:
         self.called("describe_topics.after")
         return result
 
+    def partition_counts(self, names: Sequence[str]) -> dict[str, int]:
+        return {name: info.partitions for name, info in self.describe_topics(names).items()}
+
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         self.called("is_gone")
         with self.cluster.lock:

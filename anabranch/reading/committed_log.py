@@ -148,8 +148,7 @@ class CommittedLog:
 
     def partition_counts(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
         """How many partitions each of these topics has; those that don't exist are left out."""
-        found = self._ask(deadline, lambda _: self.raw.describe_topics(topics))
-        return {topic: info.partitions for topic, info in found.items()}
+        return self._ask(deadline, lambda _: self.raw.partition_counts(topics))
 
     def start_offsets(
         self, places: Iterable[TopicPartition], deadline: float

@@ -19,6 +19,7 @@ NOT = "memory or v0 or forked"
 
 
 @pytest.mark.slow(50)
+@pytest.mark.timeout(400)
 def test_a_part_of_the_suites() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
     found = subprocess.run(
