@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
+from anabranch.errors import NotReady
+
 Entropy: TypeAlias = Callable[[int], bytes]  # a number of random bytes
 
 
@@ -392,3 +394,24 @@ class Table(Protocol):
 
 class TableError(Exception):
     """The table can't be read or written (disk full, broken): its folder can be deleted and rebuilt."""
+
+
+RecordHeaders: TypeAlias = Sequence[tuple[str, bytes | None]]
+# Partition, key, value, headers, timestamp in Unix milliseconds (0: now).
+JournalRecord: TypeAlias = tuple[int, bytes | None, bytes | None, RecordHeaders, int]
+
+
+class JournalMissing(NotReady):
+    """The brokers say that a journal does not exist (any more): ask what became of its stream."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"the brokers know no topic {topic}: call again later")
+        self.topic = topic
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Journal partitions made ready: for each an offset not above the first record to come; and the size limit."""
+
+    first: dict[int, int]
+    max_event_bytes: int

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from anabranch.core.turn import Turn
+from anabranch.core.decisions.turn import Turn
 from anabranch.ports import (
     Fetched,
     Log,

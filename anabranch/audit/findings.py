@@ -10,13 +10,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from anabranch.audit.report import (
-    CHECKS,
-    MOST_EXAMPLES,
-    Check,
-    Example,
-    make_checks,
-)
+from anabranch.audit.report import CHECKS, MOST_EXAMPLES, Check, Example, make_checks
 
 # Check, whether it is broken, what was expected, what was found.
 Rule = tuple[str, Column, Column, Column]

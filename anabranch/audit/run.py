@@ -25,13 +25,7 @@ from anabranch.audit.findings import Findings
 from anabranch.audit.history import Extent
 from anabranch.audit.log import Span, open_log, read_records
 from anabranch.audit.report import AuditReport, Gone
-from anabranch.audit.tables import (
-    COMMIT,
-    FOREIGN,
-    find_scope,
-    read_history,
-    read_status,
-)
+from anabranch.audit.tables import COMMIT, FOREIGN, find_scope, read_history, read_status
 from anabranch.core.hybrid_time import MAX
 from anabranch.core.ids import split_stream
 from anabranch.core.rows import Entry

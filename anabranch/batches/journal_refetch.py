@@ -7,14 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from anabranch.batches.format import crc_of
-from anabranch.ports import (
-    Log,
-    LogError,
-    LogUnavailable,
-    RawBatch,
-    RecordsGone,
-    TopicPartition,
-)
+from anabranch.ports import Log, LogError, LogUnavailable, RawBatch, RecordsGone, TopicPartition
 
 # Enough for a round trip to be cheap; little enough that the broker stores while we fetch the next.
 FETCH_BYTES = 2 << 20

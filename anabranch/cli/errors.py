@@ -151,9 +151,9 @@ def _is_environment(error: BaseException) -> bool:
         return True
     # Looked up, not imported: an unloaded module can't have raised its errors.
     infra = sys.modules.get("anabranch.infra.errors")
-    java = sys.modules.get("anabranch.spark.java")
+    spark = sys.modules.get("anabranch.spark.session")
     return (infra is not None and isinstance(error, infra.InfraError)) or (
-        java is not None and isinstance(error, java.NoJdk)
+        spark is not None and isinstance(error, spark.NoJdk)
     )
 
 

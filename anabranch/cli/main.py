@@ -18,18 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from anabranch.cli import (
-    broker,
-    commands,
-    controller,
-    dev,
-    load,
-    read,
-    series,
-    spark_pipelines,
-    stream,
-    txn,
-)
+from anabranch.cli import broker, command, controller, dev, load, read, series, txn
 from anabranch.cli.errors import (
     EXIT_CODES,
     ExitCode,
@@ -40,6 +29,8 @@ from anabranch.cli.errors import (
     show,
 )
 from anabranch.cli.options import App
+from anabranch.cli.spark import pipelines
+from anabranch.cli.stream import commands as stream
 
 
 class Commands(TyperGroup):
@@ -167,8 +158,8 @@ app.command("controller")(controller.command)
 app.command("warm")(controller.warm)
 app.add_typer(stream.app, name="stream")
 app.add_typer(txn.app, name="txn")
-app.add_typer(commands.app, name="command")
+app.add_typer(command.app, name="command")
 app.add_typer(series.app, name="series")
 app.command("read")(read.command)
 app.command("load")(load.command)
-app.add_typer(spark_pipelines.app, name="spark")
+app.add_typer(pipelines.app, name="spark")

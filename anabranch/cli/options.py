@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.models import CommandFunctionType
 
+from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
@@ -163,3 +165,16 @@ def _spread(function: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
+
+
+def confirm(warning: str, *, yes: bool) -> None:
+    """Return if the user agrees: by ``--yes``, or by an answer at a terminal.
+
+    Raises: InvalidArgument, without a terminal or after a no; nothing was changed.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidArgument(f"{warning} Give --yes to do it")
+    if not typer.confirm(f"{warning} Do it?", err=True):
+        raise InvalidArgument("not done: nothing was changed")

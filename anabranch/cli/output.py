@@ -85,13 +85,7 @@ def show_cell(value: object) -> str:
 
 def progress_bar(*, quiet: bool) -> Progress:
     """A progress bar on standard error; hidden if ``quiet`` or without a terminal."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     return Progress(
         TextColumn("{task.description}"),

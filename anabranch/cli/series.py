@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.asking import confirm
-from anabranch.cli.options import App, ClusterOptions, KeyFile, Yes
+from anabranch.cli.options import App, ClusterOptions, KeyFile, Yes, confirm
 from anabranch.cli.output import print_json, print_table
 
 app = App(no_args_is_help=True, help="List and set the series of numbered commits.")

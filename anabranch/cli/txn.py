@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.asking import confirm
-from anabranch.cli.options import App, ClusterOptions, KeyFile, Yes
+from anabranch.cli.options import App, ClusterOptions, KeyFile, Yes, confirm
 from anabranch.cli.output import print_json, print_table, time_text
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import parse_txn_text

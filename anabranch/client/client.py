@@ -7,11 +7,12 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 from anabranch.client.client_reads import Reading
+from anabranch.client.client_streams import Streams
 from anabranch.client.handle import Shared
 from anabranch.client.heartbeats import Heart
 from anabranch.client.joined_writer import Writer
@@ -35,9 +36,7 @@ from anabranch.types import (
     CommandsInfo,
     Receipt,
     Result,
-    StreamDescription,
     TransactionInfo,
-    description_of,
     info_of,
     receipt_records,
     result_of,
@@ -50,7 +49,7 @@ DEFAULT_ONE_SHOT_BYTES = 256 << 10
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
-class Client(Reading):
+class Client(Reading, Streams):
     """A connection to the controllers of a cluster. Thread-safe; a forked child can't use it.
 
     Made by `anabranch.connect`. Calls without a ``timeout`` end after the client's own, in seconds.
@@ -85,105 +84,10 @@ class Client(Reading):
         if not self._shared.forked:
             self.close()
 
-    def _deadline(self, timeout: float | None) -> float:
-        """The monotonic second at which a call that begins now ends. Raises: `NotForkSafe`, `IllegalState`."""
-        self._shared.check()
-        return self._shared.deadline(timeout)
-
     @property
     def heart(self) -> Heart:
         """The heartbeats, for a caller that drives them step by step."""
         return self._heart
-
-    # -- streams --------------------------------------------------------------------------------------
-
-    def create_stream(
-        self,
-        stream: str,
-        segments: int = 1,
-        settings: Mapping[str, Any] | None = None,
-        *,
-        adopt: bool = False,
-        timeout: float | None = None,
-    ) -> StreamDescription:
-        """Create a stream (``scope/name``), and its scope if that is new. Repeating the call changes nothing.
-
-        ``segments``: 1 to 10,000 key ranges, each a partition. ``settings``: of the stream's topic, under Kafka's
-        names. ``adopt``: the topic may exist and hold records; readers get those unchanged.
-
-        Raises: StreamExists (with other settings), TopicNotEmpty, InvalidArgument, TopicMisconfigured, NotReady,
-        DeadlineExceeded (repeating is safe).
-        """
-        texts = {name: _setting(value) for name, value in (settings or {}).items()}
-        deadline = self._deadline(timeout)
-        info = self._session.create_stream(stream, segments, texts, deadline, adopt=bool(adopt))
-        self._shared.layouts[stream] = info.segments
-        return description_of(info)
-
-    def streams(
-        self, scope: str | None = None, *, timeout: float | None = None
-    ) -> list[StreamDescription]:
-        """All streams of a scope, or of the cluster, by name. Raises: UnknownScope, NotReady, DeadlineExceeded."""
-        found = self._session.streams(scope, self._deadline(timeout))
-        return [description_of(info) for info in found]
-
-    def describe(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
-        """One stream. Raises: UnknownScope, UnknownStream, NotReady, DeadlineExceeded."""
-        info = self._session.describe(stream, self._deadline(timeout))
-        self._shared.layouts[stream] = info.segments
-        return description_of(info)
-
-    def scale(
-        self,
-        stream: str,
-        segments: int | None = None,
-        *,
-        seal: Sequence[int] = (),
-        ranges: Sequence[tuple[int, int]] = (),
-        timeout: float | None = None,
-    ) -> StreamDescription:
-        """Change the segments of a stream. Open transactions neither delay it nor notice it.
-
-        ``segments``: split the keys evenly into so many; segments that fit already stay. Or name both sides:
-        ``seal`` these active segments (ids from `describe`) and open ``ranges`` instead, (low, high) key positions
-        that cover exactly the same keys.
-
-        Raises: InvalidArgument, UnknownStream, NotReady (another scaling waits for its partitions),
-        DeadlineExceeded (repeating is safe with ``segments``).
-        """
-        self._shared.check()
-        if (segments is None) == (not seal and not ranges):
-            raise InvalidArgument(
-                "give a number of segments, or what to seal and which ranges to open"
-            )
-        info = self._session.scale(
-            stream, segments or 0, seal, ranges, self._shared.deadline(timeout)
-        )
-        self._shared.layouts[stream] = info.segments
-        return description_of(info)
-
-    def forget_stream(self, stream: str, *, timeout: float | None = None) -> None:
-        """Remove a LOST stream and what is left of its topics for good; its name can be used again.
-
-        For operators. Repeating the call is fine. Positions in the old stream (snapshots, checkpoints of Spark
-        queries) mean nothing in a new stream of that name: throw them away.
-
-        Raises: IllegalState (the stream is not LOST, or a transaction that is not over has a part in it: `settle`
-        that), UnknownScope, UnknownStream, InvalidArgument (the brokers don't delete topics), NotReady,
-        DeadlineExceeded (repeating is safe).
-        """
-        self._session.forget_stream(stream, self._deadline(timeout))
-        self._shared.layouts.pop(stream, None)
-
-    def recover_stream(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
-        """Take a LOST stream back, if its topics are the same ones and were only out of sight.
-
-        For operators. Transactions that were aborted when the stream was given up stay aborted.
-
-        Raises: IllegalState (a topic is another one, or gone), UnknownScope, UnknownStream, NotReady,
-        DeadlineExceeded (repeating is safe).
-        """
-        return description_of(self._session.recover_stream(stream, self._deadline(timeout)))
 
     # -- transactions ---------------------------------------------------------------------------------
 
@@ -426,7 +330,3 @@ def _at_exit() -> None:
     for client in list(_clients):
         if not client._shared.forked:  # noqa: SLF001
             client.close()
-
-
-def _setting(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

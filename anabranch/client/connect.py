@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
-from anabranch.client.journal_writer import KafkaJournals
 from anabranch.client.ports import ClientPorts
 from anabranch.clock import SystemClock
 from anabranch.errors import InvalidArgument
@@ -18,6 +17,7 @@ from anabranch.kafka.settings import addresses, parse_settings
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.command_bus import KafkaBus
 from anabranch.librdkafka.group_member import KafkaGroupMember
+from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options, named_options
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.reader_factory import Readers

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from anabranch.client.ports import JournalMissing, Journals, RecordHeaders
+from anabranch.client.ports import Journals
 from anabranch.client.receipt_account import (
     EventFields,
     StreamLane,
@@ -37,6 +37,7 @@ from anabranch.errors import (
     UnknownStream,
     WriteFailed,
 )
+from anabranch.ports import JournalMissing, RecordHeaders
 from anabranch.schemas.records import Outcome, SegmentRange
 from anabranch.types import Headers
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from anabranch.client.handle import Handle, Shared
-from anabranch.client.ports import RecordHeaders
 from anabranch.client.receipt_account import StreamLane, WriterAccount
 from anabranch.client.reservation import Reservation, token_to_write
 from anabranch.core.ids import txn_text
 from anabranch.core.tokens import peek
 from anabranch.errors import AlreadyCommitted, Expired, IllegalState, TransactionAborted
+from anabranch.ports import RecordHeaders
 from anabranch.schemas import records as r
 from anabranch.types import Receipt
 

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
-from anabranch.errors import NotReady
-from anabranch.ports import Clock, Entropy, TopicPartition
+from anabranch.ports import Clock, Entropy, JournalRecord, Opened, RecordHeaders, TopicPartition
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import Counted, EventColumns, Placing
     from anabranch.reading.reader_factory import Readers
-
-RecordHeaders: TypeAlias = Sequence[tuple[str, bytes | None]]
-# Partition, key, value, headers, timestamp in Unix milliseconds (0: now).
-JournalRecord: TypeAlias = tuple[int, bytes | None, bytes | None, RecordHeaders, int]
 
 
 class CommandBus(Protocol):
@@ -57,22 +52,6 @@ class CommandBus(Protocol):
 
     def after_fork(self) -> None:
         """In a forked child: never free anything; it belongs to the parent's threads."""
-
-
-class JournalMissing(NotReady):
-    """The brokers say that a journal does not exist (any more): ask what became of its stream."""
-
-    def __init__(self, topic: str) -> None:
-        super().__init__(f"the brokers know no topic {topic}: call again later")
-        self.topic = topic
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """Journal partitions made ready: for each an offset not above the first record to come; and the size limit."""
-
-    first: dict[int, int]
-    max_event_bytes: int
 
 
 class JournalWriter(Protocol):

@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
-from anabranch.client.ports import JournalRecord, JournalWriter, RecordHeaders
+from anabranch.client.ports import JournalWriter
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
-from anabranch.core.journal_index import CRC_MODULUS
+from anabranch.core.journal.index import CRC_MODULUS
 from anabranch.core.keyspace import mix
 from anabranch.errors import EventTooLarge, InvalidArgument
-from anabranch.ports import TopicPartition
+from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
 from anabranch.schemas.records import Extent, Receipt, SegmentRange, Touched
 from anabranch.topics.names import journal_topic
 from anabranch.types import Headers

@@ -1,8 +1,7 @@
-"""The client's side of the protocol, as plain synchronous code over small ports.
+"""The client's side of the protocol: a call for each command, as plain synchronous code over small ports.
 
-Every command is safe to repeat: its ids are made here, before anything is sent. So each command is sent again
-under the same ids until it is answered. If a commit's outcome stays in doubt, RESOLVE decides it by id. Nothing
-here sleeps, starts a thread, reads a clock or makes a random number except through the ports.
+If a commit's outcome stays in doubt, RESOLVE decides it by id. Nothing here sleeps, starts a thread, reads a clock
+or makes a random number except through the ports.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
+from anabranch.client.exchange import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_RETRY_S, Exchange
 from anabranch.client.ports import ClientPorts
 from anabranch.core.ids import (
-    CORRELATION_ID_SIZE,
     DIRECTORY,
     SECRET_SIZE,
     check_scope,
@@ -31,52 +30,31 @@ from anabranch.core.tokens import peek, prove
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
-    DeadlineExceeded,
     EventTooLarge,
-    InvalidArgument,
     MalformedRecord,
     NotAuthorized,
-    NotReady,
     OutcomeUnknown,
     TransactionAborted,
     UnknownScope,
-    error_of,
 )
 from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode_as, encode
+from anabranch.schemas.codec import encode
 from anabranch.types import committed
 
-FIRST_REPEAT_S = 2.0
-LONGEST_REPEAT_S = 10.0
 RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
-_FIRST_RETRY_S = 0.02
-_LONGEST_RETRY_S = 1.0
 # A controller's refusal at its deadline arrives so long before ours, at least and at most.
 _MARGIN_S = (0.3, 2.0)
 # A refusal that holds for all copies of a command; any other holds only for a command sent once.
 _FINAL = (TransactionAborted, AlreadyCommitted, EventTooLarge)
 
-T = TypeVar("T")
 
-
-class Session:
-    """Commands and their answers. Thread-safe: calls share nothing but caches."""
+class Session(Exchange):
+    """The commands of the protocol. Thread-safe: calls share nothing but caches."""
 
     def __init__(self, ports: ClientPorts) -> None:
-        self._bus = ports.bus
-        self._clock = ports.clock
+        super().__init__(ports)
         self._entropy = ports.entropy
         self._scopes: dict[str, int] = {}
-        self._answered = False
-        self.highest_timestamp = 0
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-        return self._clock.monotonic()
-
-    def new_correlation_id(self) -> bytes:
-        """16 random bytes for one command: no other client can guess them to answer under."""
-        return self._entropy(CORRELATION_ID_SIZE)
 
     def new_secret(self) -> bytes:
         """The secret of a new transaction, which proves later that this client began it."""
@@ -85,104 +63,6 @@ class Session:
     def random64(self) -> int:
         """64 random bits, as a signed number."""
         return int.from_bytes(self._entropy(8), "big", signed=True)
-
-    # -- asking ---------------------------------------------------------------------------------------
-
-    def ask(self, partition: int, command: Any, expected: type[T], deadline: float) -> T:
-        """Send a command until it is answered. Raises a refusal as its error.
-
-        No answer in time: `DeadlineExceeded`, or `NotReady` if no controller ever answered this client.
-        """
-        result = self.try_ask(partition, command, deadline)
-        if result is None:
-            raise self.no_answer(command)
-        if not isinstance(result, expected):
-            raise MalformedRecord(
-                f"the controller answered {type(result).__name__} to {type(command).__name__}"
-            )
-        return result
-
-    def try_ask(self, partition: int, command: Any, deadline: float) -> Any | None:
-        """`ask` for any kind of answer; None if none came in time. `NotReady`: only refusals of that name came."""
-        self._bus.ready(deadline)
-        if partition >= self._bus.control_partitions(partition + 1, deadline):
-            raise InvalidArgument(
-                f"there is no control partition {partition} here: the id or token is of another cluster, or prefix"
-            )
-        try:
-            payload = encode(command)
-        except MalformedRecord as error:  # of a value that no earlier check caught
-            raise InvalidArgument(str(error)) from error
-        if len(payload) > self._bus.max_command_bytes():
-            raise EventTooLarge(
-                f"{type(command).__name__} has {len(payload)} bytes; the commands topic takes "
-                f"{self._bus.max_command_bytes()}"
-            )
-        pause = _FIRST_RETRY_S
-        refused: r.Refusal | None = None
-        while True:
-            result = self._send_until_answered(partition, command, payload, deadline) or refused
-            if not isinstance(result, r.Refusal):
-                return result
-            # Not kept in a name: the traceback would hold this frame, and so the error itself.
-            if result.code != NotReady.__name__ or self.now() + pause >= deadline:
-                raise error_of(result.code, result.message)
-            refused = result  # the reason, if no answer comes in time
-            self._clock.sleep(pause)
-            pause = min(pause * 2, _LONGEST_RETRY_S)
-
-    def _send_until_answered(
-        self, partition: int, command: Any, payload: bytes, deadline: float
-    ) -> Any | None:
-        correlation_id = self.new_correlation_id()
-        digests = (command_digest(payload),)
-        pause = FIRST_REPEAT_S
-        try:
-            while True:
-                self._bus.send(partition, correlation_id, payload)
-                until = min(deadline, self.now() + pause)
-                result = self._hear(correlation_id, digests, until, command)
-                if result is not None:
-                    return result
-                if self.now() >= deadline:
-                    return None
-                pause = min(pause * 2, LONGEST_REPEAT_S)
-        except NotAuthorized as error:
-            if pause == FIRST_REPEAT_S:
-                raise
-            raise NotAuthorized(f"{error}; what was sent before may be carried out") from error
-        finally:
-            self._bus.forget(correlation_id)
-
-    def _hear(
-        self,
-        correlation_id: bytes,
-        digests: Collection[bytes],
-        deadline: float,
-        command: Any | None = None,
-    ) -> Any | None:
-        """The next answer to a command of these digests (and to this one, if given); None at the deadline.
-
-        Other answers under this id are mistakes or forgeries: they are passed over.
-        """
-        while (data := self._bus.wait(correlation_id, deadline)) is not None:
-            reply = decode_as(r.Reply, data)
-            if reply.command in digests and _belongs(reply.result, command):
-                self._answered = True
-                self.highest_timestamp = max(self.highest_timestamp, reply.hybrid_time)
-                return reply.result
-            if self.now() >= deadline:
-                break
-        return None
-
-    def no_answer(self, command: Any) -> AnabranchError:
-        """The error for an unanswered command that nothing depends on."""
-        trouble = self._bus.trouble()
-        said = f" (last trouble: {trouble})" if trouble else ""
-        name = type(command).__name__
-        if not self._answered:
-            return NotReady(f"no controller answered {name}: start `anabranch controller`{said}")
-        return DeadlineExceeded(f"{name} was not answered in time; call again{said}")
 
     # -- scopes and streams ---------------------------------------------------------------------------
 
@@ -206,7 +86,7 @@ class Session:
         """Create a stream, and its scope if needed. `StreamExists` if it exists with other settings."""
         scope, _ = split_stream(stream)
         command = r.CreateStream(stream, segments, dict(settings), adopt)
-        pause = _FIRST_RETRY_S
+        pause = FIRST_RETRY_S
         while True:
             partition = self.find_scope(scope, deadline, create=True)
             try:
@@ -214,7 +94,7 @@ class Session:
             except UnknownScope:
                 # The directory's message to that partition is on its way, or retention removed it unread: let the
                 # directory send it again.
-                if pause > _LONGEST_RETRY_S or self.now() + pause >= deadline:
+                if pause > LONGEST_RETRY_S or self.now() + pause >= deadline:
                     raise
                 self._scopes.pop(scope, None)
             self._clock.sleep(pause)
@@ -367,7 +247,7 @@ class Session:
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
     ) -> r.Outcome:
         partition = control_partition_of(txn_id)
-        pause = _FIRST_RETRY_S
+        pause = FIRST_RETRY_S
         while True:
             asked_at = self.now()
             ask_s = (deadline - asked_at) * (1 - RESOLVE_SHARE)
@@ -399,7 +279,7 @@ class Session:
             if outcome is None or self.now() + pause >= deadline:
                 raise _unknown("was not known in time", txn_id, token)
             self._clock.sleep(pause)
-            pause = min(pause * 2, _LONGEST_RETRY_S)
+            pause = min(pause * 2, LONGEST_RETRY_S)
 
     def abort(self, token: bytes, reason: str, deadline: float) -> r.Outcome:
         """Abort. `AlreadyCommitted`; `OutcomeUnknown`: a commit is under way."""
@@ -490,21 +370,6 @@ def _unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:
         txn_id=txn_id,
         token=token,
     )
-
-
-def _belongs(result: Any, command: Any | None) -> bool:
-    """Whether an outcome is of the command's transaction, or of one that it may give way to."""
-    if command is None or not isinstance(result, r.Outcome):
-        return True
-    own = peek(command.token) if hasattr(command, "token") else command
-    if result.txn_id == own.txn_id:
-        return True
-    if isinstance(command, r.Begin):  # its commit may have claimed a name, and given way to this
-        return result.scope == command.scope
-    if not isinstance(command, r.Commit | r.OneShot) or command.name is None:
-        return False
-    numbered = isinstance(command, r.Commit) and command.number is not None
-    return result.scope == own.scope and (numbered or result.name == command.name)
 
 
 @contextmanager

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from anabranch.client.handle import QUIET_S, Handle, Shared, check_layout
-from anabranch.client.ports import RecordHeaders
 from anabranch.client.receipt_account import StreamLane, WriterAccount, headers_size
 from anabranch.client.reservation import Reservation, abort_reserved
-from anabranch.core.decide_writers import left_behind
+from anabranch.core.decisions.writers import left_behind
 from anabranch.core.ids import check_number, txn_text
 from anabranch.errors import (
     AlreadyCommitted,
@@ -23,14 +22,9 @@ from anabranch.errors import (
     TransactionAborted,
     UnsupportedVersion,
 )
+from anabranch.ports import RecordHeaders
 from anabranch.schemas import records as r
-from anabranch.types import (
-    Receipt,
-    Result,
-    receipt_records,
-    result_of,
-    warn_left_out,
-)
+from anabranch.types import Receipt, Result, receipt_records, result_of, warn_left_out
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import EventColumns

@@ -1,7 +1,7 @@
 """All limits of what others send and ask for, in one table: checked before anything is logged.
 
 `docs/operations.md` prints it, and a test holds the two together. Limits that an operator may choose are in
-`anabranch.core.turn.Settings`.
+`anabranch.core.decisions.turn.Settings`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Self, TypeVar
 
-from anabranch.core.journal_usage import Place
+from anabranch.core.journal.usage import Place
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from anabranch.core import vectors
-from anabranch.core.journal_runs import StoredRun
+from anabranch.core.journal.runs import StoredRun
 from anabranch.errors import check
 from anabranch.schemas.records import (
     CommitRecord,

@@ -1,4 +1,4 @@
-"""Keys of the status log and of the table that materialises it.
+"""Keys of the status log and of the table that materialises it, and the row that each kind of key has.
 
 A status key is ``txn_id (16) | entry type (1) | identifier``; records of no transaction use sixteen zero
 bytes. In the table every status key has the prefix ``s``; rows that derive from the logs and can be rebuilt have
@@ -8,9 +8,12 @@ the other prefixes.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
-from anabranch.errors import MalformedRecord
+from anabranch.errors import MalformedRecord, UnsupportedVersion
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import decode
 
 
 class Entry(IntEnum):
@@ -38,6 +41,28 @@ class Entry(IntEnum):
     YIELDED = 22
 
 
+_ROWS: dict[Entry, type] = {
+    Entry.TERM: r.TermRow,
+    Entry.ROUND: r.RoundRow,
+    Entry.SCOPE: r.ScopeRow,
+    Entry.STREAM: r.StreamRow,
+    Entry.NAME: r.NameRow,
+    Entry.EPOCH: r.EpochRow,
+    Entry.LOW_WATER: r.LowWaterRow,
+    Entry.PLAIN: r.PlainRow,
+    Entry.SERIES: r.SeriesRow,
+    Entry.FORGOTTEN: r.ForgottenRow,
+    Entry.RETIRED: r.RetiredRow,
+    Entry.SUSPECT: r.SuspectRow,
+    Entry.SET_ASIDE: r.SetAsideRow,
+    Entry.TXN: r.TxnRow,
+    Entry.PARTICIPANT: r.ParticipantRow,
+    Entry.WRITER: r.WriterRow,
+    Entry.PENDING_COMMIT: r.PendingCommitRow,
+    Entry.CARRY: r.CarryRow,
+    Entry.MOVED: r.MovedRow,
+    Entry.YIELDED: r.YieldedRow,
+}
 _ENTRIES = {int(entry): entry for entry in Entry}  # quicker than Entry(…)
 _TXN = bytes((Entry.TXN,))
 TERM_KEY = NO_TXN + bytes((Entry.TERM,))
@@ -151,3 +176,27 @@ def split_key(key: bytes) -> tuple[bytes, Entry, bytes]:
 def finished_key(finished_ms: int, txn_id: bytes) -> bytes:
     """Derived table key that orders finished transactions by their end."""
     return FINISHED + finished_ms.to_bytes(8, "big") + txn_id
+
+
+def read_row(key: bytes, value: bytes) -> Any:
+    """The row of a status record. `MalformedRecord`, `UnsupportedVersion`."""
+    try:
+        row, (_, entry, identifier) = decode(value), split_key(key)
+    except (MalformedRecord, UnsupportedVersion) as error:
+        raise foreign(key, error, type(error)) from error
+    if not isinstance(row, _ROWS[entry]):
+        raise foreign(key, f"a {type(row).__name__} where {_ROWS[entry].__name__} belongs")
+    if identifier and entry in (Entry.TERM, Entry.ROUND, Entry.SUSPECT):
+        raise foreign(key, "bytes too many in the key")
+    return row
+
+
+def foreign(
+    key: bytes, what: object, kind: type[MalformedRecord | UnsupportedVersion] = MalformedRecord
+) -> MalformedRecord | UnsupportedVersion:
+    """The error for a row that no controller of this version wrote."""
+    who = "no" if kind is MalformedRecord else "a newer, or no,"
+    return kind(
+        f"the status log has a row that {who} controller wrote, of key {key.hex()}: {what}. Let only controllers "
+        "write to that topic; a record of this key with a null value takes the row away"
+    )

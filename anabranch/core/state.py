@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
-from anabranch.core.layout import Layout
+from anabranch.core.keyspace import Layout
 from anabranch.core.limits import size_of
 from anabranch.core.overlay import Overlay, Rows
 from anabranch.core.rows import Entry
@@ -23,19 +23,15 @@ from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVer
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
     CarryRow,
-    EpochRow,
     Extent,
     ForgottenRow,
-    LowWaterRow,
     MovedRow,
     NameRow,
     ParticipantRow,
     PendingCommitRow,
-    PlainRow,
     Receipt,
     RetiredRow,
     RoundRow,
-    ScopeRow,
     SegmentRange,
     SeriesRow,
     SetAsideRow,
@@ -46,29 +42,6 @@ from anabranch.schemas.records import (
     WriterRow,
     YieldedRow,
 )
-
-_ROWS: dict[Entry, type] = {
-    Entry.TERM: TermRow,
-    Entry.ROUND: RoundRow,
-    Entry.SCOPE: ScopeRow,
-    Entry.STREAM: StreamRow,
-    Entry.NAME: NameRow,
-    Entry.EPOCH: EpochRow,
-    Entry.LOW_WATER: LowWaterRow,
-    Entry.PLAIN: PlainRow,
-    Entry.SERIES: SeriesRow,
-    Entry.FORGOTTEN: ForgottenRow,
-    Entry.RETIRED: RetiredRow,
-    Entry.SUSPECT: SuspectRow,
-    Entry.SET_ASIDE: SetAsideRow,
-    Entry.TXN: TxnRow,
-    Entry.PARTICIPANT: ParticipantRow,
-    Entry.WRITER: WriterRow,
-    Entry.PENDING_COMMIT: PendingCommitRow,
-    Entry.CARRY: CarryRow,
-    Entry.MOVED: MovedRow,
-    Entry.YIELDED: YieldedRow,
-}
 
 _NO_ROUND = RoundRow(0, 0, 0, 0, 0)
 K = TypeVar("K")
@@ -156,11 +129,11 @@ class State:
                 self._rederive(key[1:], value)
 
     def _rederive(self, key: bytes, value: bytes) -> None:
-        row = _read(key, value)
+        row = k.read_row(key, value)
         try:
             self._derive(key, row)
         except UnicodeDecodeError as error:
-            raise _foreign(key, error) from error
+            raise k.foreign(key, error) from error
 
     # -- the one way to change it --------------------------------------------------------------------
 
@@ -179,7 +152,7 @@ class State:
             self.open.pop(key[:TXN_ID_SIZE], None)  # the view is behind the rows: don't read it
             self.unreadable.pop(key, None)
             try:
-                row = None if value is None else _read(key, value)
+                row = None if value is None else k.read_row(key, value)
             except (MalformedRecord, UnsupportedVersion) as error:
                 self.unreadable[key] = error
                 return
@@ -415,29 +388,6 @@ def extents_of(receipts: Sequence[Receipt]) -> dict[tuple[int, str, int], Extent
         for receipt in receipts
         for extent in receipt.extents
     }
-
-
-def _read(key: bytes, value: bytes) -> Any:
-    """The row of a status record. `MalformedRecord`, `UnsupportedVersion`."""
-    try:
-        row, (_, entry, identifier) = decode(value), k.split_key(key)
-    except (MalformedRecord, UnsupportedVersion) as error:
-        raise _foreign(key, error, type(error)) from error
-    if not isinstance(row, _ROWS[entry]):
-        raise _foreign(key, f"a {type(row).__name__} where {_ROWS[entry].__name__} belongs")
-    if identifier and entry in (Entry.TERM, Entry.ROUND, Entry.SUSPECT):
-        raise _foreign(key, "bytes too many in the key")
-    return row
-
-
-def _foreign(
-    key: bytes, what: object, kind: type[MalformedRecord | UnsupportedVersion] = MalformedRecord
-) -> MalformedRecord | UnsupportedVersion:
-    who = "no" if kind is MalformedRecord else "a newer, or no,"
-    return kind(
-        f"the status log has a row that {who} controller wrote, of key {key.hex()}: {what}. Let only controllers "
-        "write to that topic; a record of this key with a null value takes the row away"
-    )
 
 
 def _put(into: dict[K, V], key: K, value: V | None) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from anabranch.core import autoscale, limits
+from anabranch.core import limits
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 
 REPLICATION = "replication.factor"
@@ -23,7 +24,45 @@ TOPIC = {
     MIN_ISR: (1, _REPLICAS),
     REPLICATION: (-1, _REPLICAS),
 }
-KNOWN = TOPIC.keys() | autoscale.SETTINGS
+EVENTS = "scale.events.per.second"
+BYTES = "scale.bytes.per.second"
+SEGMENT_BYTES = "scale.segment.bytes"
+MIN_SEGMENTS = "scale.min.segments"
+MAX_SEGMENTS = "scale.max.segments"
+COOLDOWN = "scale.cooldown.ms"
+_ANY = (1, _LONG)
+_SEGMENTS = (1, 10_000)
+# Field of `Policy` -> the setting of scaling, with the least and the most that can be meant.
+_SCALING = {
+    "events_per_s": (EVENTS, _ANY),
+    "bytes_per_s": (BYTES, _ANY),
+    "segment_bytes": (SEGMENT_BYTES, _ANY),
+    "min_segments": (MIN_SEGMENTS, _SEGMENTS),
+    "max_segments": (MAX_SEGMENTS, _SEGMENTS),
+    "cooldown_ms": (COOLDOWN, (1000, 86_400_000)),
+}
+KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()}
+
+HISTORY = 32  # whole buckets that loads are counted in, and kept
+_COOLDOWN_BUCKETS = HISTORY // 4
+# Loads arrive about once a second: shorter buckets would show false peaks.
+_LEAST_BUCKET_MS = 500
+
+
+class Policy(NamedTuple):
+    """The targets that a stream's settings ask for. None: no such target."""
+
+    events_per_s: int | None = None
+    bytes_per_s: int | None = None
+    segment_bytes: int | None = None
+    min_segments: int = 1
+    max_segments: int = 64
+    cooldown_ms: int = 60_000
+
+    @property
+    def bucket_ms(self) -> int:
+        """The length of the buckets that loads are counted in."""
+        return max(self.cooldown_ms // _COOLDOWN_BUCKETS, _LEAST_BUCKET_MS)
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
@@ -37,7 +76,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
             f"a stream has no setting {', '.join(unknown)}; it takes {', '.join(sorted(KNOWN))}"
         )
     for name in settings.keys() & TOPIC.keys():
-        if autoscale.whole_number(name, settings[name], *TOPIC[name]) == 0 and name == REPLICATION:
+        if whole_number(name, settings[name], *TOPIC[name]) == 0 and name == REPLICATION:
             raise InvalidArgument(f"{name}=0: a number from 1, or -1 for the broker's default")
     size = int(settings.get(MAX_MESSAGE, limits.MESSAGE.value))
     if size < limits.LEAST_MESSAGE.value:
@@ -45,4 +84,34 @@ def check_settings(settings: Mapping[str, str]) -> None:
             f"{MAX_MESSAGE}={size}: set {limits.LEAST_MESSAGE.value} or more; brokers hold the markers of native "
             "transactions against it, too"
         )
-    autoscale.parse_policy(settings)
+    parse_policy(settings)
+
+
+def parse_policy(settings: Mapping[str, str]) -> Policy | None:
+    """The policy that a stream's settings state; None if they name no target. Other settings are skipped.
+
+    Raises:
+        InvalidArgument: a value that is not possible, by name, with what to set.
+    """
+    named = {
+        field: whole_number(name, settings[name], *bounds)
+        for field, (name, bounds) in _SCALING.items()
+        if name in settings
+    }
+    policy = Policy(**named)
+    if policy.min_segments > policy.max_segments:
+        raise InvalidArgument(
+            f"{MIN_SEGMENTS}={policy.min_segments} is above {MAX_SEGMENTS}={policy.max_segments}: "
+            f"raise {MAX_SEGMENTS}"
+        )
+    targets = (policy.events_per_s, policy.bytes_per_s, policy.segment_bytes)
+    return None if all(target is None for target in targets) else policy
+
+
+def whole_number(name: str, text: str, least: int, most: int) -> int:
+    """The number of a setting. `InvalidArgument`: the text is no number, or out of range."""
+    limits.DIGITS.check(len(text), f"the value of {name}")
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdigit() and least <= int(text) <= most:
+        return int(text)
+    raise InvalidArgument(f"{name}={text}: set a whole number from {least:,} to {most:,}")

@@ -12,12 +12,7 @@ from typing import Self
 
 from anabranch.infra import logs
 from anabranch.infra.archive import find_archive
-from anabranch.infra.errors import (
-    BrokerDied,
-    BrokerNotRunning,
-    PortTaken,
-    StartDeadlinePassed,
-)
+from anabranch.infra.errors import BrokerDied, BrokerNotRunning, PortTaken, StartDeadlinePassed
 from anabranch.infra.fetch import ensure_broker
 from anabranch.infra.free_ports import HOST, free_port, is_free
 from anabranch.infra.java import JavaRuntime, find_java

@@ -71,7 +71,7 @@ class Link:
         """
         if self.version < 0 or self.connection is None or not self.connection.usable():
             self.version = -1
-            self.connection = cluster.open(cluster.address(self.node), deadline)
+            self.connection = cluster.pool.open(cluster.address(self.node), deadline)
             self.checked.clear()
             self.version = self.connection.version(PRODUCE, highest)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from anabranch.batches.format import read_header, split_batches
-from anabranch.batches.records import decode_records
 from anabranch.kafka import admin as kafka_admin
 from anabranch.kafka.settings import Settings, parse_settings
 from anabranch.kafka.transactional_producer import KafkaProducer
@@ -24,7 +22,6 @@ from anabranch.ports import (
     LogError,
     LogUnavailable,
     OffsetOutOfRange,
-    RawBatch,
     TopicInfo,
     TopicPartition,
     TopicSpec,
@@ -146,7 +143,7 @@ class KafkaLog:
             raise
         finally:
             for one in asked:
-                self._cluster.give(one.connection, one.address)
+                self._cluster.pool.give(one.connection, one.address)
         return result
 
     def _leave_out_silent(self, groups: dict[int, list[TopicPartition]], failed: Failed) -> None:
@@ -184,7 +181,7 @@ class KafkaLog:
         deadline: float,
     ) -> _Asked:
         address = self._cluster.address(node)
-        connection = self._cluster.take(address, self._cluster.soon(deadline))
+        connection = self._cluster.pool.take(address, self._cluster.soon(deadline))
         version = connection.version(FETCH)
         asked = {}
         for partition in partitions:
@@ -240,7 +237,7 @@ class KafkaLog:
                 if answer.error == OFFSET_OUT_OF_RANGE:
                     self._cluster.forget((topic,))  # this broker may lead no more
                     raise OffsetOutOfRange(partition, position)
-                fetched = _fetched(partition, answer, position, committed)
+                fetched = data.fetched(partition, answer, position, committed)
             except (OffsetOutOfRange, CorruptBatch) as problem:
                 if failed is None:
                     raise
@@ -384,52 +381,3 @@ def _ready(waiting: Sequence[_Asked], deadline: float | None) -> list[_Asked]:
     if not ready and deadline is not None:
         return list(waiting)  # too late: reading raises it
     return [one for one in waiting if one.connection.fileno() in ready]
-
-
-def _fetched(
-    partition: TopicPartition, answer: data.PartitionFetch, position: int, committed: bool
-) -> Fetched | None:
-    batches: list[RawBatch] = []
-    after = position
-    try:
-        for batch, hidden in _visible(answer, committed):
-            after = max(after, batch.next_offset)
-            if batch.next_offset > position and not hidden:
-                batches.append(batch)
-    except CorruptBatch as error:
-        what = f"{partition.topic}[{partition.partition}]: {error}"
-        raise CorruptBatch(what, (partition.topic,)) from error
-    if after == position:
-        return None
-    return Fetched(
-        batches, after, answer.high_watermark, answer.last_stable_offset, answer.log_start_offset
-    )
-
-
-def _visible(answer: data.PartitionFetch, committed: bool) -> Iterator[tuple[RawBatch, bool]]:
-    """The batches in order, and whether each is hidden: a marker, or aborted if ``committed``.
-
-    The broker lists the aborted transactions that overlap the answer as (producer id, first offset): a
-    producer's batches are aborted from that offset until its next abort marker.
-    """
-    coming = answer.aborted if committed else []
-    at = 0
-    aborting: set[int] = set()
-    for raw in split_batches(answer.records):
-        while at < len(coming) and coming[at][1] < raw.next_offset:
-            aborting.add(coming[at][0])
-            at += 1
-        header = read_header(raw.data)
-        if header.is_control:
-            # Most markers need no look: there is one for every commit.
-            if header.producer_id in aborting and is_abort_marker(raw):
-                aborting.discard(header.producer_id)
-            yield raw, True
-        else:
-            yield raw, header.is_transactional and header.producer_id in aborting
-
-
-def is_abort_marker(control: RawBatch) -> bool:
-    """Whether a control batch is an abort marker: its key is version i16, type i16 (0 = abort)."""
-    records = decode_records(control.data)
-    return bool(records) and records[0].key is not None and records[0].key[2:4] == b"\x00\x00"

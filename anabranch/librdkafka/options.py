@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,6 @@ from typing import Any
 from anabranch.errors import UnsupportedSetting
 from anabranch.kafka.oauth_tokens import token_and_end
 from anabranch.kafka.settings import TOKEN_FILE
-from anabranch.librdkafka import log_lines as kafka_logging
 
 _PROMISE = "anabranch's promises rest on it"
 _OWN = "anabranch chooses it"
@@ -205,7 +207,7 @@ class Options:
             "bootstrap.servers": self.bootstrap,
             "client.id": "anabranch",
             "log.connection.close": False,
-            "logger": kafka_logging.logger,
+            "logger": logger,
             **for_librdkafka(self._common),
         }
 
@@ -256,3 +258,54 @@ def _merge(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
         if synonym is not None and synonym in given:
             del merged[name]
     return merged | dict(given)
+
+
+# -- what librdkafka says -----------------------------------------------------------------------------
+
+EVERY_S = 30.0
+_REPEATED = frozenset(("FAIL", "ERROR", "REQTMOUT"))
+_MOST_KINDS = 1000
+
+logger = logging.getLogger("anabranch.kafka")
+
+
+class Seldom(logging.Filter):
+    """Lets a new failure through at once, then every 30 seconds with the number left out.
+
+    While a broker is away, librdkafka logs each connection that it tries, several times a second. Two lines are the
+    same if facility, client and thread are (each broker has a thread).
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._told: dict[tuple[str, str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log the record; confluent-kafka's are ``"%s [%s] %s" % (facility, client, text)``."""
+        args = record.args
+        if not isinstance(args, tuple) or len(args) != 3:
+            return True
+        if args[0] == "GETPID" and str(args[2]).endswith("retrying"):
+            return False  # brokers that have just started; a later line says if it lasts
+        if args[0] not in _REPEATED:
+            return True
+        facility, client, text = map(str, args)
+        kind = facility, client, text.partition("]")[0]
+        now = self._monotonic()
+        with self._lock:
+            if len(self._told) >= _MOST_KINDS:
+                self._told.clear()
+            since, left_out = self._told.get(kind, (now - EVERY_S, 0))
+            if now - since < EVERY_S:
+                self._told[kind] = since, left_out + 1
+                return False
+            self._told[kind] = now, 0
+        if left_out:
+            record.msg = f"{record.msg} (and %d more)"
+            record.args = (*args, left_out)
+        return True
+
+
+logger.addFilter(Seldom())

@@ -8,14 +8,7 @@ from typing import Protocol
 from anabranch.batches.format import Buffer, next_sequence, read_header
 from anabranch.memory.broker import MemoryBroker
 from anabranch.memory.trouble import Kind, error_of
-from anabranch.ports import (
-    LogBusy,
-    LogError,
-    LogFenced,
-    LogRefused,
-    LogUncertain,
-    TopicPartition,
-)
+from anabranch.ports import LogBusy, LogError, LogFenced, LogRefused, LogUncertain, TopicPartition
 
 
 class Handle(Protocol):

@@ -19,11 +19,11 @@ from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import batch_limit
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core import rows as k
-from anabranch.core.decide_merge import TORN, runs_to_carry
-from anabranch.core.journal_index import JournalIndex
-from anabranch.core.journal_runs import StoredRun
+from anabranch.core.decisions.merge import TORN, runs_to_carry
+from anabranch.core.decisions.turn import IN_TROUBLE
+from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal.runs import StoredRun
 from anabranch.core.state import State
-from anabranch.core.turn import IN_TROUBLE
 from anabranch.ports import (
     Log,
     LogError,

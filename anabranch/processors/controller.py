@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.decide import CHECK_MS, anything_stale, decide_due
-from anabranch.core.decide_aside import set_aside
-from anabranch.core.decide_cleanup import say_epochs_again
-from anabranch.core.decide_commit import next_due_ms
-from anabranch.core.decide_plain import give_up
-from anabranch.core.decide_streams import give_up_stream
-from anabranch.core.decide_txn import abort_txn
+from anabranch.core.decisions.cleanup import say_epochs_again
+from anabranch.core.decisions.commit import next_due_ms
+from anabranch.core.decisions.decide import CHECK_MS, anything_stale, decide_due
+from anabranch.core.decisions.plain import give_up
+from anabranch.core.decisions.set_aside import set_aside
+from anabranch.core.decisions.streams import give_up_stream
+from anabranch.core.decisions.transactions import abort_txn
+from anabranch.core.decisions.turn import IN_TROUBLE, Settings, Turn, close_round, is_usable, refuse
 from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.round import Tail
 from anabranch.core.state import State
-from anabranch.core.turn import IN_TROUBLE, Settings, Turn, close_round, is_usable, refuse
 from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
 from anabranch.ports import (
     CORRUPT_MESSAGE,
@@ -40,19 +40,19 @@ from anabranch.ports import (
     TableError,
     TopicPartition,
 )
-from anabranch.processors.autoscaling import Autoscaling
 from anabranch.processors.carrier import Carriers, is_carrying, lanes_of
-from anabranch.processors.cleanup import Cutter, move_next
 from anabranch.processors.culprit import Culprit
 from anabranch.processors.durability import Durable, write_round
-from anabranch.processors.gaps import Gaps
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Command, Intake, decide_command
 from anabranch.processors.leadership import Lease, take_lead
 from anabranch.processors.metrics import Metrics
 from anabranch.processors.offset_guess import OffsetGuess
-from anabranch.processors.stream_topics import StreamTopics
-from anabranch.processors.stream_trouble import StreamTrouble, places_of
+from anabranch.processors.streams.autoscaling import Autoscaling
+from anabranch.processors.streams.cleanup import Cutter, move_next
+from anabranch.processors.streams.gaps import Gaps
+from anabranch.processors.streams.topics import StreamTopics
+from anabranch.processors.streams.trouble import StreamTrouble, places_of
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 
 log = logging.getLogger("anabranch.controller")

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
 from anabranch.core import limits
-from anabranch.core.decide_aside import set_aside, suspect
+from anabranch.core.decisions.set_aside import set_aside, suspect
+from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.state import State
-from anabranch.core.turn import Turn, refuse
 from anabranch.errors import SetAside
 from anabranch.ports import LogError, LogFenced, LogUnavailable, LogUncertain
 from anabranch.processors.intake import Command, name_of

@@ -57,11 +57,11 @@ from anabranch.ports import (
     TopicGone,
     TopicPartition,
 )
-from anabranch.processors.gaps import Appended, Gaps
 from anabranch.processors.history_tail import check_unread
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.merge import Merge, Placed
 from anabranch.processors.offset_guess import OffsetGuess
+from anabranch.processors.streams.gaps import Appended, Gaps
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import EpochRecord, Reply
 from anabranch.topics.names import (

@@ -9,8 +9,8 @@ from anabranch.batches.format import crc_of, read_header
 from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.framing import Run as FramingRun
 from anabranch.core.ids import NO_TXN, unpack_txn_header
-from anabranch.core.journal_index import JournalIndex
-from anabranch.core.journal_runs import Run
+from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal.runs import Run
 from anabranch.core.overlay import Overlay
 from anabranch.core.state import State
 from anabranch.ports import CorruptBatch, Fetched, RawBatch

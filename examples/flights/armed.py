@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 from anabranch.cli import app
-from anabranch.core.turn import Turn
+from anabranch.core.decisions.turn import Turn
 from anabranch.processors.controller import Controller
 from anabranch.processors.leader import Leader
 

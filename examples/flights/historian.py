@@ -41,8 +41,8 @@ def scale(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 def tell(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Report the stream's epochs, and the one in which a transaction was committed; draw them."""
-    from anabranch.cli.draw import draw
-    from anabranch.cli.history import read_history
+    from anabranch.cli.stream.draw import draw
+    from anabranch.cli.stream.history import read_history
 
     stream = parameters["stream"]
     past = read_history(target_from(parameters), stream, last=_MOST_EPOCHS)

@@ -30,13 +30,13 @@ from confluent_kafka.admin import (
 
 import anabranch
 from anabranch.client.client import Client
-from anabranch.client.journal_writer import KafkaJournals
 from anabranch.clock import SystemClock
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady, OutcomeUnknown
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.free_ports import free_port
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.group_member import KafkaGroupMember
+from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options
 from anabranch.ports import TopicPartition
 from anabranch.processors.metrics import TABLE

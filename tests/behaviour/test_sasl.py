@@ -149,7 +149,7 @@ def test_a_session_is_renewed_with_answers_under_way(place: Place) -> None:
     """They come in their order, and none is lost; a session may end while it is unused, too."""
     settings = parse_settings(place.broker.secure_bootstrap, place.options(SCRAM))
     soon = time.monotonic() + 30
-    connection = Cluster(settings).open(settings.bootstrap[0], soon)
+    connection = Cluster(settings).pool.open(settings.bootstrap[0], soon)
     for pause in (0.75 * SESSION_S, 1.5 * SESSION_S):
         body = calls.request(METADATA, 5, topics=(), allow_auto_topic_creation=False)
         before = [
@@ -218,7 +218,7 @@ def test_certificates_are_read_again(place: Place, tmp_path: Path) -> None:
     address = cluster.settings.bootstrap[0]
 
     def is_let_in() -> bool:
-        cluster.open(address, time.monotonic() + 30).close()
+        cluster.pool.open(address, time.monotonic() + 30).close()
         return True
 
     with pytest.raises(ConnectionBroken, match="certificate verify failed"):

@@ -7,8 +7,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import anabranch
-from anabranch.cli.history import read_history
 from anabranch.cli.session import Target
+from anabranch.cli.stream.history import read_history
 from anabranch.schemas.records import CommitRecord
 from tests.cluster import Cluster
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.broker
 def test_a_transaction_rolled_in_is_listed_and_drawn(
     cluster: Cluster, client: anabranch.Client, unique: str
 ) -> None:
-    from anabranch.cli.draw import draw
+    from anabranch.cli.stream.draw import draw
 
     stream = f"{unique}/flights"
     client.create_stream(stream, segments=1)

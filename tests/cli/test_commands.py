@@ -13,10 +13,11 @@ from xml.etree import ElementTree as ET
 import pytest
 import typer
 
-from anabranch.cli import asking, history
+from anabranch.cli import options
 from anabranch.cli.errors import ExitCode
-from anabranch.cli.history import History
 from anabranch.cli.session import Target
+from anabranch.cli.stream import history
+from anabranch.cli.stream.history import History
 from anabranch.core.tokens import Token, check_proof, verify
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processors.keyfile import load_or_create
@@ -300,7 +301,7 @@ def test_at_a_terminal_it_is_asked(answer: bool, monkeypatch: pytest.MonkeyPatch
     with (
         pytest.raises(InvalidArgument, match="nothing was changed") if not answer else nullcontext()
     ):
-        asking.confirm("It goes.", yes=False)
+        options.confirm("It goes.", yes=False)
     assert said == ["It goes. Do it?"]
 
 

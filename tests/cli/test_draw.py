@@ -7,8 +7,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from anabranch.cli.draw import draw
-from anabranch.cli.history import History
+from anabranch.cli.stream.draw import draw
+from anabranch.cli.stream.history import History
 from anabranch.schemas.records import CommitRecord, EpochRecord
 from tests.cli.histories import random_history, rolled_history
 

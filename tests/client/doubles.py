@@ -9,16 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.batches.columns_write import EventColumns, Placing
-from anabranch.client.ports import (
-    ClientPorts,
-    JournalRecord,
-    Journals,
-    Opened,
-    RecordHeaders,
-)
+from anabranch.client.ports import ClientPorts, Journals
 from anabranch.core.ids import command_digest
 from anabranch.errors import AnabranchError, EventTooLarge, NotReady, WriteFailed
-from anabranch.ports import Entropy, TopicPartition
+from anabranch.ports import Entropy, JournalRecord, Opened, RecordHeaders, TopicPartition
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
 

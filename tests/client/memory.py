@@ -12,11 +12,21 @@ from typing import TYPE_CHECKING
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
-from anabranch.client.ports import ClientPorts, JournalRecord, Opened, RecordHeaders
+from anabranch.client.ports import ClientPorts
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.errors import DeadlineExceeded, NotReady, WriteFailed
 from anabranch.memory.log import MemoryLog
-from anabranch.ports import Clock, Entropy, LogError, OffsetOutOfRange, TopicGone, TopicPartition
+from anabranch.ports import (
+    Clock,
+    Entropy,
+    JournalRecord,
+    LogError,
+    OffsetOutOfRange,
+    Opened,
+    RecordHeaders,
+    TopicGone,
+    TopicPartition,
+)
 from anabranch.topics.names import DEFAULT_PREFIX, commands_topic, replies_topic
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ from typing import Any, cast
 import pytest
 
 from anabranch import errors
-from anabranch.client.journal_writer import KafkaJournal
-from anabranch.client.ports import JournalMissing
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.event_channel import Channel
-from anabranch.ports import TopicPartition
+from anabranch.librdkafka.journal_writer import KafkaJournal
+from anabranch.ports import JournalMissing, TopicPartition
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, refusal, stream_info
 from tests.client.bench import Bench, override

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from anabranch import errors
-from anabranch.client.session import FIRST_REPEAT_S, Session
+from anabranch.client.exchange import FIRST_REPEAT_S
+from anabranch.client.session import Session
 from anabranch.core.tokens import peek
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, TXN, obliging, outcome, refusal, token_of

@@ -13,9 +13,9 @@ import pytest
 from anabranch import errors
 from anabranch.cli.session import Target
 from anabranch.client.reservation import Reservation
+from anabranch.core.decisions.turn import Settings
 from anabranch.core.state import OpenTxn
 from anabranch.core.tokens import prove
-from anabranch.core.turn import Settings
 from anabranch.processors.config import ControllerOptions
 from anabranch.processors.intake import Command
 from anabranch.schemas import records as r
@@ -106,7 +106,7 @@ def test_what_goes_wrong_does_not_tell_it(caplog: pytest.LogCaptureFixture) -> N
 def test_the_file_that_hands_a_reservation_over_is_its_owners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handover = pytest.importorskip("anabranch.spark.handover")
+    handover = pytest.importorskip("anabranch.spark.sink.handover")
     options = pytest.importorskip("anabranch.spark.options")
     monkeypatch.setenv(handover.LOCAL_DIRS, str(tmp_path))
     made = handover.Handover(options.Options({"queryname": "q"}))

@@ -10,7 +10,7 @@ import pytest
 
 from anabranch import errors
 from anabranch.client.reservation import Reservation
-from anabranch.core import questions
+from anabranch.core.decisions import questions
 from anabranch.core.tokens import peek, prove
 from anabranch.ports import LogError, LogUnavailable, LogUncertain
 from anabranch.schemas.codec import decode, encode

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
-from anabranch.core.turn import Settings
+from anabranch.core.decisions.turn import Settings
 from anabranch.memory.log import MemoryCluster
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
-from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import DEFAULT_PREFIX, history_topic, stream_topic
 from tests.client.answers import KEY
 from tests.client.doubles import ManualClock, counted

@@ -23,7 +23,7 @@ from anabranch.schemas.records import (
     SegmentCommit,
     SegmentEnd,
 )
-from anabranch.topics.declarations import create_stream_topics
+from anabranch.topics.creation import create_stream_topics
 from anabranch.topics.names import history_topic, stream_topic
 
 Events = Sequence[tuple[bytes, bytes]]  # key, value

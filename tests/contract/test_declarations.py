@@ -15,8 +15,8 @@ from anabranch.errors import (
     UnsupportedSetting,
 )
 from anabranch.ports import Log, LogRefused, TopicInfo, TopicPartition, TopicSpec
+from anabranch.topics import creation, rights
 from anabranch.topics import declarations as d
-from anabranch.topics import rights
 from anabranch.topics.names import (
     commands_topic,
     control_topic,
@@ -55,7 +55,7 @@ def stream(maker: Maker) -> str:
 
 
 def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
-    assert d.create_control_topics(log, prefix, control_partitions=3)[:2] == (3, 8)
+    assert creation.create_control_topics(log, prefix, control_partitions=3)[:2] == (3, 8)
     names = (
         commands_topic(prefix),
         status_topic(prefix),
@@ -69,11 +69,11 @@ def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
     assert infos[names[1]].config["delete.retention.ms"] == str(7 * d.DAY_MS)
     assert infos[names[2]].config["retention.ms"] == str(d.HOUR_MS)
     # Again, and with fewer asked for: as they are.
-    assert d.create_control_topics(log, prefix, control_partitions=1)[:2] == (3, 8)
+    assert creation.create_control_topics(log, prefix, control_partitions=1)[:2] == (3, 8)
 
 
 def test_a_streams_topics_are_created_as_declared(log: Log, stream: str) -> None:
-    assert d.create_stream_topics(log, stream, segments=2, settings={}) == {0: 0, 1: 0}
+    assert creation.create_stream_topics(log, stream, segments=2, settings={}) == {0: 0, 1: 0}
     names = stream_topic(stream), journal_topic(stream), history_topic(stream)
     infos = log.describe_topics(names)
     assert [infos[n].partitions for n in names] == [2, 2, 1]
@@ -88,7 +88,7 @@ def test_a_streams_topics_are_created_as_declared(log: Log, stream: str) -> None
 
 def test_a_clients_clock_may_be_a_day_ahead(maker: Maker, log: Log, prefix: str) -> None:
     """A controller says so to those that are further ahead; the status topic keeps its hour."""
-    d.create_control_topics(log, prefix, control_partitions=1)
+    creation.create_control_topics(log, prefix, control_partitions=1)
     maker.allow(rights.client_rights(prefix))
     ahead = maker.now_ms + d.DAY_MS + 60_000
     place = TopicPartition(commands_topic(prefix), 0)
@@ -98,7 +98,7 @@ def test_a_clients_clock_may_be_a_day_ahead(maker: Maker, log: Log, prefix: str)
 
 
 def test_events_may_be_old_and_from_the_future(maker: Maker, log: Log, stream: str) -> None:
-    d.create_stream_topics(log, stream, segments=1, settings={})
+    creation.create_stream_topics(log, stream, segments=1, settings={})
     for name in (stream_topic(stream), journal_topic(stream)):
         times = (0, maker.now_ms + 400 * d.DAY_MS, maker.now_ms - 9000 * d.DAY_MS)
         tp = TopicPartition(name, 0)
@@ -106,25 +106,27 @@ def test_events_may_be_old_and_from_the_future(maker: Maker, log: Log, stream: s
 
 
 def test_ends_of_topics_with_a_past(maker: Maker, log: Log, stream: str) -> None:
-    d.create_stream_topics(log, stream, segments=2, settings={})
+    creation.create_stream_topics(log, stream, segments=2, settings={})
     tp = TopicPartition(stream_topic(stream), 1)
     write(log, maker, [(tp, batch("a", "b"))])
     there = [stream_topic(stream)]
     log.delete_topics(list(log.describe_topics([journal_topic(stream)]).values()))
     for has in ("has 3 records that", "had records, deleted by now, that"):
         with pytest.raises(TopicNotEmpty, match=has):
-            d.create_stream_topics(log, stream, segments=2, settings={})
+            creation.create_stream_topics(log, stream, segments=2, settings={})
         assert list(log.describe_topics([*there, journal_topic(stream)])) == there
         wait_stable(log, {tp})
         log.delete_records({tp: 3})
-    ends = d.create_stream_topics(log, stream, segments=2, settings={}, adopt=True)
+    ends = creation.create_stream_topics(log, stream, segments=2, settings={}, adopt=True)
     assert ends == {0: 0, 1: 3}
 
 
 def test_a_streams_topics_grow(maker: Maker, log: Log, stream: str) -> None:
-    d.create_stream_topics(log, stream, segments=2, settings={"max.message.bytes": "2000000"})
+    creation.create_stream_topics(
+        log, stream, segments=2, settings={"max.message.bytes": "2000000"}
+    )
     write(log, maker, [(TopicPartition(stream_topic(stream), 1), batch("a", "b"))])
-    d.grow_stream_topics(log, stream, 4)
+    creation.grow_stream_topics(log, stream, 4)
     names = stream_topic(stream), journal_topic(stream), history_topic(stream)
     infos = log.describe_topics(names)
     assert [infos[n].partitions for n in names] == [4, 4, 1]
@@ -132,21 +134,21 @@ def test_a_streams_topics_grow(maker: Maker, log: Log, stream: str) -> None:
     for name in names[:2]:
         write(log, maker, [(TopicPartition(name, 3), batch("c"))])
     # Again, and with fewer asked for: as they are.
-    d.grow_stream_topics(log, stream, 3)
+    creation.grow_stream_topics(log, stream, 3)
     assert [log.describe_topics([n])[n].partitions for n in names] == [4, 4, 1]
 
 
 def test_growing_goes_on_where_it_ended(log: Log, stream: str) -> None:
-    d.create_stream_topics(log, stream, segments=1, settings={})
+    creation.create_stream_topics(log, stream, segments=1, settings={})
     log.add_partitions(journal_topic(stream), 3)
-    d.grow_stream_topics(log, stream, 2)
+    creation.grow_stream_topics(log, stream, 2)
     names = stream_topic(stream), journal_topic(stream)
     assert [log.describe_topics([n])[n].partitions for n in names] == [2, 3]
 
 
 def test_what_grows_is_checked(log: Log, stream: str) -> None:
     with pytest.raises(LogRefused) as caught:
-        d.grow_stream_topics(log, stream, 2)
+        creation.grow_stream_topics(log, stream, 2)
     assert caught.value.error == 3
     log.create_topics(
         [
@@ -156,7 +158,7 @@ def test_what_grows_is_checked(log: Log, stream: str) -> None:
         ]
     )
     with pytest.raises(TopicMisconfigured, match=r"compression\.type=lz4; set producer"):
-        d.grow_stream_topics(log, stream, 2)
+        creation.grow_stream_topics(log, stream, 2)
 
 
 def test_a_users_settings_go_where_they_belong(log: Log, stream: str) -> None:
@@ -166,7 +168,7 @@ def test_a_users_settings_go_where_they_belong(log: Log, stream: str) -> None:
         "segment.bytes": "20000000",
         "replication.factor": "1",
     }
-    d.create_stream_topics(log, stream, segments=1, settings=settings)
+    creation.create_stream_topics(log, stream, segments=1, settings=settings)
     infos = log.describe_topics(
         [stream_topic(stream), journal_topic(stream), history_topic(stream)]
     )
@@ -180,27 +182,31 @@ def test_a_users_settings_go_where_they_belong(log: Log, stream: str) -> None:
 
 def test_settings_of_scaling_are_no_topics(log: Log, stream: str) -> None:
     settings = {"scale.events.per.second": "1000", "scale.cooldown.ms": "5000"}
-    assert d.create_stream_topics(log, stream, segments=1, settings=settings) == {0: 0}
+    assert creation.create_stream_topics(log, stream, segments=1, settings=settings) == {0: 0}
     for info in log.describe_topics([stream_topic(stream), journal_topic(stream)]).values():
         assert not [name for name in info.config if name.startswith("scale")]
     with pytest.raises(InvalidArgument, match=r"scale\.cooldown\.ms=soon: set a whole number"):
-        d.create_stream_topics(log, stream, segments=1, settings={"scale.cooldown.ms": "soon"})
+        creation.create_stream_topics(
+            log, stream, segments=1, settings={"scale.cooldown.ms": "soon"}
+        )
     with pytest.raises(
         UnsupportedSetting, match=r"no setting scale\.speed; it takes .*scale\.bytes"
     ):
-        d.create_stream_topics(log, stream, segments=1, settings={"scale.speed": "9"})
+        creation.create_stream_topics(log, stream, segments=1, settings={"scale.speed": "9"})
 
 
 def test_other_settings_are_refused_by_name(log: Log, stream: str) -> None:
     with pytest.raises(UnsupportedSetting, match=r"cleanup\.policy, flush\.ms;"):
-        d.create_stream_topics(
+        creation.create_stream_topics(
             log, stream, segments=1, settings={"flush.ms": "1", "cleanup.policy": "compact"}
         )
     for wrong in ("0", "-2", "many"):
         with pytest.raises(InvalidArgument, match=r"replication\.factor"):
-            d.create_stream_topics(log, stream, segments=1, settings={"replication.factor": wrong})
+            creation.create_stream_topics(
+                log, stream, segments=1, settings={"replication.factor": wrong}
+            )
     with pytest.raises(InvalidArgument):
-        d.create_stream_topics(log, stream, segments=0, settings={})
+        creation.create_stream_topics(log, stream, segments=0, settings={})
     assert log.describe_topics([stream_topic(stream)]) == {}
 
 
@@ -209,9 +215,9 @@ def test_a_journal_of_fewer_partitions_than_its_stream_is_refused(log: Log, stre
     declared = ((stream_topic(stream), 3, d.STREAM), (journal_topic(stream), 2, d.JOURNAL))
     log.create_topics([TopicSpec(n, p, {s.name: s.value for s in c}) for n, p, c in declared])
     with pytest.raises(TopicMisconfigured, match=r"journal: it has 2 partitions and \S+ 3; add"):
-        d.create_stream_topics(log, stream, segments=2, settings={})
+        creation.create_stream_topics(log, stream, segments=2, settings={})
     log.add_partitions(journal_topic(stream), 3)
-    assert d.create_stream_topics(log, stream, segments=2, settings={}) == {0: 0, 1: 0, 2: 0}
+    assert creation.create_stream_topics(log, stream, segments=2, settings={}) == {0: 0, 1: 0, 2: 0}
 
 
 def test_all_that_is_wrong_is_named_at_once(log: Log, stream: str) -> None:
@@ -230,7 +236,7 @@ def test_all_that_is_wrong_is_named_at_once(log: Log, stream: str) -> None:
         ]
     )
     with pytest.raises(TopicMisconfigured) as caught:
-        d.create_stream_topics(log, stream, segments=2, settings={})
+        creation.create_stream_topics(log, stream, segments=2, settings={})
     for problem in (
         f"{stream_topic(stream)}: it has 1 partitions; add some until it has 2",
         f"{stream_topic(stream)}: cleanup.policy=compact; set delete",
@@ -251,7 +257,7 @@ def test_a_stream_takes_what_its_journal_took(log: Log, stream: str) -> None:
         ]
     )
     with pytest.raises(TopicMisconfigured, match=r"max\.message\.bytes=1048588 is less"):
-        d.create_stream_topics(log, stream, segments=1, settings={})
+        creation.create_stream_topics(log, stream, segments=1, settings={})
 
 
 def test_commands_and_status_have_the_same_partitions(log: Log, prefix: str) -> None:
@@ -260,7 +266,7 @@ def test_commands_and_status_have_the_same_partitions(log: Log, prefix: str) -> 
     with pytest.raises(
         TopicMisconfigured, match=r"commands has 5, .*control has 2, .* add partitions"
     ):
-        d.create_control_topics(log, prefix, control_partitions=2)
+        creation.create_control_topics(log, prefix, control_partitions=2)
 
 
 WRONG = [
@@ -305,17 +311,17 @@ def info(topic: str, replicas: int = 1, **changed: str) -> TopicInfo:
 def test_every_topic_has_room_for_markers(topic: str) -> None:
     """With less a native transaction can't be ended, and no controller can lead."""
     small = info(topic, max_message_bytes="16383")
-    assert any("markers" in problem for problem in d.problems(small, ALL[topic], at_least=4))
+    assert any("markers" in problem for problem in creation.problems(small, ALL[topic], at_least=4))
     enough = info(topic, max_message_bytes=str(16 << 20))
-    assert d.problems(enough, ALL[topic], at_least=4) == []
+    assert creation.problems(enough, ALL[topic], at_least=4) == []
 
 
 @pytest.mark.parametrize(("topic", "name", "value"), WRONG)
 def test_each_wrong_setting_is_found(topic: str, name: str, value: str) -> None:
     good = info(topic)
-    assert d.problems(good, ALL[topic], at_least=4) == []
+    assert creation.problems(good, ALL[topic], at_least=4) == []
     bad = TopicInfo(topic, 4, 1, {**good.config, name: value})
-    (problem,) = d.problems(bad, ALL[topic], at_least=4)
+    (problem,) = creation.problems(bad, ALL[topic], at_least=4)
     wanted = next(s for s in ALL[topic] if s.name == name)
     assert problem == f"{topic}: {name}={value}; set {wanted.value} ({wanted.why})"
 
@@ -323,13 +329,13 @@ def test_each_wrong_setting_is_found(topic: str, name: str, value: str) -> None:
 def test_longer_is_as_good() -> None:
     for topic in ("commands", "replies"):
         for value in ("-1", str(30 * d.DAY_MS)):
-            assert d.problems(info(topic, retention_ms=value), ALL[topic], at_least=1) == []
-    assert d.problems(info("status", segment_ms="1000"), d.STATUS, at_least=1) == []
+            assert creation.problems(info(topic, retention_ms=value), ALL[topic], at_least=1) == []
+    assert creation.problems(info("status", segment_ms="1000"), d.STATUS, at_least=1) == []
 
 
 def test_replicas_in_sync_fit_the_replicas() -> None:
     def found(replicas: int, in_sync: str) -> list[str]:
-        return d.problems(
+        return creation.problems(
             info("stream", replicas, min_insync_replicas=in_sync), d.STREAM, at_least=1
         )
 
@@ -339,7 +345,7 @@ def test_replicas_in_sync_fit_the_replicas() -> None:
 
 
 def test_what_an_older_broker_does_not_know_is_not_judged() -> None:
-    assert d.problems(TopicInfo("t", 1, 1, {}), d.STREAM, at_least=1) == []
+    assert creation.problems(TopicInfo("t", 1, 1, {}), d.STREAM, at_least=1) == []
 
 
 def test_two_replicas_stay_in_sync_where_there_are_two(
@@ -354,12 +360,12 @@ def test_two_replicas_stay_in_sync_where_there_are_two(
     monkeypatch.setattr(type(log), "default_replication_factor", lambda *_: 3)
     monkeypatch.setattr(type(log), "create_topics", lambda _, specs: made.extend(specs))
     with pytest.raises(NotReady, match="not found"):
-        d.create_control_topics(log, prefix, control_partitions=1)
+        creation.create_control_topics(log, prefix, control_partitions=1)
     assert [spec.config["min.insync.replicas"] for spec in made] == ["2"] * 4
     made.clear()
     with pytest.raises(NotReady, match="not found"):
-        d.create_control_topics(log, prefix, control_partitions=1, replication_factor=1)
+        creation.create_control_topics(log, prefix, control_partitions=1, replication_factor=1)
     assert [spec.config["min.insync.replicas"] for spec in made] == ["1"] * 4
     monkeypatch.setattr(type(log), "default_replication_factor", lambda *_: None)
     with pytest.raises(NotAuthorized, match=rf"right DescribeConfigs on .*{prefix}\.commands"):
-        d.create_control_topics(log, prefix, control_partitions=1)
+        creation.create_control_topics(log, prefix, control_partitions=1)

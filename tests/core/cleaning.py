@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from anabranch.core.decide_cleanup import Copied, has_moved, moved, not_now, runs_to_move
+from anabranch.core.decisions.cleanup import Copied, has_moved, moved, not_now, runs_to_move
 from tests.core.harness import World, nyc
 from tests.core.labels import MINUTE
 

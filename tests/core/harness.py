@@ -18,14 +18,14 @@ from copy import copy
 from typing import Any
 
 from anabranch.core import rows as k
-from anabranch.core.decide import decide, decide_due
-from anabranch.core.decide_commit import next_due_ms
-from anabranch.core.decide_streams import stream_created, stream_refused
-from anabranch.core.journal_index import JournalIndex
+from anabranch.core.decisions.commit import next_due_ms
+from anabranch.core.decisions.decide import decide, decide_due
+from anabranch.core.decisions.streams import stream_created, stream_refused
+from anabranch.core.decisions.turn import Settings, Turn, close_round
+from anabranch.core.journal.index import JournalIndex
 from anabranch.core.memory import Keepalives, Kept, LeaderMemory
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import State
-from anabranch.core.turn import Settings, Turn, close_round
 from anabranch.errors import AnabranchError
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from anabranch.core.decisions.turn import Settings
 from anabranch.core.ids import make_txn_id
 from anabranch.core.tokens import Token, prove, sign
-from anabranch.core.turn import Settings
 from anabranch.schemas import records as r
 
 KEY = bytes(range(32))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from anabranch.core.decisions.turn import WAITING
 from anabranch.core.tokens import peek
-from anabranch.core.turn import WAITING
 from anabranch.schemas import records as r
 from tests.core.harness import World
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from anabranch.batches.records import Record
 from anabranch.core import rows as k
-from anabranch.core.decide_merge import runs_to_carry
-from anabranch.core.decide_scale import partitions_added
-from anabranch.core.decide_streams import give_up_stream
+from anabranch.core.decisions.merge import runs_to_carry
+from anabranch.core.decisions.scale import partitions_added
+from anabranch.core.decisions.streams import give_up_stream
+from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import Landed, Round, Tail, history_records
 from anabranch.core.stream_states import ACTIVE
-from anabranch.core.turn import Turn
 from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, stream_topic
 from tests.core.harness import World

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core import segments as seg
-from anabranch.core.autoscale import Autoscaler, Policy, Proposal, cut, parse_policy, propose
+from anabranch.core.decisions.autoscale import Autoscaler, Load, Proposal, cut, propose
 from anabranch.core.ids import segment_id
 from anabranch.core.keyspace import SPACE
-from anabranch.core.segment_load import HISTORY, Load
+from anabranch.core.stream_settings import HISTORY, Policy, parse_policy
 from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import KeyRange, SegmentRange
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.core import segments as seg
-from anabranch.core.autoscale import Autoscaler, Policy, Proposal
+from anabranch.core.decisions.autoscale import Autoscaler, Proposal
 from anabranch.core.ids import segment_number
 from anabranch.core.keyspace import SPACE
+from anabranch.core.stream_settings import Policy
 from anabranch.schemas.records import KeyRange, SegmentRange
 
 # Events a second by cells of the key space: (low, high, rate), each spread evenly.

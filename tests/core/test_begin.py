@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from anabranch.core import rows as k
+from anabranch.core.decisions.turn import DAY_MS
 from anabranch.core.tokens import verify
-from anabranch.core.turn import DAY_MS
 from tests.core.harness import DAY, World, nyc
 from tests.core.labels import KEY, MINUTE, proved
 

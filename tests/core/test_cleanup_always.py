@@ -7,7 +7,7 @@ from unittest import mock
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from anabranch.core import decide_cleanup
+from anabranch.core.decisions import cleanup
 from anabranch.schemas import records as r
 from tests.core.cleaning import PLACE, begin, crowd, opened, rebuild, relocate
 from tests.core.harness import World, index_rows
@@ -90,7 +90,7 @@ def test_whatever_happens_what_is_needed_is_kept(played: list[tuple[str, str, in
             assert world.row(label).rejected == rejected[label]
         world.wait(300)
         if world.memory.cleaning.crowded:
-            with mock.patch.object(decide_cleanup, "MAX_MOVED", 2):
+            with mock.patch.object(cleanup, "MAX_MOVED", 2):
                 relocated += relocate(world)
         check_kept(world, written)
         cut = world.state.low_water.get(PLACE, 0)

@@ -6,16 +6,16 @@ import dataclasses
 
 import pytest
 
-from anabranch.core import decide_cleanup
 from anabranch.core import rows as k
-from anabranch.core.decide_cleanup import runs_to_move
+from anabranch.core.decisions import cleanup
+from anabranch.core.decisions.cleanup import runs_to_move
 from tests.core.cleaning import PLACE, crowd, end, low, opened, relocate
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three runs are moved in one round."""
-    monkeypatch.setattr(decide_cleanup, "MAX_MOVED", 3)
+    monkeypatch.setattr(cleanup, "MAX_MOVED", 3)
 
 
 def test_a_chunk_has_so_many_bytes() -> None:

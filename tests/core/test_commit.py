@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from anabranch.core import hybrid_time
-from anabranch.core.decide import decide_due
+from anabranch.core.decisions.decide import decide_due
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc, states
 

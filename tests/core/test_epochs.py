@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.core import decide_merge
 from anabranch.core import rows as k
+from anabranch.core.decisions import merge
+from anabranch.core.decisions.turn import Turn
 from anabranch.core.state import OpenTxn
-from anabranch.core.turn import Turn
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc
 
@@ -97,13 +97,13 @@ def test_a_big_merge_that_waits_for_another_is_not_planned_again_and_again(
     states = [world.row(label).state for label in ("first", "second")]
     assert states == ["FINALIZE_IN_PROGRESS", "COMMIT_IN_PROGRESS"]
     planned = []
-    plan_of = decide_merge.plan_of
+    plan_of = merge.plan_of
 
-    def counted(turn: Turn, txn_id: bytes, txn: OpenTxn) -> decide_merge.Plan:
+    def counted(turn: Turn, txn_id: bytes, txn: OpenTxn) -> merge.Plan:
         planned.append(world.label(txn_id))
         return plan_of(turn, txn_id, txn)
 
-    monkeypatch.setattr(decide_merge, "plan_of", counted)
+    monkeypatch.setattr(merge, "plan_of", counted)
     for _ in range(10):
         world.wait(60)
     assert planned == []

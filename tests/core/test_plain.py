@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.core.decide import decide_due
-from anabranch.core.decide_plain import give_up
-from anabranch.core.decide_scale import partitions_added
+from anabranch.core.decisions.decide import decide_due
+from anabranch.core.decisions.plain import give_up
+from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.ids import NO_TXN
 from anabranch.core.round import (
     Landed,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.core import questions
 from anabranch.core import rows as k
-from anabranch.core.questions import MAX_LISTED
+from anabranch.core.decisions import questions
+from anabranch.core.decisions.questions import MAX_LISTED
 from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, event
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.core import decide as decide_module
 from anabranch.core import rows as k
-from anabranch.core.decide import decide, decide_due
+from anabranch.core.decisions import decide as decide_module
+from anabranch.core.decisions.decide import decide, decide_due
+from anabranch.core.decisions.turn import Turn, attempt, close_round
 from anabranch.core.ids import make_txn_id
-from anabranch.core.journal_index import JournalIndex
+from anabranch.core.journal.index import JournalIndex
 from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import State
-from anabranch.core.turn import Turn, attempt, close_round
 from anabranch.errors import InvariantViolation, NotReady
 from anabranch.memory.table import MemoryStore
 from anabranch.schemas import records as r

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anabranch.core import names_and_series as claims
 from anabranch.core import rows as k
+from anabranch.core.decisions import names_and_series as claims
 from anabranch.core.tokens import operator_proof
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode

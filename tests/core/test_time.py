@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from anabranch.core import hybrid_time
+from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo, Round
-from anabranch.core.turn import Turn
 from anabranch.schemas import records as r
 from tests.core.harness import START_MS, World
 from tests.core.harness import event as an_event

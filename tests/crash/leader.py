@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core.turn import Settings
+from anabranch.core.decisions.turn import Settings
 from anabranch.errors import NotLeading
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import Log, LogError, LogFenced, Producer, Table
 from anabranch.processors.checkpoint import open_checkpoint
-from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.creation import create_control_topics
 from tests.core.labels import SECRET
 from tests.crash.points import Cut, Point
 from tests.crash.zygote import Spec, say

@@ -22,7 +22,7 @@ from anabranch.core.round import Round
 from anabranch.processors.durability import write_round
 from anabranch.schemas.codec import decode
 
-_SHELL = ("anabranch.processors.", "anabranch.topics.declarations")
+_SHELL = ("anabranch.processors.", "anabranch.topics.creation")
 
 
 class Point(NamedTuple):

@@ -14,7 +14,7 @@ import pytest
 
 from anabranch.clock import SystemClock
 from anabranch.core import rows as k
-from anabranch.core.turn import Settings
+from anabranch.core.decisions.turn import Settings
 from anabranch.ports import Fetched, Log, LogError, TopicPartition
 from anabranch.processors.checkpoint import ORIGIN, WRITTEN, RocksTable, open_checkpoint
 from anabranch.processors.controller import Controller

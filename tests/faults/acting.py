@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import anabranch
-from anabranch.core.turn import WAITING
+from anabranch.core.decisions.turn import WAITING
 from anabranch.errors import (
     BeginAgainError,
     FixCallError,

@@ -17,8 +17,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 import anabranch
 from anabranch.librdkafka import broker_contact as contact
+from anabranch.librdkafka.membership import Membership
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
-from anabranch.processors.membership import Membership
 from anabranch.topics.names import stream_topic
 from tests.cluster import ControllerProcess
 from tests.faults.blind_broker import Blindness

@@ -14,7 +14,7 @@ from anabranch.batches.compression import CODECS, compress, decompress
 from anabranch.batches.format import patch, read_header, split_batches
 from anabranch.batches.records import decode_records
 from anabranch.batches.split import Split
-from anabranch.core.journal_runs import StoredRun
+from anabranch.core.journal.runs import StoredRun
 from anabranch.core.keyspace import SPACE
 from anabranch.ports import CorruptBatch, LogRefused, RawBatch
 from anabranch.processors.index_journals import scan

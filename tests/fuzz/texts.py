@@ -16,17 +16,18 @@ from pyspark.sql import types as t
 
 from anabranch.cli.load_csv import Events, opened, parse_time
 from anabranch.cli.read import moment_of
-from anabranch.cli.segment_text import parse_range, parse_segment
 from anabranch.cli.session import parse_kafka
+from anabranch.cli.stream.commands import parse_range, parse_segment
 from anabranch.core.ids import check_scope, split_stream
 from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSetting
 from anabranch.kafka.settings import parse_settings
 from anabranch.processors.keyfile import load_or_create
 from anabranch.reading.snapshot import check_at
-from anabranch.spark import avro_rows, positions
-from anabranch.spark.encoding import encoding_of
 from anabranch.spark.options import Options
-from anabranch.spark.plan import moment, streams_of
+from anabranch.spark.sink import avro_rows
+from anabranch.spark.sink.encoding import encoding_of
+from anabranch.spark.source import positions
+from anabranch.spark.source.plan import moment, streams_of
 from tests.fuzz.target import Run, Target
 
 _TIMES = (

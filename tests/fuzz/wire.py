@@ -20,11 +20,10 @@ from typing import Any
 from kio.serial import entity_writer
 
 from anabranch.batches.format import read_header
-from anabranch.kafka.log import _fetched
 from anabranch.kafka.sasl import OAuthBearer, SaslError, Scram
 from anabranch.kafka.wire import calls, data
 from anabranch.kafka.wire.calls import END_TXN, FETCH, PRODUCE, Api
-from anabranch.kafka.wire.end_txn import end_answer
+from anabranch.kafka.wire.data import end_answer
 from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import CorruptBatch, TopicPartition
 from tests.fuzz.mutate import mutated
@@ -115,7 +114,7 @@ def _by_hand() -> Run:
         elif api is FETCH:
             _, answers = data.fetch_answer(version, body, _NAMES)
             for answer in answers.values():
-                found = _fetched(TopicPartition("a", 0), answer, 0, True)
+                found = data.fetched(TopicPartition("a", 0), answer, 0, True)
                 for batch in found.batches if found is not None else ():
                     read_header(batch.data)
 

@@ -23,8 +23,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Three brokers, each of which can be connected to."""
     made = Cluster(parse_settings("broker-1:9092", {}))
     made._brokers = dict(BROKERS)
-    monkeypatch.setattr(made, "take", lambda address, _: address)
-    monkeypatch.setattr(made, "give", lambda *_: None)
+    monkeypatch.setattr(made.pool, "take", lambda address, _: address)
+    monkeypatch.setattr(made.pool, "give", lambda *_: None)
     return made
 
 

@@ -14,8 +14,7 @@ from kio.static.primitive import i16
 
 from anabranch.kafka.wire import calls
 from anabranch.kafka.wire.calls import END_TXN
-from anabranch.kafka.wire.data import MalformedAnswer
-from anabranch.kafka.wire.end_txn import BUMPS_FROM, Ended, end_answer, end_request
+from anabranch.kafka.wire.data import BUMPS_FROM, Ended, MalformedAnswer, end_answer, end_request
 
 VERSIONS = range(END_TXN.lowest, END_TXN.highest + 1)
 

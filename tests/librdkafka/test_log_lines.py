@@ -7,7 +7,7 @@ import logging
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from anabranch.librdkafka import log_lines as kafka_logging
+from anabranch.librdkafka import options as kafka_logging
 from anabranch.librdkafka.options import Options
 
 LINE = "%s [%s] %s"

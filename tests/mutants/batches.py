@@ -10,7 +10,7 @@ from anabranch.batches import columns_read, framing
 from anabranch.batches import format as batch
 from anabranch.batches.columns_read import ColumnsBuilder, Longs
 from anabranch.batches.kernels.scan import FIRST
-from anabranch.kafka import log as kafka_log
+from anabranch.kafka.wire import data as wire_data
 
 Planted = AbstractContextManager[object]
 _CRC_AT = 17
@@ -55,18 +55,18 @@ def crc_left() -> Planted:
 
 def aborted_read() -> Planted:
     """The raw reader shows what aborted native transactions appended."""
-    real = kafka_log._visible
+    real = wire_data.visible
 
     def visible(answer: Any, committed: bool) -> Any:
         for raw, _ in real(answer, committed):
             yield raw, batch.read_header(raw.data).is_control
 
-    return patch.object(kafka_log, "_visible", visible)
+    return patch.object(wire_data, "visible", visible)
 
 
 def marker_passed() -> Planted:
     """The raw reader passes over abort markers: what their producer commits later stays hidden."""
-    return patch.object(kafka_log, "is_abort_marker", lambda _: False)
+    return patch.object(wire_data, "is_abort_marker", lambda _: False)
 
 
 def beyond_the_range() -> Planted:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import Mock, patch
 
-from anabranch.client import session as protocol
+from anabranch.client import exchange
 from anabranch.client.transaction import Transaction
 from anabranch.core.order import StreamOrder
 from anabranch.errors import AnabranchError
@@ -129,4 +129,4 @@ def any_answer() -> Planted:
 
         __hash__ = bytes.__hash__
 
-    return patch.object(protocol, "command_digest", lambda payload: Whichever())
+    return patch.object(exchange, "command_digest", lambda payload: Whichever())

@@ -9,23 +9,18 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.client import transaction
-from anabranch.core import decide as decide_module
-from anabranch.core import (
-    decide_commit,
-    decide_merge,
-    decide_txn,
-    hybrid_time,
-    journal_index,
-    limits,
-)
-from anabranch.core import names_and_series as claims
+from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
-from anabranch.core import turn as turn_module
+from anabranch.core.decisions import commit, merge, transactions
+from anabranch.core.decisions import decide as decide_module
+from anabranch.core.decisions import names_and_series as claims
+from anabranch.core.decisions import turn as turn_module
+from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
-from anabranch.core.journal_index import JournalIndex, Weighed
-from anabranch.core.journal_runs import StoredRun
+from anabranch.core.journal import index
+from anabranch.core.journal.index import JournalIndex, Weighed
+from anabranch.core.journal.runs import StoredRun
 from anabranch.core.state import OpenTxn
-from anabranch.core.turn import Turn
 from anabranch.schemas.records import Abort, Commit, Receipt, SeriesRow, YieldedRow
 
 Planted = AbstractContextManager[object]
@@ -37,7 +32,7 @@ def late_writes() -> Planted:
     def taken_runs(runs: Any, extents: Mapping[int, object]) -> list[StoredRun]:
         return sorted((run for run in runs if run.writer in extents), key=lambda run: run.first)
 
-    return patch.object(decide_merge, "taken_runs", taken_runs)
+    return patch.object(merge, "taken_runs", taken_runs)
 
 
 def zombie_writers() -> Planted:
@@ -51,19 +46,19 @@ def zombie_writers() -> Planted:
                 chosen[receipt.writer] = receipt
         return tuple(chosen[writer] for writer in sorted(chosen))
 
-    return patch.object(decide_commit, "choose_writers", choose)
+    return patch.object(commit, "choose_writers", choose)
 
 
 def inexact_writers() -> Planted:
     """An outcome names the writers that registered, not those that were taken."""
-    return patch.object(decide_commit, "take_exactly", lambda *_: None)
+    return patch.object(commit, "take_exactly", lambda *_: None)
 
 
 @contextmanager
 def others_receipts() -> Iterator[None]:
     """Of two committers each is told the outcome of what was taken, also if that left out its own writers."""
     with (
-        patch.object(decide_commit, "left_behind", lambda *_: []),
+        patch.object(commit, "left_behind", lambda *_: []),
         patch.object(transaction, "left_behind", lambda *_: []),
     ):
         yield
@@ -71,7 +66,7 @@ def others_receipts() -> Iterator[None]:
 
 def moving_deadline() -> Planted:
     """A commit that is sent again waits for its whole time anew."""
-    return patch.object(decide_commit, "_waits", lambda *_: False)
+    return patch.object(commit, "_waits", lambda *_: False)
 
 
 def _weighing(change: Callable[[Weighed], Weighed]) -> Planted:
@@ -91,13 +86,13 @@ def no_count() -> Planted:
 
 def drop_a_run() -> Planted:
     """Of several runs the last one is forgotten. (The count of what was decided betrays it: it is aborted.)"""
-    real = journal_index.taken_runs
+    real = index.taken_runs
 
     def taken_runs(runs: Any, extents: Any) -> list[StoredRun]:
         found = real(runs, extents)
         return found[:-1] if len(found) > 1 else found
 
-    return patch.object(decide_merge, "taken_runs", taken_runs)
+    return patch.object(merge, "taken_runs", taken_runs)
 
 
 def wall_clock_only() -> Planted:
@@ -112,7 +107,7 @@ def wall_clock_only() -> Planted:
 
 def forget_names() -> Planted:
     """A committed name is not looked up."""
-    return patch.object(decide_commit, "earlier_outcome", lambda *_: None)
+    return patch.object(commit, "earlier_outcome", lambda *_: None)
 
 
 def forget_series() -> Planted:
@@ -140,12 +135,12 @@ def low_numbers() -> Planted:
 
 def any_secret() -> Planted:
     """A repeated Begin brings the token, whatever secret it shows."""
-    return patch.object(decide_txn, "compare_digest", lambda *_: True)
+    return patch.object(transactions, "compare_digest", lambda *_: True)
 
 
 def unproved_abort() -> Planted:
     """Abort takes a token without asking for its proof."""
-    real = decide_txn.abort
+    real = transactions.abort
 
     def abort(turn: Turn, command: Abort, to: Any) -> None:
         with patch.object(turn_module, "check_proof", lambda *_: None):

@@ -7,13 +7,16 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.core import decide_cleanup, decide_plain, vectors
 from anabranch.core import rows as k
+from anabranch.core import vectors
+from anabranch.core.decisions import cleanup as decide_cleanup
+from anabranch.core.decisions import plain as decide_plain
+from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import PlainWrites, StreamCommit
-from anabranch.core.turn import Turn
 from anabranch.ports import TopicPartition
-from anabranch.processors import cleanup, histories, intake
 from anabranch.processors import index_journals as journals
+from anabranch.processors import intake
+from anabranch.processors.streams import cleanup, histories
 from anabranch.reading import history_search
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import PlainRow

@@ -8,14 +8,17 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.core import decide, decide_merge, decide_scale, decide_txn, vectors
 from anabranch.core import round as plan
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
+from anabranch.core import vectors
+from anabranch.core.decisions import decide, transactions
+from anabranch.core.decisions import merge as decide_merge
+from anabranch.core.decisions import scale as decide_scale
+from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import segment_number
 from anabranch.core.round import NewEpoch, Part, StreamCommit
 from anabranch.core.state import State
-from anabranch.core.turn import Turn
 from anabranch.processors import carrier, controller
 from anabranch.schemas import codec, records
 from anabranch.schemas.records import CarryRow, CommitRecord, EpochRecord, SegmentRange
@@ -96,7 +99,7 @@ def merge_out_of_order() -> Planted:
 
 def show_an_aborted() -> Planted:
     """What an aborted transaction wrote is merged all the same."""
-    real = decide_txn.abort
+    real = transactions.abort
 
     def abort(turn: Turn, command: Any, to: Any) -> None:
         txn_id = turn.token(command.token).txn_id
@@ -295,19 +298,19 @@ def forget_layouts() -> Iterator[None]:
             turn.put(k.epoch_key(stream, epoch), None)
 
     with ExitStack() as stack:
-        for module in (decide_txn, decide_scale):
+        for module in (transactions, decide_scale):
             stack.enter_context(patch.object(module, "drop_epoch", drop_epoch))
         yield
 
 
 def keep_layouts() -> Planted:
     """Layouts are never forgotten when their last transaction ends."""
-    return patch.object(decide_txn, "drop_epoch", lambda *_: None)
+    return patch.object(transactions, "drop_epoch", lambda *_: None)
 
 
 def answer_active() -> Planted:
     """A second touch is answered with the active layout, not with the one that is pinned."""
-    real = decide_txn.touch
+    real = transactions.touch
 
     def touch(turn: Turn, command: Any, to: Any) -> None:
         def active(_: State, stream: str, __: int) -> Sequence[SegmentRange]:
@@ -321,7 +324,7 @@ def answer_active() -> Planted:
 
 def pin_the_epoch() -> Planted:
     """A transaction pins the active epoch, also where that is a duplicate."""
-    real = decide_txn.touch
+    real = transactions.touch
 
     def touch(turn: Turn, command: Any, to: Any) -> None:
         row = turn.state.streams.get(command.stream)

@@ -15,8 +15,7 @@ from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.client.session import Session
 from anabranch.core.ids import make_txn_id
 from anabranch.errors import AlreadyCommitted, NotLeading
-from anabranch.kafka.log import _fetched
-from anabranch.kafka.wire.data import PartitionFetch
+from anabranch.kafka.wire.data import PartitionFetch, fetched
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.processors import culprit
@@ -266,7 +265,7 @@ def one_aborts_and_commits_later() -> None:
     aborted = [(e.producer_id, e.base_offset) for e in lying.entries if e.is_aborted]
     records = memoryview(b"".join(entry.data for entry in lying.entries))
     answer = PartitionFetch(0, lying.end_offset, lying.stable_offset, 0, aborted, records)
-    found = _fetched(PLACE, answer, 0, True)
+    found = fetched(PLACE, answer, 0, True)
     assert found is not None
     assert found.next_offset == lying.end_offset
     values = [record.value for batch in found.batches for record in decode_records(batch.data)]

@@ -17,13 +17,13 @@ from typing import Any
 
 import anabranch
 from anabranch.clock import SystemClock
-from anabranch.core.turn import Settings
+from anabranch.core.decisions.turn import Settings
 from anabranch.errors import NotLeading
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, LogError, LogFenced, Table
 from anabranch.processors.checkpoint import open_checkpoint
 from anabranch.processors.controller import Controller
-from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.creation import create_control_topics
 from checker.recorder import Recorder
 from tests.crash.children import run_guarded, until_told
 from tests.crash.points import Cut, Point

@@ -9,12 +9,12 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core import decide, decide_txn, questions
 from anabranch.core import rows as k
+from anabranch.core.decisions import decide, questions, transactions
+from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
 from anabranch.core.tokens import key_id
-from anabranch.core.turn import Turn
 from anabranch.ports import Producer, TopicPartition
 from anabranch.processors import controller, durability, leadership
 from anabranch.processors.offset_guess import OffsetGuess
@@ -316,7 +316,7 @@ def hasty_staleness() -> Planted:
 
 def resolve_unlogged() -> Planted:
     """RESOLVE says ABORTED of an unknown id without logging it."""
-    real = decide_txn.resolve
+    real = transactions.resolve
 
     def resolve(turn: Turn, command: Any, to: Any) -> None:
         key = k.txn_key(command.txn_id)

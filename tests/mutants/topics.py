@@ -7,14 +7,15 @@ from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
 from anabranch.core import rows as k
-from anabranch.core.decide_streams import give_up_stream
+from anabranch.core.decisions.streams import give_up_stream
+from anabranch.core.decisions.turn import Turn
 from anabranch.core.state import State
-from anabranch.core.turn import Turn
 from anabranch.memory.producer import MemoryProducer
 from anabranch.ports import LogError, TopicGone, TopicInfo
-from anabranch.processors import controller, durability, stream_trouble
+from anabranch.processors import controller, durability
 from anabranch.processors.leadership import Lease
-from anabranch.processors.stream_trouble import StreamTrouble
+from anabranch.processors.streams import trouble
+from anabranch.processors.streams.trouble import StreamTrouble
 
 Planted = AbstractContextManager[object]
 
@@ -77,7 +78,7 @@ def all_wait_for_one() -> Iterator[None]:
 
     with (
         patch.object(StreamTrouble, "find", find),
-        patch.object(stream_trouble, "_unwell", lambda *_: ""),
+        patch.object(trouble, "_unwell", lambda *_: ""),
         patch.object(StreamTrouble, "_note_all", _note_none),
     ):
         yield
@@ -90,14 +91,14 @@ def _note_none(*_: object) -> bool:
 @contextmanager
 def trouble_taken_for_loss() -> Iterator[None]:
     """A stream that can't be reached for long is given up, as if its topics were gone."""
-    gone, unwell = stream_trouble._gone, stream_trouble._unwell
+    gone, unwell = trouble._gone, trouble._unwell
 
     def is_gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) -> str:
         why = gone(topic, info, partitions, topic_id)
         return why if why or info is None else unwell(info, partitions)
 
     with (
-        patch.object(stream_trouble, "_gone", is_gone),
+        patch.object(trouble, "_gone", is_gone),
         patch.object(StreamTrouble, "_is_gone", lambda *_: True),
     ):
         yield

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from anabranch.batches.records import Record
-from anabranch.core import decide as entrance
 from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.decisions import decide as entrance
 from anabranch.errors import InvariantViolation
 from anabranch.memory.log import MemoryLog
 from anabranch.memory.table import MemoryStore

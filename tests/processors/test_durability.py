@@ -15,8 +15,8 @@ from anabranch.memory.producer import MemoryProducer
 from anabranch.ports import Log, LogRefused, LogUnavailable, TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
-from anabranch.processors.gaps import Appended, Gaps
 from anabranch.processors.offset_guess import MOST_SKIPPED, OffsetGuess
+from anabranch.processors.streams.gaps import Appended, Gaps
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
     CommitRecord,
@@ -28,7 +28,7 @@ from anabranch.schemas.records import (
     Outcome,
     Refusal,
 )
-from anabranch.topics.declarations import create_stream_topics
+from anabranch.topics.creation import create_stream_topics
 from anabranch.topics.names import history_topic, stream_topic
 from tests.processors.world import World
 

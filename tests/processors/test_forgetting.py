@@ -23,7 +23,7 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.processors.controller import Controller
-from anabranch.processors.stream_topics import GIVE_UP_S
+from anabranch.processors.streams.topics import GIVE_UP_S
 from anabranch.schemas.codec import TYPES
 from anabranch.schemas.records import (
     Commit,

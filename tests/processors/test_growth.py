@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 
 from anabranch.batches.records import Record
-from anabranch.core import decide_scale
+from anabranch.core.decisions import scale
 from anabranch.core.rows import stream_key
 from anabranch.core.state import State
 from anabranch.errors import InvalidArgument, NotReady
 from anabranch.kafka.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
 from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
-from anabranch.processors.stream_topics import Growth
+from anabranch.processors.streams.topics import Growth
 from anabranch.schemas.codec import decode_as
 from anabranch.schemas.records import (
     CreateStream,
@@ -144,10 +144,10 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
     controller = world.controller()
     controller.lead()
     world.stream(controller, "s/a", 2)
-    monkeypatch.setattr(decide_scale, "MAX_PARTITIONS", 2)
+    monkeypatch.setattr(scale, "MAX_PARTITIONS", 2)
     turn = controller._turn()
     row = turn.state.streams["s/a"]
-    decide_scale.want_partitions(turn, "s/a", 3)
+    scale.want_partitions(turn, "s/a", 3)
     assert turn.state.streams["s/a"] == row
     assert turn.merging.may_grow_ms.get("s/a", 0) > turn.now_ms, (
         "looked at again later, not in each round"
@@ -155,7 +155,7 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
     # A scaling whose partitions others took meanwhile.
     waits = Scaling((0,), (KeyRange(0, 7), KeyRange(8, (1 << 32) - 1)), b"c" * 16, 0, b"d" * 8)
     turn.put(stream_key("s/a"), replace(row, scaling=waits, wanted_partitions=3))
-    decide_scale.partitions_added(turn, "s/a", 2)
+    scale.partitions_added(turn, "s/a", 2)
     assert turn.state.streams["s/a"] == replace(row, wanted_partitions=2)
     ((_, refusal),) = turn.round.replies
     assert isinstance(refusal, Refusal)

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.turn import Settings
+from anabranch.core.decisions.turn import Settings
+from anabranch.librdkafka import membership
+from anabranch.librdkafka.membership import Membership
 from anabranch.memory.log import MemoryLog
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogFenced, LogUnavailable, TopicInfo
-from anabranch.processors import membership
 from anabranch.processors.checkpoint import size_on_disk
 from anabranch.processors.controller import Controller
 from anabranch.processors.leader import ASIDE_S, Leader
-from anabranch.processors.membership import Membership
 from tests.processors.world import KEY, World
 
 DEADLINE_S = 30.0

@@ -22,7 +22,7 @@ from anabranch.processors.keyfile import load_or_create
 from anabranch.processors.leader import Leader
 from anabranch.processors.metrics import Metrics
 from anabranch.schemas.records import TermRow
-from anabranch.topics.declarations import ControlTopics
+from anabranch.topics.creation import ControlTopics
 
 ENDS = """
 import sys

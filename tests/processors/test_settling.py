@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.decide_merge import TORN
+from anabranch.core.decisions.merge import TORN
 from anabranch.core.tokens import Token, sign
 from anabranch.memory.log import MemoryLog
 from anabranch.ports import LogRefused, OffsetOutOfRange, TopicPartition

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.batches.records import Record, decode_records
+from anabranch.core.decisions.turn import Settings
 from anabranch.core.ids import (
     CORRELATION_HEADER,
     REPLY_HEADER,
@@ -16,7 +17,6 @@ from anabranch.core.ids import (
     pack_txn_header,
 )
 from anabranch.core.keyspace import position_of, record_checksum
-from anabranch.core.turn import Settings
 from anabranch.memory.log import MemoryCluster
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
@@ -30,7 +30,7 @@ from anabranch.schemas.records import (
     Reply,
     SegmentRange,
 )
-from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, journal_topic, replies_topic
 from tests.core.labels import proved
 

@@ -19,7 +19,7 @@ from anabranch.infra.free_ports import free_port
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import LogError
 from anabranch.topics import rights
-from anabranch.topics.declarations import create_control_topics
+from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import (
     commands_topic,
     control_topic,

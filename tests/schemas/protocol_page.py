@@ -14,11 +14,12 @@ from typing import Any, get_type_hints
 from zlib import crc32
 
 from anabranch import errors
-from anabranch.core import decide_txn, hybrid_time, ids, limits, questions, tokens
-from anabranch.core.journal_index import CRC_MODULUS, REASONS
+from anabranch.core import hybrid_time, ids, limits, tokens
+from anabranch.core.decisions import questions, transactions
+from anabranch.core.decisions.turn import DAY_MS, Settings
+from anabranch.core.journal.index import CRC_MODULUS, REASONS
 from anabranch.core.keyspace import even_ranges, position_of, record_checksum
 from anabranch.core.rows import Entry
-from anabranch.core.turn import DAY_MS, Settings
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import TYPES, encode, schema_of
 
@@ -395,7 +396,7 @@ def limits_block() -> str:
     rows: list[list[Any]] = [
         [
             "keepalive, ms",
-            f"{decide_txn.MIN_KEEPALIVE_MS:,} to {longest_ms:,}",
+            f"{transactions.MIN_KEEPALIVE_MS:,} to {longest_ms:,}",
         ],
         ["name, characters", f"1 to {ids.MAX_NAME}"],
         ["`wait_ms`", f"0 to {limits.MAX_WAIT_MS:,}"],

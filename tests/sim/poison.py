@@ -13,10 +13,10 @@ from zlib import crc32
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
-from anabranch.core.decide import decide
+from anabranch.core.decisions.decide import decide
+from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, make_txn_id
 from anabranch.core.round import ReplyTo
-from anabranch.core.turn import Turn
 from anabranch.ports import TopicPartition
 from anabranch.processors import intake
 from anabranch.schemas import records as r

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from anabranch.core.turn import WAITING
+from anabranch.core.decisions.turn import WAITING
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from anabranch.batches import packer
 from anabranch.core import limits, vectors
 from anabranch.core import rows as k
-from anabranch.core.journal_runs import place_of, txn_of
+from anabranch.core.journal.runs import place_of, txn_of
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition

@@ -35,7 +35,7 @@ from pyspark.sql.types import StructType
 from anabranch.errors import AnabranchError
 from anabranch.spark.datasource import AnabranchDataSource
 from anabranch.spark.options import Options
-from anabranch.spark.sink import BATCH_ID, BatchSink, StreamSink
+from anabranch.spark.sink.writer import BATCH_ID, BatchSink, StreamSink
 
 FOLDER = "DISTURB_FOLDER"
 LIVES = int(os.environ.get("ANABRANCH_SPARK_LIVES", "1"))  # drivers that are killed; docs/spark.md

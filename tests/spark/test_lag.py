@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.errors import MalformedRecord
 from anabranch.spark import lag
-from anabranch.spark.positions import Position, to_json
+from anabranch.spark.source.positions import Position, to_json
 
 
 def source(at: Any, latest: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from anabranch.errors import (
     TransactionAborted,
 )
 from anabranch.spark.options import Options
-from anabranch.spark.sink import BatchSink, NothingWritten, StreamSink, Written
+from anabranch.spark.sink.writer import BatchSink, NothingWritten, StreamSink, Written
 from tests.cluster import start_cluster
 from tests.conftest import Broker
 from tests.spark.sink_place import (

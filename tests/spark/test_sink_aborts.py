@@ -14,9 +14,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from anabranch.errors import TransactionAborted
-from anabranch.spark.handover import LOCAL_DIRS
 from anabranch.spark.options import Options
-from anabranch.spark.sink import StreamSink, Written
+from anabranch.spark.sink.handover import LOCAL_DIRS
+from anabranch.spark.sink.writer import StreamSink, Written
 from tests.spark.sink_place import DEADLINE_S, Place, put_file, texts
 
 pytestmark = pytest.mark.broker

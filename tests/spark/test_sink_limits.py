@@ -12,7 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from anabranch.errors import EventTooLarge
 from anabranch.spark.options import Options
-from anabranch.spark.sink import BatchSink, StreamSink, Target, Written
+from anabranch.spark.sink.writer import BatchSink, StreamSink, Target, Written
 from anabranch.topics.names import DEFAULT_PREFIX, commands_topic
 from tests.client.world import World
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from anabranch.errors import InvalidArgument
 from anabranch.spark.options import Options
-from anabranch.spark.sink import BatchSink, StreamSink, target_of
+from anabranch.spark.sink.writer import BatchSink, StreamSink, target_of
 from tests.spark.sink_place import Place, numbers, put_file, schema_of, stream_files
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(10)]

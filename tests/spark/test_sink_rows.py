@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructField, StructType, TimestampType
 
 from anabranch.spark import avro_schema
-from anabranch.spark.encoding import encoding_of
 from anabranch.spark.options import Options
+from anabranch.spark.sink.encoding import encoding_of
 from tests.spark.plain_reader import Seen
 from tests.spark.sink_place import Place
 

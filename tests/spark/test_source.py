@@ -24,8 +24,8 @@ from anabranch.errors import (
 )
 from anabranch.spark.columns import EVENT_SCHEMA
 from anabranch.spark.options import Options
-from anabranch.spark.plan import EventRange
-from anabranch.spark.reader import SnapshotReader
+from anabranch.spark.source.plan import EventRange
+from anabranch.spark.source.reader import SnapshotReader
 from tests.spark.plain_reader import read_all
 from tests.spark.source_world import Seen, World, in_key_order, seen_by_spark
 
@@ -126,7 +126,7 @@ def test_filters_leave_what_spark_would_leave(load: Load, world: World) -> None:
 def test_what_filters_leave_out_is_not_read(
     world: World, client: anabranch.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anabranch.spark.reader.client_of", lambda _: client)
+    monkeypatch.setattr("anabranch.spark.source.reader.client_of", lambda _: client)
 
     def planned(world: World, *filters: Filter) -> list[EventRange]:
         """The ranges that tasks would read."""

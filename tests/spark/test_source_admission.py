@@ -21,9 +21,9 @@ from anabranch.schemas.records import (
     SegmentCommit,
     SegmentEnd,
 )
-from anabranch.spark.admission import Admitted, Limits, NotYet, admit
-from anabranch.spark.positions import BEGIN, from_json, is_new, to_json
-from anabranch.spark.positions import Position as At
+from anabranch.spark.source.admission import Admitted, Limits, NotYet, admit
+from anabranch.spark.source.positions import BEGIN, from_json, is_new, to_json
+from anabranch.spark.source.positions import Position as At
 
 
 @dataclass

@@ -18,10 +18,10 @@ import anabranch
 from anabranch.errors import SnapshotExpired
 from anabranch.spark.columns import EVENT_SCHEMA
 from anabranch.spark.options import Options
-from anabranch.spark.plan import EventRange
-from anabranch.spark.positions import from_json
-from anabranch.spark.reader import SnapshotReader
-from anabranch.spark.stream_reader import StreamReader
+from anabranch.spark.source.plan import EventRange
+from anabranch.spark.source.positions import from_json
+from anabranch.spark.source.reader import SnapshotReader
+from anabranch.spark.source.stream_reader import StreamReader
 from anabranch.topics.names import history_topic, stream_topic
 
 pytestmark = pytest.mark.broker

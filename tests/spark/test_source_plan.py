@@ -25,11 +25,11 @@ from pyspark.sql.types import StructType
 from anabranch.errors import InvalidArgument
 from anabranch.reading.event_columns import SCHEMA
 from anabranch.spark.columns import EVENT_SCHEMA, check_schema
-from anabranch.spark.filters import Interval, Selection
 from anabranch.spark.options import Options
-from anabranch.spark.plan import Cutting, EventRange, moment, streams_of
-from anabranch.spark.reader import SnapshotReader
-from anabranch.spark.stream_reader import StreamReader
+from anabranch.spark.source.filters import Interval, Selection
+from anabranch.spark.source.plan import Cutting, EventRange, moment, streams_of
+from anabranch.spark.source.reader import SnapshotReader
+from anabranch.spark.source.stream_reader import StreamReader
 
 # -- filters ---------------------------------------------------------------------------------------------
 

@@ -21,10 +21,10 @@ import anabranch
 from anabranch.errors import SnapshotExpired
 from anabranch.spark.columns import EVENT_SCHEMA
 from anabranch.spark.options import Options
-from anabranch.spark.plan import EventRange
-from anabranch.spark.positions import from_json
-from anabranch.spark.stream_reader import StreamReader
-from anabranch.spark.tail import HistoryTail
+from anabranch.spark.source.plan import EventRange
+from anabranch.spark.source.positions import from_json
+from anabranch.spark.source.stream_reader import StreamReader
+from anabranch.spark.source.tail import HistoryTail
 from anabranch.topics.names import stream_topic
 from tests.cluster import Cluster
 from tests.spark.source_world import Seen, World, in_key_order, seen_by_spark, seen_in
@@ -202,7 +202,7 @@ def test_a_long_history_is_jumped(
     walked = source().latestOffset(source().initialOffset(), ReadAllAvailable())
     reader = source()
     with monkeypatch.context() as patch:
-        patch.setattr("anabranch.spark.stream_reader._FAR", 5)
+        patch.setattr("anabranch.spark.source.stream_reader._FAR", 5)
         patch.setattr(HistoryTail, "peek", lambda _: pytest.fail("no record is looked at"))
         end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     assert end == walked

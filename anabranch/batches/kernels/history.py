@@ -13,14 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from anabranch.batches.kernels.parts import (
-    _MAX_I32,
-    _U,
-    MALFORMED_RESULT,
-    _inline,
-    _long,
-    compiled,
-)
+from anabranch.batches.kernels.parts import _MAX_I32, _U, MALFORMED_RESULT, _inline, _long, compiled
 from anabranch.core.ids import TXN_ID_SIZE
 
 # Rows of the spans; a transaction id is two halves, as they lie in memory.

@@ -1,4 +1,4 @@
-"""A cluster's metadata: brokers, leaders, topic ids; and the connections to its brokers."""
+"""A cluster's metadata: brokers, leaders, topic ids; which broker is asked, and how long."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from kio.schema.errors import ErrorCode
 from anabranch.kafka.settings import Settings
 from anabranch.kafka.wire.calls import FIND_COORDINATOR, METADATA
 from anabranch.kafka.wire.codes import NONE, READ_CODES, Act, Meaning, error_for, meaning
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken, open_connection
+from anabranch.kafka.wire.connection import Connection, ConnectionBroken
 from anabranch.kafka.wire.errors import AuthenticationFailed, MalformedAnswer
+from anabranch.kafka.wire.pool import Pool
 from anabranch.ports import (
     LogDenied,
     LogError,
@@ -55,10 +56,11 @@ class Topic:
 
 
 class Cluster:
-    """Metadata and connections, shared by a log and its producers; safe for threads."""
+    """Metadata, and a pool of connections, shared by a log and its producers; safe for threads."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.pool = Pool(settings)
         self._lock = threading.Lock()
         self._brokers: dict[int, tuple[str, int]] = {}
         self._topics: dict[str, Topic] = {}
@@ -67,56 +69,13 @@ class Cluster:
         # Two views that the hot calls read, replaced as a whole.
         self.topic_ids: dict[str, bytes] = {}
         self.topic_names: dict[bytes, str] = {}
-        self._idle: dict[tuple[str, int], list[Connection]] = {}
-        self._parked: dict[tuple[str, int], list[Connection]] = {}
         # When a broker last failed to answer a question that any of them can answer.
         self._failed: dict[tuple[str, int], float] = {}
         self._asked = 0
-        self._closed = False
         # (producer id, partition) -> whether its last native transaction there was committed.
         self.ended: dict[tuple[int, TopicPartition], bool] = {}
 
     # -- connections ----------------------------------------------------------------------------
-
-    def open(self, address: tuple[str, int], deadline: float) -> Connection:
-        """A new connection that knows the broker's versions and has authenticated."""
-        return open_connection(address, self.settings, deadline)
-
-    def take(self, address: tuple[str, int], deadline: float) -> Connection:
-        """An idle connection, or a new one. Give it back with `give`."""
-        with self._lock:
-            if self._closed:
-                raise LogUnavailable("the log is closed")
-            idle = self._idle.setdefault(address, [])
-            waiting = self._parked.pop(address, [])
-        parked = []
-        for connection in waiting:
-            if connection.drain():
-                idle.append(connection)
-            elif not connection.broken:
-                parked.append(connection)
-        if parked:
-            with self._lock:
-                self._parked.setdefault(address, []).extend(parked)
-        while True:
-            try:
-                connection = idle.pop()
-            except IndexError:
-                return self.open(address, deadline)
-            if connection.usable():
-                return connection
-
-    def give(self, connection: Connection, address: tuple[str, int]) -> None:
-        """Give a connection back; one with answers under way waits until they came."""
-        if connection.broken:
-            return
-        with self._lock:
-            if self._closed:
-                connection.close()
-            elif connection.idle:
-                self._idle.setdefault(address, []).append(connection)
-            else:
-                self._parked.setdefault(address, []).append(connection)
 
     @contextmanager
     def connection(self, node: int | None, deadline: float) -> Iterator[Connection]:
@@ -125,7 +84,7 @@ class Cluster:
             connection, address = self._any(deadline)
         else:
             address = self.address(node)
-            connection = self.take(address, deadline)
+            connection = self.pool.take(address, deadline)
         try:
             yield connection
             self.trust(address)
@@ -133,7 +92,7 @@ class Cluster:
             self._failed[address] = time.monotonic()
             raise
         finally:
-            self.give(connection, address)
+            self.pool.give(connection, address)
 
     def address(self, node: int) -> tuple[str, int]:
         """A broker's address. `ConnectionBroken` (nothing sent) if it is not known."""
@@ -153,7 +112,7 @@ class Cluster:
             known[turn:] + known[:turn], key=lambda one: self._failed.get(one, 0.0)
         ):
             try:
-                return self.take(address, self.soon(deadline)), address
+                return self.pool.take(address, self.soon(deadline)), address
             except ConnectionBroken as error:
                 self._failed[address] = time.monotonic()
                 if isinstance(error, AuthenticationFailed):
@@ -163,18 +122,12 @@ class Cluster:
 
     def close(self) -> None:
         """Close all idle connections; those in use are closed when they come back."""
-        with self._lock:
-            self._closed = True
-            for pool in (self._idle, self._parked):
-                for connections in pool.values():
-                    for connection in connections:
-                        connection.close()
-                pool.clear()
+        self.pool.close()
 
     def after_fork(self) -> None:
         """In a forked child: close its copies of the idle connections; the parent's stay as they are."""
         self._lock = threading.Lock()
-        self.close()
+        self.pool.after_fork()
 
     # -- calls that may be repeated --------------------------------------------------------------
 

@@ -13,8 +13,7 @@ from anabranch.kafka.wire.calls import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PROD
 from anabranch.kafka.wire.cluster import UNKNOWN_TOPIC_S, Again, Cluster, raise_or_again
 from anabranch.kafka.wire.codes import NONE, Act, meaning
 from anabranch.kafka.wire.connection import Connection, ConnectionBroken
-from anabranch.kafka.wire.data import MalformedAnswer
-from anabranch.kafka.wire.end_txn import BUMPS_FROM, end_answer, end_request
+from anabranch.kafka.wire.data import BUMPS_FROM, MalformedAnswer, end_answer, end_request
 from anabranch.kafka.wire.lost_markers import LastOutcome
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
@@ -113,7 +112,7 @@ class Coordinator:
         connection = self._connection
         if connection is None or not connection.usable():
             address = self._cluster.coordinator(self._id, deadline)
-            connection = self._connection = self._cluster.open(address, deadline)
+            connection = self._connection = self._cluster.pool.open(address, deadline)
         return connection
 
     def _fail(

@@ -1,33 +1,38 @@
-"""Produce and Fetch by hand: the two calls whose cost counts.
+"""Produce, Fetch and EndTxn by hand: the calls of each round, whose cost counts.
 
 Versions: Produce 7 and 8 (older brokers), 9 to 12 (flexible, topics by name), 13 (by id, KIP-516);
 Fetch 11, 12 and 13 to 16 likewise. The names and the order of fields are those of Kafka's
-``ProduceRequest.json``, ``ProduceResponse.json``, ``FetchRequest.json`` and ``FetchResponse.json``.
+``ProduceRequest.json``, ``FetchRequest.json``, ``EndTxnRequest.json`` and those of the answers.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from anabranch.batches.format import Buffer
-from anabranch.kafka.wire.calls import FETCH, PRODUCE
+from anabranch.batches.format import Buffer, read_header, split_batches
+from anabranch.batches.records import decode_records
+from anabranch.kafka.wire.calls import END_TXN, FETCH, PRODUCE
 from anabranch.kafka.wire.errors import MalformedAnswer as MalformedAnswer
-from anabranch.ports import TopicPartition
+from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 
 PRODUCE_BY_ID_FROM = 13
 FETCH_BY_ID_FROM = 13
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 _ACKS_ALL = -1
+BUMPS_FROM = 5  # the answer names the producer id and epoch to go on with (KIP-890)
 
 _I32 = struct.Struct(">i")
 _ACKS_TIMEOUT = struct.Struct(">hi")
 _PRODUCED = struct.Struct(">ihqqq")
 _FETCHED = struct.Struct(">ihqqq")
 _PAIR = struct.Struct(">qq")
+_END = struct.Struct(">qh?")
+_ENDED = struct.Struct(">ih")
+_BUMPED = struct.Struct(">qh")
 
 
 def uvarint(value: int) -> bytes:
@@ -217,6 +222,56 @@ def fetch_answer(
     return error, answers
 
 
+def fetched(
+    partition: TopicPartition, answer: PartitionFetch, position: int, committed: bool
+) -> Fetched | None:
+    """A reader's part of the answer, from a position on; None: nothing, not even a step."""
+    batches: list[RawBatch] = []
+    after = position
+    try:
+        for batch, hidden in visible(answer, committed):
+            after = max(after, batch.next_offset)
+            if batch.next_offset > position and not hidden:
+                batches.append(batch)
+    except CorruptBatch as error:
+        what = f"{partition.topic}[{partition.partition}]: {error}"
+        raise CorruptBatch(what, (partition.topic,)) from error
+    if after == position:
+        return None
+    return Fetched(
+        batches, after, answer.high_watermark, answer.last_stable_offset, answer.log_start_offset
+    )
+
+
+def visible(answer: PartitionFetch, committed: bool) -> Iterator[tuple[RawBatch, bool]]:
+    """The batches in order, and whether each is hidden: a marker, or aborted if ``committed``.
+
+    The broker lists the aborted transactions that overlap the answer as (producer id, first offset): a
+    producer's batches are aborted from that offset until its next abort marker.
+    """
+    coming = answer.aborted if committed else []
+    at = 0
+    aborting: set[int] = set()
+    for raw in split_batches(answer.records):
+        while at < len(coming) and coming[at][1] < raw.next_offset:
+            aborting.add(coming[at][0])
+            at += 1
+        header = read_header(raw.data)
+        if header.is_control:
+            # Most markers need no look: there is one for every commit.
+            if header.producer_id in aborting and is_abort_marker(raw):
+                aborting.discard(header.producer_id)
+            yield raw, True
+        else:
+            yield raw, header.is_transactional and header.producer_id in aborting
+
+
+def is_abort_marker(control: RawBatch) -> bool:
+    """Whether a control batch is an abort marker: its key is version i16, type i16 (0 = abort)."""
+    records = decode_records(control.data)
+    return bool(records) and records[0].key is not None and records[0].key[2:4] == b"\x00\x00"
+
+
 def _topic(reader: _Reader, by_id: bool, names: Mapping[bytes, str]) -> str:
     if not by_id:
         return reader.string() or ""
@@ -225,6 +280,36 @@ def _topic(reader: _Reader, by_id: bool, names: Mapping[bytes, str]) -> str:
         return names[topic_id]
     except KeyError:
         raise MalformedAnswer(f"an answer about topic {topic_id.hex()}, not asked for") from None
+
+
+def end_request(
+    version: int, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool
+) -> bytes:
+    """The request's body."""
+    name = transactional_id.encode()
+    fields = _END.pack(producer_id, producer_epoch, commit)
+    if version >= END_TXN.flexible_from:
+        return uvarint(len(name) + 1) + name + fields + b"\x00"
+    return len(name).to_bytes(2, "big") + name + fields
+
+
+class Ended(NamedTuple):
+    """An EndTxn answer; below version `BUMPS_FROM` it names no producer (-1)."""
+
+    error: int
+    producer_id: int
+    producer_epoch: int
+
+
+def end_answer(version: int, body: Buffer) -> Ended:
+    """The content of the answer. Raises `MalformedAnswer`."""
+    try:
+        _, error = _ENDED.unpack_from(body)
+        if version < BUMPS_FROM:
+            return Ended(error, -1, -1)
+        return Ended(error, *_BUMPED.unpack_from(body, _ENDED.size))
+    except struct.error:
+        raise MalformedAnswer("an answer to EndTxn that is too short") from None
 
 
 class _Reader:

@@ -35,11 +35,11 @@ from anabranch.schemas.records.commands import Touch as Touch
 from anabranch.schemas.records.history import CommitRecord as CommitRecord
 from anabranch.schemas.records.history import EpochRecord as EpochRecord
 from anabranch.schemas.records.history import EpochSegment as EpochSegment
+from anabranch.schemas.records.history import JournalOp as JournalOp
+from anabranch.schemas.records.history import ParticipantOp as ParticipantOp
 from anabranch.schemas.records.history import Position as Position
 from anabranch.schemas.records.history import SegmentCommit as SegmentCommit
 from anabranch.schemas.records.history import SegmentEnd as SegmentEnd
-from anabranch.schemas.records.journal import JournalOp as JournalOp
-from anabranch.schemas.records.journal import ParticipantOp as ParticipantOp
 from anabranch.schemas.records.parts import Extent as Extent
 from anabranch.schemas.records.parts import KeyRange as KeyRange
 from anabranch.schemas.records.parts import Receipt as Receipt

@@ -1,9 +1,9 @@
-"""Records of a stream's history topic."""
+"""The controller's records in a stream's history and journal."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +66,16 @@ class CommitRecord(NamedTuple):
     vector: tuple[Position, ...]
     previous: int
     vector_at: int = -1
+
+
+ParticipantOp = Literal["BEGIN_TXN", "BEGIN_COMMIT", "FINALIZE_COMMIT", "ABORT_TXN"]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOp:
+    """A participant op in a journal, by the controller (header ab.op)."""
+
+    op: ParticipantOp
+    txn_id: bytes
+    stream_epoch: int
+    commit_timestamp: int

@@ -1,0 +1,206 @@
+"""`anabranch spark`: pipelines on Spark. Only the commands import PySpark."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from anabranch.cli.errors import CheckFailed
+from anabranch.cli.options import App, ClusterOptions
+from anabranch.cli.output import count_of, print_line, print_table
+from anabranch.cli.session import parse_kafka
+from anabranch.core import hybrid_time
+from anabranch.errors import NotReady
+from anabranch.topics.names import commands_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from anabranch.audit.report import AuditReport, Example
+    from anabranch.spark.options import Connection
+
+app = App(no_args_is_help=True, help="Pipelines on Spark.")
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        help="Spark's master URL (default: the one that Spark is configured for, else local[*]).",
+        show_default=False,
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf",
+        metavar="NAME=VALUE",
+        help="A setting of Spark's, such as spark.driver.memory=4g. May be repeated.",
+        show_default=False,
+    ),
+]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="TIME",
+        help="As of this commit timestamp, or time in ISO 8601 (default: now).",
+    ),
+]
+JobTimeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0.1,
+        help="Time limit of each request to the cluster, not of the job.",
+    ),
+]
+JOB_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class _SparkOptions:
+    """The Spark to run on, and its settings."""
+
+    master: Master = None
+    conf: Conf = None
+
+
+@dataclass(frozen=True)
+class JobOptions(
+    ClusterOptions, _SparkOptions
+):  # a dataclass begins with the fields of its last base
+    """The options of every command of this group."""
+
+    timeout: JobTimeout = JOB_TIMEOUT_S
+
+    def session(self, app_name: str) -> SparkSession:
+        """A session of Spark, quiet unless ``verbose``.
+
+        Raises:
+            ModuleNotFoundError: PySpark is missing.
+                NoJdk: Spark finds no JDK 17 or later.
+        """
+        from anabranch.spark import spark_session
+
+        level = "WARN" if self.verbose else "OFF"
+        log4j = Path(__file__).with_name("spark-log4j2.properties")
+        settings = {
+            "spark.ui.enabled": "false",
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j} -Danabranch.log={level}",
+        }
+        warnings.filterwarnings(
+            "ignore", "PySpark does not yet fully support pandas", FutureWarning
+        )
+        conf = parse_kafka(self.conf, "--conf")
+        spark = spark_session(app_name, self.master, settings | conf)
+        spark.sparkContext.setLogLevel(level)
+        return spark
+
+    def connection(self) -> Connection:
+        """The cluster of the options. `InvalidArgument` if they name none; `NotReady`: it does not answer.
+
+        The cluster is asked first, because Spark takes long to start.
+        """
+        from anabranch.client.connect import reader_ports
+        from anabranch.spark.options import Connection
+
+        target = self.target()
+        ports = reader_ports(target.bootstrap, target.kafka)
+        try:
+            with closing(ports.committed_log(target.timeout)) as source:
+                deadline = ports.clock.monotonic() + target.timeout
+                source.partition_counts([commands_topic(target.prefix)], deadline)
+        except NotReady as error:
+            raise NotReady(f"no broker answers at {target.bootstrap}: {error}") from error
+        return Connection(
+            target.bootstrap, target.prefix, target.timeout, tuple(sorted(target.kafka.items()))
+        )
+
+
+@app.command("audit")
+def audit(
+    options: JobOptions,
+    stream: Annotated[
+        list[str],
+        typer.Option(
+            "--stream",
+            "-s",
+            metavar="SCOPE/STREAM",
+            help="A stream to audit, or a scope for all its streams; of one scope. May be repeated.",
+        ),
+    ],
+    at: At = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write the report there too, as JSON."),
+    ] = None,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Exit with 1 also if something is not checkable.")
+    ] = False,
+) -> None:
+    """Prove from the log that streams hold what was committed, once, in order, and nothing else."""
+    place = options.connection()
+    spark = options.session("anabranch audit")
+    from anabranch.audit.report import moment_of
+    from anabranch.audit.run import audit as run
+
+    found = run(spark, place, stream, moment_of(at))
+    if report is not None:
+        report.write_text(found.to_json() + "\n", encoding="utf-8")
+    _show(found, as_json=options.json)
+    if found.breaches:
+        raise CheckFailed(f"the audit found {count_of(found.breaches, 'breach')}")
+    unchecked = [check.name for check in found.checks if check.unchecked]
+    if complete and unchecked:
+        raise CheckFailed(f"not all of {', '.join(unchecked)} is checkable: the evidence is gone")
+
+
+def _show(report: AuditReport, *, as_json: bool) -> None:
+    """Print a table of the checks and one of the breaches; or JSON."""
+    from anabranch.audit.report import CHECKS, MOST_EXAMPLES
+
+    if as_json:
+        print_line(report.to_json())
+        return
+    title = (
+        f"{', '.join(report.streams)} as of {hybrid_time.to_text(report.at)}: "
+        f"{report.transactions:,} commits, {report.events:,} events"
+    )
+    print_table(
+        title,
+        ("check", "what holds", "examined", "", "not checkable", "breaches"),
+        [
+            (c.name, CHECKS[c.name][1], c.examined, c.what, c.unchecked, c.breaches)
+            for c in report.checks
+        ],
+    )
+    for note in report.notes:
+        print_line(note)
+    for g in report.gone:
+        print_line(
+            f"{g.stream}, partition {g.partition}: nothing is left below offset {g.low:,}: some or all of "
+            f"{g.events:,} events are gone"
+        )
+    if report.breaches:
+        print_table(
+            f"Breaches, at most {MOST_EXAMPLES} of each kind and stream",
+            ("check", "stream", "transaction", "where", "expected", "found"),
+            [
+                (c.name, e.stream, e.transaction or "-", _where(e), e.expected, e.found)
+                for c in report.checks
+                for e in c.examples
+            ],
+        )
+
+
+def _where(example: Example) -> str:
+    if example.partition is None:
+        return "-"
+    offset = "" if example.offset is None else f"@{example.offset}"
+    return f"{example.partition}{offset}"

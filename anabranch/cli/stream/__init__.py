@@ -1,0 +1,1 @@
+"""`anabranch stream`, and the picture of a stream."""

@@ -1,0 +1,340 @@
+"""`anabranch stream`: create, list, describe, scale, draw and forget streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from anabranch.cli.options import App, ClusterOptions, Yes, confirm
+from anabranch.cli.output import count_of, print_json, print_line, print_result, print_table
+from anabranch.cli.session import parse_kafka
+from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import segment_epoch, segment_id, segment_number
+from anabranch.core.keyspace import SPACE
+from anabranch.core.stream_states import FORGOTTEN
+from anabranch.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from anabranch import StreamDescription
+    from anabranch.cli.stream.history import History
+
+app = App(no_args_is_help=True, help="Create, list, describe, scale, draw and forget streams.")
+StreamName = Annotated[str, typer.Argument(metavar="SCOPE/STREAM", help="The stream.")]
+Last = Annotated[int, typer.Option("--last", min=1, help="Draw only so many epochs, the latest.")]
+
+
+@app.command("create")
+def create(
+    options: ClusterOptions,
+    stream: StreamName,
+    segments: Annotated[
+        int, typer.Option("--segments", "-s", min=1, max=10_000, help="How many segments.")
+    ] = 1,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--setting",
+            metavar="NAME=VALUE",
+            help="A setting of the stream, such as retention.ms=-1. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    adopt: Annotated[
+        bool,
+        typer.Option("--adopt", help="Take its topic though it has records, which readers get."),
+    ] = False,
+) -> None:
+    """Create a stream, and its scope if that is new.
+
+    A stream that exists with as many segments and the same settings stays as it is.
+    """
+    settings = parse_kafka(setting, "--setting")
+    with options.client() as client:
+        client.create_stream(stream, segments=segments, settings=settings, adopt=adopt)
+        _show([client.describe(stream)], as_json=options.json, title="Created", one=True)
+
+
+@app.command("list")
+def list_streams(
+    options: ClusterOptions,
+    scope: Annotated[str | None, typer.Argument(metavar="SCOPE", help="Only this scope.")] = None,
+) -> None:
+    """List streams."""
+    with options.client() as client:
+        found = sorted(client.streams(scope), key=lambda each: each.stream)
+    _show(found, as_json=options.json, title="Streams")
+
+
+@app.command("describe")
+def describe(
+    options: ClusterOptions,
+    stream: StreamName,
+    epochs: Annotated[
+        bool, typer.Option("--epochs", "-e", help="Its epochs too, from the history.")
+    ] = False,
+    last: Last = 200,
+) -> None:
+    """Show a stream: its segments with their key ranges, and what its journal holds."""
+    from anabranch.cli.stream import history
+
+    with options.client() as client:
+        found = client.describe(stream)
+    past = history.read_history(options.target(), stream, last=last) if epochs else None
+    if options.json:
+        told = {"epochs": _epoch_documents(past)} if past is not None else {}
+        print_json(document_of(found) | told)
+        return
+    _show_segments(found)
+    if past is not None:
+        print_table("Epochs", _EPOCH_COLUMNS, (list(e.values()) for e in _epoch_rows(past)))
+    print_line(f"state: {found.state}" + (f", {found.trouble}" if found.trouble else ""))
+    print_line(f"partitions: {found.partitions:,}")
+    journal = ", ".join(f"{p}: {end:,}" for p, end in sorted(found.journal.items()))
+    print_line(f"journal indexed up to: {journal or 'nothing yet'}")
+    low_water = ", ".join(f"{p}: {start:,}" for p, start in sorted(found.low_water.items()))
+    print_line(f"journal deleted up to: {low_water or 'nothing yet'}")
+    print_line(f"bytes of open transactions: {found.staged_bytes:,}")
+    rejected = ", ".join(f"{why}: {count:,}" for why, count in sorted(found.rejected.items()))
+    print_line(f"journal records rejected: {rejected or 'none'}")
+    print_line(
+        f"foreign records in the stream: {f'{found.foreign:,}' if found.foreign else 'none'}"
+    )
+    if found.settings:
+        settings = ", ".join(f"{name}={value}" for name, value in sorted(found.settings.items()))
+        print_line(f"settings: {settings}")
+
+
+@app.command("scale")
+def scale(
+    options: ClusterOptions,
+    stream: StreamName,
+    segments: Annotated[
+        int | None,
+        typer.Option(
+            "--segments",
+            "-s",
+            min=1,
+            max=10_000,
+            help="So many segments of even ranges; those that fit already stay.",
+            show_default=False,
+        ),
+    ] = None,
+    seal: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--seal",
+            metavar="SEGMENT",
+            help="By hand: seal this one, NUMBER@EPOCH or an id. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range",
+            metavar="LOW:HIGH",
+            help="By hand: open a segment with these key positions instead. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Change the segments of a stream. Open transactions go on.
+
+    Give --segments; or --seal and --range, which have to cover exactly the same keys.
+    """
+    sealed = [parse_segment(each) for each in seal or ()]
+    opened = [parse_range(each) for each in ranges or ()]
+    if (segments is None) == (not sealed and not opened):
+        raise InvalidArgument("give --segments N, or --seal and --range")
+    with options.client() as client:
+        found = client.scale(stream, segments, seal=sealed, ranges=opened)
+    if options.json:
+        print_json(document_of(found))
+    else:
+        _show_segments(found)
+
+
+@app.command("draw")
+def draw_stream(
+    options: ClusterOptions,
+    stream: StreamName,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The SVG file (default: standard output).",
+            show_default=False,
+        ),
+    ] = None,
+    last: Last = 200,
+) -> None:
+    """Draw a stream's history as SVG: how its segments split and join, and what was committed in them."""
+    from anabranch.cli.stream import history
+    from anabranch.cli.stream.draw import draw
+
+    with options.client() as client:
+        client.describe(stream)  # raises if the stream does not exist
+    past = history.read_history(options.target(), stream, last=last)
+    picture = draw(past.epochs, past.commits, f"Stream {stream}")
+    if output is not None:
+        output.write_text(picture, encoding="utf-8")
+    if options.json:
+        print_json(
+            {
+                "stream": stream,
+                "epochs": len(past.epochs),
+                "commits": len(past.commits),
+                "file": str(output) if output is not None else None,
+                "svg": picture if output is None else None,
+            }
+        )
+    elif output is None:
+        print_line(picture.rstrip())
+    else:
+        print_line(f"{count_of(len(past.epochs), 'epoch')} drawn to {output}")
+
+
+@app.command("recover")
+def recover(options: ClusterOptions, stream: StreamName) -> None:
+    """Take a LOST stream back, if its topics are those that it had."""
+    with options.client() as client:
+        state = client.recover_stream(stream).state
+    print_result({"stream": stream, "state": state}, f"{stream} is {state}", as_json=options.json)
+
+
+@app.command("forget")
+def forget(options: ClusterOptions, stream: StreamName, yes: Yes = False) -> None:
+    """Remove a LOST stream for good, so that its name can be used again.
+
+    Deletes the rest of its topics. Refused for a stream that is not LOST, and while a transaction that is not
+    over has a part in it: settle that first.
+    """
+    connecting = options.client()  # wrong options are refused before the question
+    confirm(f"All that is left of {stream} and its topics will be deleted for good.", yes=yes)
+    with connecting as client:
+        client.forget_stream(stream)
+    told = f"{stream} is forgotten: its name can be used again"
+    print_result({"stream": stream, "state": FORGOTTEN}, told, as_json=options.json)
+
+
+_EPOCH_COLUMNS = ("epoch", "copy of", "opened", "segments", "sealed", "commits", "events")
+
+
+def _epoch_rows(past: History) -> list[dict[str, Any]]:
+    rows = []
+    for epoch in past.epochs:
+        copied = epoch.reference_epoch if epoch.reference_epoch != epoch.stream_epoch else None
+        commits = past.of_epoch(epoch.stream_epoch)
+        rows.append(
+            {
+                "stream_epoch": epoch.stream_epoch,
+                "copy_of": copied,
+                "opened": to_text(epoch.timestamp),
+                "segments": len(epoch.segments),
+                "sealed": len(epoch.sealed),
+                "commits": len(commits),
+                "events": sum(part.count for commit in commits for part in commit.segments),
+            }
+        )
+    return rows
+
+
+def _epoch_documents(past: History) -> list[dict[str, Any]]:
+    documents = []
+    for epoch, row in zip(past.epochs, _epoch_rows(past), strict=True):
+        told = asdict(epoch)
+        documents.append(row | {name: told[name] for name in ("timestamp", "segments", "sealed")})
+    return documents
+
+
+def _show_segments(found: StreamDescription) -> None:
+    print_table(
+        f"{found.stream}: stream epoch {found.stream_epoch}, "
+        f"reference epoch {found.reference_epoch}",
+        ("segment", "keys from", "keys to", "partition"),
+        (
+            (segment_name(s.segment_id), f"{s.low:#010x}", f"{s.high:#011x}", s.partition)
+            for s in found.segments
+        ),
+    )
+
+
+def document_of(found: StreamDescription) -> dict[str, Any]:
+    """A stream as JSON."""
+    return {
+        "stream": found.stream,
+        "stream_epoch": found.stream_epoch,
+        "reference_epoch": found.reference_epoch,
+        "segments": [asdict(segment) for segment in found.segments],
+        "partitions": found.partitions,
+        "settings": dict(found.settings),
+        "rejected": dict(found.rejected),
+        "journal": {str(partition): end for partition, end in sorted(found.journal.items())},
+        "low_water": {str(partition): at for partition, at in sorted(found.low_water.items())},
+        "staged_bytes": found.staged_bytes,
+        "state": found.state,
+        "trouble": found.trouble,
+        "foreign": found.foreign,
+    }
+
+
+def _show(
+    found: Sequence[StreamDescription], *, as_json: bool, title: str, one: bool = False
+) -> None:
+    if as_json:
+        documents = [document_of(each) for each in found]
+        print_json(documents[0] if one else {"streams": documents})
+        return
+    print_table(
+        title,
+        ("stream", "segments", "stream epoch", "reference epoch", "state", "trouble"),
+        (
+            (s.stream, len(s.segments), s.stream_epoch, s.reference_epoch, s.state, s.trouble)
+            for s in found
+        ),
+    )
+
+
+# -- segments and key ranges as people write them ------------------------------------------------------
+
+
+def segment_name(id_: int) -> str:
+    """A segment as number@epoch."""
+    return f"{segment_number(id_)}@{segment_epoch(id_)}"
+
+
+def parse_segment(text: str) -> int:
+    """The id of a segment given as number@epoch, or as the id itself. Else `InvalidArgument`."""
+    number, at, epoch = text.partition("@")
+    try:
+        if not at:
+            found = int(text, 0)
+            if 0 <= found < 1 << 63:
+                return found
+        elif 0 <= int(number) < 1 << 31 and 0 <= int(epoch) < 1 << 31:
+            return segment_id(int(epoch), int(number))
+    except ValueError:
+        pass
+    raise InvalidArgument(
+        f"--seal {text!r} is no segment: write NUMBER@EPOCH, as `anabranch stream describe` does, or an id"
+    )
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """(low, high) of ``LOW:HIGH``, hexadecimal with 0x or decimal. Else `InvalidArgument`."""
+    low, _, high = text.partition(":")
+    try:
+        found = int(low, 0), int(high, 0)
+    except ValueError:
+        found = (0, 0)
+    if 0 <= found[0] < found[1] <= SPACE:
+        return found
+    raise InvalidArgument(
+        f"--range {text!r} is no range of keys: write LOW:HIGH with 0 <= LOW < HIGH <= {SPACE:#x}"
+    )

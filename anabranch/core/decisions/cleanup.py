@@ -1,0 +1,246 @@
+"""Keeping journals and histories short (`docs/epochs.md`): how far they may be cut, and what has to move for that.
+
+The *low water* of a journal partition is the least offset that anything may still need. A round logs it before
+anything is deleted, so the next leader, with a table or without, reads on from there. The same round logs what must
+outlive the journal: counts of open transactions' rejected records below the low water.
+
+An old open transaction would hold all that comes after its data. If a partition keeps much more than it needs, such
+runs are copied to its end. The low water rises in a later round.
+
+A history is cut only behind events: up to an EPOCH record below whose vector brokers have no event any more. A
+reader needs nothing before it. Therefore the active epoch is logged again after some thousand commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import NamedTuple
+
+from anabranch.core import rows as k
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.journal.runs import StoredRun, moved_run
+from anabranch.core.journal.usage import Place, Use, uses
+from anabranch.core.round import NewEpoch
+from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
+
+MAX_MOVED = 2_000  # runs moved in one round: one row for each transaction has them all
+LATER = 12  # times `clean_ms`: the wait where nothing could be moved
+
+
+def clean_up(turn: Turn) -> None:
+    """Log the low waters that have risen enough, and note where something may have to move.
+
+    Call it last in a turn: transactions that end with this round need nothing any more.
+    """
+    if turn.now_ms < turn.cleaning.next_ms:
+        return
+    turn.cleaning.next_ms = turn.now_ms + turn.settings.clean_ms
+    used = uses(turn.index.staged, turn.state.open)
+    crowded = []
+    for place in _places(turn):
+        low = low_water(turn, place, used.get(place))
+        if _pays(turn, place, low):
+            _cut(turn, place, low)
+        use = used.get(place)
+        if use is not None and _is_crowded(turn, place, use):
+            crowded.append(place)
+    turn.cleaning.crowded = tuple(crowded)
+    for stream, offset in turn.cleaning.spare.as_dict().items():
+        turn.cleaning.spare.put(stream, None)
+        place = (stream, k.HISTORY)
+        if turn.usable(stream) and offset > turn.state.low_water.get(place, 0):
+            turn.put(k.low_water_key(*place), LowWaterRow(*place, offset))
+            turn.cut[place] = offset
+
+
+def say_epochs_again(turn: Turn) -> None:
+    """Log active epochs again after many commits. Call it when the round is complete."""
+    since = turn.histories.since_epoch
+    counts = {stream: since.get(stream, 0) for stream in turn.round.streams}
+    for step in turn.round.history:
+        counts[step.stream] = 0 if isinstance(step, NewEpoch) else counts[step.stream] + 1
+    for stream, count in sorted(counts.items()):
+        due = count >= turn.settings.epoch_again
+        since.put(stream, 0 if due else count)
+        if due:
+            row = turn.state.streams[stream]
+            turn.round.history.append(
+                NewEpoch(
+                    stream, row.stream_epoch, row.reference_epoch, turn.next_timestamp(),
+                    row.segments, again=True,
+                )
+            )  # fmt: skip
+
+
+def _places(turn: Turn) -> Iterator[Place]:
+    for stream, row in turn.state.streams.items():
+        if turn.usable(stream):
+            yield from ((stream, partition) for partition in range(row.partitions))
+
+
+def low_water(turn: Turn, place: Place, use: Use | None) -> int:
+    """The offset at which a journal partition may begin: all before is read, and nothing needs it.
+
+    ``use``: the data of open transactions there. The result is where a batch begins.
+    """
+    low = turn.index.positions.get(place, 0)
+    if use is not None:
+        low = min(low, use.low)
+    plain = turn.index.plain_from(turn.state, *place)
+    return low if plain is None else min(low, plain)
+
+
+def _pays(turn: Turn, place: Place, low: int) -> bool:
+    """Whether a cut there is worth a row and a request."""
+    before = turn.state.low_water.get(place, 0)
+    if low <= before:
+        turn.cleaning.cuttable_ms.put(place, None)
+        return False
+    since_ms = turn.cleaning.cuttable_ms.get(place, turn.now_ms)
+    turn.cleaning.cuttable_ms.put(place, since_ms)
+    if turn.now_ms - since_ms >= turn.settings.clean_after_ms:
+        return True  # aborted or merged data does not stay readable, however quiet the stream is
+    if low - before >= turn.settings.clean_records:
+        return True
+    read = turn.index.read.get(place)
+    return read is not None and read.between(before, low) >= turn.settings.clean_bytes
+
+
+def _cut(turn: Turn, place: Place, low: int) -> None:
+    for txn_id in sorted(turn.index.staged.refused):
+        txn = turn.state.open.get(txn_id)
+        found = turn.index.rejected_below(txn_id, *place, low) if txn is not None else []
+        if txn is not None and found:
+            # A leader without a table does not read them again.
+            rejected = txn.row.rejected + sum(count for _, count in found)
+            turn.put(k.txn_key(txn_id), txn.row._replace(rejected=rejected))
+            for key, _ in found:
+                turn.state.drop(key)
+    turn.put(k.low_water_key(*place), LowWaterRow(*place, low))
+    turn.cut[place] = low
+    turn.cleaning.cuttable_ms.put(place, None)
+
+
+def _is_crowded(turn: Turn, place: Place, use: Use) -> bool:
+    """Whether a partition keeps so much unneeded data that moving runs may pay."""
+    read = turn.index.read.get(place)
+    if read is None or turn.now_ms < turn.cleaning.may_move_ms.get(place, 0):
+        return False
+    end = turn.index.positions.get(place, 0)
+    return read.between(use.low, end) - use.size > turn.settings.move_bytes
+
+
+# -- moving --------------------------------------------------------------------------------------------
+
+
+class Lying(NamedTuple):
+    """A run where it lies now."""
+
+    batch_base: int
+    at: int
+    txn_id: bytes
+    run: StoredRun
+
+
+class Copied(NamedTuple):
+    """The place of a run's copy."""
+
+    batch_base: int
+    at: int
+    pure: bool
+
+
+def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
+    """The next runs to copy to the end of a journal partition, about a chunk, in the order of their places.
+
+    They lie before an offset at which a cut frees more than `move_bytes` of unneeded data, and no less than is
+    copied. Runs of a decided transaction stay where its merge reads them: it ends soon.
+    """
+    read = turn.index.read.get(place)
+    if read is None:
+        return []
+    lying = sorted(_lying(turn, place))
+    end = low_water(turn, place, None)  # nothing from there on is in the way
+    copied = 0
+    for i, one in enumerate((*lying, None)):
+        offset = min(one.batch_base, end) if one is not None else end
+        freed = read.between(lying[0].batch_base, offset) - copied if lying else 0
+        if freed > turn.settings.move_bytes and freed >= copied:
+            return _chunk(turn, lying[:i])
+        if one is None or offset == end or turn.open(one.txn_id).row.state != "OPEN":
+            return []
+        copied += one.run.batch_size
+    return []
+
+
+def _lying(turn: Turn, place: Place) -> Iterator[Lying]:
+    for txn_id, stays in turn.index.staged.stays.items():
+        if place in stays and txn_id in turn.state.open:
+            for run in turn.index.runs(txn_id, *place):
+                yield Lying(run.batch_base, run.at, txn_id, run)
+
+
+def _chunk(turn: Turn, lying: Sequence[Lying]) -> list[Lying]:
+    taken: list[Lying] = []
+    size = 0
+    for one in lying[:MAX_MOVED]:
+        taken.append(one)
+        size += one.run.batch_size
+        if size >= turn.settings.chunk_bytes:
+            break
+    return taken
+
+
+def moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Copied]) -> None:
+    """Log the new places of these runs. Their copies are part of the same native transaction."""
+    pairs = sorted(zip(lying, copies, strict=True), key=lambda pair: pair[0].txn_id)
+    for txn_id, group in groupby(pairs, key=lambda pair: pair[0].txn_id):
+        fresh = [_moved_run(one.run, copy) for one, copy in group]
+        _forget_former(turn, txn_id, place, {(run.writer, run.first) for run in fresh})
+        key = k.moved_key(txn_id, *place, min(run.at for run in fresh))
+        turn.put(key, MovedRow(*place, tuple(fresh)))
+        for run in fresh:
+            turn.state.keep(*moved_run(txn_id, *place, run))
+    turn.cleaning.crowded = _without(turn.cleaning.crowded, place)
+    # The low water may rise at once, or there is more to move.
+    turn.cleaning.next_ms = turn.now_ms
+
+
+def _moved_run(run: StoredRun, copy: Copied) -> MovedRun:
+    return MovedRun(
+        run.writer, run.first, run.end, run.records, run.crc_sum,
+        copy.at, copy.batch_base, run.batch_size, copy.pure,
+    )  # fmt: skip
+
+
+def _forget_former(turn: Turn, txn_id: bytes, place: Place, again: set[tuple[int, int]]) -> None:
+    """Take these runs out of the rows that say where they were moved before."""
+    for (stream, partition, at), row in list(turn.open(txn_id).moved.items()):
+        if (stream, partition) != place:
+            continue
+        rest = tuple(run for run in row.runs if (run.writer, run.first) not in again)
+        if len(rest) < len(row.runs):
+            left = replace(row, runs=rest) if rest else None
+            turn.put(k.moved_key(txn_id, stream, partition, at), left)
+
+
+def has_moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Copied]) -> None:
+    """Update memory after the round that moved these runs."""
+    index = turn.index
+    for txn_id in {one.txn_id for one in lying}:
+        low = min(run.batch_base for run in index.runs(txn_id, *place))
+        index.staged.moved(txn_id, place, low)
+    index.copies.update((*place, copy.batch_base) for copy in copies)
+
+
+def not_now(turn: Turn, place: Place) -> None:
+    """Nothing can be moved there: don't look again soon. This turn makes no round."""
+    kept = turn.memory.cleaning
+    kept.may_move_ms.put(place, turn.now_ms + LATER * turn.settings.clean_ms)
+    kept.crowded = _without(kept.crowded, place)
+
+
+def _without(places: tuple[Place, ...], place: Place) -> tuple[Place, ...]:
+    return tuple(other for other in places if other != place)

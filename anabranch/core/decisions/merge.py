@@ -1,0 +1,357 @@
+"""Merging decided commits: regular, rolling, or carried aside first (`docs/epochs.md`, PDP-24).
+
+A round merges in the order of the timestamps that it gives. A stream's *current* layout is the active one at
+first. A transaction of another reference epoch makes a duplicate of that epoch current; at the end of the round
+the active layout is duplicated in turn. Transactions of one reference epoch follow each other to share a duplicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from anabranch.core import rows as k
+from anabranch.core import segments as seg
+from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
+from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
+from anabranch.core.decisions.turn import IN_TROUBLE, Turn
+from anabranch.core.ids import segment_number
+from anabranch.core.journal.index import JournalIndex, extents_by_place, taken_runs
+from anabranch.core.journal.runs import StoredRun
+from anabranch.core.round import Landed, NewEpoch, Part, StreamCommit
+from anabranch.core.segments import TxnSegment
+from anabranch.core.state import OpenTxn
+from anabranch.errors import check
+from anabranch.schemas.records import CarryRow, JournalOp, SegmentRange
+
+# How soon a commit that waits for a carrier or for partitions is looked at again.
+LOOK_AGAIN_MS = 50
+TORN_MS = 10_000
+WAITING_MS = 1_000  # the same, while its stream waits
+TORN = f"{IN_TROUBLE}: a journal lost records of it; `anabranch txn settle` ends it"
+
+
+class Source(NamedTuple):
+    """A transaction's records for one segment: runs of a journal partition, in order."""
+
+    number: int
+    partition: int
+    runs: tuple[StoredRun, ...]
+
+
+class Target(NamedTuple):
+    """A transaction's records for one stream."""
+
+    stream: str
+    reference_epoch: int
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A decided transaction, ready to be merged."""
+
+    txn_id: bytes
+    targets: tuple[Target, ...]
+    records: int
+    size: int
+    carried: bool
+
+
+@dataclass(slots=True)
+class _Current:
+    """The layout that merges of this round go to, of one stream."""
+
+    stream_epoch: int
+    reference_epoch: int
+    segments: tuple[SegmentRange, ...]
+
+
+@dataclass(slots=True)
+class _Layouts:
+    """The current layouts of the streams that left their active one in this round."""
+
+    turn: Turn
+    rolled: dict[str, _Current] = field(default_factory=dict)
+
+    def of(self, stream: str) -> _Current:
+        found = self.rolled.get(stream)
+        if found is not None:
+            return found
+        row = self.turn.state.streams[stream]
+        return _Current(row.stream_epoch, row.reference_epoch, row.segments)
+
+    def switch(
+        self, stream: str, reference_epoch: int, segments: tuple[SegmentRange, ...],
+        starts: dict[int, int],
+    ) -> None:  # fmt: skip
+        """Seal the current segments and open these."""
+        before = self.of(stream)
+        epoch = before.stream_epoch + 1
+        self.turn.round.history.append(
+            NewEpoch(
+                stream, epoch, reference_epoch, self.turn.next_timestamp(), segments,
+                before.segments, starts,
+            )
+        )  # fmt: skip
+        self.rolled[stream] = _Current(epoch, reference_epoch, segments)
+
+    def close(self) -> None:
+        """Duplicate the active layouts again."""
+        turn = self.turn
+        for stream, current in list(self.rolled.items()):
+            row = turn.state.streams[stream]
+            segments = duplicate_active(row, current.stream_epoch + 1)
+            self.switch(stream, row.reference_epoch, segments, {})
+            epoch = self.rolled[stream].stream_epoch
+            turn.put(k.stream_key(stream), replace(row, stream_epoch=epoch, segments=segments))
+            turn.merging.may_roll_ms.put(stream, turn.now_ms + turn.settings.collate_ms)
+        self.rolled.clear()
+
+
+def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
+    """Merge, or begin to carry aside, what fits into this round of these decided transactions."""
+    layouts = _Layouts(turn)
+    merged = 0
+    limit = turn.merge_limit
+    plans = [plan for txn_id in txn_ids if (plan := _ready(turn, txn_id)) is not None]
+    # Regular ones come first: without a share of their own, rolling ones could starve.
+    share = turn.settings.round_bytes
+    if any(_rolled(turn, plan) for plan in plans):
+        share //= 2
+    # Half of it is for merges, however many plain writes there are.
+    sizes = {False: min(turn.plain_bytes, share // 2), True: 0}  # by whether they roll
+    # One at a time, oldest first: newer ones must not put it off again and again.
+    order = _order if limit is None else _oldest_first
+    for plan in sorted(plans, key=lambda plan: order(turn, plan)):
+        if limit is not None and merged >= limit:
+            break
+        rolls = bool(_rolled(turn, plan))
+        if sizes[rolls] < share and _merge(turn, layouts, plan):
+            merged += 1
+            sizes[rolls] += 0 if plan.carried else plan.size
+    layouts.close()
+
+
+def plan_of(turn: Turn, txn_id: bytes, txn: OpenTxn) -> Plan:
+    """The runs that the receipts take, as the index shows them, by stream and segment number."""
+    extents = extents_by_place(txn.pending.writers if txn.pending is not None else ())
+    targets = []
+    records = size = 0
+    for stream, epoch in sorted(txn.participants.items()):
+        sources = []
+        for segment in turn.state.layout(stream, epoch):
+            here = extents.get((stream, segment.partition))
+            if not here:
+                continue
+            runs = taken_runs(turn.index.runs(txn_id, stream, segment.partition), here)
+            if runs:
+                number = segment_number(segment.segment_id)
+                sources.append(Source(number, segment.partition, tuple(runs)))
+                records += sum(run.records for run in runs)
+                size += sum(run.batch_size for run in runs)
+        targets.append(Target(stream, epoch, tuple(sources)))
+    return Plan(txn_id, tuple(targets), records, size, bool(txn.carries))
+
+
+def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
+    """The plan of a transaction that can be merged in this round."""
+    if turn.merging.not_before_ms.get(txn_id, 0) > turn.now_ms:
+        return None
+    txn = turn.open(txn_id)
+    if not all(turn.usable(stream) for stream in txn.participants):
+        _wait(turn, txn_id, WAITING_MS)
+        return None
+    if not all(carry.done for carry in txn.carries.values()):
+        _wait(turn, txn_id, LOOK_AGAIN_MS)
+        return None
+    waits = turn.merging.to_carry.get(txn_id, False) and not txn.carries
+    if waits and any(turn.state.reserved(stream) for stream in txn.participants):
+        _wait(turn, txn_id, LOOK_AGAIN_MS)  # planning a big one in vain takes time
+        return None
+    plan = plan_of(turn, txn_id, txn)
+    if plan.records != txn.row.committed:
+        # Never merge less, or more, than was decided: abort it while that is legal.
+        if plan.carried:
+            _torn(turn, txn_id)
+            return None
+        reason = f"its journals show {plan.records} of the {txn.row.committed} records decided"
+        abort_txn(turn, txn_id, reason)
+        return None
+    if plan.carried and not _is_whole(txn, plan):
+        _torn(turn, txn_id)
+        return None
+    if plan.size > turn.settings.chunk_bytes and not plan.carried:
+        _carry_aside(turn, plan)
+        return None
+    until = max((turn.merging.may_roll_ms.get(s, 0) for s, _ in _rolled(turn, plan)), default=0)
+    if until > turn.now_ms:
+        # One limit for all its streams: else another one may just have rolled, again and again.
+        due = turn.merging.rolls_by_ms.get(txn_id, turn.now_ms + turn.settings.collate_ms)
+        turn.merging.rolls_by_ms.put(txn_id, due)
+        until = min(until, due)
+    if until > turn.now_ms:
+        _wait(turn, txn_id, until - turn.now_ms)
+        return None
+    return plan
+
+
+def _is_whole(txn: OpenTxn, plan: Plan) -> bool:
+    """Whether every segment's events were carried, as many as the index shows now."""
+    due = {
+        (target.stream, source.number): sum(run.records for run in source.runs)
+        for target in plan.targets
+        for source in target.sources
+    }
+    return due == {place: carry.count for place, carry in txn.carries.items()}
+
+
+def _torn(turn: Turn, txn_id: bytes) -> None:
+    """A carried transaction that can't be merged whole, nor be aborted any more: an operator settles it."""
+    turn.merging.trouble.put(txn_id, TORN)
+    _wait(turn, txn_id, TORN_MS)
+
+
+def _wait(turn: Turn, txn_id: bytes, ms: int) -> None:
+    turn.merging.not_before_ms.put(txn_id, turn.now_ms + ms)
+
+
+def _rolled(turn: Turn, plan: Plan) -> tuple[tuple[str, int], ...]:
+    """(stream, reference epoch) of every stream in which this is a rolling commit."""
+    return tuple(
+        (target.stream, target.reference_epoch)
+        for target in plan.targets
+        if target.sources
+        and (
+            plan.carried
+            or target.reference_epoch != turn.state.streams[target.stream].reference_epoch
+        )
+    )
+
+
+def _order(turn: Turn, plan: Plan) -> tuple[object, ...]:
+    """Regular commits first; then rolling ones that can share duplicates together, carried ones in front."""
+    return _rolled(turn, plan), not plan.carried, plan.txn_id
+
+
+def _oldest_first(_: Turn, plan: Plan) -> tuple[object, ...]:
+    return (plan.txn_id,)
+
+
+def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
+    """Merge one transaction; False if partitions are missing for its duplicate epoch."""
+    switches = _switches(turn, layouts, plan)
+    if switches is None:
+        _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
+        return False
+    txn = turn.open(plan.txn_id)
+    for target, places, starts in switches:
+        epoch = layouts.of(target.stream).stream_epoch + 1
+        origin = turn.state.layout(target.stream, target.reference_epoch)
+        duplicate = seg.duplicate(origin, epoch, places)
+        layouts.switch(target.stream, target.reference_epoch, duplicate, starts)
+    timestamp = turn.next_timestamp()
+    for target in plan.targets:
+        current = layouts.of(target.stream)
+        parts = tuple(_part(txn, plan, current, target.stream, source) for source in target.sources)
+        if parts:
+            turn.round.history.append(
+                StreamCommit(plan.txn_id, target.stream, current.stream_epoch, timestamp, parts)
+            )
+        op = JournalOp("FINALIZE_COMMIT", plan.txn_id, target.reference_epoch, timestamp)
+        journal_op(turn, target.stream, op)
+    row = turn.move(txn.row, "begin_finalize", commit_timestamp=timestamp)
+    row = turn.move(
+        row,
+        "finalize_commit",
+        finished_ms=turn.wall_ms,
+        rejected=turn.rejected(row),
+    )
+    waiting = end_pending(turn, plan.txn_id, None)
+    finish(turn, row)
+    outcome = turn.outcome(row)
+    for to in waiting:
+        turn.reply(to, outcome)
+    return True
+
+
+def _switches(
+    turn: Turn, layouts: _Layouts, plan: Plan
+) -> list[tuple[Target, dict[int, int], dict[int, int]]] | None:
+    """(target, places by number, starts by partition) of each duplicate epoch that must be opened."""
+    txn = turn.open(plan.txn_id)
+    found = []
+    for target in plan.targets:
+        if not target.sources:
+            continue
+        if layouts.of(target.stream).reference_epoch == target.reference_epoch and not plan.carried:
+            continue
+        mine = {n: c for (stream, n), c in txn.carries.items() if stream == target.stream}
+        fixed = {number: carry.partition for number, carry in mine.items()}
+        others = turn.state.reserved(target.stream) - set(fixed.values())
+        others |= turn.state.retired(target.stream)
+        origin = turn.state.layout(target.stream, target.reference_epoch)
+        partitions = turn.state.streams[target.stream].partitions
+        places = seg.place(origin, fixed, others, partitions)
+        if places is None:
+            want_partitions(turn, target.stream, len(origin) + len(others) + len(fixed))
+            return None
+        starts = {carry.partition: carry.first for carry in mine.values()}
+        found.append((target, places, starts))
+    return found
+
+
+def _part(txn: OpenTxn, plan: Plan, current: _Current, stream: str, source: Source) -> Part:
+    written = TxnSegment(
+        source.number,
+        sealed=txn.pending is not None and txn.pending.decided,
+        whole=plan.records == txn.row.committed,
+    )
+    into = seg.merge(current.segments, written)
+    carry = txn.carries.get((stream, source.number))
+    if carry is None:
+        return Part(into.segment_id, into.partition, runs=source.runs, source=source.partition)
+    check(carry.partition == into.partition, "a carried segment lies elsewhere than its epoch says")
+    landed = Landed(carry.first, carry.end, carry.count)
+    return Part(into.segment_id, into.partition, source=source.partition, carried=landed)
+
+
+# -- carrying aside ------------------------------------------------------------------------------------
+
+
+def _carry_aside(turn: Turn, plan: Plan) -> None:
+    """Log to which partitions a big merge is carried. No abort is possible after this."""
+    rows = []
+    for target in plan.targets:
+        if turn.state.reserved(target.stream):
+            turn.merging.to_carry.put(plan.txn_id, True)
+            _wait(turn, plan.txn_id, LOOK_AGAIN_MS)
+            return
+        stream = turn.state.streams[target.stream]
+        idle = idle_partitions(turn, stream)
+        lacking = len(target.sources) - len(idle)
+        if lacking > 0:
+            want_partitions(turn, target.stream, stream.partitions + lacking)
+            refused_ms = turn.merging.may_grow_ms.get(target.stream, 0) - turn.now_ms
+            _wait(turn, plan.txn_id, max(LOOK_AGAIN_MS, refused_ms))
+            return
+        rows += [
+            CarryRow(
+                plan.txn_id, target.stream, source.number, source.partition, place,
+                cursor=0, first=-1, end=-1, count=0, done=False,
+            )
+            for source, place in zip(target.sources, idle, strict=False)
+        ]  # fmt: skip
+    txn = turn.open(plan.txn_id)
+    turn.put(k.txn_key(plan.txn_id), turn.move(txn.row, "begin_finalize"))
+    for row in rows:
+        turn.put(k.carry_key(plan.txn_id, row.stream, row.number), row)
+
+
+def runs_to_carry(index: JournalIndex, txn: OpenTxn, carry: CarryRow) -> list[StoredRun]:
+    """The runs of a carried segment that are not yet at their place, in the order in which they go."""
+    writers = txn.pending.writers if txn.pending is not None else ()
+    here = extents_by_place(writers).get((carry.stream, carry.source), {})
+    runs = taken_runs(index.runs(txn.row.txn_id, carry.stream, carry.source), here)
+    return [run for run in runs if run.first >= carry.cursor]

@@ -1,0 +1,187 @@
+"""The claims of commits: numbers of a series, and names; and the answer to one that comes too late.
+
+A *series* is numbered commits of a scope: a commit takes its number if that is above all before. The number is
+taken when the commit is decided, and given back if it is aborted after all. Until that commit is merged no other
+one of its series is decided, so a series is committed in the order of its numbers. A series is never forgotten.
+
+A commit that gives way to an earlier one aborts its transaction. The earlier claim is kept as long as that
+transaction's own outcome, so that a repeated command gets the same answer whatever became of the name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hmac import compare_digest
+from itertools import islice
+
+from anabranch.core import rows as k
+from anabranch.core.decisions.scopes import check_served
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import NO_TXN, check_name
+from anabranch.core.round import ReplyTo
+from anabranch.core.tokens import operator_proof
+from anabranch.errors import (
+    AlreadyCommitted,
+    IllegalState,
+    InvalidArgument,
+    InvalidToken,
+    NotReady,
+    check,
+)
+from anabranch.schemas.codec import encode
+from anabranch.schemas.records import (
+    ListSeries,
+    Outcome,
+    PendingCommitRow,
+    SeriesInfo,
+    SeriesList,
+    SeriesRow,
+    SetSeries,
+    YieldedRow,
+)
+
+_NONE = -1  # no number, as rows say it
+MAX_JUMP = 1 << 32
+MAX_LISTED = 200  # series in an answer
+MAX_RUNS = 64  # runs of numbers that a series lists
+
+
+def check_jump(turn: Turn, scope: str, series: str | None, number: int | None) -> None:
+    """`InvalidArgument` for a number far beyond its series: those between could not be committed any more."""
+    row = turn.state.series(scope, series) if series is not None and number is not None else None
+    if row is not None and number is not None and number - row.number > MAX_JUMP:
+        raise InvalidArgument(
+            f"number {number} is more than {MAX_JUMP} beyond the series {series!r}, which is at {row.number}: "
+            "give a nearer one, or let an operator move the series (`anabranch series set`)"
+        )
+
+
+def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
+    """One series, or those of a scope, the last name first, a bounded part of them in one answer."""
+    check_served(turn, command.scope)
+    if command.series is not None:
+        row = turn.state.series(command.scope, command.series)
+        found = [] if row is None else [(command.series, row)]
+    else:
+        below = turn.state.series_below(command.scope, command.before)
+        found = list(islice(below, MAX_LISTED + 1))
+    infos = tuple(_info(name, row) for name, row in found[:MAX_LISTED])
+    turn.reply(to, SeriesList(infos, len(found) > MAX_LISTED))
+
+
+def _info(series: str, row: SeriesRow) -> SeriesInfo:
+    return SeriesInfo(series, row.number, row.txn_id, row.runs)
+
+
+def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
+    """Set a series to a number, for an operator; only if it is at the number that the operator saw."""
+    check_served(turn, command.scope)
+    said = encode(replace(command, proof=b""))
+    if not compare_digest(command.proof, operator_proof(said, turn.settings.token_key)):
+        raise InvalidToken("only an operator, with the controllers' key file, can set a series")
+    check_name(command.series)
+    if not _NONE <= command.number < 1 << 63:
+        raise InvalidArgument(f"number {command.number}: a series stands at -1 to 2^63 - 1")
+    row = turn.state.series(command.scope, command.series)
+    if row is not None and row.txn_id in turn.state.open:
+        raise NotReady(f"number {row.number} of it is being committed: ask again")
+    stands = row.number if row is not None else None
+    wanted = command.number if command.number != _NONE else None
+    if stands not in (wanted, command.expected):
+        raise IllegalState(
+            f"the series {command.series!r} does not stand where you saw it: list it again "
+            "(`anabranch series list`)"
+        )
+    if stands != wanted:
+        runs = _up_to(row.runs, command.number) if row is not None else ()
+        if wanted is None:
+            row = None
+        else:  # a number set by an operator counts as committed
+            runs = runs if runs and runs[-1] == wanted else _more(runs, wanted)
+            row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs)
+        turn.put(k.series_key(command.scope, command.series), row)
+    infos = () if row is None else (_info(command.series, row),)
+    turn.reply(to, SeriesList(infos, False))
+
+
+def overtaken(turn: Turn, scope: str, series: str, number: int) -> YieldedRow | None:
+    """The claim that a commit of this number gives way to. `NotReady` while the series commits."""
+    row = turn.state.series(scope, series)
+    if row is None:
+        return None
+    if row.txn_id in turn.state.open:
+        raise NotReady(
+            f"number {row.number} of the series {series!r} is being committed: ask again for the outcome"
+        )
+    if row.number < number:
+        return None
+    return YieldedRow(series, number, row.number, row.txn_id)
+
+
+def take_number(turn: Turn, scope: str, series: str, number: int, txn_id: bytes) -> None:
+    """Make this the series' highest number: its commit is decided."""
+    before = turn.state.series(scope, series)
+    if before is None:
+        row = SeriesRow(number, txn_id, _NONE, NO_TXN, (number, number))
+    else:
+        check(before.number < number, f"a series goes from {before.number} to {number}")
+        runs = _more(before.runs, number)
+        row = SeriesRow(number, txn_id, before.number, before.txn_id, runs)
+    turn.put(k.series_key(scope, series), row)
+
+
+def _more(runs: tuple[int, ...], number: int) -> tuple[int, ...]:
+    """The runs with a number above them all."""
+    if runs and runs[-1] == number - 1:
+        return (*runs[:-1], number)
+    if len(runs) == 2 * MAX_RUNS:
+        runs = (runs[0], *runs[3:])
+    return (*runs, number, number)
+
+
+def _up_to(runs: tuple[int, ...], number: int) -> tuple[int, ...]:
+    """The runs without the numbers above this one."""
+    pairs = zip(runs[::2], runs[1::2], strict=True)
+    return tuple(n for first, last in pairs if first <= number for n in (first, min(last, number)))
+
+
+def give_back(turn: Turn, scope: str, pending: PendingCommitRow | None) -> None:
+    """Set a series back to the number before, if an aborted commit was decided."""
+    if pending is None or not pending.decided or pending.number is None or pending.name is None:
+        return
+    row = turn.state.series(scope, pending.name)
+    check(row is not None and row.number == pending.number, "a decided commit lost its number")
+    if row is not None:
+        runs = _up_to(row.runs, row.earlier_number)
+        before = SeriesRow(row.earlier_number, row.earlier_txn_id, _NONE, NO_TXN, runs)
+        gone = row.earlier_number == _NONE
+        turn.put(k.series_key(scope, pending.name), None if gone else before)
+
+
+def reason(yielded: YieldedRow) -> str:
+    """Reason for the abort of a transaction whose commit gave way."""
+    by = yielded.txn_id.hex() if yielded.txn_id != NO_TXN else "an operator (series set)"
+    if yielded.number is None:
+        return f"the name {yielded.name!r} was committed before by {by}"
+    if yielded.number == yielded.highest:
+        return (
+            f"number {yielded.number} of the series {yielded.name!r} was committed before by {by}"
+        )
+    return (
+        f"the series {yielded.name!r} was at number {yielded.highest} before, committed by {by}: "
+        f"{yielded.number} comes too late"
+    )
+
+
+def answer(turn: Turn, yielded: YieldedRow) -> Outcome | None:
+    """The answer to a commit that gave way: the earlier transaction's outcome.
+
+    `AlreadyCommitted` if that is another number's, or not known any more; None if it was a name's.
+    """
+    if yielded.number in (None, yielded.highest):
+        row = turn.state.txn_row(yielded.txn_id)
+        if row is not None:
+            return turn.outcome(row)
+        if yielded.number is None:
+            return None
+    raise AlreadyCommitted(f"{reason(yielded)}; this transaction is aborted")

@@ -1,0 +1,106 @@
+"""Plain writes: journal records without a transaction commit by themselves (`docs/epochs.md`).
+
+Plain writes are taken in journal order, so one offset for each journal partition shows which are committed. The
+round of their data and COMMIT record logs it: a successor goes on exactly there. This module chooses the layout;
+the shell alone sees the keys that choose segments.
+"""
+
+from __future__ import annotations
+
+from anabranch.core import rows as k
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import NO_TXN
+from anabranch.core.journal.runs import StoredRun, plain_run_key
+from anabranch.core.round import Part, PlainWrites, Round, StreamCommit
+from anabranch.errors import check
+from anabranch.schemas.records import PlainRow
+
+REFUSED = "plain_write"  # the reason that counts records which the broker does not take
+
+
+def commit_plain(turn: Turn) -> None:
+    """Commit the plain writes that wait, as many as fit into the round: one commit for each stream.
+
+    Call it while the streams' active layouts are the ones that merges of this round go to.
+    """
+    if turn.plain_waits:
+        return
+    waiting = [place for place in turn.index.plain_waiting(turn.state) if turn.usable(place[0])]
+    if not waiting:
+        return
+    if turn.merge_limit is not None:
+        # The broker refused something: one run at a time, to find it.
+        _commit(turn, {waiting[0]: _take(turn, waiting[0], 1)})
+        turn.merge_limit = 0
+        return
+    budget = turn.settings.round_bytes
+    if turn.state.committing:
+        budget //= 2
+    share = budget // len(waiting)
+    taken: dict[tuple[str, int], list[StoredRun]] = {}
+    for place in waiting:
+        if turn.plain_bytes >= budget:
+            break
+        taken[place] = _take(turn, place, share)
+    _commit(turn, taken)
+
+
+def _take(turn: Turn, place: tuple[str, int], size: int) -> list[StoredRun]:
+    """The next runs of a journal partition, at least one, about so many bytes."""
+    runs: list[StoredRun] = []
+    taken = 0
+    for run in turn.index.plain_runs(turn.state, *place):
+        runs.append(run)
+        taken += run.batch_size
+        if taken >= size:
+            break
+    check(bool(runs), "the index lost plain writes that are not committed")
+    turn.plain_bytes += taken
+    return runs
+
+
+def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:
+    by_stream: dict[str, list[PlainWrites]] = {}
+    for (stream, partition), runs in taken.items():
+        by_stream.setdefault(stream, []).append(PlainWrites(partition, tuple(runs)))
+    for stream, writes in by_stream.items():
+        row = turn.state.streams[stream]
+        turn.round.history.append(
+            StreamCommit(
+                NO_TXN,
+                stream,
+                row.stream_epoch,
+                turn.next_timestamp(),
+                tuple(Part(s.segment_id, s.partition) for s in row.segments),
+                tuple(sorted(writes)),
+                row.segments,
+            )
+        )
+        for partition, its in writes:
+            _done(turn, stream, partition, its)
+            turn.served.append((stream, partition))
+
+
+def give_up(turn: Turn, refused: Round) -> list[tuple[str, int, tuple[StoredRun, ...]]]:
+    """Pass over the plain writes of a round whose data the broker refuses, and log their count.
+
+    Their writers wait for no answer, and later writes have to go on. Returns (stream, journal partition, runs).
+    """
+    passed = []
+    for commit in refused.commits:
+        for partition, runs in commit.plain:
+            records = sum(run.records for run in runs)
+            _done(turn, commit.stream, partition, runs, records)
+            passed.append((commit.stream, partition, runs))
+    return passed
+
+
+def _done(
+    turn: Turn, stream: str, partition: int, runs: tuple[StoredRun, ...], refused: int = 0
+) -> None:
+    """Log that these runs are dealt with; the index need not keep them."""
+    refused += turn.state.plain_refused.get((stream, partition), 0)
+    row = PlainRow(stream, partition, runs[-1].end, refused)
+    turn.put(k.plain_key(stream, partition), row)
+    for run in runs:
+        turn.state.drop(plain_run_key(stream, partition, run))

@@ -1,0 +1,180 @@
+"""Decisions on scaling: which segments end, which begin, and the partitions that they need.
+
+A scaling never waits for a transaction. If partitions are missing, the intent is logged first, the shell grows
+the topics, and `partitions_added` goes on. Segments are named by number, as rolling commits may come in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core import segments as seg
+from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
+from anabranch.core.decisions.transactions import drop_epoch
+from anabranch.core.decisions.turn import Turn, refuse
+from anabranch.core.ids import segment_number
+from anabranch.core.round import NewEpoch, ReplyTo
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady
+from anabranch.schemas.records import (
+    EpochRow,
+    KeyRange,
+    Scale,
+    Scaling,
+    SegmentRange,
+    StreamList,
+    StreamRow,
+)
+
+MAX_PARTITIONS = limits.STREAM_PARTITIONS.value
+GROW_AGAIN_MS = 5_000  # how soon merges ask again for partitions that the broker did not add
+
+
+def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
+    """Scale a stream, now or as soon as it has the partitions. Repeating the command is harmless."""
+    row = active_stream(turn, command.stream)
+    asked_by = to.correlation_id if to is not None else b""
+    if asked_by and row.scaled_by == asked_by:
+        turn.reply(to, StreamList((stream_info(turn, row),)))
+        return
+    if row.scaling is not None:
+        if asked_by and row.scaling.correlation_id == asked_by:
+            return  # the answer comes when it is done
+        raise NotReady(f"{command.stream} is being scaled: ask again")
+    if command.segments:
+        if command.seal or command.ranges:
+            raise InvalidArgument("give a number of segments, or what to seal and open: not both")
+        seal, ranges = seg.even_plan(row.segments, command.segments)
+    else:
+        seal, ranges = seg.hand_plan(row.segments, command.seal, command.ranges)
+    start(turn, row, seal, ranges, to)
+
+
+def start(
+    turn: Turn,
+    row: StreamRow,
+    seal: Sequence[int],
+    ranges: Sequence[KeyRange],
+    to: ReplyTo | None,
+) -> None:
+    """Scale at once, or log the intent and the partitions that it needs."""
+    if not ranges:
+        turn.reply(to, StreamList((stream_info(turn, row),)))
+        return
+    scaling = Scaling(
+        seal=tuple(seal),
+        ranges=tuple(ranges),
+        correlation_id=to.correlation_id if to is not None else b"",
+        reply_partition=to.partition if to is not None else -1,
+        command=to.command if to is not None else b"",
+    )
+    if not _perform(turn, row, scaling):
+        lacking = len(ranges) - len(seal) - len(idle_partitions(turn, row))
+        wanted = check_partitions(row.partitions + lacking)
+        check_room(turn, 0, wanted - row.partitions)
+        turn.put(
+            k.stream_key(row.stream),
+            replace(row, scaling=scaling, wanted_partitions=max(wanted, row.wanted_partitions)),
+        )
+
+
+def want_partitions(turn: Turn, stream: str, count: int) -> None:
+    """Log that a stream shall have ``count`` partitions; the shell adds them.
+
+    A count above the limit is not logged: the merge that needs it waits until a scaling leaves it some.
+    """
+    row = turn.state.streams[stream]
+    if turn.now_ms < turn.merging.may_grow_ms.get(stream, 0):
+        return
+    if count > MAX_PARTITIONS:
+        turn.merging.may_grow_ms.put(stream, turn.now_ms + GROW_AGAIN_MS)
+    elif count > row.wanted_partitions:
+        turn.put(k.stream_key(stream), replace(row, wanted_partitions=count))
+
+
+def check_partitions(count: int) -> int:
+    """The count; `InvalidArgument` beyond what a stream may have."""
+    if count > MAX_PARTITIONS:
+        raise InvalidArgument(f"a stream has at most {MAX_PARTITIONS:,} partitions")
+    return count
+
+
+def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
+    """The topics have grown: a scaling that waited goes on."""
+    row = replace(turn.state.streams[stream], partitions=partitions)
+    turn.put(k.stream_key(stream), row)
+    turn.merging.may_grow_ms.put(stream, None)
+    if row.scaling is not None and not _perform(turn, row, row.scaling):
+        # A carried merge took some meanwhile: ask for more.
+        try:
+            wanted = check_partitions(row.partitions + len(row.scaling.ranges))
+        except InvalidArgument as error:
+            partitions_refused(turn, stream, error)
+        else:
+            want_partitions(turn, stream, wanted)
+
+
+def partitions_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+    """Take the intent back: the topics can't be grown."""
+    row = turn.state.streams[stream]
+    turn.put(k.stream_key(stream), replace(row, wanted_partitions=row.partitions, scaling=None))
+    turn.merging.may_grow_ms.put(stream, turn.now_ms + GROW_AGAIN_MS)
+    if row.scaling is not None:
+        turn.reply(asker(row.scaling), refuse(error))
+
+
+def idle_partitions(turn: Turn, row: StreamRow) -> list[int]:
+    """Partitions without an active segment, a carried merge or a stray chunk."""
+    taken = {s.partition for s in row.segments} | turn.state.reserved(row.stream)
+    taken |= turn.state.retired(row.stream)
+    return [p for p in range(row.partitions) if p not in taken]
+
+
+def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
+    """Put the new layout; False if there are too few partitions."""
+    epoch = row.stream_epoch + 1
+    layout = seg.scale(
+        row.segments,
+        scaling.seal,
+        scaling.ranges,
+        epoch=epoch,
+        next_number=row.next_number,
+        idle=idle_partitions(turn, row),
+    )
+    if layout is None:
+        return False
+    former = row.reference_epoch
+    seal = set(scaling.seal)
+    sealed = tuple(s for s in row.segments if segment_number(s.segment_id) in seal)
+    scaled = replace(
+        row,
+        stream_epoch=epoch,
+        reference_epoch=epoch,
+        segments=layout,
+        next_number=row.next_number + len(scaling.ranges),
+        scaling=None,
+        scaled_by=scaling.correlation_id,
+    )
+    turn.put(k.stream_key(row.stream), scaled)
+    turn.put(k.epoch_key(row.stream, epoch), EpochRow(row.stream, epoch, layout))
+    drop_epoch(turn, row.stream, former)
+    turn.round.history.append(
+        NewEpoch(row.stream, epoch, epoch, turn.next_timestamp(), layout, sealed)
+    )
+    turn.reply(asker(scaling), StreamList((stream_info(turn, scaled),)))
+    return True
+
+
+def asker(of: Scaling | StreamRow) -> ReplyTo | None:
+    """The asker that waits for a scaling, or for the work on a stream's topics."""
+    if not of.correlation_id:
+        return None
+    return ReplyTo(of.correlation_id, of.reply_partition, of.command)
+
+
+def duplicate_active(row: StreamRow, epoch: int) -> tuple[SegmentRange, ...]:
+    """The active layout again, on its own partitions, for a later epoch."""
+    places = {segment_number(s.segment_id): s.partition for s in row.segments}
+    return seg.duplicate(row.segments, epoch, places)

@@ -1,0 +1,145 @@
+"""Decisions on scopes and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from zlib import crc32
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core.decisions.plain import REFUSED
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import DIRECTORY, check_scope
+from anabranch.core.round import ReplyTo
+from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of
+from anabranch.errors import InvalidArgument, NotReady, TooManyStreams, UnknownScope
+from anabranch.schemas.records import (
+    AdoptScope,
+    DescribeStreams,
+    FindScope,
+    ScopeInfo,
+    ScopeRow,
+    StreamInfo,
+    StreamList,
+    StreamRow,
+)
+
+
+def _own_scope(turn: Turn, scope: str) -> str:
+    """The scope's name; `InvalidArgument` if streams may not have it."""
+    if check_scope(scope) == turn.settings.prefix:
+        raise InvalidArgument(
+            f"{scope!r} is the prefix of anabranch's own topics: choose another scope"
+        )
+    return scope
+
+
+def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
+    """Tell where a scope is served, as stored when it was created: never hashed again."""
+    scope = _own_scope(turn, command.scope)
+    if turn.settings.control_partition != DIRECTORY:
+        raise InvalidArgument(f"ask control partition {DIRECTORY}, the directory, for scopes")
+    if scope not in turn.state.scopes:
+        if not command.create:
+            raise UnknownScope(f"there is no scope {scope!r}: create a stream in it first")
+        limits.SCOPES.check(len(turn.state.scopes) + 1, "the cluster")
+        chosen = crc32(scope.encode()) % turn.settings.control_partitions
+        turn.put(k.scope_key(scope), ScopeRow(scope, chosen))
+    served = turn.state.scopes[scope]
+    if command.create and served != DIRECTORY:
+        # Sent again if the scope exists: retention may have deleted the first one unread.
+        turn.round.commands.append((served, AdoptScope(scope)))
+    turn.reply(to, ScopeInfo(scope, served))
+
+
+def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:
+    """The directory gave this control partition a scope."""
+    scope = _own_scope(turn, command.scope)
+    if scope not in turn.state.scopes:
+        turn.put(k.scope_key(scope), ScopeRow(scope, turn.settings.control_partition))
+    turn.reply(to, ScopeInfo(scope, turn.state.scopes[scope]))
+
+
+def check_served(turn: Turn, scope: str) -> None:
+    """`UnknownScope` unless the scope exists and is served here."""
+    served = turn.state.scopes.get(scope)
+    if served is None:
+        _own_scope(turn, scope)
+        raise UnknownScope(f"scope {scope!r} is not known here: create a stream in it first")
+    if served != turn.settings.control_partition:
+        raise UnknownScope(f"scope {scope!r} is served by control partition {served}")
+
+
+def active_stream(turn: Turn, stream: str) -> StreamRow:
+    """The row of a stream that can be written to.
+
+    `NotReady` while it is in trouble, `StreamLost` once it is given up.
+    """
+    state = state_of(turn.state.streams.get(stream))
+    if stream in turn.memory.waiting and state not in GIVEN_UP:
+        raise NotReady(f"{stream} waits: {turn.memory.waiting[stream]}; ask again")
+    STREAMS.judge(state, "use", stream)
+    return turn.state.streams[stream]
+
+
+def check_room(turn: Turn, streams: int, partitions: int) -> None:
+    """`TooManyStreams` if a control partition would have more streams or partitions than it may."""
+    rows, settings = turn.state.streams.values(), turn.settings
+    partitions += sum(max(row.wanted_partitions, row.segment_count) for row in rows)
+    if len(rows) + streams > settings.max_streams or partitions > settings.max_partitions:
+        raise TooManyStreams(
+            f"a control partition has at most {settings.max_streams:,} streams with {settings.max_partitions:,} "
+            "partitions: an operator can allow more (`anabranch controller --max-streams`, `--max-partitions`)"
+        )
+
+
+def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -> None:
+    """One stream, a scope's, or all of this control partition, by name; a bounded part of them in one answer."""
+    if command.stream is not None:
+        known = turn.state.streams.get(command.stream)
+        if known is None or known.state == CREATING:
+            known = active_stream(turn, command.stream)
+        turn.reply(to, StreamList((stream_info(turn, known),)))
+        return
+    found: list[StreamInfo] = []
+    size = 0
+    for name, row in sorted(turn.state.streams.items()):
+        if name <= (command.after or "") or command.scope not in (None, name.partition("/")[0]):
+            continue
+        if size >= limits.ANSWER.value // 2:  # the next one may be big
+            turn.reply(to, StreamList(tuple(found), found[-1].stream))
+            return
+        found.append(stream_info(turn, row))
+        size += limits.weight(found[-1])
+    turn.reply(to, StreamList(tuple(found)))
+
+
+def stream_info(turn: Turn, row: StreamRow) -> StreamInfo:
+    """A stream as its askers see it."""
+    return StreamInfo(
+        stream=row.stream,
+        state=WAITING if row.stream in turn.memory.waiting else row.state,
+        stream_epoch=row.stream_epoch,
+        reference_epoch=row.reference_epoch,
+        segments=row.segments,
+        settings=row.settings,
+        rejected=_rejected(turn, row.stream),
+        journal=_by_partition(row, turn.index.positions),
+        partitions=row.partitions,
+        low_water=_by_partition(row, turn.state.low_water),
+        staged_bytes=turn.index.staged.by_stream[row.stream],
+        trouble=turn.memory.waiting.get(row.stream, ""),
+        foreign=turn.memory.foreign.get(row.stream, 0),
+    )
+
+
+def _rejected(turn: Turn, stream: str) -> dict[str, int]:
+    """Journal records rejected since this leader began, and all plain writes that brokers ever refused."""
+    rejected = dict(turn.index.rejected.get(stream, {}))
+    refused = sum(n for (name, _), n in turn.state.plain_refused.items() if name == stream)
+    return rejected | ({REFUSED: refused} if refused else {})
+
+
+def _by_partition(row: StreamRow, offsets: Mapping[tuple[str, int], int]) -> dict[str, int]:
+    places = ((row.stream, partition) for partition in range(row.partitions))
+    return {str(place[1]): offsets[place] for place in places if place in offsets}

@@ -1,0 +1,39 @@
+"""Commands that no leader can carry out: they are logged and passed over, so that the rest is served.
+
+`processors.culprit` finds them, by the rounds that fail.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.round import ReplyTo
+from anabranch.schemas.records import CommandList, ListCommands, SetAsideRow, SuspectRow
+
+_REASON = 256  # characters: one answer has many of them
+
+
+def suspect(turn: Turn, offset: int, end: int, tries: int) -> None:
+    """Log that these commands will be tried alone: so a leader that dies of them has named them."""
+    turn.put(k.SUSPECT_KEY, SuspectRow(offset, end, tries))
+
+
+def set_aside(turn: Turn, offset: int, what: str, reason: str) -> None:
+    """Log that a command, or a batch of them, is passed over. The oldest is forgotten when there are too many."""
+    known = turn.state.set_aside
+    for key in list(islice(known, max(0, len(known) + 1 - limits.SET_ASIDE.value))):
+        turn.put(k.set_aside_key(int.from_bytes(key, "big")), None)
+    reason = limits.cut(reason, _REASON)
+    turn.put(k.set_aside_key(offset), SetAsideRow(offset, turn.wall_ms, what, reason))
+
+
+def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None:
+    """Tell how far the control partition is, what it set aside, and how many transactions it keeps."""
+    found = tuple(turn.state.set_aside.values())
+    position = turn.state.round.commands_offset if turn.at is None else turn.at + 1
+    end = max(turn.commands_end, position)
+    kept = len(turn.state.open), turn.state.outcomes
+    turn.reply(to, CommandList(position, end, found, *kept))

@@ -1,0 +1,318 @@
+"""Decisions on a stream's life: created, lost, taken back, forgotten; and on what a loss leaves behind.
+
+The stream's row logs each intent first. Then the shell changes the topics; the result is logged and answered.
+
+A stream that lost a topic is given up in one round (`docs/decisions/0011-lost-topics.md`): its row says LOST, and
+every transaction with a part in it is aborted whole where that is legal, so that none is torn. One past
+FINALIZE_IN_PROGRESS stays, with its trouble, until an operator settles it. A lost stream is taken back, or
+forgotten, so that its name can be used again (`docs/decisions/0012-ways-out-of-a-loss.md`). The row that counts how
+often a name was forgotten stays: it tells a table's rows of the old journal from those of the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from anabranch.core import rows as k
+from anabranch.core.decisions.merge import TORN
+from anabranch.core.decisions.scale import asker
+from anabranch.core.decisions.scopes import check_room, check_served, stream_info
+from anabranch.core.decisions.transactions import abort_txn
+from anabranch.core.decisions.turn import Turn, refuse
+from anabranch.core.ids import split_stream, txn_text
+from anabranch.core.keyspace import even_ranges
+from anabranch.core.round import NewEpoch, ReplyTo
+from anabranch.core.segments import create
+from anabranch.core.state import State
+from anabranch.core.states import TRANSACTIONS
+from anabranch.core.stream_settings import check_settings
+from anabranch.core.stream_states import (
+    FORGETTING,
+    FORGOTTEN,
+    GIVEN_UP,
+    LOST,
+    STREAMS,
+    StreamOp,
+    lost_error,
+    state_of,
+)
+from anabranch.errors import AnabranchError, IllegalState, NotReady, StreamExists, UnknownStream
+from anabranch.schemas.records import (
+    CreateStream,
+    EpochRow,
+    ForgetStream,
+    ForgottenRow,
+    RecoverStream,
+    RetiredRow,
+    Settle,
+    StreamList,
+    StreamRow,
+)
+
+
+def _move(
+    turn: Turn, row: StreamRow, op: StreamOp, to: ReplyTo | None = None, **changes: Any
+) -> StreamRow | None:
+    """Put the stream's row after a legal op; None if that is applied already. Raises for an illegal one.
+
+    ``to`` waits for the work on the topics.
+    """
+    state = STREAMS.judge(row.state, op, row.stream)
+    if state is None:
+        return None
+    moved = replace(
+        row,
+        state=state,
+        correlation_id=to.correlation_id if to is not None else b"",
+        reply_partition=to.partition if to is not None else -1,
+        command=to.command if to is not None else b"",
+        **changes,
+    )
+    turn.put(k.stream_key(row.stream), moved if state != FORGOTTEN else None)
+    return moved
+
+
+def _end(turn: Turn, stream: str, op: StreamOp, error: AnabranchError | None = None) -> None:
+    """The work on the topics is done, or refused: tell the asker."""
+    row = turn.state.streams[stream]
+    moved = _move(turn, row, op)
+    if moved is not None:
+        answer = StreamList((stream_info(turn, moved),)) if error is None else refuse(error)
+        turn.reply(asker(row), answer)
+
+
+# -- created --------------------------------------------------------------------------------------------
+
+
+def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None:
+    """Log the intent; the shell makes the topics, then `stream_created`."""
+    scope, _ = split_stream(command.stream)
+    check_served(turn, scope)
+    even_ranges(command.segments)  # refuses impossible counts
+    check_settings(command.settings)
+    row = turn.state.streams.get(command.stream)
+    if row is None:
+        check_room(turn, 1, command.segments)
+        row = _without_topics(command)
+    moves = STREAMS.judge(row.state, "begin_create", command.stream) is not None
+    if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
+        raise StreamExists(
+            f"{command.stream} exists with {row.segment_count} segments and settings "
+            f"{dict(row.settings)}"
+        )
+    if moves:
+        _move(turn, row, "begin_create", to, adopt=command.adopt)
+    else:
+        turn.reply(to, StreamList((stream_info(turn, row),)))
+
+
+def _without_topics(command: CreateStream) -> StreamRow:
+    return StreamRow(
+        stream=command.stream,
+        state=FORGOTTEN,
+        segment_count=command.segments,
+        settings=dict(command.settings),
+        stream_epoch=0,
+        reference_epoch=0,
+        segments=(),
+        next_number=0,
+        partitions=0,
+        wanted_partitions=0,
+        scaling=None,
+        scaled_by=b"",
+        correlation_id=b"",
+        reply_partition=-1,
+        command=b"",
+        topic_ids=(),
+    )
+
+
+def stream_created(
+    turn: Turn, stream: str, starts: dict[int, int], topic_ids: tuple[str, ...] = ()
+) -> None:
+    """The topics exist: open the first epoch. ``starts``: end offset of each partition now."""
+    row = turn.state.streams[stream]
+    segments = create(row.segment_count)
+    active = _move(
+        turn,
+        row,
+        "finalize_create",
+        segments=segments,
+        next_number=len(segments),
+        partitions=len(starts),
+        wanted_partitions=len(starts),
+        topic_ids=topic_ids,
+    )
+    if active is None:
+        return
+    turn.put(k.epoch_key(stream, 0), EpochRow(stream, 0, segments))
+    turn.round.history.append(
+        NewEpoch(stream, 0, 0, turn.next_timestamp(), segments, starts=starts)
+    )
+    turn.reply(asker(row), StreamList((stream_info(turn, active),)))
+
+
+def stream_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+    """Take the intent back: the topics can't be made as asked."""
+    _end(turn, stream, "refuse_create", error)
+
+
+# -- lost, and taken back -------------------------------------------------------------------------------
+
+
+def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
+    """Log that a stream is lost, and abort what can't commit without it. Returns the transactions aborted.
+
+    Repeating it changes nothing.
+    """
+    row = turn.state.streams.get(stream)
+    if row is None or not STREAMS.moves(row.state, "give_up"):
+        return []
+    _move(turn, row, "give_up", scaling=None, wanted_partitions=row.partitions)
+    if row.scaling is not None:
+        turn.reply(asker(row.scaling), refuse(lost_error(stream)))
+    aborted = []
+    for txn_id in sorted(turn.state.open):
+        txn = turn.state.open[txn_id]
+        if stream in txn.participants and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
+            abort_txn(turn, txn_id, f"{stream} is lost: {why}")
+            aborted.append(txn_id)
+    return aborted
+
+
+def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> None:
+    """Log that a LOST stream is to be taken back; the shell looks whether its topics are the old ones."""
+    stream = command.stream
+    check_served(turn, split_stream(stream)[0])
+    state = state_of(turn.state.streams.get(stream))
+    moves = STREAMS.judge(state, "begin_recover", stream) is not None
+    row = turn.state.streams[stream]
+    if not moves:
+        turn.reply(to, StreamList((stream_info(turn, row),)))
+        return
+    if not row.topic_ids:
+        raise IllegalState(f"{stream} can't be taken back: its topics had no ids to know them by")
+    _move(turn, row, "begin_recover", to)
+
+
+def stream_recovered(turn: Turn, stream: str) -> None:
+    """The topics are the old ones: the stream goes on. Transactions aborted at its loss stay aborted."""
+    _end(turn, stream, "finalize_recover")
+
+
+def recovery_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+    """The topics are not the old ones: the stream stays LOST."""
+    _end(turn, stream, "refuse_recover", error)
+
+
+# -- forgotten ------------------------------------------------------------------------------------------
+
+
+def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None:
+    """Log that a lost stream shall be forgotten; the answer comes when it is. Repeating it is harmless."""
+    stream = command.stream
+    check_served(turn, split_stream(stream)[0])
+    row = turn.state.streams.get(stream)
+    before = turn.state.forgotten.get(stream)
+    asked_by = to.correlation_id if to is not None else b""
+    if row is None and before is None:
+        raise UnknownStream(f"there is no stream {stream!r}: nothing is to be forgotten")
+    repeated = before is not None and bool(asked_by) and before.forgotten_by == asked_by
+    if row is None or (repeated and row.state not in (LOST, FORGETTING)):
+        turn.reply(to, StreamList(()))  # done already
+        return
+    if row.state == FORGETTING:
+        if not repeated and row.correlation_id:
+            raise NotReady(f"{stream} is being forgotten: ask again")
+        return  # the answer comes when it is done
+    if stream in turn.memory.waiting:
+        raise NotReady(
+            f"{stream}: {turn.memory.waiting[stream]}; it is not given up yet: ask again"
+        )
+    STREAMS.judge(row.state, "begin_forget", stream)
+    for txn_id in sorted(turn.state.open):
+        if stream in turn.state.open[txn_id].participants:
+            raise IllegalState(
+                f"transaction {txn_text(txn_id)} has a part in {stream} and is not over: settle it first "
+                "(`anabranch txn settle`)"
+            )
+    times = before.times + 1 if before is not None else 1
+    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, asked_by))
+    _move(turn, row, "begin_forget", to)
+
+
+def prove_lead(turn: Turn, stream: str) -> None:
+    """Log the work on a stream again: the round's commit proves that no other leader led, and did it, before.
+
+    So topics found before are leftovers, and not those of a stream that was created again meanwhile.
+    """
+    turn.put(k.stream_key(stream), turn.state.streams[stream])
+
+
+def stream_forgotten(turn: Turn, stream: str) -> None:
+    """Take the stream's rows away: nothing is left of its topics."""
+    row = turn.state.streams.get(stream)
+    if row is None or not STREAMS.moves(row.state, "finalize_forget"):
+        return
+    _move(turn, row, "finalize_forget")
+    for key in _rows_of(turn.state, stream):
+        turn.put(key, None)
+    times = turn.state.forgotten[stream].times
+    for key, value in turn.index.drop_former(stream, times).items():
+        if value is None:
+            turn.state.drop(key)
+        else:
+            turn.state.keep(key, value)
+    turn.forgotten.append(stream)
+    turn.reply(asker(row), StreamList(()))
+
+
+def forget_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+    """Set the stream LOST again: the rest of its topics can't be deleted."""
+    _end(turn, stream, "refuse_forget", error)
+
+
+def _rows_of(state: State, stream: str) -> Iterator[bytes]:
+    """Keys of a stream's rows, but for its own and the count of how often it was forgotten."""
+    for epoch in list(state.epochs.get(stream, ())):
+        yield k.epoch_key(stream, epoch)
+    for name, partition in list(state.low_water):
+        if name == stream:
+            yield k.low_water_key(stream, partition)
+    for name, partition in list(state.plain):
+        if name == stream:
+            yield k.plain_key(stream, partition)
+    for partition in state.retired(stream):
+        yield k.retired_key(stream, partition)
+
+
+# -- transactions that a loss holds up ------------------------------------------------------------------
+
+
+def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
+    """Abort a transaction whose merge can't go on, in all its streams. Repeating it is harmless.
+
+    Chunks of it are in other streams, committed natively. No history may ever name them, so their partitions are
+    used no more.
+    """
+    token = turn.token(command.token)
+    row = turn.row(token.txn_id)
+    if TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
+        txn = turn.open(token.txn_id)
+        torn = turn.memory.trouble(token.txn_id) == TORN
+        if not torn and not any(_is_lost(turn, stream) for stream in txn.participants):
+            raise IllegalState("no stream of the transaction is lost: its merge goes on by itself")
+        if token.txn_id in turn.memory.carrying:
+            raise NotReady("a chunk of the transaction is being carried: ask again")
+        for (stream, _), carry in sorted(txn.carries.items()):
+            if carry.count and not _is_lost(turn, stream):
+                retired = RetiredRow(stream, carry.partition)
+                turn.put(k.retired_key(stream, carry.partition), retired)
+        abort_txn(turn, token.txn_id, command.reason or "settled by an operator", op="settle")
+    turn.reply(to, turn.outcome(turn.row(token.txn_id)))
+
+
+def _is_lost(turn: Turn, stream: str) -> bool:
+    return state_of(turn.state.streams.get(stream)) in (*GIVEN_UP, FORGOTTEN)

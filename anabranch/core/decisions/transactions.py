@@ -1,0 +1,316 @@
+"""Decisions on a transaction's life before its commit: begin, touch, register, abort, questions."""
+
+from __future__ import annotations
+
+from hmac import compare_digest
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core.decisions import names_and_series as claims
+from anabranch.core.decisions.scopes import active_stream, check_served
+from anabranch.core.decisions.turn import Turn, is_finished, refuse
+from anabranch.core.decisions.writers import put_receipt
+from anabranch.core.ids import check_name, control_partition_of, split_stream
+from anabranch.core.round import ReplyTo
+from anabranch.core.states import TRANSACTIONS, Op, born
+from anabranch.core.tokens import Token, sign
+from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
+    CrossScope,
+    Expired,
+    InvalidArgument,
+    InvalidToken,
+    NotReady,
+    TooManyTransactions,
+    TooMuchStaged,
+    TransactionAborted,
+)
+from anabranch.schemas.records import (
+    Abort,
+    Alive,
+    Begin,
+    Begun,
+    GetState,
+    Heartbeat,
+    JournalOp,
+    NameRow,
+    Outcome,
+    ParticipantRow,
+    Receipt,
+    Resolve,
+    Touch,
+    Touched,
+    TxnRow,
+)
+
+MIN_KEEPALIVE_MS = 1000
+
+
+def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
+    """Begin, or answer a repeated begin; a committed name gives its outcome again."""
+    check_served(turn, command.scope)
+    check_id_partition(turn, command.txn_id)
+    check_name(command.name)
+    if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
+        raise InvalidArgument(
+            f"keepalive {command.keepalive_ms} ms is not within {MIN_KEEPALIVE_MS} and "
+            f"{turn.settings.max_keepalive_ms}"
+        )
+    row = turn.state.txn_row(command.txn_id)
+    if row is not None:
+        instead = _gave_way_to(turn, row)
+        if instead is not None:
+            turn.reply(to, instead)
+            return
+        TRANSACTIONS.judge(row.state, "begin", row.reason)
+        # Begun without a name, its commit may have claimed one.
+        name = row.name if row.state == "OPEN" or command.name is not None else None
+        if (row.scope, name, row.keepalive_ms) != (
+            command.scope,
+            command.name,
+            command.keepalive_ms,
+        ):
+            raise InvalidArgument(
+                "the transaction id is in use with other arguments: make a new one"
+            )
+        if is_finished(row):
+            turn.reply(to, turn.outcome(row))
+        else:
+            # Lists show its id and the rest: only the secret proves that its client asks.
+            if row.secret is None or not compare_digest(row.secret, command.secret):
+                raise InvalidToken(
+                    "the transaction was begun with another secret: hand on its reservation, or its token"
+                )
+            turn.hear(command.txn_id)
+            turn.reply(to, _begun(turn, row))
+        return
+    turn.check_new_id(command.txn_id)
+    earlier = earlier_outcome(turn, command.scope, command.name)
+    if earlier is not None:
+        turn.reply(to, turn.outcome(earlier))
+        return
+    if len(turn.state.open) - _replaces_open(turn, command) >= turn.settings.max_open:
+        raise TooManyTransactions(
+            f"{turn.settings.max_open} transactions are open: wait for some to end"
+        )
+    check_staged(turn)
+    supersede(turn, command.scope, command.name, command.txn_id)
+    row = born(
+        "begin",
+        command.txn_id,
+        turn.wall_ms,
+        scope=command.scope,
+        name=command.name,
+        keepalive_ms=command.keepalive_ms,
+        secret=command.secret,
+    )
+    turn.put(k.txn_key(command.txn_id), row)
+    turn.hear(command.txn_id)
+    turn.reply(to, _begun(turn, row))
+
+
+def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:
+    """The earlier outcome that this transaction's commit was answered with, if it gave way."""
+    yielded = turn.state.yielded(row.txn_id) if row.state == "ABORTED" else None
+    return None if yielded is None else claims.answer(turn, yielded)
+
+
+def _replaces_open(turn: Turn, command: Begin) -> bool:
+    return (
+        command.name is not None
+        and turn.state.holder(command.scope, command.name) in turn.state.open
+    )
+
+
+def check_staged(turn: Turn) -> None:
+    """`TooMuchStaged` while open transactions have as much in journals as they may."""
+    staged, limit = turn.index.staged.total, turn.settings.max_staged_bytes
+    if staged >= limit:
+        raise TooMuchStaged(
+            f"open transactions have {staged:,} bytes in journals, {limit:,} are allowed: commit or abort "
+            "some, or wait for some to end"
+        )
+
+
+def _begun(turn: Turn, row: TxnRow) -> Begun:
+    token = sign(Token(row.txn_id, row.keepalive_ms, row.scope), turn.settings.token_key)
+    return Begun(row.txn_id, token, row.keepalive_ms)
+
+
+def check_id_partition(turn: Turn, txn_id: bytes) -> None:
+    """`InvalidArgument` unless the id's first two bytes name this control partition."""
+    if control_partition_of(txn_id) != turn.settings.control_partition:
+        raise InvalidArgument(
+            f"the transaction id names control partition {control_partition_of(txn_id)}; "
+            f"this is {turn.settings.control_partition}"
+        )
+
+
+def earlier_outcome(turn: Turn, scope: str, name: str | None) -> TxnRow | None:
+    """The committed transaction of that name. `NotReady` while one of that name is being committed."""
+    holder = turn.state.holder(scope, name) if name is not None else None
+    row = turn.state.txn_row(holder) if holder is not None else None
+    if row is None or row.state in ("OPEN", "ABORT_IN_PROGRESS", "ABORTED"):
+        return None
+    if row.state == "COMMITTED":
+        return row
+    raise NotReady("a transaction of that name is being committed: ask again for its outcome")
+
+
+def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
+    """Give the name to this transaction; an open one that held it is aborted."""
+    if name is None:
+        return
+    holder = turn.state.holder(scope, name)
+    if holder is not None and holder != txn_id and holder in turn.state.open:
+        abort_txn(turn, holder, f"superseded by a newer transaction named {name!r}")
+    turn.put(k.name_key(scope, name), NameRow(txn_id))
+
+
+def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
+    """Register a stream and its writer; the first one pins the reference epoch for all writers."""
+    token = turn.token(command.token)
+    row = turn.row(token.txn_id)
+    TRANSACTIONS.judge(row.state, "touch", row.reason)
+    turn.hear(token.txn_id)  # refused or not, its client is alive
+    check_in_scope(command.stream, row.scope)
+    stream = active_stream(turn, command.stream)
+    txn = turn.open(token.txn_id)
+    if command.stream not in txn.participants:
+        check_staged(turn)
+        epoch = stream.reference_epoch
+        turn.put(
+            k.participant_key(token.txn_id, command.stream), ParticipantRow(command.stream, epoch)
+        )
+        journal_op(turn, command.stream, JournalOp("BEGIN_TXN", token.txn_id, epoch, 0))
+    if command.writer and command.writer not in txn.writers:  # about to write
+        put_receipt(turn, Receipt(token.txn_id, command.writer, 0, False, ()))
+    pinned = txn.participants[command.stream]
+    turn.reply(to, Touched(command.stream, pinned, turn.state.layout(command.stream, pinned)))
+
+
+def check_in_scope(stream: str, scope: str) -> None:
+    """`CrossScope` unless the stream is the scope's."""
+    if split_stream(stream)[0] != scope:
+        raise CrossScope(
+            f"{stream} is not in scope {scope!r}: a transaction writes to one scope, for now"
+        )
+
+
+def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
+    """Put a participant op on the journal, on the least partition of the active segments.
+
+    The op decides nothing, so it is left out while the stream's topics are not there.
+    """
+    if not turn.usable(stream):
+        return
+    row = turn.state.streams[stream]
+    turn.round.ops.append((stream, min(s.partition for s in row.segments), op))
+
+
+def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
+    """A heartbeat is answered only when a transaction is no longer open, or a token is refused."""
+    limits.TOKENS.check(len(command.tokens), "a heartbeat")
+    gone = []
+    refused: InvalidToken | None = None
+    for data in command.tokens:
+        try:
+            token = turn.token(data)
+        except InvalidToken as error:  # the others are alive all the same
+            refused = error
+            continue
+        row = turn.state.txn_row(token.txn_id)
+        if row is not None and row.state not in ("ABORT_IN_PROGRESS", "ABORTED", "COMMITTED"):
+            turn.hear(token.txn_id)
+        elif row is not None:
+            gone.append(turn.outcome(row, full=False))
+    if refused is not None:
+        raise refused
+    if gone:
+        turn.reply(to, Alive(tuple(gone)))
+
+
+def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
+    """Abort by a client or an operator."""
+    token = turn.token(command.token)
+    row = turn.row(token.txn_id)
+    if row.state == "COMMITTED":
+        raise AlreadyCommitted("the transaction is committed: there is no abort any more")
+    if TRANSACTIONS.judge(row.state, "begin_abort", row.reason) is not None:
+        abort_txn(turn, token.txn_id, command.reason or "aborted by a client")
+    turn.reply(to, turn.outcome(turn.row(token.txn_id)))
+
+
+def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort") -> None:
+    """Abort an open transaction, and tell those who wait for its commit."""
+    txn = turn.open(txn_id)
+    reason = limits.cut(reason)
+    row = turn.move(txn.row, op, reason=reason, finished_ms=turn.wall_ms)
+    rejected = turn.rejected(txn.row)
+    row = turn.move(row, "finalize_abort", rejected=rejected, committed=0, left_out=0)
+    for stream, epoch in sorted(txn.participants.items()):
+        journal_op(turn, stream, JournalOp("ABORT_TXN", txn_id, epoch, 0))
+    claims.give_back(turn, row.scope, txn.pending)
+    end_pending(turn, txn_id, TransactionAborted(f"the transaction is aborted ({reason})"))
+    finish(turn, row)
+
+
+def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list[ReplyTo]:
+    """Take the waiting commit away; with an error, answer its askers."""
+    pending = turn.open(txn_id).pending
+    if pending is None:
+        return []
+    waiting = [
+        ReplyTo(*who)
+        for who in zip(
+            pending.correlation_ids, pending.reply_partitions, pending.commands, strict=True
+        )
+    ]
+    turn.put(k.pending_key(txn_id), None)
+    if error is not None:
+        for to in waiting:
+            turn.reply(to, refuse(error))
+    return waiting
+
+
+def finish(turn: Turn, row: TxnRow) -> None:
+    """Put a finished transaction's row and forget what only an open one needs."""
+    for key in turn.index.forget(turn.state, row.txn_id):
+        turn.state.drop(key)
+    txn = turn.open(row.txn_id)
+    for stream, number in list(txn.carries):
+        turn.put(k.carry_key(row.txn_id, stream, number), None)
+    for stream, partition, at in list(txn.moved):
+        turn.put(k.moved_key(row.txn_id, stream, partition, at), None)
+    turn.put(k.txn_key(row.txn_id), row)
+    for stream, epoch in txn.participants.items():
+        drop_epoch(turn, stream, epoch)
+    turn.ended.append(row.txn_id)
+
+
+def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:
+    """Forget a reference epoch's layout when nothing can be written by it any more."""
+    pins = turn.state.pins.get(stream)
+    if not (pins and pins[epoch]) and epoch != turn.state.streams[stream].reference_epoch:
+        turn.put(k.epoch_key(stream, epoch), None)
+
+
+def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
+    """Tell the state as it is; nothing is logged."""
+    check_id_partition(turn, command.txn_id)
+    turn.reply(to, turn.outcome(turn.row(command.txn_id)))
+
+
+def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
+    """Tell the outcome. Without a row ABORTED is logged first, so that the answer never changes."""
+    check_id_partition(turn, command.txn_id)
+    row = turn.state.txn_row(command.txn_id)
+    if row is None:
+        if turn.is_forgotten(command.txn_id):
+            raise Expired("the outcome is older than the retention of outcomes")
+        turn.check_new_id(command.txn_id)
+        reason = "it was resolved before any other command of it arrived"
+        row = born("resolve", command.txn_id, turn.wall_ms, scope="", reason=reason)
+        turn.put(k.txn_key(command.txn_id), row)
+    turn.reply(to, turn.outcome(row))

@@ -1,0 +1,331 @@
+"""One turn of a control partition: commands and due deadlines become one `Round`.
+
+Decisions are functions over a `Turn` (state, index, settings, time given from outside). They judge first and
+only then put rows; a refusal is an error raised before anything was put. `put` applies each row at once, so
+that the next command of the same round sees it. Facts kept in memory alone change in the turn's drafts
+(`core.memory`). A turn that is not written leaves no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.core import hybrid_time, limits
+from anabranch.core import rows as k
+from anabranch.core.ids import made_ms_of
+from anabranch.core.journal.index import JournalIndex
+from anabranch.core.memory import Cleaning, Histories, Keepalives, LeaderMemory, Merging
+from anabranch.core.round import ReplyTo, Round
+from anabranch.core.state import OpenTxn, State
+from anabranch.core.states import FINISHED, TRANSACTIONS, Op
+from anabranch.core.stream_states import ACTIVE
+from anabranch.core.tokens import MAX_KEEPALIVE_MS, Token, check_proof, verify
+from anabranch.errors import (
+    AnabranchError,
+    ClockSkew,
+    Expired,
+    InvalidToken,
+    InvariantViolation,
+    UnknownTransaction,
+    check,
+)
+from anabranch.schemas.records import Outcome, Refusal, RoundRow, TxnRow
+
+DAY_MS = 86_400_000
+WAITING = "its commit is not decided: it waits for the journal to cover the receipts"
+IN_TROUBLE = "its commit is decided, but its merge does not go on"  # the answer to askers
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a control partition that decisions depend on."""
+
+    control_partition: int
+    control_partitions: int
+    prefix: str
+    token_key: bytes = field(repr=False)
+    reply_partitions: int = 1
+    retention_ms: int = 7 * DAY_MS
+    max_open: int = 100_000
+    max_staged_bytes: int = 64 << 30  # in journals; then new transactions are refused
+    # Unneeded bytes that an old open transaction may keep in a journal before it is moved.
+    move_bytes: int = 256 << 20
+    clean_ms: int = 5_000  # how often to look for journals to cut
+    clean_records: int = 10_000  # a journal partition is cut by at least this many offsets,
+    clean_bytes: int = 8 << 20  # or bytes,
+    clean_after_ms: int = 3_600_000  # or by anything, once unneeded for so long
+    clean_history_ms: int = 60_000  # how often to look for histories to cut
+    # After this many commits a history has its epoch again: it may be cut there.
+    epoch_again: int = 4_096
+    max_keepalive_ms: int = MAX_KEEPALIVE_MS
+    max_streams: int = 10_000
+    max_partitions: int = 50_000  # in all streams
+    skip_commands: frozenset[int] = frozenset()  # offsets of commands that an operator sets aside
+    # The most that the commands topic takes of big commands, unpacked.
+    command_bytes: int = limits.COMMAND.value
+    round_bytes: int = 16 << 20  # merges of one round, about
+    chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of this many bytes
+    collate_ms: int = 200  # a stream rolls at most once in this time; earlier commits are collated
+    purge_per_look: int = 500  # old outcomes, beside two for each one that a round adds
+    lost_after_ms: int = 30_000  # a stream is given up when a topic of it is not found for so long
+
+    @property
+    def max_ahead_ms(self) -> int:
+        """How far a client's clock may be ahead: less than the retention, or the horizon of forgotten ids, which
+        comes from the ids themselves, would lie in the future.
+        """
+        return min(DAY_MS, self.retention_ms // 2)
+
+
+@dataclass(slots=True)
+class Turn:
+    """The state as this round leaves it, and the round itself.
+
+    ``now_us``: wall clock, Unix microseconds. ``now_ms``: a monotonic clock, milliseconds; only keepalives
+    are judged by it.
+    """
+
+    state: State
+    index: JournalIndex
+    settings: Settings
+    memory: LeaderMemory
+    now_us: int
+    now_ms: int
+    round: Round = field(default_factory=Round)
+    hybrid_time: int = 0
+    at: int | None = None  # the offset of the command that is decided
+    commands_end: int = 0  # end offset of the commands, as read last
+    command_bytes: int = 1 << 62  # an upper bound of that command's size
+    puts: int = 0
+    size: int = 0  # bytes of rows and answers, about
+    merge_limit: int | None = None  # the most merges in this round
+    plain_waits: bool = False  # no plain writes in this round
+    plain_bytes: int = 0  # bytes of plain writes that this round commits
+    expired_ms: int = 0  # the horizon of forgotten ids
+    ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
+    cut: dict[tuple[str, int], int] = field(default_factory=dict)  # low waters
+    forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
+    # Journal partitions whose plain writes had their turn: others come first now.
+    served: list[tuple[str, int]] = field(default_factory=list)
+    # Made when they are asked for: most turns need two of them.
+    _keepalives: Keepalives | None = None
+    _merging: Merging | None = None
+    _cleaning: Cleaning | None = None
+    _histories: Histories | None = None
+
+    _finished: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._finished = self.state.finished
+        self.hybrid_time = self.state.round.hybrid_time
+        self.expired_ms = self.state.round.expired_ms
+
+    # -- drafts of memory -----------------------------------------------------------------------------
+
+    @property
+    def keepalives(self) -> Keepalives:
+        if self._keepalives is None:
+            self._keepalives = self.memory.keepalives.draft()
+        return self._keepalives
+
+    @property
+    def merging(self) -> Merging:
+        if self._merging is None:
+            self._merging = self.memory.merging.draft()
+        return self._merging
+
+    @property
+    def cleaning(self) -> Cleaning:
+        if self._cleaning is None:
+            self._cleaning = self.memory.cleaning.draft()
+        return self._cleaning
+
+    @property
+    def histories(self) -> Histories:
+        if self._histories is None:
+            self._histories = self.memory.histories.draft()
+        return self._histories
+
+    # -- what decisions do ----------------------------------------------------------------------------
+
+    @property
+    def wall_ms(self) -> int:
+        """Unix milliseconds."""
+        return self.now_us // 1000
+
+    @property
+    def finished(self) -> int:
+        """The number of transactions that end with this round, one-shots too."""
+        return self.state.finished - self._finished
+
+    def put(self, key: bytes, row: Any) -> None:
+        """Write a row (None: delete it)."""
+        value = self.state.apply(key, row)
+        self.size += len(value or b"")
+        self.puts += 1
+        self.round.rows.pop(key, None)  # only the last row of a key goes on the log, in its order
+        self.round.rows[key] = value
+
+    def reply(self, to: ReplyTo | None, result: Any) -> None:
+        """Answer, if an asker waits."""
+        if to is not None:
+            self.size += limits.weight(result)
+            self.round.replies.append((to, result))
+
+    def next_timestamp(self) -> int:
+        """A commit timestamp above all before."""
+        self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us)
+        return self.hybrid_time
+
+    def move(self, row: TxnRow, op: Op, **changes: Any) -> TxnRow:
+        """The transaction's row after a legal op; raises for an illegal one. Does not put it."""
+        state = TRANSACTIONS.judge(row.state, op, row.reason)
+        return row._replace(state=state if state is not None else row.state, **changes)
+
+    # -- looking up -----------------------------------------------------------------------------------
+
+    def token(self, data: bytes) -> Token:
+        """The token, if signature and proof hold and it is of this control partition."""
+        token = verify(data, self.settings.token_key)
+        if int.from_bytes(token.txn_id[:2], "big") != self.settings.control_partition:
+            raise InvalidToken(
+                "the token is of another control partition: send the command to "
+                f"partition {int.from_bytes(token.txn_id[:2], 'big')}"
+            )
+        row = self.state.txn_row(token.txn_id)
+        if row is not None:
+            check_proof(data, row.secret, self.settings.token_key)
+        return token
+
+    def row(self, txn_id: bytes) -> TxnRow:
+        """The transaction's row; `Expired` or `UnknownTransaction` where there is none."""
+        row = self.state.txn_row(txn_id)
+        if row is None:
+            if self.is_forgotten(txn_id):
+                raise Expired("the outcome is older than the retention of outcomes")
+            raise UnknownTransaction("no such transaction: begin it first")
+        return row
+
+    def is_forgotten(self, txn_id: bytes) -> bool:
+        """Whether an id without a row may have had one once."""
+        return made_ms_of(txn_id) <= self.expired_ms
+
+    def check_new_id(self, txn_id: bytes) -> None:
+        """`Expired`, `ClockSkew`: an id that may not get its first row."""
+        made_ms = made_ms_of(txn_id)
+        if made_ms <= max(self.expired_ms, self.wall_ms - self.settings.retention_ms):
+            raise Expired("the transaction id is too old: begin a new one")
+        ahead_ms = made_ms - self.wall_ms
+        if ahead_ms > self.settings.max_ahead_ms:
+            raise ClockSkew(
+                f"the transaction id was made {ahead_ms} ms ahead of the controller's clock, "
+                f"{self.settings.max_ahead_ms} are allowed: set the clock"
+            )
+
+    def open(self, txn_id: bytes) -> OpenTxn:
+        """An unfinished transaction."""
+        txn = self.state.open.get(txn_id)
+        if txn is None:
+            raise InvariantViolation("an unfinished transaction is not among the open ones")
+        return txn
+
+    def rejected(self, row: TxnRow) -> int:
+        """Journal records of an open transaction that were rejected so far."""
+        return row.rejected + self.index.rejected_of(row.txn_id)
+
+    def usable(self, stream: str) -> bool:
+        """Whether the stream's topics can be read and written, as far as is known."""
+        return is_usable(self.state, self.memory.waiting, stream)
+
+    def trouble(self, txn_id: bytes) -> str:
+        """The reason why a transaction that is being committed does not go on; empty if none is known."""
+        return trouble_of(self.state, self.memory, txn_id)
+
+    def hear(self, txn_id: bytes) -> None:
+        """Note that a command about this transaction was received."""
+        self.keepalives.heard.put(txn_id, self.now_ms)
+
+    def done(self) -> None:
+        """Let memory follow: the round is on the log, or had nothing to log."""
+        self.index.round_done(self.ended, self.cut, self.served)
+        parts = self._keepalives, self._merging, self._cleaning, self._histories
+        self.memory.follow(*parts, self.ended, self.forgotten)
+
+    def outcome(self, row: TxnRow, *, full: bool = True) -> Outcome:
+        """A transaction as its askers see it: one whose commit waits is not called OPEN."""
+        writers = self.state.writers(row.txn_id) if full else {}
+        waits = row.state == "OPEN" and row.txn_id in self.state.committing
+        ended = row.state in FINISHED
+        trouble = "" if ended else self.trouble(row.txn_id)
+        return Outcome(
+            txn_id=row.txn_id,
+            state="COMMIT_IN_PROGRESS" if waits else row.state,
+            scope=row.scope,
+            name=row.name,
+            commit_timestamp=row.commit_timestamp,
+            committed=row.committed,
+            rejected=row.rejected if ended else 0,  # others may be above the low waters
+            left_out=row.left_out,
+            reason=row.reason or trouble or (WAITING if waits else ""),
+            begun_ms=row.begun_ms,
+            finished_ms=row.finished_ms,
+            keepalive_ms=row.keepalive_ms,
+            streams=tuple(sorted(self.state.participants(row.txn_id))) if full else (),
+            writers=tuple(writers[writer] for writer in sorted(writers)),
+        )
+
+
+def is_usable(state: State, waiting: Mapping[str, str], stream: str) -> bool:
+    """Whether a stream's topics can be read and written, as far as is known."""
+    row = state.streams.get(stream)
+    return row is not None and row.state == ACTIVE and stream not in waiting
+
+
+def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:
+    """The reason why a transaction that is being committed does not go on; empty if none is known."""
+    txn = state.open.get(txn_id)
+    if txn is not None and txn.row.state == "FINALIZE_IN_PROGRESS":
+        for stream in sorted(txn.participants):
+            if not is_usable(state, memory.waiting, stream):
+                why = memory.waiting.get(stream, "a topic of it is gone")
+                return f"{IN_TROUBLE}: {stream}: {why}"
+    return memory.trouble(txn_id)
+
+
+def refuse(error: AnabranchError) -> Refusal:
+    """The answer for an error."""
+    return Refusal(code=type(error).__name__, message=limits.cut(str(error)))
+
+
+def attempt(turn: Turn, to: ReplyTo | None, decision: Callable[[], None]) -> None:
+    """Run a decision; an error becomes its answer, and must not have changed anything."""
+    before = (turn.puts, len(turn.round.replies), turn.hybrid_time)
+    try:
+        decision()
+    except AnabranchError as error:
+        after = (turn.puts, len(turn.round.replies), turn.hybrid_time)
+        check(before == after, f"a refused command changed something: {error}")
+        turn.reply(to, refuse(error))
+
+
+def close_round(
+    turn: Turn, commands_offset: int, control_offset: int, *, expired_ms: int | None = None
+) -> Round:
+    """The round, with the row that says how far the control partition has come."""
+    row = RoundRow(
+        term=turn.state.term.term if turn.state.term else 0,
+        hybrid_time=turn.hybrid_time,
+        commands_offset=commands_offset,
+        control_offset=control_offset,
+        expired_ms=max(turn.expired_ms, expired_ms or 0),
+    )
+    if not turn.round.empty:
+        turn.put(k.ROUND_KEY, row)
+    return turn.round
+
+
+def is_finished(row: TxnRow) -> bool:
+    """Committed or aborted."""
+    return row.state in FINISHED

@@ -1,0 +1,146 @@
+"""Decisions on writers: the known ones, their receipts, and which of them a commit takes.
+
+Receipts are cumulative: of two of one writer the higher sequence counts, wherever it comes from. Until its first
+receipt a writer is known by its touch, as sequence 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.journal.index import segment_on
+from anabranch.core.round import ReplyTo
+from anabranch.core.state import OpenTxn
+from anabranch.core.states import TRANSACTIONS
+from anabranch.errors import InvalidArgument, ReceiptMismatch, UnknownStream, WritersUnfinished
+from anabranch.schemas.records import Commit, Receipt, Register, Registered, WriterRow
+
+
+def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
+    """A writer's cumulative receipt; the highest sequence wins."""
+    token = turn.token(command.token)
+    row = turn.row(token.txn_id)
+    TRANSACTIONS.judge(row.state, "register", row.reason)
+    check_receipts(turn, token.txn_id, (command.receipt,))
+    known = turn.open(token.txn_id).writers.get(command.receipt.writer)
+    counts = command.receipt if known is None else newer(known, command.receipt)
+    turn.hear(token.txn_id)
+    if counts is not known:
+        put_receipt(turn, counts)
+    turn.reply(to, Registered(counts.sequence))
+
+
+def put_receipt(turn: Turn, receipt: Receipt) -> None:
+    turn.put(k.writer_key(receipt.txn_id, receipt.writer), WriterRow(receipt))
+
+
+def newer(one: Receipt, other: Receipt) -> Receipt:
+    """The receipt that counts, of two of a writer. `ReceiptMismatch`: they contradict each other."""
+    if one.sequence == other.sequence and one != other:
+        raise ReceiptMismatch(
+            f"two receipts of writer {writer_text(one.writer)} have sequence {one.sequence} and differ: give "
+            "each receipt of a writer a higher one"
+        )
+    first, last = (one, other) if other.sequence > one.sequence else (other, one)
+    told = {(e.stream, e.partition): e for e in last.extents}
+    for extent in first.extents:
+        later = told.get((extent.stream, extent.partition))
+        if (
+            later is None
+            or later.first > extent.first
+            or later.end < extent.end
+            or later.count < extent.count
+        ):
+            raise ReceiptMismatch(
+                f"receipt {last.sequence} of writer {writer_text(one.writer)} does not cover what receipt "
+                f"{first.sequence} has of {extent.stream}: receipts of a writer are cumulative"
+            )
+    return last
+
+
+def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> None:
+    """Receipts must be of this transaction, well formed, and name only streams that it touched."""
+    touched = turn.state.participants(txn_id)
+    txn = turn.open(txn_id)
+    known = [txn.writers[r.writer] for r in receipts if r.writer in txn.writers]
+    size = txn.receipt_bytes - limits.size_of(known) + limits.size_of(receipts)
+    limits.RECEIPTS.check(size, "what a transaction's writers have registered, about,")
+    for receipt in receipts:
+        limits.EXTENTS.check(len(receipt.extents), "a receipt")
+        if receipt.txn_id != txn_id:
+            raise InvalidArgument("a receipt is of another transaction")
+        if receipt.writer == 0 or receipt.sequence < 1:
+            raise InvalidArgument(
+                f"a receipt is of writer {receipt.writer} with sequence {receipt.sequence}: a writer is not 0, and "
+                "sequences begin at 1"
+            )
+        places = [(e.stream, e.partition) for e in receipt.extents]
+        if len(set(places)) != len(places):
+            raise InvalidArgument("a receipt names a journal partition twice")
+        for extent in receipt.extents:
+            if extent.stream not in touched:
+                raise UnknownStream(
+                    f"a receipt names {extent.stream}, which the transaction never touched"
+                )
+            most = extent.end - extent.first
+            if extent.first < 0 or not 0 <= extent.count <= most or extent.crc_sum < 0:
+                raise InvalidArgument(
+                    f"a receipt's extent of {extent.stream} is out of range: {extent.count} events in "
+                    f"[{extent.first}, {extent.end})"
+                )
+            epoch = touched[extent.stream]
+            if segment_on(turn.state, extent.stream, epoch, extent.partition) is None:
+                raise InvalidArgument(
+                    f"{extent.stream} has no journal partition {extent.partition} in stream epoch {epoch}"
+                )
+
+
+def choose_writers(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
+    """The receipts that a commit takes: its own, and the named ones; without names every finished one."""
+    chosen: dict[int, Receipt] = {}
+    for receipt in (*command.own, *(command.receipts or ())):
+        known = chosen.get(receipt.writer) or txn.writers.get(receipt.writer)
+        chosen[receipt.writer] = receipt if known is None else newer(known, receipt)
+    if command.receipts is None:
+        unfinished = [w for w, r in txn.writers.items() if w not in chosen and not r.finished]
+        if unfinished:
+            raise WritersUnfinished(
+                f"not finished: writer {writers_text(unfinished)}; give the receipts to take, or let it finish"
+            )
+        chosen = dict(txn.writers) | chosen
+    return tuple(chosen[writer] for writer in sorted(chosen))
+
+
+def take_exactly(turn: Turn, txn: OpenTxn, receipts: Iterable[Receipt]) -> None:
+    """Make the writers' rows those of a decision, so that every outcome names exactly the writers taken."""
+    taken = {receipt.writer: receipt for receipt in receipts}
+    for writer in [writer for writer in txn.writers if writer not in taken]:
+        turn.put(k.writer_key(txn.row.txn_id, writer), None)
+    for writer, receipt in taken.items():
+        if txn.writers.get(writer) != receipt:
+            put_receipt(turn, receipt)
+
+
+def left_behind(wanted: Iterable[Receipt], taken: Mapping[int, Receipt]) -> list[int]:
+    """Writers of ``wanted`` that are not taken with at least these receipts."""
+    return [
+        receipt.writer
+        for receipt in wanted
+        if receipt.extents
+        and (found := taken.get(receipt.writer)) != receipt
+        and (found is None or found.sequence <= receipt.sequence)
+    ]
+
+
+def writer_text(writer: int) -> str:
+    """How people see a writer: 16 hexadecimal digits."""
+    return f"{writer & (1 << 64) - 1:016x}"
+
+
+def writers_text(writers: Iterable[int]) -> str:
+    """A few writers, for a message."""
+    names = [writer_text(writer) for writer in sorted(writers)]
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -1,0 +1,393 @@
+"""The journal index: which writer of which transaction wrote what, where.
+
+Journals are read to their end; each batch is cut into *runs*, consecutive records of one writer. The index
+keeps the runs of transactions that may still commit and counts what it rejects, by reason. All derives
+from the journals and the status rows alone, so the index can be rebuilt at any time.
+
+Runs of plain records, which belong to no transaction, are kept until they are committed (`core.decisions.plain`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from anabranch.core import rows as k
+from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.core.journal.runs import (
+    Run,
+    StoredRun,
+    moved_run,
+    pack_run,
+    place_of,
+    rejected_key,
+    run_key,
+    runs_prefix,
+    txn_of,
+    unpack_run,
+)
+from anabranch.core.journal.usage import Read, Staged
+from anabranch.core.overlay import Rows
+from anabranch.core.state import OpenTxn, State, extents_of
+from anabranch.schemas.records import Extent, Receipt, SegmentRange
+
+CRC_MODULUS = 1 << 63
+_COUNT = struct.Struct(">q")
+
+REASONS = (
+    "unknown_transaction",
+    "untouched_stream",
+    "wrong_stream_epoch",
+    "wrong_segment",
+    "late",
+    "bad_header",
+    "plain_write",
+    "native_transaction",
+    "malformed_batch",
+)
+
+
+@dataclass(slots=True)
+class Weighed:
+    """Receipts compared with the index."""
+
+    covered: bool  # the journal is indexed up to the end of every extent
+    wrong: str  # the first disagreement, empty if all agrees
+    committed: int  # records in the receipts
+    left_out: int  # indexed records that no receipt takes
+    size: int  # bytes of the batches to merge, about
+
+
+@dataclass(slots=True)
+class JournalIndex:
+    """The rows live in the table; this object has the reading positions and the counts of rejections.
+
+    ``plain_ends``: journal partition -> end of the last plain run that was indexed. ``read``: how many bytes lie
+    where. ``copies``: base offsets of batches that this leader moved and has not read again.
+    """
+
+    rows: Rows
+    positions: dict[tuple[str, int], int] = field(default_factory=dict)
+    rejected: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    plain_ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    read: dict[tuple[str, int], Read] = field(default_factory=dict)
+    copies: set[tuple[str, int, int]] = field(default_factory=set)
+    _staged: Staged | None = field(default=None, init=False)
+
+    def load(self) -> None:
+        """Read the positions, and where plain writes wait, from the table; forget all that derives from it."""
+        self.positions.clear()
+        self.plain_ends.clear()
+        self.read.clear()
+        self.copies.clear()
+        self._staged = None
+        for key, value in self.rows.scan(k.POSITION + b"j"):
+            stream, partition = key[2:-4].decode(), int.from_bytes(key[-4:], "big")
+            self.positions[stream, partition] = int.from_bytes(value, "big")
+            for run in self._stored(runs_prefix(stream, partition) + NO_TXN):
+                self.plain_ends[stream, partition] = run.end
+
+    def add(
+        self,
+        state: State,
+        stream: str,
+        partition: int,
+        runs: Iterable[Run],
+        next_offset: int,
+        *,
+        plain: Iterable[Run] = (),
+        counting: bool = True,
+        size: int = 0,
+    ) -> dict[bytes, bytes | None]:
+        """Index runs of one journal partition, read up to ``next_offset``. Returns the table changes,
+        which must be written before the next call.
+
+        ``plain``: runs of plain records, in order; those that are committed already are skipped.
+        ``counting`` False while a new leader reads again what former leaders have judged already.
+        ``size``: bytes read.
+        """
+        place = (stream, partition)
+        changes: dict[bytes, bytes | None] = {}
+        staged = self.staged
+        moved: dict[bytes, set[tuple[int, int]]] = {}
+        prefix = runs_prefix(stream, partition)
+        for run in runs:
+            reason = self.verdict(state, stream, partition, run)
+            if reason:
+                if counting:
+                    self.rejected[stream][reason] += run.records
+                # A late run may have been counted as left out at the decision.
+                if run.txn_id in state.open and (counting or reason != "late"):
+                    key = rejected_key(run.txn_id, stream, partition, run.first)
+                    changes[key] = _COUNT.pack(run.records)
+                    staged.refused.add(run.txn_id)
+                continue
+            if state.open[run.txn_id].moved:
+                if run.txn_id not in moved:
+                    moved[run.txn_id] = _moved_runs(state.open[run.txn_id], place)
+                if (run.writer, run.first) in moved[run.txn_id]:
+                    continue  # read again: the table says where it was moved
+            changes[run_key(prefix, run)] = pack_run(run)
+            staged.add(run.txn_id, place, run.batch_base, run.batch_size)
+        plain_done = state.plain.get((stream, partition), 0)
+        for run in plain:
+            if run.first >= plain_done:
+                changes[run_key(prefix, run)] = pack_run(run)
+                self.plain_ends[stream, partition] = run.end
+        read = self.read.get(place)
+        if read is None:
+            read = self.read[place] = Read(self.positions.get(place, 0))
+        read.add(next_offset, size)
+        self.positions[place] = next_offset
+        changes[position_key(stream, partition)] = next_offset.to_bytes(8, "big")
+        return changes
+
+    def verdict(self, state: State, stream: str, partition: int, run: Run) -> str:
+        """The reason why the run is rejected, or an empty text."""
+        if run.writer == 0:
+            return "bad_header"
+        txn = state.open.get(run.txn_id)
+        if txn is None:
+            return "unknown_transaction" if state.txn_row(run.txn_id) is None else "late"
+        if stream not in txn.participants:
+            return "untouched_stream"
+        if txn.participants[stream] != run.stream_epoch:
+            return "wrong_stream_epoch"
+        segment = segment_on(state, stream, run.stream_epoch, partition)
+        if segment is None or (
+            run.low >= 0 and (run.low < segment.low or run.high >= segment.high)
+        ):
+            return "wrong_segment"
+        pending = txn.pending
+        if pending is not None and pending.decided and not _takes(txn, stream, partition, run):
+            return "late"
+        return ""
+
+    def reject(self, stream: str, reason: str, count: int) -> None:
+        """Count records that belong to no transaction."""
+        self.rejected[stream][reason] += count
+
+    def rejected_of(self, txn_id: bytes) -> int:
+        """How many journal records of an open transaction were rejected, above the low waters."""
+        return sum(count for _, count in self._rejections(txn_id))
+
+    def rejected_below(
+        self, txn_id: bytes, stream: str, partition: int, offset: int
+    ) -> list[tuple[bytes, int]]:
+        """(table key, records) of what was rejected of a transaction in a journal partition before an offset."""
+        first, end = (rejected_key(txn_id, stream, partition, at) for at in (0, offset))
+        return [(key, count) for key, count in self._rejections(txn_id) if first <= key < end]
+
+    def _rejections(self, txn_id: bytes) -> list[tuple[bytes, int]]:
+        if txn_id not in self.staged.refused:
+            return []
+        return [
+            (key, _COUNT.unpack(value)[0]) for key, value in self.rows.scan(k.REJECTED + txn_id)
+        ]
+
+    @property
+    def staged(self) -> Staged:
+        """The bytes of the kept runs; counted at the first call, then kept up."""
+        if self._staged is None:
+            found = Staged()
+            for key, value in self.rows.scan(k.INDEX):
+                txn_id = txn_of(key)
+                if txn_id != NO_TXN:
+                    run = unpack_run(key, value)
+                    found.add(txn_id, place_of(key), run.batch_base, run.batch_size)
+            for key, _ in self.rows.scan(k.REJECTED):
+                found.refused.add(key[1 : 1 + TXN_ID_SIZE])
+            self._staged = found
+        return self._staged
+
+    def runs(self, txn_id: bytes, stream: str, partition: int) -> list[StoredRun]:
+        """A transaction's runs in a journal partition, by writer and offset."""
+        return list(self._stored(runs_prefix(stream, partition) + txn_id))
+
+    def _stored(self, prefix: bytes) -> Iterator[StoredRun]:
+        for key, value in self.rows.scan(prefix):
+            yield unpack_run(key, value)
+
+    def plain_waiting(self, state: State) -> list[tuple[str, int]]:
+        """The journal partitions with plain writes that are not committed, the longest waiting first."""
+        return [place for place, end in self.plain_ends.items() if end > state.plain.get(place, 0)]
+
+    def plain_runs(self, state: State, stream: str, partition: int) -> Iterator[StoredRun]:
+        """The plain runs of a journal partition that are not committed, in order; read as they are taken."""
+        done = state.plain.get((stream, partition), 0)
+        for run in self._stored(runs_prefix(stream, partition) + NO_TXN):
+            if run.first >= done:
+                yield run
+
+    def plain_from(self, state: State, stream: str, partition: int) -> int | None:
+        """Base offset of the first batch with plain writes that are not committed; None if there are none."""
+        place = (stream, partition)
+        if self.plain_ends.get(place, 0) <= state.plain.get(place, 0):
+            return None
+        return next((run.batch_base for run in self.plain_runs(state, *place)), None)
+
+    def forget(self, state: State, txn_id: bytes) -> list[bytes]:
+        """The table keys of a finished transaction's runs, to be dropped with the round."""
+        keys = [key for key, _ in self._rejections(txn_id)]
+        for stream, epoch in state.participants(txn_id).items():
+            for segment in layout(state, stream, epoch):
+                prefix = runs_prefix(stream, segment.partition) + txn_id
+                keys += [key for key, _ in self.rows.scan(prefix)]
+        return keys
+
+    def drop_former(self, stream: str, times: int) -> dict[bytes, bytes | None]:
+        """Table changes that drop rows of a former stream of this name; none if that was done.
+
+        ``times``: how often the name was forgotten; the table notes it.
+        """
+        mark = k.POSITION + b"f" + stream.encode()
+        noted = times.to_bytes(8, "big")
+        if self.rows.get(mark) == noted:
+            return {}
+        positions = position_key(stream, 0)
+        keys = [key for key, _ in self.rows.scan(k.INDEX + stream.encode() + b"\0")]
+        found = [key for key, _ in self.rows.scan(positions[:-4])]
+        keys += [key for key in found if len(key) == len(positions)]  # else of a longer name
+        return {mark: noted, **dict.fromkeys(keys)}
+
+    def forget_stream(self, stream: str) -> None:
+        """Drop what memory keeps of a forgotten stream."""
+        for kept in (self.positions, self.plain_ends, self.read):
+            for place in [place for place in kept if place[0] == stream]:
+                del kept[place]
+        self.copies = {copy for copy in self.copies if copy[0] != stream}
+        self.rejected.pop(stream, None)
+
+    def round_done(
+        self,
+        ended: Iterable[bytes],
+        cut: Mapping[tuple[str, int], int],
+        served: Iterable[tuple[str, int]],
+    ) -> None:
+        """Take in a round that ended these transactions and cut journals.
+
+        ``served``: journal partitions whose plain writes had their turn: others come before them now.
+        """
+        for place in served:
+            self.plain_ends[place] = self.plain_ends.pop(place)
+        self.staged.ended(ended)
+        for place, offset in cut.items():
+            if place in self.read:
+                self.read[place].forget(offset)
+
+    def covers(self, receipts: Sequence[Receipt]) -> bool:
+        """Whether the journals are indexed up to the end of every extent."""
+        return all(
+            self.positions.get((stream, partition), 0) >= extent.end
+            for (_, stream, partition), extent in extents_of(receipts).items()
+        )
+
+    def sweep(self, state: State) -> dict[bytes, bytes | None]:
+        """Table changes for transactions that ended, and runs that moved, while this table was not kept up."""
+        gone: dict[bytes, bytes | None] = {}
+        for key, _ in self.rows.scan(k.INDEX):
+            txn_id = txn_of(key)
+            if txn_id == NO_TXN:
+                if int.from_bytes(key[-8:], "big") < state.plain.get(place_of(key), 0):
+                    gone[key] = None
+            elif txn_id not in state.open:
+                gone[key] = None
+        for key, _ in self.rows.scan(k.REJECTED):
+            if _is_counted(state, key):
+                gone[key] = None
+        for txn_id, txn in state.open.items():
+            for (stream, partition, _), row in txn.moved.items():
+                for run in row.runs:
+                    gone.update((moved_run(txn_id, stream, partition, run),))
+        return gone
+
+    def weigh(self, state: State, txn_id: bytes, receipts: Sequence[Receipt]) -> Weighed:
+        """Compare receipts with the index."""
+        due = extents_of(receipts)
+        out = Weighed(self.covers(receipts), wrong="", committed=0, left_out=0, size=0)
+        for writer, stream, _ in due:
+            if stream not in state.participants(txn_id):
+                out.wrong = f"writer {writer:x} names {stream}, which the transaction never touched"
+        total = 0
+        seen: dict[tuple[int, str, int], list[int]] = {key: [0, 0] for key in due}
+        for stream, epoch in state.participants(txn_id).items():
+            for segment in layout(state, stream, epoch):
+                for run in self.runs(txn_id, stream, segment.partition):
+                    total += run.records
+                    key = (run.writer, stream, segment.partition)
+                    wanted = due.get(key)
+                    if wanted is not None and wanted.first <= run.first and run.end <= wanted.end:
+                        seen[key][0] += run.records
+                        seen[key][1] = (seen[key][1] + run.crc_sum) % CRC_MODULUS
+                        out.size += run.batch_size
+        for key, (count, crc_sum) in seen.items():
+            out.committed += count
+            extent = due[key]
+            if (count, crc_sum) != (extent.count, extent.crc_sum):
+                kind = "count" if count != extent.count else "checksum"
+                out.wrong = out.wrong or (
+                    f"writer {key[0] & (1 << 64) - 1:016x}, {key[1]} journal partition {key[2]}: the "
+                    f"receipt says {extent.count} records, the journal shows {count} ({kind} differs)"
+                )
+        out.left_out = total - out.committed
+        return out
+
+
+def extents_by_place(receipts: Sequence[Receipt]) -> dict[tuple[str, int], dict[int, Extent]]:
+    """journal partition -> writer -> extent."""
+    found: dict[tuple[str, int], dict[int, Extent]] = defaultdict(dict)
+    for (writer, stream, partition), extent in extents_of(receipts).items():
+        found[stream, partition][writer] = extent
+    return found
+
+
+def layout(state: State, stream: str, epoch: int) -> Sequence[SegmentRange]:
+    """The segments of a reference epoch, empty if it is not known."""
+    return state.layout(stream, epoch)
+
+
+def segment_on(state: State, stream: str, epoch: int, partition: int) -> SegmentRange | None:
+    """The segment of a stream epoch that lies on a partition."""
+    return state.places.get((stream, epoch), {}).get(partition)
+
+
+def position_key(stream: str, partition: int) -> bytes:
+    """Table key of a journal partition's reading position."""
+    return k.POSITION + b"j" + stream.encode() + partition.to_bytes(4, "big")
+
+
+def taken_runs(runs: Iterable[StoredRun], extents: Mapping[int, Extent]) -> list[StoredRun]:
+    """The runs inside the extents of their writers, in journal order."""
+    inside = [
+        run
+        for run in runs
+        if run.writer in extents
+        and extents[run.writer].first <= run.first
+        and run.end <= extents[run.writer].end
+    ]
+    return sorted(inside, key=lambda run: run.first)
+
+
+def _takes(txn: OpenTxn, stream: str, partition: int, run: Run) -> bool:
+    extent = txn.due.get((run.writer, stream, partition))
+    return extent is not None and extent.first <= run.first and run.end <= extent.end
+
+
+def _is_counted(state: State, key: bytes) -> bool:
+    """Whether the rejected records of a key need not be kept: they are counted in the transaction's row."""
+    txn_id, place, first = key[1 : 1 + TXN_ID_SIZE], key[1 + TXN_ID_SIZE : -8], key[-8:]
+    if txn_id not in state.open or not place:
+        return True
+    low = state.low_water.get((place[:-5].decode(), int.from_bytes(place[-4:], "big")), 0)
+    return int.from_bytes(first, "big") < low
+
+
+def _moved_runs(txn: OpenTxn, place: tuple[str, int]) -> set[tuple[int, int]]:
+    return {
+        (run.writer, run.first)
+        for (stream, partition, _), row in txn.moved.items()
+        if (stream, partition) == place
+        for run in row.runs
+    }

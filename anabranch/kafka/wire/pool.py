@@ -1,0 +1,75 @@
+"""Connections to brokers that are kept for the next call."""
+
+from __future__ import annotations
+
+import threading
+
+from anabranch.kafka.settings import Settings
+from anabranch.kafka.wire.connection import Connection, open_connection
+from anabranch.ports import LogUnavailable
+
+
+class Pool:
+    """Idle connections by address; safe for threads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._idle: dict[tuple[str, int], list[Connection]] = {}
+        self._parked: dict[tuple[str, int], list[Connection]] = {}  # with answers under way
+        self._closed = False
+
+    def open(self, address: tuple[str, int], deadline: float) -> Connection:
+        """A new connection that knows the broker's versions and has authenticated."""
+        return open_connection(address, self._settings, deadline)
+
+    def take(self, address: tuple[str, int], deadline: float) -> Connection:
+        """An idle connection, or a new one. Give it back with `give`."""
+        with self._lock:
+            if self._closed:
+                raise LogUnavailable("the log is closed")
+            idle = self._idle.setdefault(address, [])
+            waiting = self._parked.pop(address, [])
+        parked = []
+        for connection in waiting:
+            if connection.drain():
+                idle.append(connection)
+            elif not connection.broken:
+                parked.append(connection)
+        if parked:
+            with self._lock:
+                self._parked.setdefault(address, []).extend(parked)
+        while True:
+            try:
+                connection = idle.pop()
+            except IndexError:
+                return self.open(address, deadline)
+            if connection.usable():
+                return connection
+
+    def give(self, connection: Connection, address: tuple[str, int]) -> None:
+        """Give a connection back; one with answers under way waits until they came."""
+        if connection.broken:
+            return
+        with self._lock:
+            if self._closed:
+                connection.close()
+            elif connection.idle:
+                self._idle.setdefault(address, []).append(connection)
+            else:
+                self._parked.setdefault(address, []).append(connection)
+
+    def close(self) -> None:
+        """Close all idle connections; those in use are closed when they come back."""
+        with self._lock:
+            self._closed = True
+            for pool in (self._idle, self._parked):
+                for connections in pool.values():
+                    for connection in connections:
+                        connection.close()
+                pool.clear()
+
+    def after_fork(self) -> None:
+        """In a forked child: close its copies; the parent's stay as they are."""
+        self._lock = threading.Lock()
+        self.close()

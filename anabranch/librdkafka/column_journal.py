@@ -1,0 +1,160 @@
+"""Journal writes of columns over raw connections: `KafkaJournal` uses them for `write_columns`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from anabranch.batches.columns_write import ColumnEncoder, Counted, EventColumns, Placing, worth_it
+from anabranch.batches.records import codec_number
+from anabranch.errors import InvalidArgument, UnsupportedSetting
+from anabranch.kafka.idempotent_producer import JournalProducer
+from anabranch.kafka.settings import parse_settings
+from anabranch.kafka.wire.cluster import Cluster
+from anabranch.librdkafka.options import Options
+from anabranch.ports import Clock, LogUnavailable, TopicPartition
+
+log = logging.getLogger("anabranch.client")
+
+_CLOSED = "the client was closed"
+_SPARE = 4  # producers kept for the next writers
+_CODEC_OPTIONS = ("compression.type", "compression.codec")
+
+
+class ColumnJournals:
+    """The raw producers of a client, kept for the next writer. The first use connects."""
+
+    def __init__(self, options: Options, clock: Clock) -> None:
+        self._options = options
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._known = False
+        self._cluster: Cluster | None = None
+        self._codec = 0
+        self._spare: list[JournalProducer] = []
+        self._used: set[JournalProducer] = set()
+        self._closed = False
+
+    def available(self) -> bool:
+        """Whether raw connections support the client's options."""
+        with self._lock:
+            if not self._known:
+                self._known = True
+                try:
+                    settings = parse_settings(self._options.bootstrap, self._options.raw())
+                    chosen = self._options.journal(self._options.message_max_bytes)
+                    self._codec = codec_number(
+                        next((str(chosen[n]) for n in _CODEC_OPTIONS if n in chosen), None)
+                    )
+                except (UnsupportedSetting, InvalidArgument) as error:
+                    log.info("write_batch goes by way of librdkafka: %s", error)
+                else:
+                    self._cluster = Cluster(settings)
+            return self._cluster is not None
+
+    def encoder(self, placing: Placing, max_bytes: int) -> ColumnEncoder:
+        """An encoder for a topic of this size limit."""
+        size = self._options.column_batch_bytes(max_bytes)
+        return ColumnEncoder(placing, batch_bytes=size, codec=self._codec)
+
+    def take(self, deadline: float) -> JournalProducer:
+        """A producer. Raises `LogError`."""
+        with self._lock:
+            if self._closed or self._cluster is None:
+                raise LogUnavailable(_CLOSED)
+            cluster = self._cluster
+            producer = self._spare.pop() if self._spare else None
+        if producer is None:
+            producer = JournalProducer(cluster, deadline)
+        self._use(producer)
+        return producer
+
+    def _use(self, producer: JournalProducer) -> None:
+        with self._lock:
+            self._used.add(producer)
+            if self._closed:
+                producer.interrupt(_CLOSED)
+
+    def give_back(self, producer: JournalProducer) -> None:
+        """Keep a producer whose records are all stored; close any other."""
+        with self._lock:
+            self._used.discard(producer)
+            good = producer.failure is None and not producer.waiting
+            if good and not self._closed and len(self._spare) < _SPARE:
+                self._spare.append(producer)
+                return
+        producer.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            producers = [*self._spare, *self._used]
+            self._spare.clear()
+            self._used.clear()
+            cluster = self._cluster
+        for producer in producers:
+            producer.interrupt(_CLOSED)
+            producer.close()
+        if cluster is not None:
+            cluster.close()
+
+    def after_fork(self) -> None:
+        """A child can close its own copies of plain sockets, unlike librdkafka's handles."""
+        for producer in [*self._spare, *self._used]:
+            producer.after_fork()
+        if self._cluster is not None:
+            self._cluster.after_fork()
+
+
+class ColumnJournal:
+    """One writer's columns. Its errors are `LogError`; the caller makes `WriteFailed` of them."""
+
+    def __init__(self, pool: ColumnJournals) -> None:
+        self._pool = pool
+        self._producer: JournalProducer | None = None
+        self._encoders: dict[str, ColumnEncoder] = {}
+        self.queued = False  # something was written since the last flush
+
+    def takes(self, rows: int) -> bool:
+        """Whether this journal writes columns of so many rows."""
+        return worth_it(rows) and self._pool.available()
+
+    def write(
+        self,
+        topic: str,
+        max_bytes: int,
+        placing: Placing,
+        columns: EventColumns,
+        deadline: float,
+    ) -> Sequence[Counted]:
+        """Lay out the rows and send the batches that become full. ``max_bytes``: the topic's limit."""
+        if self._producer is None:
+            self._producer = self._pool.take(deadline)
+        encoder = self._encoders.get(topic)
+        if encoder is None:
+            encoder = self._encoders[topic] = self._pool.encoder(placing, max_bytes)
+        self.queued = True
+        now_ms = int(self._pool.clock.wall() * 1000)
+        for partition, batch in encoder.encode(columns, now_ms):
+            self._producer.append(TopicPartition(topic, partition), batch, deadline)
+        return encoder.counted()
+
+    def flush(self, deadline: float) -> None:
+        """Send the rest and wait until everything is stored."""
+        if self._producer is None or not self.queued:
+            return
+        for topic, encoder in self._encoders.items():
+            for partition, batch in encoder.rest():
+                self._producer.append(TopicPartition(topic, partition), batch, deadline)
+        self._producer.flush(deadline)
+        self.queued = False
+
+    def end(self) -> None:
+        """Free everything; unflushed rows are dropped."""
+        self._encoders.clear()
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            if producer.waiting:
+                producer.interrupt("the writer was discarded")
+            self._pool.give_back(producer)

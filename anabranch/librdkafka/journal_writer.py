@@ -1,0 +1,374 @@
+"""Journal writers on confluent-kafka: one idempotent producer for each open writer, then kept for the next."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException
+
+from anabranch.errors import (
+    AnabranchError,
+    DeadlineExceeded,
+    FixCallError,
+    NotAuthorized,
+    NotReady,
+    RetryError,
+    WriteFailed,
+)
+from anabranch.librdkafka.admin import DEFAULT_MAX_MESSAGE_BYTES, KafkaAdmin
+from anabranch.librdkafka.command_bus import leak
+from anabranch.librdkafka.event_channel import Channel
+from anabranch.librdkafka.options import Options
+from anabranch.ports import (
+    TOPIC_AUTHORIZATION_FAILED,
+    Clock,
+    JournalMissing,
+    JournalRecord,
+    LogDenied,
+    LogError,
+    LogRefused,
+    Opened,
+    RecordHeaders,
+    TopicPartition,
+)
+
+if TYPE_CHECKING:
+    from anabranch.batches.columns_write import Counted, EventColumns, Placing
+    from anabranch.librdkafka.column_journal import ColumnJournal, ColumnJournals
+
+log = logging.getLogger("anabranch.client")
+
+_SPARE = 4  # producers kept for the next writers
+_POLL_EVERY = 1000  # writes between polls: delivery reports are freed while their memory is warm
+_FULL_POLL_S = 0.05
+_SLICE_S = 0.2
+_STUCK_S = 1.0  # silence after which a topic is looked for: it may be gone
+
+
+class KafkaJournals:
+    """Makes journal writers, and keeps spare producers for them."""
+
+    def __init__(self, options: Options, admin: KafkaAdmin, clock: Clock, timeout: float) -> None:
+        self._options = options
+        self._admin = admin
+        self._clock = clock
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._spare: list[Channel] = []
+        self._used: set[Channel] = set()
+        self._likely_bytes = DEFAULT_MAX_MESSAGE_BYTES
+        self._closed = False
+        self._columns: ColumnJournals | None = None
+
+    def writer(self) -> KafkaJournal:
+        """A writer; it takes its producers when it knows the topics.
+
+        One producer is made ahead: librdkafka's idempotent ones send nothing in their first half second.
+        """
+        with self._lock:
+            if not self._spare and not self._closed:
+                self._spare.append(Channel(self._options, self._likely_bytes))
+        return KafkaJournal(self, self._admin, self._clock, self._timeout)
+
+    def columns(self) -> ColumnJournal:
+        """The path for columns of one writer."""
+        from anabranch.librdkafka.column_journal import ColumnJournal, ColumnJournals  # loads numpy
+
+        with self._lock:
+            if self._columns is None:
+                self._columns = ColumnJournals(self._options, self._clock)
+                if self._closed:
+                    self._columns.close()
+            return ColumnJournal(self._columns)
+
+    def take(self, max_bytes: int) -> Channel:
+        """A producer for topics of this size limit."""
+        with self._lock:
+            if self._closed:
+                raise WriteFailed("the client is closed")
+            self._likely_bytes = max_bytes
+            for channel in [spare for spare in self._spare if spare.max_bytes == max_bytes]:
+                self._spare.remove(channel)
+                channel.poll(0)
+                if channel.failure is None and not channel.contact.complained:
+                    self._used.add(channel)
+                    return channel
+                channel.close()
+            channel = Channel(self._options, max_bytes)
+            self._used.add(channel)
+            return channel
+
+    def give_back(self, channel: Channel, *, keep: bool = True) -> None:
+        """Keep a producer that is flushed and has never failed; drop any other, with what it has not delivered."""
+        with self._lock:
+            self._used.discard(channel)
+            channel.poll(0)
+            keep &= not self._closed and channel.failure is None and len(self._spare) < _SPARE
+            if keep and not len(channel.producer):
+                self._spare.append(channel)
+                return
+        channel.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            channels = [*self._spare, *self._used]
+            self._spare.clear()
+            self._used.clear()
+        for channel in channels:
+            channel.fail("the client was closed")
+            channel.close()
+        if self._columns is not None:
+            self._columns.close()
+
+    def after_fork(self) -> None:
+        if self._columns is not None:
+            self._columns.after_fork()
+        for channel in [*self._spare, *self._used]:
+            leak(channel.producer)
+
+
+class KafkaJournal:
+    """One writer's journal records, queued in the producers of `KafkaJournals`."""
+
+    def __init__(
+        self, pool: KafkaJournals, admin: KafkaAdmin, clock: Clock, timeout: float
+    ) -> None:
+        self._pool = pool
+        self._admin = admin
+        self._clock = clock
+        self._timeout = timeout
+        self._channels: dict[int, Channel] = {}
+        self._by_topic: dict[str, Channel] = {}
+        self._produce: dict[str, Callable[..., None]] = {}  # looked up once, not for each event
+        self._countdown = _POLL_EVERY
+        self._failure: str | None = None
+        self._columns: ColumnJournal | None = None
+        self._missing: str | None = None  # the topic that was missing at the last look
+
+    def open(self, topic: str, partitions: Sequence[int], deadline: float) -> Opened:
+        limit = self._admin.max_message_bytes([topic], deadline)[topic]
+        ends = self._admin.end_offsets([(topic, p) for p in partitions], deadline)
+        channel = self._channels.get(limit)
+        count = max(partitions, default=-1) + 1
+        if channel is None:
+            channel = self._pool.take(limit)
+            try:
+                channel.learn(topic, count, self._clock, deadline)
+            except NotReady:
+                self._pool.give_back(
+                    channel, keep=False
+                )  # it may be the producer that finds no brokers
+                raise
+            self._channels[limit] = channel
+        else:
+            channel.learn(topic, count, self._clock, deadline)
+        self._by_topic[topic] = channel
+        self._produce[topic] = channel.producer.produce
+        return Opened({p: ends[topic, p] for p in partitions}, limit)
+
+    def write(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders,
+        timestamp_ms: int,
+    ) -> None:
+        try:
+            # By position: keywords cost a third of the call.
+            self._produce[topic](topic, value, key, partition, None, None, timestamp_ms, headers)
+        except BufferError:
+            self._write_when_room(
+                self._by_topic[topic], topic, partition, key, value, headers, timestamp_ms
+            )
+        except KeyError:
+            self._back_to_events(topic)
+            self.write(topic, partition, key, value, headers, timestamp_ms)
+            return
+        except (KafkaException, RuntimeError) as error:
+            raise self._fail(f"a write to {topic}[{partition}] failed: {error}") from error
+        self._countdown -= 1
+        if not self._countdown:
+            self._countdown = _POLL_EVERY
+            self._by_topic[topic].poll(0)
+            self._check()
+
+    def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
+        if topic not in self._produce:
+            self._back_to_events(topic)
+        channel, produce = self._by_topic[topic], self._produce[topic]
+        for partition, key, value, headers, timestamp_ms in records:
+            try:
+                produce(topic, value, key, partition, None, None, timestamp_ms, headers)
+            except BufferError:
+                self._write_when_room(channel, topic, partition, key, value, headers, timestamp_ms)
+            except (KafkaException, RuntimeError) as error:
+                raise self._fail(f"a write to {topic}[{partition}] failed: {error}") from error
+        channel.poll(0)
+        self._check()
+
+    def _write_when_room(
+        self,
+        channel: Channel,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders,
+        timestamp_ms: int,
+    ) -> None:
+        """Wait for room in a full queue. Without room in time nothing was written."""
+        deadline = self._clock.monotonic() + self._timeout
+        while True:
+            channel.poll(_FULL_POLL_S)
+            channel.watch()
+            self._check()
+            try:
+                channel.producer.produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    None,
+                    None,
+                    timestamp_ms,
+                    headers,  # type: ignore[arg-type]
+                )
+            except BufferError:
+                if self._clock.monotonic() >= deadline:
+                    raise DeadlineExceeded(
+                        f"the brokers took nothing for {self._timeout:g} s; this event was not written"
+                    ) from None
+            except (KafkaException, RuntimeError) as error:
+                raise self._fail(f"a write to {topic}[{partition}] failed: {error}") from error
+            else:
+                return
+
+    def flush(
+        self, written: Iterable[TopicPartition], deadline: float
+    ) -> dict[TopicPartition, int]:
+        self._flush_events(deadline)
+        self._flush_columns(deadline)
+        places = list(written)
+        while True:
+            until = min(deadline, self._clock.monotonic() + _STUCK_S)
+            try:
+                ends = self._admin.end_offsets(places, until)
+            except AnabranchError as error:
+                if isinstance(error, FixCallError) or until >= deadline:
+                    raise DeadlineExceeded(
+                        f"flushed, but the journal's ends are not known: {error}"
+                    ) from error
+                self._check_topics(deadline)
+            else:
+                return {place: ends[place] for place in places}
+
+    def _flush_events(self, deadline: float) -> None:
+        for channel in self._channels.values():
+            left_over = len(channel.producer)
+            stuck_at = self._clock.monotonic() + _STUCK_S
+            while len(channel.producer):
+                now = self._clock.monotonic()
+                if now >= deadline:
+                    if self._missing is not None:
+                        raise JournalMissing(self._missing)
+                    n = len(channel.producer)
+                    raise self._fail(f"{n} writes were not acknowledged before the deadline")
+                if now >= stuck_at:
+                    self._check_topics(deadline)
+                channel.producer.flush(min(deadline - now, _SLICE_S))
+                channel.watch()
+                self._check()
+                if len(channel.producer) < left_over or now >= stuck_at:
+                    left_over = len(channel.producer)
+                    stuck_at = self._clock.monotonic() + _STUCK_S
+            channel.poll(0)
+        self._check()
+
+    def _check_topics(self, deadline: float) -> None:
+        """`JournalMissing` if the brokers say that one of the topics does not exist."""
+        topics = list(self._by_topic)
+        try:
+            found = self._admin.partition_counts(
+                topics, min(deadline, self._clock.monotonic() + _STUCK_S)
+            )
+        except RetryError as error:
+            log.debug("journals can't be looked for now: %s", error)
+            return
+        self._missing = next((topic for topic in topics if topic not in found), None)
+        if self._missing is not None:
+            raise JournalMissing(self._missing)
+
+    def _flush_columns(self, deadline: float) -> None:
+        if self._columns is None:
+            return
+        try:
+            self._columns.flush(deadline)
+        except LogError as error:
+            raise self._refused("a write", error) from error
+
+    def write_columns(
+        self, topic: str, placing: Placing, columns: EventColumns
+    ) -> Sequence[Counted] | None:
+        """Flush the events written before, so that keys keep their order, then write the rows."""
+        self._check()
+        if self._columns is None:
+            self._columns = self._pool.columns()
+        if not self._columns.takes(columns.rows):
+            return None
+        deadline = self._clock.monotonic() + self._timeout
+        self._flush_events(deadline)
+        self._produce.clear()  # so that the next event comes by `_back_to_events`
+        limit = self._by_topic[topic].max_bytes
+        try:
+            return self._columns.write(topic, limit, placing, columns, deadline)
+        except LogError as error:
+            raise self._refused(f"a write to {topic}", error) from error
+
+    def _back_to_events(self, topic: str) -> None:
+        """Let the next event go through librdkafka again: columns were written, or the writer has failed."""
+        self._check()
+        if topic not in self._by_topic:
+            raise KeyError(topic)
+        self._flush_columns(self._clock.monotonic() + self._timeout)
+        self._produce = {name: one.producer.produce for name, one in self._by_topic.items()}
+
+    def _check(self) -> None:
+        if self._failure is None:
+            for channel in self._channels.values():
+                if channel.failure is not None:
+                    self._failure = channel.failure
+                if channel.forbidden is not None:
+                    raise _forbidden(channel.forbidden)
+        if self._failure is not None:
+            raise WriteFailed(f"{self._failure}; join again and rewrite")
+
+    def _refused(self, what: str, error: LogError) -> AnabranchError:
+        if isinstance(error, LogDenied):
+            return NotAuthorized(str(error))
+        if isinstance(error, LogRefused) and error.error == TOPIC_AUTHORIZATION_FAILED:
+            return _forbidden(str(error))
+        return self._fail(f"{what} failed: {error}")
+
+    def _fail(self, reason: str) -> WriteFailed:
+        if self._failure is None:
+            self._failure = reason
+        return WriteFailed(f"{self._failure}; join again and rewrite")
+
+    def discard(self) -> None:
+        self._fail("the writer was discarded")
+        self._produce.clear()
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            self._pool.give_back(channel)
+        if self._columns is not None:
+            self._columns.end()
+
+
+def _forbidden(what: str) -> NotAuthorized:
+    return NotAuthorized(f"the right Write on the topic is missing: {what}")

@@ -1,0 +1,1 @@
+"""The care of streams' topics, beside the rounds: made, watched, cut, scaled."""

@@ -1,0 +1,210 @@
+"""Cutting journals and histories, and moving runs that keep journals long (`core.decisions.cleanup`).
+
+Both follow the log; `durability` has their order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+
+from anabranch.batches.journal_refetch import JournalReaders
+from anabranch.batches.packer import Made, Packer, batch_limit
+from anabranch.core.decisions.cleanup import Copied, Lying, has_moved, moved, not_now, runs_to_move
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.journal.usage import Place
+from anabranch.core.rows import HISTORY
+from anabranch.ports import (
+    CORRUPT_MESSAGE,
+    CorruptBatch,
+    Log,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    Producer,
+    TopicPartition,
+)
+from anabranch.processors.durability import native_transaction
+from anabranch.processors.streams.beside import helper
+from anabranch.processors.streams.histories import Histories
+from anabranch.topics.names import history_topic, journal_topic
+
+log = logging.getLogger("anabranch.controller")
+
+RETRY_MS = 30_000
+
+
+class Cutter:
+    """Deletes records below logged low waters, and finds how far histories may go.
+
+    A failed deletion harms nothing: it is tried again.
+    """
+
+    def __init__(self, source: Log, *, threads: bool, histories_ms: int) -> None:
+        """``histories_ms``: how often to look at the histories."""
+        self._log = source
+        self._due: dict[TopicPartition, int] = {}
+        self._not_before_ms = 0
+        self._helper = helper("anabranch-cutter", threads=threads)
+        self._under_way: Future[dict[TopicPartition, int]] | None = None
+        self._at: frozenset[str] = frozenset()  # the streams of the request under way
+        self._histories = Histories(source)
+        self._histories_ms = histories_ms
+        self._next_look_ms = 0
+        self._looking: Future[dict[str, int]] | None = None
+        self._looks_at: frozenset[str] = frozenset()
+
+    def logged(self, low_waters: Mapping[Place, int]) -> None:
+        """Take in low waters that are on the log."""
+        for (stream, partition), offset in low_waters.items():
+            self._due[_place(stream, partition)] = offset
+
+    def cut(self, now_ms: int, waiting: Container[str] = ()) -> None:
+        """Delete what may be deleted, or begin to; not of the ``waiting`` topics, which can't be reached."""
+        self._take_back(now_ms)
+        if self._under_way is not None or not self._due or now_ms < self._not_before_ms:
+            return
+        due = {place: at for place, at in self._due.items() if place.topic not in waiting}
+        if not due:
+            return
+        self._due = {place: at for place, at in self._due.items() if place not in due}
+        self._at = frozenset(place.topic for place in due)
+        self._under_way = self._helper.submit(self._delete, due)
+        self._take_back(now_ms)
+
+    def spare(self, now_ms: int, streams: Callable[[], Mapping[str, int]]) -> dict[str, int]:
+        """Stream -> offset below which its history names no event that is left, as it was found.
+
+        ``streams``: the partitions of each; they are looked at now and then.
+        """
+        if self._looking is None and now_ms >= self._next_look_ms:
+            self._next_look_ms = now_ms + self._histories_ms
+            looked_at = streams()
+            self._looks_at = frozenset(looked_at)
+            self._looking = self._helper.submit(self._histories.spare, looked_at)
+        if self._looking is None or not self._looking.done():
+            return {}
+        found, self._looking = self._looking.result(), None
+        there = streams() if found else {}
+        return {stream: at for stream, at in found.items() if stream in there}
+
+    def is_at(self, stream: str) -> bool:
+        """Whether records of this stream's journal or history are being deleted, or looked for."""
+        topics = {journal_topic(stream), history_topic(stream)}
+        return (self._under_way is not None and not topics.isdisjoint(self._at)) or (
+            self._looking is not None and stream in self._looks_at
+        )
+
+    def forget_stream(self, stream: str) -> None:
+        """Low waters logged for the old journal and history do not apply to new ones of the same name."""
+        topics = {journal_topic(stream), history_topic(stream)}
+        self._due = {place: at for place, at in self._due.items() if place.topic not in topics}
+        self._histories.forget_stream(stream)
+
+    def close(self) -> None:
+        """Leave a request under way alone: its low waters are logged."""
+        self._helper.shutdown(wait=False, cancel_futures=True)
+
+    def _take_back(self, now_ms: int) -> None:
+        if self._under_way is None or not self._under_way.done():
+            return
+        failed, self._under_way = self._under_way.result(), None
+        if failed:
+            self._not_before_ms = now_ms + RETRY_MS
+            self._due = failed | self._due  # later low waters are higher
+
+    def _delete(self, due: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Delete; returns the low waters that could not be applied."""
+        try:
+            self._log.delete_records(due)
+        except LogRefused as error:
+            if len(due) > 1:
+                failed: dict[TopicPartition, int] = {}
+                for place, at in due.items():
+                    failed |= self._delete({place: at})
+                return failed
+            log.warning("a topic can't be cut: %s", error)  # the next low water tries again
+        except LogError as error:
+            log.warning("topics can't be cut now: %s", error)
+            return due
+        return {}
+
+
+def _place(stream: str, partition: int) -> TopicPartition:
+    """The partition that a low water is for."""
+    if partition == HISTORY:
+        return TopicPartition(history_topic(stream), 0)
+    return TopicPartition(journal_topic(stream), partition)
+
+
+def move_next(
+    source: Log,
+    turn: Turn,
+    next_producer: Callable[[], Producer],
+    write: Callable[[Producer], object],
+) -> None:
+    """Move the next chunk of runs that keep the first crowded journal partition long.
+
+    ``write``: makes this turn's round durable in the native transaction of that producer. `LogRefused`: nothing
+    happened, and the state has to be read again.
+    """
+    place = turn.cleaning.crowded[0]
+    lying = runs_to_move(turn, place)
+    if not lying:
+        not_now(turn, place)
+        return
+    producer = next_producer()
+    limit = batch_limit(turn.state.streams[place[0]].settings)
+    try:
+        with native_transaction(producer, commit=False):
+            copies = copy_runs(source, producer, place, lying, limit)
+    except (LogRefused, LogUnavailable):  # leading goes on: a new leader would meet the same error
+        not_now(turn, place)
+        return
+    moved(turn, place, lying, copies)
+    try:
+        write(producer)
+    except (LogRefused, LogUnavailable):
+        not_now(turn, place)
+        raise
+    has_moved(turn, place, lying, copies)
+
+
+def copy_runs(
+    source: Log, producer: Producer, place: Place, lying: Sequence[Lying], limit: int
+) -> list[Copied]:
+    """Append copies of these runs to their own journal partition; returns their places.
+
+    ``limit``: the most bytes of a batch. The native transaction is left to the caller. `LogRefused` also for a
+    batch that can't be read; other errors are those of the reading and of `Producer.append_stream`.
+    """
+    target = TopicPartition(journal_topic(place[0]), place[1])
+    readers = JournalReaders(source)
+    packer = Packer(limit)
+    parts: list[list[tuple[int, int]]] = []  # for each batch: (index of the run, records)
+
+    def made() -> Iterator[Made]:
+        reader = readers.of(target)
+        for index, one in enumerate(lying):
+            yield from packer.run(index, one.run, reader, divisible=False)
+        yield from packer.flush()
+
+    def batches() -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
+        for batch in made():
+            parts.append(batch.parts)
+            yield target, batch.data
+
+    try:
+        bases = producer.append_stream(batches())
+    except CorruptBatch as error:
+        raise LogRefused(str(error), CORRUPT_MESSAGE, error.topics) from error
+    finally:
+        readers.close()
+    copies = []
+    for base, runs in zip(bases, parts, strict=True):
+        at = base
+        for _, records in runs:
+            copies.append(Copied(base, at, pure=len(runs) == 1))
+            at += records
+    return copies

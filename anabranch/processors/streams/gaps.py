@@ -1,0 +1,153 @@
+"""Foreign records in streams' topics: looked for in the gaps before the data that rounds append.
+
+Between one round's data on a partition and the next one's are a marker and aborted data. A gap of more offsets than
+markers explain is read, beside the loop. The count is a lower bound: markers come late, and a gap of the right size
+is not looked into.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from anabranch.batches.format import read_header
+from anabranch.ports import CorruptBatch, Log, LogError, LogUnavailable, TopicPartition
+from anabranch.processors.streams.beside import helper
+from anabranch.topics.names import stream_topic
+
+log = logging.getLogger("anabranch.controller")
+
+LOOK_EVERY_MS = 200
+LOOK_BYTES = 256 << 10
+# Gaps to look into, and gaps of a partition that can't be judged yet; more are passed over.
+MOST_WAITING = 1000
+MOST_TRIES = 25
+_TELL_EVERY_MS = 60_000
+_FIRST_MARKERS = 2  # left by former leaders, before this one's first data
+
+
+class Appended(NamedTuple):
+    """A round's data on a partition of a stream, in order: it should begin at ``known``."""
+
+    stream: str
+    partition: int
+    known: int
+    first: int
+
+
+class _Gap(NamedTuple):
+    stream: str
+    partition: int
+    first: int
+    end: int
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class _Partition:
+    """``markers``: how many may still come. ``gaps``: since none were to come."""
+
+    markers: int = 0
+    gaps: deque[_Gap] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+
+
+class Gaps:
+    """The gaps of one leader. ``found``: stream -> foreign records."""
+
+    def __init__(self, source: Log, *, threads: bool) -> None:
+        self._log = source
+        self.found: Counter[str] = Counter()
+        self._helper = helper("anabranch-gaps", threads=threads)
+        self._partitions: dict[tuple[str, int], _Partition] = {}
+        self._waiting: deque[_Gap] = deque()
+        self._under_way: tuple[_Gap, Future[tuple[int, int]]] | None = None
+        self._look_ms = 0
+        self._tell_ms: dict[str, int] = {}
+
+    def appended(self, data: Iterable[Appended]) -> None:
+        """Take in the data of a committed round; each partition gets a marker for it."""
+        touched = set()
+        for stream, number, known, first in data:
+            touched.add((stream, number))
+            at = self._partitions.get((stream, number))
+            if at is None:
+                at = self._partitions[stream, number] = _Partition()
+                if known and first - known <= _FIRST_MARKERS:
+                    continue
+            if first > known:
+                at.gaps.append(_Gap(stream, number, known, first))
+                at.markers -= first - known
+            if at.markers < 0 and len(self._waiting) < MOST_WAITING:
+                self._waiting.extend(at.gaps)
+            if at.markers <= 0:
+                at.gaps.clear()
+                at.markers = 0
+        for place in touched:
+            self._partitions[place].markers += 1
+
+    def look(self, now_ms: int) -> None:
+        """Look into the next gap, or begin to."""
+        self._take_back(now_ms)
+        if self._under_way is None and self._waiting and now_ms >= self._look_ms:
+            self._look_ms = now_ms + LOOK_EVERY_MS
+            gap = self._waiting.popleft()
+            self._under_way = gap, self._helper.submit(self._read, gap)
+            self._take_back(now_ms)
+
+    def forget_stream(self, stream: str) -> None:
+        """Drop a stream: another one may come under its name."""
+        self._waiting = deque(gap for gap in self._waiting if gap.stream != stream)
+        self._partitions = {at: p for at, p in self._partitions.items() if at[0] != stream}
+        self._under_way = None  # … and its result counts for no stream
+        self.found.pop(stream, None)
+        self._tell_ms.pop(stream, None)
+
+    def close(self) -> None:
+        """Leave a search under way: its result is not waited for."""
+        self._helper.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, gap: _Gap) -> tuple[int, int]:
+        """The number of records in part of the gap, and where the rest of it begins."""
+        place = TopicPartition(stream_topic(gap.stream), gap.partition)
+        try:
+            found = self._log.fetch(
+                {place: gap.first}, max_wait=0, max_bytes=LOOK_BYTES, committed=True
+            ).get(place)
+        except LogUnavailable:
+            found = None
+        except (LogError, CorruptBatch) as error:
+            log.info("a gap of %s is not looked into: %s", place.topic, error)
+            return 0, gap.end
+        if found is None:
+            return 0, gap.first
+        headers = [
+            read_header(b.data, whole=False) for b in found.batches if b.base_offset < gap.end
+        ]
+        return sum(header.record_count for header in headers), found.next_offset
+
+    def _take_back(self, now_ms: int) -> None:
+        """Count the records of a finished search."""
+        if self._under_way is None or not self._under_way[1].done():
+            return
+        (gap, work), self._under_way = self._under_way, None
+        records, after = work.result()
+        if after < gap.end and gap.tries < MOST_TRIES:
+            tries = gap.tries + 1 if after == gap.first else 0
+            self._waiting.appendleft(gap._replace(first=after, tries=tries))
+        if not records:
+            return
+        self.found[gap.stream] += records
+        if now_ms >= self._tell_ms.get(gap.stream, now_ms):
+            self._tell_ms[gap.stream] = now_ms + _TELL_EVERY_MS
+            log.warning(
+                "%s[%d] has records of others at offset %d, %d so far: readers of this library leave them out, "
+                "others do not; let only controllers write to that topic",
+                stream_topic(gap.stream),
+                gap.partition,
+                gap.first,
+                self.found[gap.stream],
+            )

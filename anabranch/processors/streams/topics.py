@@ -1,0 +1,343 @@
+"""The topics of streams: the leader makes, grows and deletes them as the log says.
+
+The stream's row logs an intent first; this module carries it out; the result is logged. A successor that finds an
+intent without a result does it again, which is harmless.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+
+from anabranch.core.decisions.scale import partitions_added, partitions_refused
+from anabranch.core.decisions.streams import (
+    forget_refused,
+    prove_lead,
+    recovery_refused,
+    stream_created,
+    stream_forgotten,
+    stream_recovered,
+    stream_refused,
+)
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.round import NO_PREVIOUS
+from anabranch.core.state import State
+from anabranch.core.stream_states import CREATING, FORGETTING, RECOVERING
+from anabranch.errors import (
+    AnabranchError,
+    IllegalState,
+    InvalidArgument,
+    NotAuthorized,
+    NotReady,
+    TopicMisconfigured,
+)
+from anabranch.ports import (
+    Clock,
+    Log,
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUnavailable,
+    TableError,
+    TopicInfo,
+)
+from anabranch.processors.history_tail import load_tail
+from anabranch.processors.streams.beside import helper
+from anabranch.processors.streams.cleanup import Cutter
+from anabranch.schemas.records import StreamRow
+from anabranch.topics.creation import (
+    create_stream_topics,
+    grow_stream_topics,
+    refusal_of,
+    topic_ids,
+)
+from anabranch.topics.names import history_topic, journal_topic, stream_topic, topics_of
+
+log = logging.getLogger("anabranch.controller")
+
+Done = Callable[[Turn], None]  # puts the result into a turn
+LOOK_AGAIN_S = 0.1  # the wait between looks whether deleted topics are gone
+GIVE_UP_S = 30.0  # … and how long
+TRIES = 3  # to create, delete or find a stream's topics while brokers don't answer, or refuse
+
+
+@dataclass(slots=True)
+class _Deleting:
+    """A stream whose topics are being deleted; monotonic seconds.
+
+    ``found``: its leftovers, seen before a round of this leader was committed.
+    """
+
+    look_at: float
+    give_up_at: float
+    found: list[TopicInfo] = field(default_factory=list)
+
+
+class StreamTopics:
+    """Makes and deletes topics in the loop, and grows them beside it."""
+
+    def __init__(
+        self, log: Log, clock: Clock, witness: str, cutter: Cutter, *, threads: bool
+    ) -> None:
+        """``witness``: an existing topic: a broker that does not know it knows nothing."""
+        self._log = log
+        self._clock = clock
+        self._witness = witness
+        self._cutter = cutter
+        self._growth = Growth(log, threads=threads)
+        self._deleting: dict[str, _Deleting] = {}
+        self._tried: dict[str, tuple[int, float]] = {}  # failed tries, and when to try again
+        self.missed: set[str] = set()  # streams with a topic that was not found
+
+    @property
+    def busy(self) -> bool:
+        """Whether work is under way: look again soon."""
+        return self._growth.busy or bool(self._deleting) or bool(self._tried)
+
+    def step(self, state: State, waiting: Container[str] = ()) -> Iterator[tuple[str, Done]]:
+        """Do, or begin, the work that the log says. Log a result before taking the next one.
+
+        ``waiting``: streams in trouble: their topics are not grown.
+
+        Raises: LogError, if the log can't be reached.
+        """
+        for row in list(state.streams.values()):
+            if row.state == CREATING:
+                created = self._create(row, state)
+                if created is not None:
+                    self._tried.pop(row.stream, None)
+                    yield row.stream, created
+            elif row.state in (RECOVERING, FORGETTING):
+                done = self._contained(row)
+                if done is not None:
+                    yield row.stream, done
+        for stream, grown in self._growth.step(state, waiting):
+            if isinstance(grown, int):
+                yield stream, partial(partitions_added, stream=stream, partitions=grown)
+            else:
+                if isinstance(grown, NotReady):
+                    self.missed.add(stream)
+                yield stream, partial(partitions_refused, stream=stream, error=grown)
+
+    def refused(self, state: State, stream: str, error: LogRefused) -> Done | None:
+        """The rows for a round, when the broker refused the record of a result; None: it is tried again."""
+        row = state.streams.get(stream)
+        if row is not None and row.state == CREATING:
+            return partial(stream_refused, stream=stream, error=refusal_of(error))
+        return None
+
+    def close(self) -> None:
+        self._growth.close()
+
+    def _create(self, row: StreamRow, state: State) -> Done | None:
+        """Make a stream's topics. None: try again; a few times only, as others wait while brokers don't answer."""
+        tries, again_at = self._tried.get(row.stream, (0, 0.0))
+        if self._clock.monotonic() < again_at:
+            return None
+        error: AnabranchError
+        try:
+            _check_names(row.stream, state)
+            starts = create_stream_topics(
+                self._log,
+                row.stream,
+                segments=row.segment_count,
+                settings=row.settings,
+                adopt=row.adopt,
+            )
+            ids = topic_ids(self._log, row.stream)
+            self._check_no_history(row.stream)
+        except AnabranchError as wrong:
+            error = wrong
+        except LogRefused as refused:
+            error = refusal_of(refused)
+        except (LogFenced, TableError):
+            raise
+        except Exception as trouble:
+            tries += 1
+            log.warning(
+                "%s can't be created, try %d: %s", row.stream, tries, trouble, exc_info=True
+            )
+            if tries < TRIES:
+                pause = LOOK_AGAIN_S * 10**tries
+                self._tried[row.stream] = tries, self._clock.monotonic() + pause
+                return None
+            error = NotReady(f"its topics can't be made now: {trouble}")
+        else:
+            return partial(stream_created, stream=row.stream, starts=starts, topic_ids=ids)
+        return partial(stream_refused, stream=row.stream, error=error)
+
+    def _contained(self, row: StreamRow) -> Done | None:
+        """A step of taking back, or of deleting. If the log fails, it is tried again, a few times; then refused.
+
+        Leading goes on: a new lead would begin with the same step and end the same way. None: look again.
+        """
+        stream, recovering = row.stream, row.state == RECOVERING
+        tries, again_at = self._tried.get(stream, (0, 0.0))
+        if self._clock.monotonic() < again_at:
+            return None
+        try:
+            return self._recover(row) if recovering else self._delete(stream)
+        except LogFenced:
+            raise
+        except LogError as trouble:
+            tries += 1
+            log.warning("the topics of %s, %s, try %d: %s", stream, row.state, tries, trouble)
+            now, under_way = self._clock.monotonic(), self._deleting.get(stream)
+            if tries < TRIES and (under_way is None or now < under_way.give_up_at):
+                self._tried[stream] = tries, now + LOOK_AGAIN_S * 10**tries
+                return None
+            self._forget(stream)
+            error = NotReady(f"the brokers don't do now what this needs: {trouble}")
+            refused = recovery_refused if recovering else forget_refused
+            return partial(refused, stream=stream, error=error)
+
+    def _recover(self, row: StreamRow) -> Done:
+        """Compare the topics of a stream that was given up with its old ones."""
+        names = topics_of(row.stream)
+        found = self._log.describe_topics(names)
+        self._forget(row.stream)
+        for name, topic_id in zip(names, row.topic_ids, strict=False):
+            info = found.get(name)
+            least = 1 if name == names[2] else row.partitions
+            if info is None or info.topic_id != topic_id or info.partitions < least:
+                error = IllegalState(
+                    f"{row.stream} can't be taken back: {name} is not the topic that it was; forget the stream"
+                )
+                return partial(recovery_refused, stream=row.stream, error=error)
+        return partial(stream_recovered, stream=row.stream)
+
+    def _check_no_history(self, stream: str) -> None:
+        """`TopicMisconfigured` if a former stream's history is there: readers would take it for this one's."""
+        if load_tail(self._log, self._clock, stream).last != NO_PREVIOUS:
+            raise TopicMisconfigured(
+                f"{history_topic(stream)} has the history of another stream, whose name was free: delete that "
+                f"topic, {stream_topic(stream)} and {journal_topic(stream)}, or choose another name"
+            )
+
+    def _delete(self, stream: str) -> Done | None:
+        """A step of deleting the rest of a stream's topics. None: look again."""
+        now = self._clock.monotonic()
+        under_way = self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
+        if now < under_way.look_at:
+            return None
+        if self._cutter.is_at(stream) or self._growth.is_at(stream):
+            # Their requests name a topic only: a new topic of that name must not get them.
+            return None
+        left, under_way.found = under_way.found, []
+        try:
+            if left:
+                self._log.delete_topics(left)
+        except LogRefused as error:
+            refusal = f"the brokers don't delete {_names(left)}: {error}; delete them by hand, then repeat this"
+            kind = NotAuthorized if error.forbidden else InvalidArgument
+            return self._refused(stream, kind(refusal))
+        names = topics_of(stream)
+        known = self._log.describe_topics([self._witness, *names])
+        found = [known[name] for name in names if name in known]
+        if self._witness in known and not found:
+            self._forget(stream)
+            return partial(stream_forgotten, stream=stream)
+        if now >= under_way.give_up_at:
+            wrong = _names(found) or "topics that can't be looked for"
+            return self._refused(
+                stream,
+                NotReady(
+                    f"still there, or created again, after {GIVE_UP_S:.0f} s: {wrong}; stop the clients that "
+                    "write there, then repeat this"
+                ),
+            )
+        under_way.look_at = now + (LOOK_AGAIN_S if left or not found else 0)
+        under_way.found = found
+        return partial(prove_lead, stream=stream) if found else None
+
+    def _refused(self, stream: str, error: AnabranchError) -> Done:
+        self._forget(stream)
+        return partial(forget_refused, stream=stream, error=error)
+
+    def _forget(self, stream: str) -> None:
+        self._deleting.pop(stream, None)
+        self._tried.pop(stream, None)
+
+
+def _check_names(stream: str, state: State) -> None:
+    """`InvalidArgument` if a topic's name would differ from another stream's in . and _ only."""
+    wanted = _as_kafka_compares(stream)
+    for other in state.streams.values():
+        if other.state != CREATING and wanted & _as_kafka_compares(other.stream):
+            raise InvalidArgument(
+                f"{stream} can't be beside {other.stream}: names of their topics differ in . and _ alone, "
+                "and Kafka treats these as equal; choose another name"
+            )
+
+
+def _as_kafka_compares(stream: str) -> set[str]:
+    return {name.replace(".", "_") for name in topics_of(stream)}
+
+
+def _names(topics: Sequence[TopicInfo]) -> str:
+    return ", ".join(topic.name for topic in topics)
+
+
+class Growth:
+    """Adds the partitions that are logged as wanted, beside the loop; also those that a former leader left."""
+
+    def __init__(self, log: Log, *, threads: bool) -> None:
+        self._log = log
+        self._helper = helper("anabranch-growth", threads=threads)
+        self._under_way: dict[str, tuple[int, Future[None]]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether topics are being grown."""
+        return bool(self._under_way)
+
+    def is_at(self, stream: str) -> bool:
+        """Whether this stream's topics are being grown."""
+        return stream in self._under_way
+
+    def step(
+        self, state: State, waiting: Container[str] = ()
+    ) -> Iterator[tuple[str, int | AnabranchError]]:
+        """Begin the growth that is wanted. Yields (stream, its partitions now, or why it can't be grown).
+
+        ``waiting``: streams in trouble.
+
+        Raises: LogError, if the log can't be reached.
+        """
+        for stream in [s for s, (_, work) in self._under_way.items() if work.done()]:
+            row = state.streams.get(stream)
+            if row is None or row.wanted_partitions <= row.partitions:
+                del self._under_way[stream]  # given up meanwhile
+        for stream, row in list(state.streams.items()):
+            if row.wanted_partitions <= row.partitions:
+                continue
+            if stream not in self._under_way:
+                if stream in waiting:
+                    continue
+                wanted = row.wanted_partitions
+                work = self._helper.submit(grow_stream_topics, self._log, stream, wanted)
+                self._under_way[stream] = wanted, work
+            partitions, work = self._under_way[stream]
+            if work.done():
+                del self._under_way[stream]
+                try:
+                    work.result()
+                except AnabranchError as error:
+                    yield stream, error
+                except LogRefused as error:
+                    yield stream, refusal_of(error)
+                except LogUnavailable as error:
+                    yield stream, NotReady(f"the brokers can't add partitions now: {error}")
+                else:
+                    yield stream, partitions
+
+    def close(self) -> None:
+        """Leave work under way: the next leader does it again.
+
+        Such work may still add partitions, also to topics of a later stream of that name; this does no harm.
+        """
+        self._helper.shutdown(wait=False, cancel_futures=True)
+        self._under_way.clear()

@@ -1,0 +1,1 @@
+"""The sink of `format("anabranch")`: rows become events, a batch one transaction."""

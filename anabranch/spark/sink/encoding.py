@@ -1,0 +1,250 @@
+"""From rows to events: option ``encoding``, checked against the schema on the driver.
+
+An `Encoding` is plain data that travels to the tasks; there `encoder` turns Arrow batches of rows into events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as t
+
+from anabranch.errors import InvalidArgument
+from anabranch.spark.columns import HEADERS_TYPE
+from anabranch.spark.options import Options
+from anabranch.spark.sink import avro_rows, json_rows
+
+ENCODINGS = ("raw", "json", "avro")
+_STREAM = "stream"
+_BYTES = (t.BinaryType, t.StringType)
+_RAW: dict[str, tuple[type[t.DataType], ...]] = {
+    "key": _BYTES,
+    "value": _BYTES,
+    "headers": (t.ArrayType,),
+    "timestamp": (t.TimestampType,),
+    _STREAM: (t.StringType,),
+}
+_WANTED = {
+    "key": "binary or string",
+    "value": "binary or string",
+    "headers": HEADERS_TYPE.simpleString(),
+    "timestamp": "timestamp",
+    _STREAM: "string",
+}
+
+Encode: TypeAlias = "Callable[[pa.RecordBatch], pa.Array]"
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The columns of an event's fields, as numbers: places in the rows. Made by `encoding_of`."""
+
+    kind: str
+    fields: tuple[t.StructField, ...]
+    values: tuple[int, ...]
+    keys: tuple[int, ...]
+    headers: int | None
+    timestamp: int | None
+    stream: int | None
+    avro: str | None
+
+    def encoder(self) -> Callable[[pa.RecordBatch], Iterator[tuple[str | None, pa.RecordBatch]]]:
+        """A function from a batch of rows to batches of events, each with its stream (None: the option's).
+
+        Each task makes one. Events have the columns that `Handle.write_batch` takes.
+        """
+        value, key = self._value(), self._key()
+
+        def events(rows: pa.RecordBatch) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+            columns = {"value": value(rows)}
+            if key is not None:
+                columns["key"] = key(rows)
+            if self.headers is not None:
+                columns["headers"] = rows.column(self.headers)
+            if self.timestamp is not None:
+                columns["timestamp"] = rows.column(self.timestamp)
+            batch = pa.RecordBatch.from_pydict(columns)
+            if self.stream is None:
+                yield None, batch
+            else:
+                yield from _by_stream(rows.column(self.stream), batch)
+
+        return events
+
+    def _value(self) -> Encode:
+        fields = [self.fields[i] for i in self.values]
+        if self.kind == "raw":
+            (only,) = self.values
+            return lambda rows: rows.column(only)
+        if self.kind == "json":
+            return lambda rows: json_rows.json_rows(self._columns(rows), fields, rows.num_rows)
+        encode = avro_rows.AvroRows(self.avro or "", fields)
+        return lambda rows: encode(self._columns(rows), rows.num_rows)
+
+    def _columns(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        return [rows.column(i) for i in self.values]
+
+    def _key(self) -> Encode | None:
+        if not self.keys:
+            return None
+        if len(self.keys) > 1:
+            fields = [self.fields[i] for i in self.keys]
+            return lambda rows: json_rows.json_arrays(
+                [rows.column(i) for i in self.keys], fields, rows.num_rows
+            )
+        (only,) = self.keys
+        kind = self.fields[only].dataType
+        if isinstance(kind, _BYTES):
+            return lambda rows: rows.column(only)
+        return lambda rows: json_rows.plain_texts(rows.column(only), kind)
+
+
+def encoding_of(options: Options, schema: t.StructType, *, by_column: bool) -> Encoding:
+    """The encoding that the options give for these rows. ``by_column``: each row names its stream.
+
+    Raises: InvalidArgument, which says what to do.
+    """
+    kind = options.choice("encoding", ENCODINGS, "raw")
+    keys = options.words("key")
+    keep = options.choice("keepkey", ("true", "false"), "true") == "true"
+    timestamp = options.text("timestampcolumn")
+    avro = options.text("avroschema")
+    names = [field.name.lower() for field in schema.fields]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidArgument(f"columns of the same name: {', '.join(twice)}; rename or drop them")
+    if by_column and _STREAM not in names:
+        raise InvalidArgument(
+            "no column 'stream' (scope/name): add one, or give option stream=scope/name instead of scope"
+        )
+    if avro is not None and kind != "avro":
+        raise InvalidArgument(f"option avroschema is for encoding=avro, not {kind}")
+    if kind == "raw":
+        if keys or timestamp or not keep:
+            raise InvalidArgument(
+                "options key, keepkey and timestampcolumn are for encoding=json and avro; raw takes the columns "
+                "key and timestamp"
+            )
+        return _raw(schema, by_column=by_column)
+    return _encoded(kind, schema, keys, keep, timestamp, avro, by_column=by_column)
+
+
+def _raw(schema: t.StructType, *, by_column: bool) -> Encoding:
+    places = {field.name.lower(): i for i, field in enumerate(schema.fields)}
+    unknown = [field.name for field in schema.fields if field.name.lower() not in _RAW]
+    if unknown or "value" not in places:
+        found = f"not {', '.join(unknown)}" if unknown else "and value has to be there"
+        raise InvalidArgument(
+            f"encoding=raw takes the columns {', '.join(_RAW)}, {found}: select those, or give option "
+            "encoding=json or avro to write whole rows"
+        )
+    if not by_column and _STREAM in places:
+        raise InvalidArgument(
+            "both option stream and a column 'stream': drop the column, or give option scope instead"
+        )
+    for name, place in places.items():
+        _check_type(name, schema.fields[place].dataType)
+    return Encoding(
+        kind="raw",
+        fields=tuple(schema.fields),
+        values=(places["value"],),
+        keys=tuple(places[name] for name in ("key",) if name in places),
+        headers=places.get("headers"),
+        timestamp=places.get("timestamp"),
+        stream=places.get(_STREAM),
+        avro=None,
+    )
+
+
+def _encoded(
+    kind: str,
+    schema: t.StructType,
+    keys: Sequence[str],
+    keep: bool,
+    timestamp: str | None,
+    avro: str | None,
+    *,
+    by_column: bool,
+) -> Encoding:
+    key_places = tuple(_place(schema, "key", name) for name in keys)
+    time_place = None if timestamp is None else _place(schema, "timestampcolumn", timestamp)
+    stream = _place(schema, "scope", _STREAM) if by_column else None
+    if not keep and not keys:
+        raise InvalidArgument("option keepkey=false needs option key")
+    if time_place is not None:
+        kind_of_time = schema.fields[time_place].dataType
+        if not isinstance(kind_of_time, _RAW["timestamp"]):
+            raise InvalidArgument(
+                f"option timestampcolumn: column {schema.names[time_place]} is {kind_of_time.simpleString()}, and "
+                f"{_WANTED['timestamp']} is needed: cast it"
+            )
+    if stream is not None:
+        _check_type(_STREAM, schema.fields[stream].dataType)
+    left_out = {stream, *(() if keep else key_places)}
+    values = tuple(i for i in range(len(schema.fields)) if i not in left_out)
+    row = t.StructType([schema.fields[i] for i in values])
+    for place in key_places:
+        field = schema.fields[place]
+        if len(keys) > 1 or not isinstance(field.dataType, _BYTES):
+            json_rows.check_type(field.name, field.dataType)
+    if kind == "json":
+        for field in row.fields:
+            json_rows.check_type(field.name, field.dataType)
+    elif avro is None:
+        avro = avro_rows.avro_schema(row)
+    else:
+        avro_rows.check_fits(row, avro)
+    return Encoding(
+        kind=kind,
+        fields=tuple(schema.fields),
+        values=values,
+        keys=key_places,
+        headers=None,
+        timestamp=time_place,
+        stream=stream,
+        avro=avro,
+    )
+
+
+def _place(schema: t.StructType, option: str, name: str) -> int:
+    """The number of a column. As in Spark, the case of names does not matter."""
+    names = [field.name.lower() for field in schema.fields]
+    if name.lower() not in names:
+        raise InvalidArgument(
+            f"option {option}: there is no column {name!r}; there are {', '.join(schema.names)}"
+        )
+    return names.index(name.lower())
+
+
+def _check_type(name: str, kind: t.DataType) -> None:
+    if not isinstance(kind, _RAW[name]) or (name == "headers" and not _are_headers(kind)):
+        raise InvalidArgument(
+            f"column {name} is {kind.simpleString()}, and {_WANTED[name]} is needed: cast it, or give option "
+            "encoding=json or avro to write whole rows"
+        )
+
+
+def _are_headers(kind: t.DataType) -> bool:
+    if not isinstance(kind, t.ArrayType) or not isinstance(kind.elementType, t.StructType):
+        return False
+    fields = {field.name: field.dataType for field in kind.elementType.fields}
+    return (
+        fields.keys() == {"key", "value"}
+        and isinstance(fields["key"], t.StringType)
+        and isinstance(fields["value"], _BYTES)
+    )
+
+
+def _by_stream(
+    streams: pa.Array, events: pa.RecordBatch
+) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+    """The events of each stream, in their order."""
+    if streams.null_count:
+        raise InvalidArgument("a row's column 'stream' is null: fill it, or filter such rows out")
+    found = pc.unique(streams).to_pylist()
+    for stream in found:
+        yield stream, events if len(found) == 1 else events.filter(pc.equal(streams, stream))

@@ -1,0 +1,196 @@
+"""The end of the next micro-batch, chosen from the streams' histories by commit timestamp. Pure.
+
+Only whole commits lie between two positions that are record vectors: every partition has its commits in the
+history's order, and no vector points into a commit (chunks of a big merge lie above all vectors until its
+COMMIT). So tasks need nothing but offset ranges between two positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from anabranch.core.ids import NO_TXN, split_stream
+from anabranch.core.vectors import told
+from anabranch.reading.history import Found
+from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentCommit
+from anabranch.spark.source.positions import Position, raised
+
+
+class NotYet(Exception):
+    """The end of a history can't be known now."""
+
+
+class Front(Protocol):
+    """The records of a history that were not taken yet."""
+
+    @property
+    def bound(self) -> int:
+        """Only records below this offset may be taken now: above it earlier ones may be missing."""
+
+    def peek(self) -> Found | None:
+        """The next record; None: there is none now. `NotYet`: whether there is one is not known."""
+
+    def pop(self) -> None:
+        """Take the next record."""
+
+
+class Limits(NamedTuple):
+    """``events``: at most so many, None: any number; ``whole`` transactions even then. ``by_epoch``: no key's
+    events from two segments."""
+
+    events: int | None = None
+    whole: bool = False
+    by_epoch: bool = False
+
+
+class Admitted(NamedTuple):
+    """A micro-batch's end. ``events``: how many it has at most. ``all``: nothing more is there now."""
+
+    positions: dict[str, Position]
+    events: int
+    all: bool
+
+
+def admit(start: Mapping[str, Position], fronts: Mapping[str, Front], limits: Limits) -> Admitted:
+    """Take records in the order of their timestamps, until the limits.
+
+    Commits of one transaction in several streams are taken together. Without an event the positions stay.
+    """
+    batch = _Batch(start, limits)
+    open_ = dict(fronts)
+    complete = True
+    while True:
+        heads: dict[str, Found] = {}
+        for stream, front in list(open_.items()):
+            try:
+                head = front.peek()
+            except NotYet:
+                _leave_scope(open_, heads, stream)
+                complete = False
+                continue
+            if head is not None and stream in open_:
+                heads[stream] = head
+        if not heads:
+            break
+        first = min(heads, key=lambda stream: (heads[stream].record.timestamp, stream))
+        if heads[first].offset >= open_[first].bound:
+            _leave_scope(open_, heads, first)
+            continue
+        group = [s for s in heads if s == first or _siblings(heads[first], heads[s])]
+        taken = batch.take({stream: heads[stream] for stream in group})
+        for stream in taken:
+            open_[stream].pop()
+        if len(taken) < len(group):
+            complete = False
+            break
+    moved = batch.positions() if batch.events else dict(start)
+    return Admitted(moved, batch.events, complete)
+
+
+def _leave_scope(open_: dict[str, Front], heads: dict[str, Found], stream: str) -> None:
+    """Take no more of a scope: unseen records of this stream may be older than seen ones of another."""
+    scope = split_stream(stream)[0]
+    for other in [s for s in open_ if split_stream(s)[0] == scope]:
+        del open_[other]
+        heads.pop(other, None)
+
+
+def _siblings(one: Found, other: Found) -> bool:
+    """Whether two records are commits of one transaction."""
+    a, b = one.record, other.record
+    return (
+        isinstance(a, CommitRecord)
+        and isinstance(b, CommitRecord)
+        and a.txn_id == b.txn_id != NO_TXN
+        and a.timestamp == b.timestamp
+    )
+
+
+class _Batch:
+    def __init__(self, start: Mapping[str, Position], limits: Limits) -> None:
+        self.events = 0
+        self._start = start
+        self._limits = limits
+        self._last: dict[str, Found] = {}  # the last taken record, by stream
+        self._ends: dict[str, dict[int, int]] = {}  # of the partitions, from the taken records
+        # Partition -> offset inside of the next record, by stream.
+        self._parts: dict[str, dict[int, int]] = {}
+        self._written: set[tuple[str, int]] = set()  # (stream, segment) with events in this batch
+
+    def positions(self) -> dict[str, Position]:
+        """The positions at its end."""
+        return {stream: self._position(stream) for stream in self._start}
+
+    def _position(self, stream: str) -> Position:
+        at, last = self._start[stream], self._last.get(stream)
+        if last is not None:
+            at = at.moved(last.offset, self._ends[stream])
+        return Position(at.after, raised(at.vector, self._parts.get(stream, {})))
+
+    def take(self, group: Mapping[str, Found]) -> list[str]:
+        """Take one record, or a transaction's commits. Returns the streams where it is taken to its end."""
+        if any(self._must_wait(stream, found) for stream, found in group.items()):
+            return []
+        left = {stream: self._left(stream, found) for stream, found in group.items()}
+        size = sum(count for parts in left.values() for _, _, count in parts)
+        room = None if self._limits.events is None else self._limits.events - self.events
+        if room is not None and size > room:
+            if self.events:
+                return []
+            if not self._limits.whole:
+                return self._take_part(group, left, size, room)
+        for stream in group:
+            self._written |= {(stream, part.segment_id) for part, _, count in left[stream] if count}
+        self.events += size
+        for stream, found in group.items():
+            self._take_whole(stream, found)
+        return list(group)
+
+    def _take_whole(self, stream: str, found: Found) -> None:
+        self._last[stream] = found
+        self._ends.setdefault(stream, {}).update(told(found.record))
+
+    def _must_wait(self, stream: str, found: Found) -> bool:
+        """Whether an epoch seals a segment with events in this batch: events of its successors have to wait."""
+        return (
+            self._limits.by_epoch
+            and isinstance(found.record, EpochRecord)
+            and any((stream, sealed.segment_id) in self._written for sealed in found.record.sealed)
+        )
+
+    def _left(self, stream: str, found: Found) -> list[tuple[SegmentCommit, int, int]]:
+        """(part, first offset, events at most) of the unread parts of a commit."""
+        vector = self._start[stream].vector  # this batch's own records end below
+        record = found.record
+        parts = record.segments if isinstance(record, CommitRecord) else ()
+        out = []
+        for part in parts:
+            first = max(part.first, vector.get(part.partition, 0))
+            if first < part.end:
+                # Markers may lie between events: then a range has fewer events than offsets.
+                out.append((part, first, min(part.count, part.end - first)))
+        return out
+
+    def _take_part(
+        self,
+        group: Mapping[str, Found],
+        left: Mapping[str, list[tuple[SegmentCommit, int, int]]],
+        size: int,
+        room: int,
+    ) -> list[str]:
+        """Take of each part in proportion to its size, so that many tasks have work."""
+        before = given = 0
+        done = []
+        for stream, found in group.items():
+            reached = self._parts[stream] = {}
+            for part, first, count in left[stream]:
+                before += count
+                share = room * before // size - given
+                given += share
+                reached[part.partition] = min(first + share, part.end)
+            if all(reached[part.partition] == part.end for part, _, _ in left[stream]):
+                self._take_whole(stream, found)
+                done.append(stream)
+        self.events += given
+        return done

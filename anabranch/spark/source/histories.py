@@ -1,0 +1,144 @@
+"""The histories of the streams that a source reads: where they begin and end, and records in them.
+
+`Histories` lives in the planner's process, on connections of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+from anabranch.core.ids import split_stream
+from anabranch.core.round import DIRECTLY_BEFORE
+from anabranch.ports import TopicPartition
+from anabranch.reading.committed_log import partitions_of
+from anabranch.reading.history import Found
+from anabranch.reading.history_search import HistorySearch
+from anabranch.spark.options import Connection
+from anabranch.spark.source.positions import BEGIN, Position, raised
+from anabranch.spark.source.tail import HistoryTail
+from anabranch.topics.names import history_topic, stream_topic
+
+
+class Histories:
+    """Close it. One thread."""
+
+    def __init__(self, connection: Connection, streams: Collection[str]) -> None:
+        """Raises: UnknownStream, NotReady, DeadlineExceeded, UnsupportedSetting."""
+        self.streams = tuple(streams)
+        self._timeout = connection.timeout
+        self._source = connection.reader_ports().committed_log(connection.timeout)
+        self._searches: dict[str, HistorySearch] = {}
+        self._tails: dict[str, HistoryTail] = {}
+        partitions_of(self._source, self.streams, self._deadline())
+
+    def close(self) -> None:
+        """Free everything."""
+        self._source.close()
+
+    def search(self, stream: str) -> HistorySearch:
+        """Finds records in a stream's history."""
+        if stream not in self._searches:
+            self._searches[stream] = HistorySearch(self._source, stream, self._timeout)
+        return self._searches[stream]
+
+    def tail(self, stream: str) -> HistoryTail:
+        """Reads a stream's history on."""
+        if stream not in self._tails:
+            self._tails[stream] = HistoryTail(self._source, stream)
+        return self._tails[stream]
+
+    # -- places ---------------------------------------------------------------------------------------
+
+    def begin(self, start: str | int) -> dict[str, Position]:
+        """The positions at which a query begins: 'begin', 'end', or behind all commits up to a hybrid time.
+
+        Events that retention has removed count as read.
+        """
+        if start == "begin":
+            return {stream: self._begin(stream) for stream in self.streams}
+        if start == "end":
+            found = self.heads()
+        else:
+            found = {stream: self.search(stream).as_of(start) for stream in self.streams}
+        positions = {}
+        for stream, at in found.items():
+            if at is None:
+                positions[stream] = self._begin(stream)
+            else:
+                removed = self.removed(stream)
+                positions[stream] = Position(at.offset, raised(at.vector(), removed))
+        return positions
+
+    def _begin(self, stream: str) -> Position:
+        removed = self.removed(stream)
+        if not removed:
+            return BEGIN
+        found = self.search(stream).not_beyond(removed)
+        return Position(found.offset - 1 if found is not None else -1, removed)
+
+    def removed(self, stream: str) -> dict[int, int]:
+        """Partition -> the first offset that is still there, of those of which retention removed some."""
+        topic = stream_topic(stream)
+        count = partitions_of(self._source, [stream], self._deadline())[topic]
+        firsts = self.first_offsets((stream, partition) for partition in range(count))
+        return {partition: first for (_, partition), first in firsts.items() if first}
+
+    def first_offsets(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """(stream, partition) -> the first offset that is still there."""
+        return self.starts(places)[0]
+
+    def starts(
+        self, places: Iterable[tuple[str, int]]
+    ) -> tuple[dict[tuple[str, int], int], dict[str, int]]:
+        """Likewise, and of the histories of these streams: stream -> the first offset that is still there."""
+        topics = {TopicPartition(stream_topic(stream), p): (stream, p) for stream, p in places}
+        histories = {
+            TopicPartition(history_topic(stream), 0): stream for stream, _ in topics.values()
+        }
+        found = self._source.start_offsets([*topics, *histories], self._deadline())
+        return (
+            {place: found[topic] for topic, place in topics.items()},
+            {stream: found[topic] for topic, stream in histories.items()},
+        )
+
+    def is_cut(self, stream: str, after: int) -> bool:
+        """Whether records behind the record ``after`` are deleted."""
+        place = TopicPartition(history_topic(stream), 0)
+        if self._source.start_offsets([place], self._deadline())[place] <= after + 1:
+            return False
+        oldest = self.search(stream).not_beyond({})
+        if oldest is None:
+            return True
+        previous = oldest.record.previous
+        return (oldest.offset - 1 if previous == DIRECTLY_BEFORE else previous) > after
+
+    def heads(self) -> dict[str, Found | None]:
+        """The last record of each history: a cut that has all or nothing of every transaction."""
+        found = {stream: self.search(stream).as_of("end") for stream in self.streams}
+        for streams in self._by_scope().values():
+            last = max((at.record.timestamp for s in streams if (at := found[s])), default=-1)
+            for stream in streams:
+                at = found[stream]
+                if last >= 0 and (at is None or at.record.timestamp != last):
+                    # Looked at too early, perhaps: before the others of its round were there.
+                    found[stream] = self.search(stream).as_of(last)
+        return found
+
+    def ends(self) -> dict[str, tuple[int, int]]:
+        """(committed end, end) of each history. A record below a committed end is decided in all streams of the
+        scope, and stands below these ends there."""
+        topics = {TopicPartition(history_topic(stream), 0): stream for stream in self.streams}
+        committed = self._source.end_offsets(topics, self._deadline(), committed=True)
+        alone = len(self._by_scope()) == len(self.streams)
+        ends = committed if alone else self._source.end_offsets(topics, self._deadline())
+        return {stream: (committed[place], ends[place]) for place, stream in topics.items()}
+
+    def _by_scope(self) -> Mapping[str, list[str]]:
+        scopes: dict[str, list[str]] = defaultdict(list)
+        for stream in self.streams:
+            scopes[split_stream(stream)[0]].append(stream)
+        return scopes
+
+    def _deadline(self) -> float:
+        return self._source.clock.monotonic() + self._timeout

@@ -1,0 +1,195 @@
+"""Streaming source: committed events, micro-batch by micro-batch, in commit order.
+
+The planner's process lives as long as the query and follows the histories; tasks get offset ranges.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from anabranch.core.hybrid_time import from_datetime
+from anabranch.errors import InvalidArgument, RetryError
+from anabranch.reading.history import Found
+from anabranch.spark.columns import check_schema
+from anabranch.spark.options import Options
+from anabranch.spark.source.admission import Limits, admit
+from anabranch.spark.source.histories import Histories
+from anabranch.spark.source.plan import (
+    Cutting,
+    EventRange,
+    moment,
+    read_range,
+    streams_of,
+    strict_of,
+)
+from anabranch.spark.source.positions import BEGIN, Position, from_json, is_new, raised, to_json
+from anabranch.spark.source.retention import still_there
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger("anabranch.spark")
+
+_FAR = 20_000  # up to so many offsets of a history are read rather than jumped over
+# Up to so many offsets of the history, each task reads the commits rather than search them.
+_NEAR = 2_000
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Spark keeps one in the planner; copies of another read in the tasks."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        check_schema(schema)
+        self._schema = schema
+        self._connection = options.connection()
+        self._streams = streams_of(options)
+        start = options.text("start", "begin") or "begin"
+        self._start = start if start in ("begin", "end") else _hybrid(moment("start", start))
+        self._most = options.number("maxeventspertrigger", None)
+        self._whole = options.choice("transactions", ("split", "whole"), "split") == "whole"
+        self._by_epoch = options.choice("order", ("none", "epoch"), "none") == "epoch"
+        self._strict = strict_of(options)
+        self._cutting = Cutting.of(options)
+        options.check_all_used()
+        self._found: Histories | None = None
+        self._target: dict[str, Found | None] | None = None  # of trigger availableNow
+        self._latest: tuple[dict[str, tuple[int, int]], dict[str, Any]] | None = None
+
+    @property
+    def _histories(self) -> Histories:
+        if self._found is None:
+            self._found = Histories(self._connection, self._streams)
+        return self._found
+
+    # -- what Spark asks ------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The start of a new query."""
+        # An end moves within a minute: this one is marked, and `latestOffset` makes Spark keep it at once.
+        positions = self._histories.begin(self._start)
+        return to_json(positions, new=self._start != "begin")
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Option ``maxEventsPerTrigger``."""
+        return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the present end as the query's end."""
+        self._target = self._histories.heads()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The next micro-batch's end; ``start`` itself if there is nothing to read."""
+        before = from_json(start)
+        if before and not before.keys() & set(self._streams):
+            raise InvalidArgument(
+                f"the checkpoint is of {', '.join(before)}, not of {', '.join(self._streams)}: give another one"
+            )
+        positions = {stream: before.get(stream, BEGIN) for stream in self._streams}
+        end = self._admitted(positions, limit)
+        if end == positions and not is_new(start):
+            return start
+        return to_json(before | end)  # streams that are left out keep their place
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The streams' present ends, for the query's progress."""
+        try:
+            ends = self._histories.ends()
+            if self._latest is None or self._latest[0] != ends:
+                heads = self._histories.heads()
+                found = {
+                    s: Position(at.offset, raised(at.vector(), {})) for s, at in heads.items() if at
+                }
+                self._latest = ends, to_json(found)
+        except RetryError as error:
+            log.info("where the streams end is not known: %s", error)
+            return None
+        return self._latest[1]
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The offset ranges between two positions, for the tasks."""
+        befores, afters = from_json(start), from_json(end)
+        ranges = [
+            found
+            for stream, after in afters.items()
+            for found in _between(stream, befores.get(stream, BEGIN), after)
+        ]
+        ranges = still_there(self._histories, ranges, befores, strict=self._strict)
+        if self._by_epoch:
+            return list(ranges)
+        return self._cutting.cut(ranges)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The events of a range, in order."""
+        return read_range(self._connection, self._schema, partition, strict=self._strict)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: Spark's checkpoint has the position, and streams keep events for other readers."""
+
+    def stop(self) -> None:
+        """Free the planner's connections."""
+        if self._found is not None:
+            self._found.close()
+            self._found = None
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _admitted(self, positions: dict[str, Position], limit: ReadLimit) -> dict[str, Position]:
+        histories = self._histories
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if self._target is None:
+            ends = histories.ends()
+        else:
+            ends = {s: (at.offset + 1,) * 2 if at else (0, 0) for s, at in self._target.items()}
+        if all(ends[stream][0] <= at.after + 1 for stream, at in positions.items()):
+            return positions
+        if most is None and not self._by_epoch:
+            far = sum(ends[stream][0] - at.after for stream, at in positions.items())
+            if far > _FAR or self._target is not None:
+                heads = self._target or histories.heads()
+                return _jumped(positions, heads)
+        fronts = {}
+        for stream, at in positions.items():
+            fronts[stream] = histories.tail(stream)
+            fronts[stream].begin(at.after, *ends[stream])
+        admitted = admit(positions, fronts, Limits(most, self._whole, self._by_epoch))
+        if admitted.all and self._target is None:
+            self._latest = ends, to_json(admitted.positions)
+        return admitted.positions
+
+
+def _hybrid(at: int | datetime) -> int:
+    return at if isinstance(at, int) else from_datetime(at)
+
+
+def _jumped(
+    positions: Mapping[str, Position], heads: Mapping[str, Found | None]
+) -> dict[str, Position]:
+    """The present ends, without a look at each record. Without a new event the positions stay."""
+    moved = {
+        stream: at if head is None else at.moved(head.offset, head.vector())
+        for stream, at in positions.items()
+        for head in [heads[stream]]
+    }
+    same = all(moved[stream].vector == raised(at.vector, {}) for stream, at in positions.items())
+    return dict(positions) if same else moved
+
+
+def _between(stream: str, before: Position, after: Position) -> Iterator[EventRange]:
+    """The ranges between two positions: whole commits, except for those that are read in parts."""
+    history = (before.after + 1, None) if after.after - before.after <= _NEAR else None
+    for partition, end in sorted(after.vector.items()):
+        first = before.vector.get(partition, 0)
+        if first < end:
+            yield EventRange(stream, partition, first, end, history)

@@ -1,0 +1,283 @@
+"""Topics are created, grown and checked as they are declared, from here only.
+
+A setting that is weaker than declared, or that would change stored records, is refused by name with the value to
+set (`TopicMisconfigured`): no transaction is safer than its topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from anabranch.core import limits
+from anabranch.core.keyspace import even_ranges
+from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, check_settings
+from anabranch.errors import (
+    AnabranchError,
+    InvalidArgument,
+    NotAuthorized,
+    NotReady,
+    TopicMisconfigured,
+    TopicNotEmpty,
+)
+from anabranch.ports import (
+    UNKNOWN_TOPIC_OR_PARTITION,
+    Log,
+    LogRefused,
+    TopicInfo,
+    TopicPartition,
+    TopicSpec,
+)
+from anabranch.topics import declarations as declared
+from anabranch.topics.declarations import MAX_LONG, STREAM_SETTINGS, Setting
+from anabranch.topics.names import (
+    commands_topic,
+    control_topic,
+    history_topic,
+    journal_topic,
+    replies_topic,
+    status_topic,
+    stream_topic,
+    topics_of,
+)
+
+DEFAULT_REPLY_PARTITIONS = 8
+INVALID_REPLICATION_FACTOR = 38  # one of brokers' error codes
+_SHARED_WITH_JOURNAL = frozenset((MAX_MESSAGE, MIN_ISR, "segment.bytes"))
+
+
+class ControlTopics(NamedTuple):
+    """The control topics as they are. ``command_bytes``: the most that the commands topic takes."""
+
+    control_partitions: int
+    reply_partitions: int
+    command_bytes: int
+
+
+def create_control_topics(
+    log: Log,
+    prefix: str,
+    *,
+    control_partitions: int,
+    replication_factor: int = -1,
+    reply_partitions: int = DEFAULT_REPLY_PARTITIONS,
+) -> ControlTopics:
+    """Create those of commands, control, status and replies that are missing, and check all.
+
+    More control partitions than asked for are fine: they were added to serve new scopes.
+
+    Raises:
+        TopicMisconfigured: one that exists is not as declared; the message says what to set.
+        LogRefused: the broker does not create one, with its reason.
+        NotReady: the broker that was asked does not know a new topic (yet).
+    """
+    topics = (
+        (commands_topic(prefix), control_partitions, declared.COMMANDS),
+        (control_topic(prefix), control_partitions, declared.CONTROL),
+        (status_topic(prefix), control_partitions, declared.STATUS),
+        (replies_topic(prefix), reply_partitions, declared.REPLIES),
+    )
+    _create(log, [_spec(n, p, s, {}, replication_factor) for n, p, s in topics])
+    infos = _describe(log, [name for name, *_ in topics])
+    _refuse([w for n, p, s in topics for w in problems(infos[n], s, at_least=p)])
+    *like_commands, replies = (infos[name].partitions for name, *_ in topics)
+    if len(set(like_commands)) > 1:
+        found = ", ".join(f"{name} has {infos[name].partitions}" for name, *_ in topics[:-1])
+        raise TopicMisconfigured(f"{found} partitions: add partitions until they are equal")
+    size = infos[topics[0][0]].config.get(MAX_MESSAGE, limits.COMMAND.value)
+    return ControlTopics(like_commands[0], replies, int(size))
+
+
+def create_stream_topics(
+    log: Log, stream: str, *, segments: int, settings: Mapping[str, str], adopt: bool = False
+) -> dict[int, int]:
+    """Create and check a stream's three topics; returns the stream's end offset on each partition.
+
+    ``adopt``: the stream's topic may have records. If an existing topic does not suit, none is created.
+
+    Raises:
+        TopicNotEmpty: it has records, or had.
+        UnsupportedSetting: a setting that a stream does not take.
+        InvalidArgument: an impossible number of segments or replicas, or value of a scaling setting.
+        TopicMisconfigured, LogRefused: as `create_control_topics`.
+    """
+    check_settings(settings)
+    even_ranges(segments)
+    factor = int(settings.get(REPLICATION, "-1"))
+    chosen = {k: v for k, v in settings.items() if k in STREAM_SETTINGS and k != REPLICATION}
+    shared = {k: v for k, v in chosen.items() if k in _SHARED_WITH_JOURNAL}
+    durable = {k: v for k, v in chosen.items() if k == MIN_ISR}
+    topics = (
+        (stream_topic(stream), segments, declared.STREAM, chosen),
+        (journal_topic(stream), segments, declared.JOURNAL, shared),
+        (history_topic(stream), 1, declared.HISTORY, durable),
+    )
+    there = log.describe_topics([name for name, *_ in topics])
+    if not adopt and stream_topic(stream) in there:
+        _check_empty(log, there[stream_topic(stream)])
+    _refuse([w for n, p, s, _ in topics if n in there for w in problems(there[n], s, at_least=p)])
+    _create(log, [_spec(n, p, s, more, factor) for n, p, s, more in topics])
+    # All partitions of an earlier topic become the stream's.
+    count = _check_topics(log, stream, segments, all_partitions=True)
+    places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
+    ends = log.end_offsets(places, committed=False)
+    return {place.partition: end for place, end in ends.items()}
+
+
+def topic_ids(log: Log, stream: str) -> tuple[str, ...]:
+    """The ids of a stream's topics: stream, journal, history; empty if brokers know no ids."""
+    names = topics_of(stream)
+    infos = _describe(log, names)
+    ids = tuple(infos[name].topic_id for name in names)
+    return ids if all(one.strip("0-") for one in ids) else ()
+
+
+def _check_empty(log: Log, topic: TopicInfo) -> None:
+    """`TopicNotEmpty` for records ever written: our streams write none before their creation ends."""
+    places = [TopicPartition(topic.name, p) for p in range(topic.partitions)]
+    ends = log.end_offsets(places, committed=False)
+    if any(ends.values()):
+        starts = log.start_offsets(places)
+        left = sum(end - starts[place] for place, end in ends.items())
+        had = f"has {left:,} records" if left else "had records, deleted by now,"
+        raise TopicNotEmpty(
+            f"{topic.name} {had} that anabranch did not write: choose another name, or adopt the topic "
+            "(adopt=True, `stream create --adopt`): readers then get what is in it, as part of no transaction"
+        )
+
+
+def refusal_of(error: LogRefused) -> AnabranchError:
+    """The answer to an asker when the broker refuses to make or grow a stream's topics."""
+    if error.error == INVALID_REPLICATION_FACTOR:
+        return NotReady(
+            f"too few brokers are up: {error}; start some, or ask for fewer replicas ({REPLICATION})"
+        )
+    if error.error == UNKNOWN_TOPIC_OR_PARTITION:
+        return NotReady(f"{error} (yet, or any more); ask again")
+    return (NotAuthorized if error.forbidden else InvalidArgument)(f"the broker refused: {error}")
+
+
+def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
+    """Grow a stream's topics to ``partitions``, and check them; no partition is ever taken away.
+
+    Safe to repeat; topics with more partitions are left as they are. No partition of theirs is read: one in
+    trouble must not make this fail once they have grown, as any client may write plainly to new ones.
+
+    Raises:
+        LogRefused: (3) a topic does not exist; the broker does not grow one, with its reason.
+        TopicMisconfigured: as `create_stream_topics`.
+    """
+    # The journal first: a client that finds a partition of the stream finds its journal too.
+    for name in (journal_topic(stream), stream_topic(stream)):
+        log.add_partitions(name, partitions)
+    _check_topics(log, stream, partitions)
+
+
+def _check_topics(log: Log, stream: str, partitions: int, *, all_partitions: bool = False) -> int:
+    """Check a stream's three topics; returns the number of the stream's partitions."""
+    infos = _describe(log, topics_of(stream))
+    target, journal = infos[stream_topic(stream)], infos[journal_topic(stream)]
+    wrong = stream_problems(stream, infos, partitions)
+    if all_partitions and partitions <= journal.partitions < target.partitions:
+        wrong.append(
+            f"{journal.name}: it has {journal.partitions} partitions and {target.name} {target.partitions}; add "
+            "some until they are equal (a segment's writers write to the journal partition of its number)"
+        )
+    _refuse(wrong)
+    return target.partitions
+
+
+def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> list[str]:
+    """The faults of a topic: each setting by name, with the value to set and why.
+
+    A setting that the broker does not know (an older one) is not judged.
+    """
+    wrong = []
+    if info.partitions < at_least:
+        wrong.append(f"it has {info.partitions} partitions; add some until it has {at_least}")
+    for setting in settings:
+        found = info.config.get(setting.name)
+        if found is not None and not setting.accepts(found):
+            wrong.append(f"{setting.name}={found}; set {setting.value} ({setting.why})")
+    size, least = int(info.config.get(MAX_MESSAGE, MAX_LONG)), limits.LEAST_MESSAGE.value
+    if size < least:
+        wrong.append(
+            f"{MAX_MESSAGE}={size}; set {least} or more (brokers hold the markers of native transactions against "
+            "it, and without one its controller can't lead)"
+        )
+    in_sync = int(info.config.get(MIN_ISR, 1))
+    if info.replication_factor >= 2 and in_sync < 2:
+        wrong.append(
+            f"{MIN_ISR}={in_sync} with replication factor {info.replication_factor}; set 2 (an "
+            "acknowledged write must survive the loss of a broker)"
+        )
+    if in_sync > info.replication_factor:
+        wrong.append(
+            f"{MIN_ISR}={in_sync} with replication factor {info.replication_factor}; set "
+            f"{info.replication_factor} (else no write is ever acknowledged)"
+        )
+    return [f"{info.name}: {problem}" for problem in wrong]
+
+
+def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -> list[str]:
+    """Problems of a stream's three topics, each in the words of `problems`."""
+    target, journal, history = (infos[name] for name in topics_of(stream))
+    wrong = [
+        *problems(target, declared.STREAM, at_least=partitions),
+        *problems(journal, declared.JOURNAL, at_least=partitions),
+        *problems(history, declared.HISTORY, at_least=1),
+    ]
+    if int(target.config.get(MAX_MESSAGE, 0)) < int(journal.config.get(MAX_MESSAGE, 0)):
+        wrong.append(
+            f"{target.name}: {MAX_MESSAGE}={target.config[MAX_MESSAGE]} is less than its journal's; "
+            f"set {journal.config[MAX_MESSAGE]} (the journal's records must fit into the stream)"
+        )
+    return wrong
+
+
+def _refuse(wrong: Sequence[str]) -> None:
+    if wrong:
+        raise TopicMisconfigured("; ".join(wrong))
+
+
+def _create(log: Log, specs: Sequence[TopicSpec]) -> None:
+    known = log.describe_topics([spec.name for spec in specs])
+    missing = [spec for spec in specs if spec.name not in known]
+    if missing:
+        log.create_topics([_durable(log, spec) for spec in missing])
+
+
+def _durable(log: Log, spec: TopicSpec) -> TopicSpec:
+    """The spec with two replicas in sync, if there are two; brokers' own default is one."""
+    if MIN_ISR in spec.config:
+        return spec
+    factor: int | None = spec.replication_factor
+    if spec.replication_factor < 0:
+        factor = log.default_replication_factor(spec.name)
+    if factor is None:
+        raise NotAuthorized(
+            f"the right DescribeConfigs on the topic {spec.name} is missing; or set {REPLICATION}"
+        )
+    in_sync = {MIN_ISR: "2" if factor >= 2 else "1"}
+    return TopicSpec(
+        spec.name, spec.partitions, {**spec.config, **in_sync}, spec.replication_factor
+    )
+
+
+def _describe(log: Log, names: Sequence[str]) -> dict[str, TopicInfo]:
+    infos = log.describe_topics(names)
+    missing = sorted(set(names) - set(infos))
+    if missing:
+        raise NotReady(f"{', '.join(missing)}: not found (yet, or any more); ask again")
+    return infos
+
+
+def _spec(
+    name: str,
+    partitions: int,
+    settings: Sequence[Setting],
+    more: Mapping[str, str],
+    replication_factor: int,
+) -> TopicSpec:
+    config = {setting.name: setting.value for setting in settings} | dict(more)
+    return TopicSpec(name, partitions, config, replication_factor)
