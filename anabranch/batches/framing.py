@@ -53,11 +53,11 @@ class Run(NamedTuple):
     first_delta: int
     last_delta: int
     records: int
-    # Sum of the records' checksums (`anabranch.core.keyspace.record_checksum`) modulo 2^63.
+    # Sum of the records' checksums (`anabranch.core.partitioner.record_checksum`) modulo 2^63.
     checksum: int
     # The ab.txn header's value (`anabranch.core.ids.unpack_txn_header`); empty unless WRITE.
     txn: bytes
-    # Lowest and highest position (`anabranch.core.keyspace.position_of`) of the keys; -1: no key.
+    # Lowest and highest position (`anabranch.core.partitioner.position_of`) of the keys; -1: no key.
     low: int
     high: int
     # How many records have no key.

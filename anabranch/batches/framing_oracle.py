@@ -7,7 +7,7 @@ from zlib import crc32
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import MIN_RECORD_BYTES, Reader
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, TXN_HEADER_SIZE
-from anabranch.core.keyspace import mix
+from anabranch.core.partitioner import mix
 from anabranch.ports import CorruptBatch
 
 _TXN = TXN_HEADER.encode()

@@ -16,7 +16,7 @@ from anabranch.batches.framing import kernels_for
 from anabranch.batches.packer import DEFAULT_LIMIT, Made, Packer, worth_splicing
 from anabranch.batches.records import Record, decode_body
 from anabranch.core.journal.runs import StoredRun
-from anabranch.core.keyspace import Layout
+from anabranch.core.partitioner import Layout
 from anabranch.errors import check
 from anabranch.ports import CorruptBatch, RawBatch
 from anabranch.schemas.records import SegmentRange

@@ -15,7 +15,7 @@ from zlib import crc32
 from anabranch.client.ports import JournalWriter
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.journal.index import CRC_MODULUS
-from anabranch.core.keyspace import mix
+from anabranch.core.partitioner import mix
 from anabranch.errors import EventTooLarge, InvalidArgument
 from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
 from anabranch.schemas.records import Extent, Receipt, SegmentRange, Touched

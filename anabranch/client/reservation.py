@@ -13,8 +13,8 @@ from anabranch.core.ids import (
     parse_txn_text,
     txn_text,
 )
-from anabranch.core.states import FINISHED
 from anabranch.core.tokens import peek
+from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import AlreadyCommitted, InvalidArgument, TransactionAborted
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode

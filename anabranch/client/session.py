@@ -25,8 +25,8 @@ from anabranch.core.ids import (
     txn_text,
 )
 from anabranch.core.limits import MAX_WAIT_MS
-from anabranch.core.states import FINISHED
 from anabranch.core.tokens import peek, prove
+from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,

@@ -6,26 +6,16 @@ tells where the merged events landed. `history_records` then makes the COMMIT an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from anabranch.core import vectors
 from anabranch.core.journal.runs import StoredRun
-from anabranch.errors import check
 from anabranch.schemas.records import (
-    CommitRecord,
-    EpochRecord,
-    EpochSegment,
     Event,
     JournalOp,
-    SegmentCommit,
-    SegmentEnd,
     SegmentRange,
 )
-
-NO_PREVIOUS = -1
-DIRECTLY_BEFORE = -2
 
 
 class Landed(NamedTuple):
@@ -96,36 +86,6 @@ class NewEpoch(NamedTuple):
 Step = NewEpoch | StreamCommit
 
 
-@dataclass(slots=True)
-class Tail:
-    """The end of a stream's history: what the next record continues.
-
-    ``vector``: partition -> end offset. ``starts``: open segment's id -> start offset. ``last``: offset of
-    the last record. ``vector_at``: offset of the last one with a vector; ``since``: how many records follow that.
-    ``read_to``: how far the history was read to find this, until its next record is written.
-    """
-
-    vector: dict[int, int] = field(default_factory=dict)
-    starts: dict[int, int] = field(default_factory=dict)
-    last: int = NO_PREVIOUS
-    vector_at: int = NO_PREVIOUS
-    since: int = 0
-    read_to: int | None = None
-
-    def copy(self) -> Tail:
-        """For a round to move on, which may come to nothing."""
-        return Tail(
-            dict(self.vector), self.starts, self.last, self.vector_at, self.since, self.read_to
-        )
-
-    def stands(self, offsets: Sequence[int]) -> None:
-        """Take in where a round's records stand now."""
-        self.last = offsets[-1]
-        self.read_to = None
-        if self.since < len(offsets):
-            self.vector_at = offsets[-1 - self.since]
-
-
 class ReplyTo(NamedTuple):
     """The asker of a command: its correlation id, its partition of replies, and the command's digest."""
 
@@ -178,107 +138,3 @@ class Round:
     def empty(self) -> bool:
         """Whether there is nothing to log: no native transaction is needed."""
         return not (self.rows or self.replies or self.commands)
-
-
-def history_records(
-    round_: Round,
-    landed: Mapping[tuple[int, int], Landed],
-    tails: Mapping[str, Tail],
-) -> dict[str, list[EpochRecord | CommitRecord]]:
-    """The history records of a round, by stream, in order. Moves the tails' vectors forward.
-
-    ``landed``: (index of the commit in the round's history, index of its part) -> its place. References
-    between these records hold within one batch; `anchored` adapts them to several.
-    """
-    out: dict[str, list[EpochRecord | CommitRecord]] = {}
-    for i, step in enumerate(round_.history):
-        tail = tails[step.stream]
-        before = out.setdefault(step.stream, [])
-        if isinstance(step, NewEpoch):
-            before.append(_epoch_record(step, tail, before))
-        else:
-            before.append(_commit_record(i, step, tail, before, landed))
-    return out
-
-
-def _epoch_record(step: NewEpoch, tail: Tail, before: Sequence[object]) -> EpochRecord:
-    """Sealed segments end at the last event on their partitions; new ones begin there."""
-    sealed = tuple(SegmentEnd(s.segment_id, tail.vector.get(s.partition, 0)) for s in step.sealed)
-    starts = {
-        s.segment_id: tail.starts[s.segment_id]
-        if s.segment_id in tail.starts
-        else step.starts.get(s.partition, tail.vector.get(s.partition, 0))
-        for s in step.segments
-    }
-    for partition, at in step.starts.items():
-        tail.vector.setdefault(partition, at)  # also where segments will be opened later
-    for s in step.segments:
-        tail.vector.setdefault(s.partition, starts[s.segment_id])
-    tail.starts = starts
-    tail.since = 0
-    return EpochRecord(
-        stream_epoch=step.stream_epoch,
-        reference_epoch=step.reference_epoch,
-        timestamp=step.timestamp,
-        segments=tuple(
-            EpochSegment(s.segment_id, s.low, s.high, s.partition, starts[s.segment_id])
-            for s in step.segments
-        ),
-        sealed=sealed,
-        vector=vectors.positions(tail.vector),
-        previous=_previous(before, tail),
-    )
-
-
-def _commit_record(
-    index: int,
-    commit: StreamCommit,
-    tail: Tail,
-    before: Sequence[object],
-    landed: Mapping[tuple[int, int], Landed],
-) -> CommitRecord:
-    where = []
-    for j, part in enumerate(commit.parts):
-        at = part.carried or landed.get((index, j))
-        if at is None:
-            check(bool(commit.plain), "it is not known where a part landed")
-            continue
-        where.append(SegmentCommit(part.segment_id, part.partition, at.first, at.end, at.records))
-        tail.vector[part.partition] = at.end
-    whole = len(tail.vector) <= vectors.FEW or tail.since + 1 >= vectors.EVERY
-    tail.since = 0 if whole else tail.since + 1
-    earlier = vectors.OWN - tail.since if tail.since <= len(before) else tail.vector_at
-    return CommitRecord(
-        txn_id=commit.txn_id,
-        stream_epoch=commit.stream_epoch,
-        timestamp=commit.timestamp,
-        segments=tuple(where),
-        vector=vectors.positions(tail.vector) if whole else (),
-        previous=_previous(before, tail),
-        vector_at=earlier,
-    )
-
-
-def _previous(before: Sequence[object], tail: Tail) -> int:
-    return DIRECTLY_BEFORE if before else tail.last
-
-
-def anchored(
-    record: EpochRecord | CommitRecord, number: int, offsets: Sequence[int]
-) -> EpochRecord | CommitRecord:
-    """A record of a round for a batch of its own, behind others that stand at ``offsets``.
-
-    ``number``: its place among the stream's records of the round.
-    """
-    if not offsets:
-        return record
-    if number == len(offsets):
-        previous = offsets[-1]
-        if isinstance(record, EpochRecord):
-            return replace(record, previous=previous)
-        record = record._replace(previous=previous)
-    if isinstance(record, CommitRecord) and record.vector_at < vectors.OWN:
-        at = number + record.vector_at - vectors.OWN
-        if at < len(offsets):
-            record = record._replace(vector_at=offsets[at])
-    return record

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from anabranch.core import limits
 from anabranch.core.ids import segment_epoch, segment_id, segment_number
-from anabranch.core.keyspace import even_ranges, tiles
+from anabranch.core.partitioner import even_ranges, tiles
 from anabranch.errors import InvalidArgument, InvariantViolation, check
 from anabranch.schemas.records import KeyRange, SegmentRange
 

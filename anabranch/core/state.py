@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
-from anabranch.core.keyspace import Layout
 from anabranch.core.limits import size_of
 from anabranch.core.overlay import Overlay, Rows
+from anabranch.core.partitioner import Layout
 from anabranch.core.rows import Entry
-from anabranch.core.states import FINISHED
+from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-from anabranch.core.states import Machine, Verdict
+from anabranch.core.transaction_states import Machine, Verdict
 from anabranch.errors import AnabranchError, IllegalState, NotReady, StreamLost, UnknownStream
 from anabranch.schemas.records import StreamRow, StreamState
 

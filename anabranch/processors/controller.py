@@ -14,14 +14,15 @@ from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.cleanup import say_epochs_again
 from anabranch.core.decisions.commit import next_due_ms
-from anabranch.core.decisions.decide import CHECK_MS, anything_stale, decide_due
+from anabranch.core.decisions.decide import CHECK_MS, decide_due
+from anabranch.core.decisions.expiry import anything_stale
 from anabranch.core.decisions.plain import give_up
 from anabranch.core.decisions.set_aside import set_aside
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import IN_TROUBLE, Settings, Turn, close_round, is_usable, refuse
+from anabranch.core.history_records import Tail
 from anabranch.core.memory import Keepalives, LeaderMemory
-from anabranch.core.round import Tail
 from anabranch.core.state import State
 from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
 from anabranch.ports import (
@@ -41,13 +42,13 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.carrier import Carriers, is_carrying, lanes_of
-from anabranch.processors.culprit import Culprit
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Command, Intake, decide_command
 from anabranch.processors.leadership import Lease, take_lead
 from anabranch.processors.metrics import Metrics
 from anabranch.processors.offset_guess import OffsetGuess
+from anabranch.processors.poison_commands import Culprit
 from anabranch.processors.streams.autoscaling import Autoscaling
 from anabranch.processors.streams.cleanup import Cutter, move_next
 from anabranch.processors.streams.gaps import Gaps
@@ -105,8 +106,7 @@ class Controller:
         self._culprit = Culprit(self.settings.skip_commands)
         status = status_topic(self.settings.prefix)
         self._stream_trouble = StreamTrouble(self.log, self.clock, status)
-        waiting = self._stream_trouble.waiting
-        self._intake = Intake(self.log, self.table, self.settings, waiting)
+        self._intake = Intake(self.log, self.table, self.settings, self._stream_trouble.waiting)
 
     # -- leading --------------------------------------------------------------------------------------
 

@@ -39,9 +39,10 @@ from anabranch.batches.builder import BatchBuilder, Row
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import BATCH_BYTES, batch_limit
 from anabranch.core import hybrid_time
+from anabranch.core.history_records import Tail, anchored, history_records
 from anabranch.core.ids import OP_HEADER
 from anabranch.core.overlay import Overlay
-from anabranch.core.round import Landed, NewEpoch, Round, Tail, anchored, history_records
+from anabranch.core.round import Landed, NewEpoch, Round
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation
 from anabranch.ports import (

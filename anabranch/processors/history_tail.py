@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from anabranch.core.round import NO_PREVIOUS, Round, Tail
+from anabranch.core.history_records import NO_PREVIOUS, Tail
+from anabranch.core.round import Round
 from anabranch.core.vectors import completed
 from anabranch.errors import (
     AnabranchError,

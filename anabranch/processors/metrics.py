@@ -18,8 +18,9 @@ from anabranch.schemas.records import Refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from anabranch.core.history_records import Tail
     from anabranch.core.memory import LeaderMemory
-    from anabranch.core.round import Round, Tail
+    from anabranch.core.round import Round
     from anabranch.core.state import State
     from anabranch.processors.intake import Intake
     from anabranch.processors.offset_guess import OffsetGuess

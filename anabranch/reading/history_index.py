@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Container, Mapping
 from typing import NamedTuple
 
+from anabranch.core.history_records import DIRECTLY_BEFORE
 from anabranch.core.ids import NO_TXN
-from anabranch.core.order import StreamOrder
-from anabranch.core.round import DIRECTLY_BEFORE
 from anabranch.core.vectors import told
 from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.epoch_order import StreamOrder
 from anabranch.reading.history import HistoryCursor
 from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import CommitRecord, EpochRecord

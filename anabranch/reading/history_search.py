@@ -8,8 +8,8 @@ from datetime import datetime
 from itertools import takewhile
 
 from anabranch.batches.history import HistoryRecord
+from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS
 from anabranch.core.hybrid_time import MAX, from_datetime, to_ms
-from anabranch.core.round import DIRECTLY_BEFORE, NO_PREVIOUS
 from anabranch.core.vectors import completed, has_vector, vector_place
 from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired
 from anabranch.reading.committed_log import CommittedLog

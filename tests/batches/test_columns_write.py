@@ -21,7 +21,7 @@ from anabranch.batches.records import Record, decode_records
 from anabranch.client import receipt_account as writing
 from anabranch.client.arrow import columns_of
 from anabranch.client.receipt_account import StreamLane, WriterAccount
-from anabranch.core.keyspace import SPACE, even_ranges, position_of
+from anabranch.core.partitioner import SPACE, even_ranges, position_of
 from anabranch.errors import EventTooLarge
 from anabranch.schemas.records import SegmentRange, Touched
 from tests.client.doubles import ListJournal

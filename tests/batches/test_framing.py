@@ -18,7 +18,7 @@ from anabranch.batches.kernels import scan as scan_kernel
 from anabranch.batches.kernels.parts import MALFORMED_RESULT
 from anabranch.batches.records import Record, decode_records, encode_batch, encode_sparse
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
-from anabranch.core.keyspace import position_of, record_checksum
+from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.ports import RawBatch
 from tests.batches.strategies import CODECS, raw, records
 from tests.batches.test_format import edited

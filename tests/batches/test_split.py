@@ -18,7 +18,7 @@ from anabranch.batches.records import Record, decode_records, encode_batch, enco
 from anabranch.batches.split import Split
 from anabranch.core.ids import segment_id
 from anabranch.core.journal.runs import StoredRun
-from anabranch.core.keyspace import even_ranges, position_of
+from anabranch.core.partitioner import even_ranges, position_of
 from anabranch.errors import InvariantViolation
 from anabranch.ports import CorruptBatch, RawBatch
 from anabranch.schemas.records import SegmentRange

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 from anabranch import errors
 from anabranch.client.receipt_account import RECORD_OVERHEAD, WriterAccount
 from anabranch.clock import SystemClock
-from anabranch.core.keyspace import even_ranges
+from anabranch.core.partitioner import even_ranges
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.journal_writer import KafkaJournal, KafkaJournals

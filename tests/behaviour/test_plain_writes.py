@@ -15,7 +15,7 @@ from anabranch.batches.compression import NONE
 from anabranch.batches.format import Packed
 from anabranch.batches.records import Record, encode_record
 from anabranch.core.ids import NO_TXN
-from anabranch.core.keyspace import position_of
+from anabranch.core.partitioner import position_of
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import parse_settings

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pytest
 
 import anabranch
-from anabranch.core.keyspace import position_of
+from anabranch.core.partitioner import position_of
 
 pytestmark = pytest.mark.broker
 

@@ -20,7 +20,7 @@ from anabranch.batches.compression import NAMES
 from anabranch.batches.format import read_header
 from anabranch.client.joined_writer import Writer
 from anabranch.client.receipt_account import RECORD_OVERHEAD
-from anabranch.core.keyspace import position_of
+from anabranch.core.partitioner import position_of
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.wire import data
 from anabranch.ports import TopicPartition

@@ -8,7 +8,7 @@ from itertools import pairwise
 from anabranch.core import segments as seg
 from anabranch.core.hybrid_time import from_us
 from anabranch.core.ids import segment_id, segment_number
-from anabranch.core.keyspace import SPACE
+from anabranch.core.partitioner import SPACE
 from anabranch.schemas.records import (
     CommitRecord,
     EpochRecord,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anabranch.core.ids import control_partition_of, make_txn_id
-from anabranch.core.keyspace import even_ranges
+from anabranch.core.partitioner import even_ranges
 from anabranch.core.tokens import Token, prove, sign
 from anabranch.schemas import records as r
 from anabranch.schemas.records import TxnState

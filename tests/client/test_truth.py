@@ -17,7 +17,7 @@ from anabranch.batches.records import Record
 from anabranch.client.transaction import Transaction
 from anabranch.core.ids import make_txn_id
 from anabranch.ports import TopicPartition
-from anabranch.processors import culprit
+from anabranch.processors import poison_commands as culprit
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic

@@ -10,7 +10,7 @@ import pytest
 
 from anabranch import errors
 from anabranch.core.ids import TXN_HEADER, unpack_txn_header
-from anabranch.core.keyspace import position_of, record_checksum
+from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.schemas import records as r
 from anabranch.types import Receipt
 from tests.client.answers import STREAM, obliging, refusal, token_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core.hybrid_time import from_us
 from anabranch.core.ids import NO_TXN, TXN_HEADER, make_txn_id, pack_txn_header, segment_id
-from anabranch.core.keyspace import SPACE, position_of
+from anabranch.core.partitioner import SPACE, position_of
 from anabranch.kafka.log import KafkaLog
 from anabranch.memory.log import MemoryLog
 from anabranch.ports import TopicPartition

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from anabranch.core.decisions.decide import PURGE_SHARE
-from anabranch.core.keyspace import SPACE, position_of
+from anabranch.core.decisions.expiry import PURGE_SHARE
+from anabranch.core.partitioner import SPACE, position_of
 from anabranch.schemas import records as r
 from tests.core.ledger import (
     ABORTED,

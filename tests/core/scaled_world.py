@@ -16,7 +16,8 @@ from anabranch.core.decisions.merge import runs_to_carry
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.round import Landed, Round, Tail, history_records
+from anabranch.core.history_records import Tail, history_records
+from anabranch.core.round import Landed, Round
 from anabranch.core.stream_states import ACTIVE
 from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, stream_topic

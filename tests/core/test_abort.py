@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.core.decisions.decide import anything_stale
+from anabranch.core.decisions.expiry import anything_stale
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc
 from tests.core.labels import MINUTE

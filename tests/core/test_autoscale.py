@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from anabranch.core import segments as seg
 from anabranch.core.decisions.autoscale import Autoscaler, Load, Proposal, cut, propose
 from anabranch.core.ids import segment_id
-from anabranch.core.keyspace import SPACE
+from anabranch.core.partitioner import SPACE
 from anabranch.core.stream_settings import HISTORY, Policy, parse_policy
 from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import KeyRange, SegmentRange

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from anabranch.core import rows as k
 from anabranch.core.journal.index import CRC_MODULUS, REASONS, JournalIndex, position_key
 from anabranch.core.journal.runs import Run, StoredRun
-from anabranch.core.keyspace import SPACE
+from anabranch.core.partitioner import SPACE
 from tests.core.harness import World, index_rows, nyc
 
 HALF = SPACE // 2

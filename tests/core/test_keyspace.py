@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.core import keyspace as ks
+from anabranch.core import partitioner as ks
 from anabranch.errors import InvalidArgument
 
 u32 = st.integers(0, (1 << 32) - 1)

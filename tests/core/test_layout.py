@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core.ids import segment_id
-from anabranch.core.keyspace import SPACE, Layout, even_ranges, position_of
+from anabranch.core.partitioner import SPACE, Layout, even_ranges, position_of
 from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import Event, SegmentRange
 

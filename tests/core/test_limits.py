@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from anabranch.core import limits
-from anabranch.core.keyspace import SPACE
+from anabranch.core.partitioner import SPACE
 from anabranch.schemas import records as r
 from tests.core.labels import SECRET
 from tests.processors.world import World

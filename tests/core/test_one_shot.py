@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.core.keyspace import SPACE, position_of
+from anabranch.core.partitioner import SPACE, position_of
 from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc
 

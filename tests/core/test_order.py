@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.core.ids import segment_id
-from anabranch.core.order import StreamOrder
+from anabranch.reading.epoch_order import StreamOrder
 from anabranch.schemas.records import EpochRecord, EpochSegment, SegmentEnd
 
 KEYS = 8  # the key space of these tests

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.core.round import (
-    DIRECTLY_BEFORE,
-    NO_PREVIOUS,
-    Landed,
-    NewEpoch,
-    Part,
-    Round,
-    StreamCommit,
-    Tail,
-    history_records,
-)
+from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS, Tail, history_records
+from anabranch.core.round import Landed, NewEpoch, Part, Round, StreamCommit
 from anabranch.schemas import records as r
 
 TXN = [bytes([n]) * 16 for n in range(5)]

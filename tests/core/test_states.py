@@ -9,7 +9,8 @@ from typing import get_args
 
 import pytest
 
-from anabranch.core.states import (
+from anabranch.core.stream_states import STREAMS, StreamOp
+from anabranch.core.transaction_states import (
     BIRTHS,
     FINISHED,
     TRANSACTIONS,
@@ -20,7 +21,6 @@ from anabranch.core.states import (
     StateT,
     Verdict,
 )
-from anabranch.core.stream_states import STREAMS, StreamOp
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.core.decisions.streams import stream_created
-from anabranch.core.keyspace import SPACE
+from anabranch.core.partitioner import SPACE
 from anabranch.errors import TopicMisconfigured
 from anabranch.schemas import records as r
 from tests.core.harness import World, event

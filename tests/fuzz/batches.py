@@ -15,7 +15,7 @@ from anabranch.batches.format import patch, read_header, split_batches
 from anabranch.batches.records import decode_records
 from anabranch.batches.split import Split
 from anabranch.core.journal.runs import StoredRun
-from anabranch.core.keyspace import SPACE
+from anabranch.core.partitioner import SPACE
 from anabranch.ports import CorruptBatch, LogRefused, RawBatch
 from anabranch.processors.index_journals import scan
 from anabranch.schemas.records import SegmentRange

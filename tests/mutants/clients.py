@@ -8,17 +8,17 @@ from unittest.mock import Mock, patch
 
 from anabranch.client import exchange
 from anabranch.client.transaction import Transaction
-from anabranch.core.order import StreamOrder
 from anabranch.errors import AnabranchError
 from anabranch.ports import OffsetOutOfRange, TopicPartition
 from anabranch.reading import reader_factory as readers
 from anabranch.reading import snapshot
 from anabranch.reading import stream_order as ordered
 from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.epoch_order import StreamOrder
 from anabranch.reading.feed import Feed
 from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.ordered_reader import Starting
 from anabranch.reading.snapshot import SnapshotPlan
-from anabranch.reading.start_positions import Starting
 
 Planted = AbstractContextManager[object]
 EARLY = 300_000 << 12  # hybrid time, 0.3 s

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.core import round as plan
+from anabranch.core import history_records as plan
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core import vectors
@@ -197,10 +197,10 @@ def by_partition() -> Iterator[None]:
 
     def part(
         txn: Any, given: decide_merge.Plan, current: Any, stream: str, source: decide_merge.Source
-    ) -> plan.Part:
+    ) -> Part:
         for into in current.segments:
             if into.partition == source.partition and (stream, source.number) not in txn.carries:
-                return plan.Part(
+                return Part(
                     into.segment_id, into.partition, runs=source.runs, source=source.partition
                 )
         return real_part(txn, given, current, stream, source)

@@ -18,7 +18,7 @@ from anabranch.errors import AlreadyCommitted, NotLeading
 from anabranch.kafka.wire.data import PartitionFetch, fetched
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogFenced, TopicPartition
-from anabranch.processors import culprit
+from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
 from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, stream_topic, transactional_ids

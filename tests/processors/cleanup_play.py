@@ -9,7 +9,7 @@ from typing import Any
 from anabranch.batches.records import Record
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.ids import TXN_HEADER, pack_txn_header, unpack_txn_header
-from anabranch.core.keyspace import record_checksum
+from anabranch.core.partitioner import record_checksum
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
 from anabranch.processors.controller import Controller

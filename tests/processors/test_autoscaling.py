@@ -8,7 +8,7 @@ from itertools import count, pairwise
 import pytest
 
 from anabranch.batches.records import Record
-from anabranch.core.keyspace import SPACE, position_of, tiles
+from anabranch.core.partitioner import SPACE, position_of, tiles
 from anabranch.ports import LogRefused, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas.records import (

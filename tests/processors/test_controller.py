@@ -12,7 +12,7 @@ from anabranch.core.ids import (
     pack_txn_header,
     unpack_txn_header,
 )
-from anabranch.core.keyspace import record_checksum
+from anabranch.core.partitioner import record_checksum
 from anabranch.core.rows import ROUND_KEY
 from anabranch.errors import InvalidToken
 from anabranch.memory.table import MemoryStore

@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import Record
-from anabranch.core.keyspace import position_of
+from anabranch.core.partitioner import position_of
 from anabranch.errors import InvalidToken
 from anabranch.memory.log import MemoryLog
 from anabranch.memory.producer import MemoryProducer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anabranch.batches.records import Record
-from anabranch.core.keyspace import position_of
+from anabranch.core.partitioner import position_of
 from anabranch.core.stream_states import ACTIVE, LOST, WAITING
 from anabranch.ports import TopicPartition
 from anabranch.schemas.records import (

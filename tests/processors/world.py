@@ -16,7 +16,7 @@ from anabranch.core.ids import (
     make_txn_id,
     pack_txn_header,
 )
-from anabranch.core.keyspace import position_of, record_checksum
+from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.memory.log import MemoryCluster
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition

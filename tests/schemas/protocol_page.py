@@ -18,7 +18,7 @@ from anabranch.core import hybrid_time, ids, limits, tokens
 from anabranch.core.decisions import questions, transactions
 from anabranch.core.decisions.turn import DAY_MS, Settings
 from anabranch.core.journal.index import CRC_MODULUS, REASONS
-from anabranch.core.keyspace import even_ranges, position_of, record_checksum
+from anabranch.core.partitioner import even_ranges, position_of, record_checksum
 from anabranch.core.rows import Entry
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import TYPES, encode, schema_of

@@ -13,7 +13,7 @@ import pytest
 
 from anabranch import errors
 from anabranch.core import ids, tokens
-from anabranch.core.keyspace import even_ranges, position_of, record_checksum
+from anabranch.core.partitioner import even_ranges, position_of, record_checksum
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import FORMAT_VERSION, TYPES, decode, encode, schema_of
 from anabranch.topics.declarations import STREAM_SETTINGS

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby, pairwise
 
 from anabranch.core.ids import NO_TXN, segment_epoch, segment_number
-from anabranch.core.keyspace import SPACE, position_of
+from anabranch.core.partitioner import SPACE, position_of
 from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, stream_topic
 from tests.sim.check_log import hold

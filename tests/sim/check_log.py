@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from anabranch.core import hybrid_time
+from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS
 from anabranch.core.ids import NO_TXN
-from anabranch.core.round import DIRECTLY_BEFORE, NO_PREVIOUS
 from anabranch.core.stream_states import LOST
 from anabranch.core.vectors import has_vector, vector_place
 from anabranch.schemas import records as r

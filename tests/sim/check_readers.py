@@ -9,8 +9,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from random import Random
 
-from anabranch.core.keyspace import position_of
-from anabranch.core.order import StreamOrder
+from anabranch.core.partitioner import position_of
+from anabranch.reading.epoch_order import StreamOrder
 from anabranch.schemas import records as r
 from tests.sim.check_log import hold
 from tests.sim.ledger import Ledger

@@ -15,7 +15,7 @@ from anabranch.core.ids import (
     make_txn_id,
     pack_txn_header,
 )
-from anabranch.core.keyspace import even_ranges, position_of
+from anabranch.core.partitioner import even_ranges, position_of
 from anabranch.ports import LogError, TopicPartition
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode

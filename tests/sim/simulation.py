@@ -19,11 +19,12 @@ from anabranch.core.journal.runs import place_of, txn_of
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
-from anabranch.processors import controller, culprit, durability, intake
+from anabranch.processors import controller, durability, intake
+from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
-from anabranch.processors.culprit import DIED, Culprit
 from anabranch.processors.intake import Command
 from anabranch.processors.leadership import STATUS_POSITION
+from anabranch.processors.poison_commands import DIED, Culprit
 from anabranch.reading import feed as feeds
 from anabranch.topics.names import history_topic, status_topic, stream_topic
 from tests.sim import poison

@@ -14,7 +14,7 @@ from anabranch.cli.output import count_of, print_json, print_line, print_result,
 from anabranch.cli.session import parse_kafka
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import segment_epoch, segment_id, segment_number
-from anabranch.core.keyspace import SPACE
+from anabranch.core.partitioner import SPACE
 from anabranch.core.stream_states import FORGOTTEN
 from anabranch.errors import InvalidArgument
 

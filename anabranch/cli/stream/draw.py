@@ -14,7 +14,7 @@ from anabranch.cli.output import count_of
 from anabranch.cli.stream.draw_layout import LEFT, RIGHT, Arm, arms_of, columns_of, rolled_of
 from anabranch.core.hybrid_time import to_ms, to_text
 from anabranch.core.ids import NO_TXN
-from anabranch.core.keyspace import SPACE
+from anabranch.core.partitioner import SPACE
 from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment
 
 INK, SOFT, LINE = "#1f2933", "#616e7c", "#cbd2d9"

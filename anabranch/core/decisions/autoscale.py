@@ -21,7 +21,7 @@ from math import ceil
 from typing import NamedTuple
 
 from anabranch.core.ids import segment_number
-from anabranch.core.keyspace import SPACE
+from anabranch.core.partitioner import SPACE
 from anabranch.core.stream_settings import (
     BYTES,
     EVENTS,

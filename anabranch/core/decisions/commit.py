@@ -38,8 +38,8 @@ from anabranch.core.journal.index import JournalIndex, Weighed
 from anabranch.core.memory import Merging
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.states import TRANSACTIONS, born
 from anabranch.core.stream_settings import MAX_MESSAGE
+from anabranch.core.transaction_states import TRANSACTIONS, born
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,

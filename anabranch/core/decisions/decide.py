@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anabranch.core import rows as k
 from anabranch.core.decisions import (
     cleanup,
     commit,
+    expiry,
     plain,
     questions,
     scale,
@@ -20,10 +20,7 @@ from anabranch.core.decisions import (
 )
 from anabranch.core.decisions import names_and_series as claims
 from anabranch.core.decisions.turn import Turn, attempt
-from anabranch.core.ids import made_ms_of
-from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
-from anabranch.core.state import OpenTxn, State
 from anabranch.errors import MalformedRecord
 from anabranch.schemas import records as r
 
@@ -54,8 +51,6 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
 
 
 CHECK_MS = 250  # how often to look for silent transactions and, without new ones, old outcomes
-# A round forgets this many old outcomes for each that it adds: the table never outgrows them.
-PURGE_SHARE = 2
 
 
 def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
@@ -83,49 +78,9 @@ def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
     if looks:
         turn.keepalives.next_check_ms = turn.now_ms + CHECK_MS
         if read_to_end:
-            _abort_stale(turn)
-    most = PURGE_SHARE * turn.finished + looks * turn.settings.purge_per_look
-    horizon = _forget_old(turn, most) if most else None
+            expiry.abort_stale(turn)
+    most = expiry.PURGE_SHARE * turn.finished + looks * turn.settings.purge_per_look
+    horizon = expiry.forget_outcomes(turn, most) if most else None
     if looks:
         cleanup.clean_up(turn)
     return horizon
-
-
-def anything_stale(state: State, keepalives: Keepalives, now_ms: int) -> bool:
-    """Whether some transaction would be aborted for its silence if all commands were read."""
-    return now_ms >= keepalives.next_check_ms and any(
-        _is_stale(txn, keepalives, now_ms) for txn in state.open.values()
-    )
-
-
-def _is_stale(txn: OpenTxn, keepalives: Keepalives, now_ms: int) -> bool:
-    """Whether an open transaction, without a received commit, was silent for longer than its keepalive."""
-    silent_ms = now_ms - keepalives.last(txn.row.txn_id)
-    return silent_ms > txn.row.keepalive_ms and txn.row.state == "OPEN" and txn.pending is None
-
-
-def _abort_stale(turn: Turn) -> None:
-    stale = [
-        txn_id
-        for txn_id, txn in turn.state.open.items()
-        if _is_stale(txn, turn.keepalives, turn.now_ms)
-    ]
-    for txn_id in sorted(stale):
-        silent_ms = turn.now_ms - turn.keepalives.last(txn_id)
-        reason = f"stale: nothing heard of it for {silent_ms} ms"
-        transactions.abort_txn(turn, txn_id, reason, op="expire")
-
-
-def _forget_old(turn: Turn, most: int) -> int | None:
-    """Delete the rows of up to ``most`` transactions that ended longer ago than the retention."""
-    ended_before = turn.wall_ms - turn.settings.retention_ms
-    for txn_id in turn.state.finished_before(ended_before, most):
-        row = turn.state.txn_row(txn_id)
-        if row is None:
-            continue
-        if row.name is not None and turn.state.holder(row.scope, row.name) == txn_id:
-            turn.put(k.name_key(row.scope, row.name), None)
-        for key in turn.state.row_keys(txn_id):
-            turn.put(key, None)
-        turn.expired_ms = max(turn.expired_ms, made_ms_of(txn_id))
-    return turn.expired_ms if turn.expired_ms != turn.state.round.expired_ms else None

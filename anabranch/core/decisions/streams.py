@@ -22,11 +22,10 @@ from anabranch.core.decisions.scopes import check_room, check_served, stream_inf
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import split_stream, txn_text
-from anabranch.core.keyspace import even_ranges
+from anabranch.core.partitioner import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
 from anabranch.core.state import State
-from anabranch.core.states import TRANSACTIONS
 from anabranch.core.stream_settings import check_settings
 from anabranch.core.stream_states import (
     FORGETTING,
@@ -38,6 +37,7 @@ from anabranch.core.stream_states import (
     lost_error,
     state_of,
 )
+from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import AnabranchError, IllegalState, NotReady, StreamExists, UnknownStream
 from anabranch.schemas.records import (
     CreateStream,

@@ -12,8 +12,8 @@ from anabranch.core.decisions.turn import Turn, is_finished, refuse
 from anabranch.core.decisions.writers import put_receipt
 from anabranch.core.ids import check_name, control_partition_of, split_stream
 from anabranch.core.round import ReplyTo
-from anabranch.core.states import TRANSACTIONS, Op, born
 from anabranch.core.tokens import Token, sign
+from anabranch.core.transaction_states import TRANSACTIONS, Op, born
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,

@@ -19,9 +19,9 @@ from anabranch.core.journal.index import JournalIndex
 from anabranch.core.memory import Cleaning, Histories, Keepalives, LeaderMemory, Merging
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.states import FINISHED, TRANSACTIONS, Op
 from anabranch.core.stream_states import ACTIVE
 from anabranch.core.tokens import MAX_KEEPALIVE_MS, Token, check_proof, verify
+from anabranch.core.transaction_states import FINISHED, TRANSACTIONS, Op
 from anabranch.errors import (
     AnabranchError,
     ClockSkew,

@@ -14,7 +14,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.index import segment_on
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
-from anabranch.core.states import TRANSACTIONS
+from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, ReceiptMismatch, UnknownStream, WritersUnfinished
 from anabranch.schemas.records import Commit, Receipt, Register, Registered, WriterRow
 

@@ -14,10 +14,11 @@ from typing import NamedTuple
 from anabranch.core.decisions.autoscale import Autoscaler
 from anabranch.core.decisions.scale import start
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.history_records import Tail
 from anabranch.core.ids import segment_number
 from anabranch.core.journal.index import JournalIndex
-from anabranch.core.keyspace import position_of
-from anabranch.core.round import NewEpoch, Part, Round, StreamCommit, Tail
+from anabranch.core.partitioner import position_of
+from anabranch.core.round import NewEpoch, Part, Round, StreamCommit
 from anabranch.core.state import State
 from anabranch.core.stream_settings import parse_policy
 from anabranch.core.stream_states import ACTIVE

@@ -23,7 +23,7 @@ from anabranch.core.decisions.streams import (
     stream_refused,
 )
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.round import NO_PREVIOUS
+from anabranch.core.history_records import NO_PREVIOUS
 from anabranch.core.state import State
 from anabranch.core.stream_states import CREATING, FORGETTING, RECOVERING
 from anabranch.errors import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
+from anabranch.core.history_records import DIRECTLY_BEFORE
 from anabranch.core.ids import split_stream
-from anabranch.core.round import DIRECTLY_BEFORE
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import partitions_of
 from anabranch.reading.history import Found

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from anabranch.core.history_records import NO_PREVIOUS
 from anabranch.core.ids import segment_epoch
-from anabranch.core.round import NO_PREVIOUS
 from anabranch.reading.history import Found
 from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import CommitRecord

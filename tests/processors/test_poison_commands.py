@@ -16,7 +16,8 @@ from anabranch.memory.log import MemoryLog
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.processors import controller as loop
-from anabranch.processors import culprit, durability
+from anabranch.processors import durability
+from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode

@@ -1,0 +1,53 @@
+"""Decisions by time: silent transactions are aborted, and outcomes are forgotten when their retention is over."""
+
+from __future__ import annotations
+
+from anabranch.core import rows as k
+from anabranch.core.decisions import transactions
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import made_ms_of
+from anabranch.core.memory import Keepalives
+from anabranch.core.state import OpenTxn, State
+
+# A round forgets this many old outcomes for each that it adds: the table never outgrows them.
+PURGE_SHARE = 2
+
+
+def anything_stale(state: State, keepalives: Keepalives, now_ms: int) -> bool:
+    """Whether some transaction would be aborted for its silence if all commands were read."""
+    return now_ms >= keepalives.next_check_ms and any(
+        _is_stale(txn, keepalives, now_ms) for txn in state.open.values()
+    )
+
+
+def _is_stale(txn: OpenTxn, keepalives: Keepalives, now_ms: int) -> bool:
+    """Whether an open transaction, without a received commit, was silent for longer than its keepalive."""
+    silent_ms = now_ms - keepalives.last(txn.row.txn_id)
+    return silent_ms > txn.row.keepalive_ms and txn.row.state == "OPEN" and txn.pending is None
+
+
+def abort_stale(turn: Turn) -> None:
+    stale = [
+        txn_id
+        for txn_id, txn in turn.state.open.items()
+        if _is_stale(txn, turn.keepalives, turn.now_ms)
+    ]
+    for txn_id in sorted(stale):
+        silent_ms = turn.now_ms - turn.keepalives.last(txn_id)
+        reason = f"stale: nothing heard of it for {silent_ms} ms"
+        transactions.abort_txn(turn, txn_id, reason, op="expire")
+
+
+def forget_outcomes(turn: Turn, most: int) -> int | None:
+    """Delete the rows of up to ``most`` transactions that ended longer ago than the retention."""
+    ended_before = turn.wall_ms - turn.settings.retention_ms
+    for txn_id in turn.state.finished_before(ended_before, most):
+        row = turn.state.txn_row(txn_id)
+        if row is None:
+            continue
+        if row.name is not None and turn.state.holder(row.scope, row.name) == txn_id:
+            turn.put(k.name_key(row.scope, row.name), None)
+        for key in turn.state.row_keys(txn_id):
+            turn.put(key, None)
+        turn.expired_ms = max(turn.expired_ms, made_ms_of(txn_id))
+    return turn.expired_ms if turn.expired_ms != turn.state.round.expired_ms else None
