@@ -74,7 +74,7 @@ def reader_ports(bootstrap: str, config: Mapping[str, Any]) -> ReaderPorts:
     Raises: UnsupportedSetting (also: an option that connections without librdkafka can't honour).
     """
     options = Options(bootstrap, config)
-    settings = parse_settings(bootstrap, options.raw_reader())
+    settings = parse_settings(options.bootstrap, options.raw_reader())
 
     def open_log(seconds: float) -> KafkaLog:
         return KafkaLog(replace(settings, request_timeout=min(seconds, settings.request_timeout)))
