@@ -117,6 +117,7 @@ class Chaos:
     def finish(self) -> None:
         """All processes finish the work in hand."""
         for worker in self.workers:
+            worker.wait_said("works", 60.0)  # before, it listens to no signal
             worker.signal(signal.SIGTERM)
         for worker in self.workers:
             worker.wait_ended(60.0)
