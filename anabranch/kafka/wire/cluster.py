@@ -281,19 +281,26 @@ class Cluster:
         """
         wanted = list(partitions)
         started = time.monotonic()
+        gone: TopicGone | None = None  # by the last answer
         while True:
             known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
             missing = [p for p in wanted if p not in known]
             if not missing:
                 return known
-            found = self.refresh({p.topic for p in missing}, deadline)
-            now = time.monotonic()
+            try:
+                found = self.refresh({p.topic for p in missing}, deadline)
+            except LogUnavailable as error:
+                if gone is None:
+                    raise
+                raise gone from error
+            now, gone = time.monotonic(), None
             for p in missing:
                 topic = found.get(p.topic)
-                absent = topic is None or not 0 <= p.partition < topic.partitions
-                late = now + self.settings.retry_backoff > deadline
-                if absent and (late or now - started > UNKNOWN_TOPIC_S):
-                    raise TopicGone(f"{p.topic}[{p.partition}] does not exist", p.topic)
+                if topic is None or not 0 <= p.partition < topic.partitions:
+                    gone = TopicGone(f"{p.topic}[{p.partition}] does not exist", p.topic)
+            late = now + self.settings.retry_backoff > deadline
+            if gone is not None and (late or now - started > UNKNOWN_TOPIC_S):
+                raise gone
             if any(self.leader(p) is None for p in missing):
                 if now + self.settings.retry_backoff > deadline:
                     raise LogUnavailable(
