@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 from urllib.error import HTTPError
@@ -231,9 +232,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             controller.wait_leading()
             made = Place(secured, controller, http, open_)
             for stream in (KEPT, "shop/lost"):
-                made.operator.create_stream(stream)
-            made.operator.create_stream(TAKEN, settings={"max.message.bytes": 2_000_000})
-            commit(made.writer, TAKEN)
+                at_last(partial(made.operator.create_stream, stream))
+            big = {"max.message.bytes": 2_000_000}
+            at_last(partial(made.operator.create_stream, TAKEN, settings=big))
+            at_last(lambda: commit(made.writer, TAKEN))
             yield made
             made.close()
 
