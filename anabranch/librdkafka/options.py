@@ -127,11 +127,6 @@ _BULK_DEFAULTS = {
 # Columns cost so little that requests count: bigger ones take a fifth less time and CPU than those above.
 _COLUMN_BATCH_BYTES = 1_000_000
 _BULK = {"enable.idempotence": True, "acks": "all", "delivery.report.only.error": True}
-_READER_DEFAULTS = {
-    "fetch.wait.max.ms": 100,
-    "fetch.queue.backoff.ms": 2,
-    "queued.min.messages": 200_000,
-}
 _READER = {
     "isolation.level": "read_committed",
     "enable.auto.commit": False,
@@ -193,9 +188,9 @@ class Options:
         return dict(self._common)
 
     def reader(self, group: str, start: str) -> dict[str, Any]:
-        """For a reader's consumer."""
+        """For a reader's member of its group, which fetches nothing."""
         own = {"group.id": group, "auto.offset.reset": start}
-        return self._base() | _merge(_READER_DEFAULTS, self._consumer) | _READER | own
+        return self._base() | self._consumer | _READER | own
 
     @property
     def message_max_bytes(self) -> int:

@@ -83,7 +83,8 @@ class LastingConsumer:
     def incremental_unassign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read these no more."""
         self.native.incremental_unassign(list(partitions))
-        self._forget(partitions)
+        for place in _places(partitions):
+            self._offsets.pop(place, None)
 
     def unassign(self) -> None:
         """Read nothing."""
@@ -93,10 +94,6 @@ class LastingConsumer:
     def _learn(self, partitions: Sequence[TopicPartition]) -> None:
         for place in partitions[:1]:
             self._contact.topic = place.topic
-
-    def _forget(self, partitions: Sequence[TopicPartition]) -> None:
-        for place in partitions:
-            self._offsets.pop((place.topic, place.partition), None)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Give nothing of these."""
@@ -158,14 +155,10 @@ class LastingConsumer:
 
     # -- questions ------------------------------------------------------------------------------------
 
-    def list_topics(self, topic: str | None = None, *, timeout: float) -> ClusterMetadata:
-        """The brokers' metadata of a topic, or of all topics."""
-        if topic is None:
-            return self._ask(
-                lambda native: cast("ClusterMetadata", native.list_topics(timeout=timeout))
-            )
+    def list_topics(self, *, timeout: float) -> ClusterMetadata:
+        """The brokers' metadata of all topics."""
         return self._ask(
-            lambda native: cast("ClusterMetadata", native.list_topics(topic, timeout=timeout))
+            lambda native: cast("ClusterMetadata", native.list_topics(timeout=timeout))
         )
 
     def _ask(self, question: Callable[[Consumer], T]) -> T:
@@ -212,5 +205,5 @@ class LastingConsumer:
         self.native.close()
 
 
-def _places(partitions: list[TopicPartition]) -> set[tuple[str, int]]:
+def _places(partitions: Sequence[TopicPartition]) -> set[tuple[str, int]]:
     return {(p.topic, p.partition) for p in partitions}

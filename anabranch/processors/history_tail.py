@@ -24,7 +24,7 @@ from anabranch.ports import (
     TopicGone,
     TopicPartition,
 )
-from anabranch.reading.committed_log import CommittedLog, Failed
+from anabranch.reading.committed_log import CommittedLog, Failed, answered
 from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import EpochRecord
 from anabranch.topics.names import history_topic
@@ -41,11 +41,7 @@ class _LeadersLog(CommittedLog):
         raise error
 
     def _ask(self, deadline: float, question: Callable[[Failed], T]) -> T:
-        failed: dict[TopicPartition, LogError] = {}
-        answer = question(failed)
-        for error in failed.values():
-            raise error
-        return answer
+        return answered(question)
 
 
 def tail_for(log: Log, clock: Clock, stream: str, round_: Round) -> Tail:

@@ -41,9 +41,7 @@ T = TypeVar("T")
 
 _ANSWER_S = 5.0  # the longest that one answer of a broker is waited for
 _SLICE_S = 0.5  # an answer without news comes after so long
-_BEHIND_S = (
-    0.2  # a broker that is behind, or a partition without a leader, is asked again after so long
-)
+_BEHIND_S = 0.2  # before a broker that is behind, or has no leader, is asked again
 _PAUSES_S = (0.02, 0.5)  # between tries of a question: the first and the longest
 
 
@@ -91,15 +89,15 @@ class CommittedLog:
         self.raw = raw
         self.clock = clock
         self.trouble = ""  # why the last fetch brought nothing, if the brokers said so
-        self._closed = False
+        self.closed = False
 
     def close(self) -> None:
         """Close all connections, perhaps from another thread; a call under way ends soon."""
-        self._closed = True
+        self.closed = True
         self.raw.close()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise NotReady("the reader is closed")
 
     # -- records --------------------------------------------------------------------------------------
@@ -113,18 +111,17 @@ class CommittedLog:
         """
         self._check_open()
         left = max(0.0, deadline - self.clock.monotonic())
-        failed: dict[TopicPartition, LogError] = {}
         self.trouble = ""
         try:
-            found = self.raw.fetch(
-                {place: position},
-                max_wait=min(left, _SLICE_S),
-                max_bytes=max_bytes,
-                committed=True,
-                failed=failed,
+            found = answered(
+                lambda failed: self.raw.fetch(
+                    {place: position},
+                    max_wait=min(left, _SLICE_S),
+                    max_bytes=max_bytes,
+                    committed=True,
+                    failed=failed,
+                )
             )
-            for error in failed.values():
-                raise error
             return found.get(place)
         except LogError as error:
             self._unread(error, left)
@@ -177,18 +174,23 @@ class CommittedLog:
         with client_errors("Describe"):
             while True:
                 self._check_open()
-                failed: dict[TopicPartition, LogError] = {}
                 try:
-                    answer = question(failed)
-                    for error in failed.values():
-                        raise error
-                    return answer
+                    return answered(question)
                 except LogUnavailable as error:
                     late = self.clock.monotonic() + pause >= deadline
                     if late or isinstance(error, LogDenied):
                         raise
                 self.clock.sleep(pause)
                 pause = min(2 * pause, longest)
+
+
+def answered(question: Callable[[Failed], T]) -> T:
+    """The answer to a question that takes a mapping for what failed. Raises the first such error."""
+    failed: dict[TopicPartition, LogError] = {}
+    answer = question(failed)
+    for error in failed.values():
+        raise error
+    return answer
 
 
 def expired(what: str) -> SnapshotExpired:

@@ -135,19 +135,22 @@ class HistorySearch:
         )
 
     def epoch(self, commit: Found) -> EpochRecord | None:
-        """The EPOCH record of a commit's stream epoch; None if the history is cut after it."""
-        return self.epoch_record(commit.record.stream_epoch, commit.offset)
+        """The EPOCH record of a commit's stream epoch; None if the history is cut after it.
 
-    def epoch_record(self, wanted: int, near: int | None = None) -> EpochRecord | None:
-        """The EPOCH record of a stream epoch; None: there is none, so far or any more.
-
-        An epoch begins with it, and epochs never fall along the history. ``near``: an offset of
-        the history at or after it, if one is known.
+        ``commit``: as the last search found it, so the history is not looked at again.
         """
+        self._deadline = self._source.clock.monotonic() + self._timeout
+        return self._epoch(commit.record.stream_epoch, commit.offset)
+
+    def epoch_record(self, wanted: int) -> EpochRecord | None:
+        """The EPOCH record of a stream epoch; None: there is none, so far or any more."""
         self._look()
+        return self._epoch(wanted, self._high)
+
+    def _epoch(self, wanted: int, high: int) -> EpochRecord | None:
+        """An epoch begins with its record, at or before ``high``; epochs never fall along the history."""
         low = self._low
         if wanted > 0:
-            high = self._high if near is None else near
             low = self._before(high, lambda record: record.stream_epoch >= wanted)
         for _, record in self._records(low):
             if record.stream_epoch >= wanted:

@@ -6,7 +6,6 @@ Batches are fetched raw and walked by compiled code.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -52,12 +51,7 @@ class RangeReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -89,10 +89,9 @@ class TransactionReader(Iteration[Committed]):
 
     def _free(self) -> None:
         self._commit(wait=True)
-        self._parts.closed = True
+        self._source.close()
         if self._member is not None:
             self._member.close()
-        self._source.close()
 
     def after_fork(self) -> None:
         super().after_fork()
@@ -223,7 +222,6 @@ class _Parts:
         self._fetched: dict[int, deque[Portion]] = {}
         self._next: dict[int, int] = {}  # all below is taken, or passed over
         self._starts: dict[int, int] = {}
-        self.closed = False
 
     def events(self, record: CommitRecord) -> TransactionEvents | None:
         """The events of a commit; None if retention has deleted some of them."""
@@ -314,7 +312,7 @@ class _Parts:
                 portions.popleft()
             if self._feed.positions(self._topic, [partition])[partition] >= part.end:
                 return False
-            if self.closed:
+            if self._source.closed:
                 raise IllegalState("the reader is closed")
             if clock.monotonic() >= deadline:
                 self._check_there(partition, part.first, record)
