@@ -219,7 +219,8 @@ class Client(Reading, Streams):
         Raises: Expired, ClockSkew (an unknown id, made more than a day ahead of the controller's clock: it can't
         begin either), InvalidToken, NotReady, DeadlineExceeded (repeating is safe).
         """
-        return info_of(self._session.resolve(id_of(transaction), self._deadline(timeout)))
+        deadline = self._deadline(timeout)
+        return info_of(self._session.resolve(id_of(transaction), "", None, deadline))
 
     def transactions(
         self,

@@ -110,7 +110,7 @@ def abort_reserved(
     session: Session, reservation: Reservation, reason: str, deadline: float
 ) -> None:
     """Abort the transaction, so that no writer can begin it later."""
-    outcome = session.resolve(reservation.txn_id, deadline)
+    outcome = session.resolve(reservation.txn_id, reservation.scope, None, deadline)
     if outcome.state not in FINISHED:
         # A writer began it: this repeated Begin brings its token, and begins nothing.
         try:

@@ -247,6 +247,7 @@ class Session(Exchange):
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
     ) -> r.Outcome:
         partition = control_partition_of(txn_id)
+        scope = command.scope if token is None else peek(token).scope
         pause = FIRST_RETRY_S
         while True:
             asked_at = self.now()
@@ -261,12 +262,12 @@ class Session(Exchange):
                 if isinstance(error, _FINAL) or self.now() - asked_at < min(FIRST_REPEAT_S, ask_s):
                     raise
                 # Another copy of the refused commit may still be carried out.
-                outcome = self.try_ask(partition, r.Resolve(txn_id), deadline)
+                outcome = self.try_ask(partition, r.Resolve(txn_id, scope, token), deadline)
                 if outcome is not None and outcome.state == ("OPEN" if token else "ABORTED"):
                     raise
             if outcome is None:
                 # RESOLVE aborts a one-shot that never arrived. An open transaction stays open: it is asked again.
-                outcome = self.try_ask(partition, r.Resolve(txn_id), deadline)
+                outcome = self.try_ask(partition, r.Resolve(txn_id, scope, token), deadline)
             if command.name is not None and getattr(outcome, "state", "") == "ABORTED":
                 # Perhaps it gave way to an earlier commit: only an answer to the command itself names that one.
                 outcome = self.try_ask(partition, command, deadline) or outcome
@@ -294,9 +295,10 @@ class Session(Exchange):
         """The state of a transaction; changes nothing. `UnknownTransaction`, `Expired`."""
         return self.ask(control_partition_of(txn_id), r.GetState(txn_id), r.Outcome, deadline)
 
-    def resolve(self, txn_id: bytes, deadline: float) -> r.Outcome:
+    def resolve(self, txn_id: bytes, scope: str, token: bytes | None, deadline: float) -> r.Outcome:
         """The state; a transaction that no controller knows is aborted first. `Expired`."""
-        return self.ask(control_partition_of(txn_id), r.Resolve(txn_id), r.Outcome, deadline)
+        command = r.Resolve(txn_id, scope, token)
+        return self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
 
     def transactions(
         self, scope: str | None, finished: bool, limit: int, deadline: float

@@ -22,7 +22,9 @@ MAX_NAME = limits.NAME.value
 DIRECTORY = 0  # the control partition that knows where each scope is served
 MAX_CONTROL_PARTITION = (1 << 16) - 1
 _MAX_MS = (1 << 48) - 1
+OPEN_LANE, ADMIN_LANE = "open", "admin"  # the lanes that are there from the start
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_LANE = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
 
 # The ab.txn header: transaction id, writer (signed 64), stream epoch (signed 32).
 TXN_HEADER = "ab.txn"
@@ -123,6 +125,16 @@ def check_scope(scope: str) -> str:
             f"{scope!r} is not a scope: letters, digits, _ and - (at most 100), not _ or - in front"
         )
     return scope
+
+
+def check_lane(lane: str) -> str:
+    """The lane's name; `InvalidArgument` if it is not a legal one."""
+    check_type("a lane", lane, str)
+    if not _LANE.fullmatch(lane):
+        raise InvalidArgument(
+            f"{lane!r} is not a lane: small letters, digits and - (at most 50), not - in front"
+        )
+    return lane
 
 
 def check_name(name: str | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from anabranch.core.ids import OPEN_LANE
 from anabranch.core.journal.runs import StoredRun
 from anabranch.schemas.records import (
     Event,
@@ -87,11 +88,12 @@ Step = NewEpoch | StreamCommit
 
 
 class ReplyTo(NamedTuple):
-    """The asker of a command: its correlation id, its partition of replies, and the command's digest."""
+    """The asker of a command: its correlation id, its lane's partition of replies, and the command's digest."""
 
     correlation_id: bytes
     partition: int
     command: bytes
+    lane: str = OPEN_LANE
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from anabranch.schemas.codec import decode
 
 
 class Entry(IntEnum):
-    """The entry type, byte 16 of a status key."""
+    """The entry type, byte 16 of a status key. Those of transactions are 16 to 31."""
 
     TERM = 1
     ROUND = 2
@@ -32,6 +32,8 @@ class Entry(IntEnum):
     RETIRED = 11
     SUSPECT = 12
     SET_ASIDE = 13
+    LANE = 14
+    LANE_POSITION = 15
     TXN = 16
     PARTICIPANT = 17
     WRITER = 18
@@ -39,6 +41,8 @@ class Entry(IntEnum):
     CARRY = 20
     MOVED = 21
     YIELDED = 22
+    GRANT = 32
+    AUDIT = 33
 
 
 _ROWS: dict[Entry, type] = {
@@ -55,6 +59,8 @@ _ROWS: dict[Entry, type] = {
     Entry.RETIRED: r.RetiredRow,
     Entry.SUSPECT: r.SuspectRow,
     Entry.SET_ASIDE: r.SetAsideRow,
+    Entry.LANE: r.LaneRow,
+    Entry.LANE_POSITION: r.LanePositionRow,
     Entry.TXN: r.TxnRow,
     Entry.PARTICIPANT: r.ParticipantRow,
     Entry.WRITER: r.WriterRow,
@@ -62,6 +68,8 @@ _ROWS: dict[Entry, type] = {
     Entry.CARRY: r.CarryRow,
     Entry.MOVED: r.MovedRow,
     Entry.YIELDED: r.YieldedRow,
+    Entry.GRANT: r.GrantRow,
+    Entry.AUDIT: r.AuditRow,
 }
 _ENTRIES = {int(entry): entry for entry in Entry}  # quicker than Entry(…)
 _TXN = bytes((Entry.TXN,))
@@ -110,8 +118,30 @@ def retired_key(stream: str, partition: int) -> bytes:
     return NO_TXN + bytes((Entry.RETIRED,)) + _numbered(stream, partition)
 
 
-def set_aside_key(offset: int) -> bytes:
-    return NO_TXN + bytes((Entry.SET_ASIDE,)) + offset.to_bytes(8, "big")
+def set_aside_key(lane: str, offset: int) -> bytes:
+    return NO_TXN + bytes((Entry.SET_ASIDE,)) + offset.to_bytes(8, "big") + lane.encode()
+
+
+def set_aside_at(identifier: bytes) -> tuple[str, int]:
+    """(lane, offset) of a set-aside row's identifier."""
+    return identifier[8:].decode(), int.from_bytes(identifier[:8], "big")
+
+
+def lane_key(lane: str) -> bytes:
+    return NO_TXN + bytes((Entry.LANE,)) + lane.encode()
+
+
+def lane_position_key(lane: str) -> bytes:
+    return NO_TXN + bytes((Entry.LANE_POSITION,)) + lane.encode()
+
+
+def grant_key(lane: str, pattern: str) -> bytes:
+    return NO_TXN + bytes((Entry.GRANT,)) + lane.encode() + b" " + pattern.encode()
+
+
+def audit_key(at_ms: int, number: int) -> bytes:
+    """``number`` tells those of a millisecond apart."""
+    return NO_TXN + bytes((Entry.AUDIT,)) + at_ms.to_bytes(8, "big") + number.to_bytes(4, "big")
 
 
 def carry_key(txn_id: bytes, stream: str, number: int) -> bytes:

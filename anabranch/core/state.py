@@ -25,6 +25,7 @@ from anabranch.schemas.records import (
     CarryRow,
     Extent,
     ForgottenRow,
+    LaneRow,
     MovedRow,
     NameRow,
     ParticipantRow,
@@ -55,6 +56,7 @@ class OpenTxn:
     row: TxnRow
     participants: dict[str, int] = field(default_factory=dict)  # stream -> reference epoch
     writers: dict[int, Receipt] = field(default_factory=dict)
+    lanes: dict[int, str] = field(default_factory=dict)  # … and theirs
     receipt_bytes: int = 0  # bytes of the writers', about
     pending: PendingCommitRow | None = None
     due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # pending's
@@ -88,6 +90,9 @@ class State:
         self._retired: dict[tuple[str, int], RetiredRow] = {}
         self.suspect: SuspectRow | None = None
         self.set_aside: dict[bytes, SetAsideRow] = {}  # the oldest first
+        self.lanes: dict[str, LaneRow] = {}
+        self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
+        self.grants: dict[tuple[str, str], int] = {}  # lane, pattern -> rights
         self.open: dict[bytes, OpenTxn] = {}
         self.committing: dict[bytes, None] = {}  # open ones with a pending commit
         # Transactions' rows that can't be read, until a later row replaces them.
@@ -119,6 +124,9 @@ class State:
         self._retired.clear()
         self.suspect = None
         self.set_aside.clear()
+        self.lanes.clear()
+        self.lane_positions.clear()
+        self.grants.clear()
         self.open.clear()
         self.committing.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
@@ -187,7 +195,7 @@ class State:
 
     def _derive(self, key: bytes, row: Any) -> None:
         txn_id, entry, identifier = k.split_key(key)
-        if entry >= Entry.TXN:
+        if Entry.TXN <= entry < Entry.GRANT:
             self._derive_txn(txn_id, entry, identifier, row)
         elif entry is Entry.TERM:
             self.term = row
@@ -215,6 +223,13 @@ class State:
             self.suspect = row
         elif entry is Entry.SET_ASIDE:
             _put(self.set_aside, identifier, row)
+        elif entry is Entry.LANE:
+            _put(self.lanes, identifier.decode(), row)
+        elif entry is Entry.LANE_POSITION:
+            _put(self.lane_positions, identifier.decode(), row and row.commands_offset)
+        elif entry is Entry.GRANT:
+            lane, _, pattern = identifier.decode().partition(" ")
+            _put(self.grants, (lane, pattern), row and row.rights)
 
     def _derive_txn(self, txn_id: bytes, entry: Entry, identifier: bytes, row: Any) -> None:
         if entry is Entry.TXN:
@@ -239,6 +254,7 @@ class State:
             txn.receipt_bytes -= size_of(() if former is None else (former,))
             txn.receipt_bytes += size_of(() if row is None else (row.receipt,))
             _put(txn.writers, writer, row and row.receipt)
+            _put(txn.lanes, writer, row and row.lane)
         elif entry is Entry.PENDING_COMMIT:
             txn.pending = row
             txn.due = extents_of(row.writers) if row is not None and row.decided else {}

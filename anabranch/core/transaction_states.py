@@ -123,6 +123,7 @@ def born(
     committed: int = 0,
     reason: str = "",
     secret: bytes | None = None,
+    owner: str,
 ) -> TxnRow:
     """A transaction's first row. ``wall_ms``: now, Unix milliseconds. Does not put it."""
     state = BIRTHS[birth]
@@ -140,6 +141,7 @@ def born(
         left_out=0,
         reason=reason,
         secret=secret,
+        owner=owner,
     )
 
 

@@ -22,6 +22,7 @@ from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import IN_TROUBLE, Settings, Turn, close_round, is_usable, refuse
 from anabranch.core.history_records import Tail
+from anabranch.core.ids import OPEN_LANE
 from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.state import State
 from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
@@ -259,7 +260,7 @@ class Controller:
 
     def _round(self, turn: Turn, commands: list[Command], *, read_to_end: bool) -> bool:
         for offset, why in self._intake.passed_over.items():
-            set_aside(turn, offset, "unreadable", why)
+            set_aside(turn, OPEN_LANE, offset, "unreadable", why)
         for i, command in enumerate(commands):
             turn.size += len(command.payload)
             decide_command(turn, command)

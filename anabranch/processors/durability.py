@@ -284,13 +284,15 @@ def _records(
 ) -> Iterator[_Batch]:
     """All records whose content does not depend on offsets."""
     yield from _batches(status, round_.rows.items(), wall_ms)
-    replies: dict[int, list[tuple[bytes, bytes | None]]] = {}
+    replies: dict[tuple[str, int], list[tuple[bytes, bytes | None]]] = {}
     time = state.round.hybrid_time
     for waiting, result in round_.replies:
         reply = Reply(waiting.correlation_id, waiting.command, time, result)
-        replies.setdefault(waiting.partition, []).append((waiting.correlation_id, encode(reply)))
-    for partition, answers in replies.items():
-        yield from _batches(TopicPartition(replies_topic(to.prefix), partition), answers, wall_ms)
+        answers = replies.setdefault((waiting.lane, waiting.partition), [])
+        answers.append((waiting.correlation_id, encode(reply)))
+    for (lane, partition), answers in replies.items():
+        where = TopicPartition(replies_topic(to.prefix, lane), partition)
+        yield from _batches(where, answers, wall_ms)
     ops: dict[tuple[str, int], list[tuple[bytes, bytes]]] = {}
     for stream, partition, op in round_.ops:
         ops.setdefault((stream, partition), []).append((op.txn_id, encode(op)))

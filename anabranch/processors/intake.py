@@ -13,7 +13,7 @@ from anabranch.batches.records import Record, decode_records
 from anabranch.core import limits
 from anabranch.core.decisions.decide import decide
 from anabranch.core.decisions.turn import Settings, Turn, refuse
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, command_digest
+from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER, command_digest
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.overlay import Overlay
 from anabranch.core.round import ReplyTo
@@ -55,6 +55,7 @@ class Command:
     to: ReplyTo | None
     payload: bytes = field(repr=False)
     native: bool  # sent inside a native transaction
+    lane: str = OPEN_LANE
     control: bool = False  # a record of the control topic, which only controllers write
     unheard: bool = False  # its headers for the answer are unusable
 
@@ -66,7 +67,7 @@ class Command:
 
 def decide_command(turn: Turn, command: Command) -> None:
     """Decide it. A payload that is no command is answered, too."""
-    turn.at, turn.command_bytes = command.key, len(command.payload)
+    turn.at, turn.lane, turn.command_bytes = command.key, command.lane, len(command.payload)
     try:
         _check_size(turn, command.payload)
         record = decode(command.payload)

@@ -133,7 +133,7 @@ class Culprit:
             return False
         if not first.control and first.offset < max(self._alone, self._waited or 0):
             turn = begin()
-            suspect(turn, first.offset, batch[-1].offset + 1, tries + int(alone))
+            suspect(turn, first.lane, first.offset, batch[-1].offset + 1, tries + int(alone))
             write(turn, ())
         return True
 
@@ -142,7 +142,7 @@ class Culprit:
     ) -> None:
         turn = begin()
         if not command.control:
-            set_aside(turn, command.offset, name_of(command.payload), reason)
+            set_aside(turn, command.lane, command.offset, name_of(command.payload), reason)
         write(turn, (command,))
         self.count += 1
         log.error(

@@ -200,6 +200,7 @@ def _write_reply(record: r.Reply) -> bytes:
             streams,
             _END,
             _END,
+            _name(found.owner),
         )
     )
 
@@ -219,6 +220,7 @@ def _write_txn_row(row: r.TxnRow) -> bytes:
             _long(row.committed),
             _losses(row.rejected, row.left_out, row.reason),
             _optional_secret(row.secret),
+            _name(row.owner),
         )
     )
 
@@ -424,11 +426,14 @@ def _read_reply(data: bytes) -> r.Reply:
     begun_ms, at = _read_long(data, at)
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_long(data, at)
-    if data[at:] != _END + _END or not -(1 << 31) <= keepalive_ms < 1 << 31:
+    if not data.startswith(_END + _END, at):
         raise Unusual  # with streams or writers: an open transaction's
+    owner, at = _read_name(data, at + 2)
+    if at != len(data) or not -(1 << 31) <= keepalive_ms < 1 << 31:
+        raise Unusual
     outcome = r.Outcome(
         txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,
-        finished_ms, keepalive_ms, (), (),
+        finished_ms, keepalive_ms, (), (), owner,
     )  # fmt: skip
     return r.Reply(correlation_id, command, hybrid_time, outcome)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from anabranch.core.ids import split_stream
+from anabranch.core.ids import OPEN_LANE, split_stream
 from anabranch.errors import InvalidArgument
 
 DEFAULT_PREFIX = "anabranch"
 
 
-def commands_topic(prefix: str = DEFAULT_PREFIX) -> str:
-    """The topic of requests to controllers."""
-    return f"{prefix}.commands"
+def commands_topic(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> str:
+    """The topic of a lane's requests to controllers."""
+    return f"{prefix}.commands" + ("" if lane == OPEN_LANE else f".{lane}")
 
 
 def control_topic(prefix: str = DEFAULT_PREFIX) -> str:
@@ -20,9 +20,9 @@ def control_topic(prefix: str = DEFAULT_PREFIX) -> str:
     return f"{prefix}.control"
 
 
-def replies_topic(prefix: str = DEFAULT_PREFIX) -> str:
-    """The topic of controllers' answers."""
-    return f"{prefix}.replies"
+def replies_topic(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> str:
+    """The topic of controllers' answers to a lane."""
+    return f"{prefix}.replies" + ("" if lane == OPEN_LANE else f".{lane}")
 
 
 def status_topic(prefix: str = DEFAULT_PREFIX) -> str:

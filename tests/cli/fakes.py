@@ -125,7 +125,7 @@ class FakeClient:
 
     def commands(self) -> list[CommandsInfo]:
         self._call("commands")
-        row = SetAsideRow(17, 1_700_000_000_000, "Commit", "RecursionError()")
+        row = SetAsideRow(17, 1_700_000_000_000, "Commit", "RecursionError()", "open")
         return [CommandsInfo(0, 40, 42, (row,), 3, 12)]
 
     def state(self, txn: bytes) -> TransactionInfo:

@@ -36,7 +36,7 @@ def shows(text: str, secret: bytes = SECRET) -> bool:
 
 
 def row() -> r.TxnRow:
-    return r.TxnRow(TXN, "nyc", None, "OPEN", 1, 1, 0, 0, 0, 0, 0, "", SECRET)
+    return r.TxnRow(TXN, "nyc", None, "OPEN", 1, 1, 0, 0, 0, 0, 0, "", SECRET, "open")
 
 
 def values() -> list[Any]:

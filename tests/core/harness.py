@@ -258,7 +258,7 @@ class World(Journals):
         return self.ask("heartbeat", r.Heartbeat(tokens))
 
     def resolve(self, label: str) -> str:
-        return self.ask(f"resolve {label}", r.Resolve(self.id(label)))
+        return self.ask(f"resolve {label}", r.Resolve(self.id(label), "nyc"))
 
     def get(self, label: str) -> str:
         return self.ask(f"get {label}", r.GetState(self.id(label)))
@@ -282,7 +282,7 @@ class World(Journals):
         return self.ask("find", r.FindScope(scope, create))
 
     def adopt(self, scope: str) -> str:
-        return self.ask("adopt", r.AdoptScope(scope))
+        return self.ask("adopt", r.AdoptScope(scope, "open"))
 
     def create(self, stream: str, segments: int = 2, *, asker: str = "create", **given: str) -> str:
         settings = {name.replace("_", "."): value for name, value in given.items()}

@@ -241,7 +241,7 @@ def command_of(world: World, move: Any) -> Any:
         "abort": r.Abort(world.token(move.label), ""),
         "settle": r.Settle(world.token(move.label), ""),
         "heartbeat": r.Heartbeat((world.token(move.label), world.token("A"))),
-        "resolve": r.Resolve(world.id(move.label)),
+        "resolve": r.Resolve(world.id(move.label), "nyc"),
         "get": r.GetState(world.id(move.label)),
         "list": r.ListTransactions(None, True, 100),
         "describe": r.DescribeStreams(None, None),

@@ -104,7 +104,8 @@ def test_resolve_settles_what_never_arrived(world: World) -> None:
     assert world.resolve("A") == settled
     row = world.row("A")
     assert (row.state, row.finished_ms, row.begun_ms) == ("ABORTED", world.wall_ms, world.wall_ms)
-    assert (row.scope, row.name, row.keepalive_ms, row.commit_timestamp) == ("", None, 0, 0)
+    assert (row.scope, row.owner) == ("nyc", "open")
+    assert (row.name, row.keepalive_ms, row.commit_timestamp) == (None, 0, 0)
     assert (row.committed, row.rejected, row.left_out) == (0, 0, 0)
     assert world.resolve("A") == settled
     assert world.get("A") == settled

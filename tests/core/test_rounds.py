@@ -52,7 +52,7 @@ def test_an_empty_turn_writes_nothing(world: World) -> None:
 
 def test_commands_to_other_control_partitions_are_something() -> None:
     turn = World(control_partitions=4).new_turn()
-    turn.round.commands.append((1, r.AdoptScope("nyc")))
+    turn.round.commands.append((1, r.AdoptScope("nyc", "open")))
     assert list(close_round(turn, 1, 0).rows) == [k.ROUND_KEY]
 
 
@@ -79,7 +79,7 @@ def test_a_command_without_asker_is_decided_and_not_answered(world: World) -> No
     assert world.state.open.keys() == {world.id("A")}
 
 
-@pytest.mark.parametrize("thing", [r.NameRow(bytes(16)), r.Registered(1), None, 7])
+@pytest.mark.parametrize("thing", [r.NameRow(bytes(16), "open"), r.Registered(1), None, 7])
 def test_what_is_no_command(world: World, thing: object) -> None:
     turn = world.new_turn()
     decide(turn, thing, ReplyTo(b"c", 0, b"d"))
@@ -314,9 +314,22 @@ def test_outcomes_are_forgotten_as_fast_as_they_are_made() -> None:
             txn_id = make_txn_id(0, START_MS + now_ms, one)
             name = f"n{number}-{one}"
             row = r.TxnRow(
-                txn_id, "nyc", name, "COMMITTED", 0, now_ms, START_MS + now_ms, 7, 1, 0, 0, ""
+                txn_id,
+                "nyc",
+                name,
+                "COMMITTED",
+                0,
+                now_ms,
+                START_MS + now_ms,
+                7,
+                1,
+                0,
+                0,
+                "",
+                None,
+                "open",
             )
-            turn.put(k.name_key("nyc", name), r.NameRow(txn_id))
+            turn.put(k.name_key("nyc", name), r.NameRow(txn_id, "open"))
             turn.put(k.txn_key(txn_id), row)
         close_round(turn, 0, 0, expired_ms=decide_due(turn, read_to_end=True))
         turn.done()

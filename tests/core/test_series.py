@@ -506,7 +506,7 @@ def test_only_an_operator_sets_it_and_not_while_one_is_committed(world: World) -
 def test_lists_of_series(world: World) -> None:
     names = [f"s{i:03}" for i in range(claims.MAX_LISTED + 3)]
     rows = [
-        (k.series_key("nyc", s), r.SeriesRow(i, bytes(16), -1, bytes(16)))
+        (k.series_key("nyc", s), r.SeriesRow(i, bytes(16), -1, bytes(16), (), "open"))
         for i, s in enumerate(names)
     ]
     world.log_rows(rows)

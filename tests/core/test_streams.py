@@ -27,7 +27,7 @@ def test_its_control_partition_is_told_whenever_it_is_to_be_created() -> None:
     world = World(control_partitions=4)
     for _ in range(2):
         world.find_scope("nyc")
-        assert world.round.commands == [(1, r.AdoptScope("nyc"))]
+        assert world.round.commands == [(1, r.AdoptScope("nyc", "open"))]
     world.find_scope("nyc", create=False)
     assert world.round.commands == [], "who only asks changes nothing"
     world.find_scope("par")

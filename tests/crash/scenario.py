@@ -131,7 +131,7 @@ class Scenario:
 
     def resolve(self) -> None:
         txn_id = self.ids["resolved"]
-        self._acknowledge("resolved", self.client.ask(r.Resolve(txn_id)))
+        self._acknowledge("resolved", self.client.ask(r.Resolve(txn_id, "nyc")))
         self._refused("TransactionAborted", self._one_shot_command("resolved", 1))
 
     def keep(self) -> None:

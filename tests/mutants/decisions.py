@@ -21,7 +21,7 @@ from anabranch.core.journal import index
 from anabranch.core.journal.index import JournalIndex, Weighed
 from anabranch.core.journal.runs import StoredRun
 from anabranch.core.state import OpenTxn
-from anabranch.schemas.records import Abort, Commit, Receipt, SeriesRow, YieldedRow
+from anabranch.schemas.records import Abort, Commit, Receipt, SeriesRow, TxnRow, YieldedRow
 
 Planted = AbstractContextManager[object]
 
@@ -113,8 +113,9 @@ def forget_names() -> Planted:
 def forget_series() -> Planted:
     """A number is taken whatever the series has already."""
 
-    def take_number(turn: Turn, scope: str, series: str, number: int, txn_id: bytes) -> None:
-        turn.put(k.series_key(scope, series), SeriesRow(number, txn_id, -1, NO_TXN))
+    def take_number(turn: Turn, txn: TxnRow, series: str, number: int) -> None:
+        row = SeriesRow(number, txn.txn_id, -1, NO_TXN, (), txn.owner)
+        turn.put(k.series_key(txn.scope, series), row)
 
     return patch.multiple(claims, overtaken=lambda *_: None, take_number=take_number)
 
@@ -127,8 +128,9 @@ def low_numbers() -> Planted:
         found = real(turn, scope, series, number)
         return found if found is not None and found.highest == number else None
 
-    def take_number(turn: Turn, scope: str, series: str, number: int, txn_id: bytes) -> None:
-        turn.put(k.series_key(scope, series), SeriesRow(number, txn_id, -1, NO_TXN))
+    def take_number(turn: Turn, txn: TxnRow, series: str, number: int) -> None:
+        row = SeriesRow(number, txn.txn_id, -1, NO_TXN, (), txn.owner)
+        turn.put(k.series_key(txn.scope, series), row)
 
     return patch.multiple(claims, overtaken=overtaken, take_number=take_number)
 

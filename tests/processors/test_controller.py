@@ -310,10 +310,12 @@ def test_what_controllers_say_to_each_other_counts_once_it_is_committed() -> Non
     controller.lead()
     control = TopicPartition(control_topic(), 0)
     producer = world.cluster.log("other").producer("other", timeout=60)
-    refused = world.ask(controller, AdoptScope("taken"))
+    refused = world.ask(controller, AdoptScope("taken", "open"))
     assert (refused.code, "controllers" in refused.message) == ("InvalidArgument", True)
     for end, scopes in ((producer.abort, {"own"}), (producer.commit, {"own", "told"})):
-        producer.append([(control, encode_batch([Record(0, 0, b"", encode(AdoptScope("told")))]))])
+        producer.append(
+            [(control, encode_batch([Record(0, 0, b"", encode(AdoptScope("told", "open")))]))]
+        )
         world.ask(controller, FindScope("own", True))
         assert "told" not in controller.state.scopes, "its native transaction is not over"
         end()
@@ -325,7 +327,7 @@ def test_what_controllers_say_to_each_other_counts_once_it_is_committed() -> Non
     other = FindScope("other", True)  # controllers say nothing else there
     world.cluster.produce(control, [Record(0, 0, b"", encode(other))])
     world.cluster.produce(
-        control, [Record(0, 0, b"", encode(AdoptScope(f"s{i}"))) for i in range(2)]
+        control, [Record(0, 0, b"", encode(AdoptScope(f"s{i}", "open"))) for i in range(2)]
     )
     controller.resign()
     successor = world.controller("d")
@@ -337,10 +339,10 @@ def test_what_controllers_say_to_each_other_counts_once_it_is_committed() -> Non
     end_offset = world.cluster.partition(control).end_offset
     assert successor.state.round.control_offset == end_offset
     # Retention may take unread records.
-    world.cluster.produce(control, [Record(0, 0, b"", encode(AdoptScope("gone")))])
+    world.cluster.produce(control, [Record(0, 0, b"", encode(AdoptScope("gone", "open")))])
     world.cluster.log("retention").delete_records({control: end_offset + 1})
     successor.step(0)
-    world.cluster.produce(control, [Record(0, 0, b"", encode(AdoptScope("late")))])
+    world.cluster.produce(control, [Record(0, 0, b"", encode(AdoptScope("late", "open")))])
     successor.step(0)
     successor.step(0)
     assert set(successor.state.scopes) == {"own", "told", "s0", "s1", "late"}

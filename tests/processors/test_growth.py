@@ -153,7 +153,9 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
         "looked at again later, not in each round"
     )
     # A scaling whose partitions others took meanwhile.
-    waits = Scaling((0,), (KeyRange(0, 7), KeyRange(8, (1 << 32) - 1)), b"c" * 16, 0, b"d" * 8)
+    waits = Scaling(
+        (0,), (KeyRange(0, 7), KeyRange(8, (1 << 32) - 1)), b"c" * 16, 0, "open", b"d" * 8
+    )
     turn.put(stream_key("s/a"), replace(row, scaling=waits, wanted_partitions=3))
     scale.partitions_added(turn, "s/a", 2)
     assert turn.state.streams["s/a"] == replace(row, wanted_partitions=2)

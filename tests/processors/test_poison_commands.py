@@ -86,7 +86,9 @@ class Play:
 
 def failing(raised: Callable[[], BaseException]) -> Callable[..., None]:
     def decide(turn: Any, command: Any, to: Any) -> None:
-        turn.put(b"\0" * 16 + b"\x05nyc/x", r.NameRow(BAD))  # what it did before must not stay
+        turn.put(
+            b"\0" * 16 + b"\x05nyc/x", r.NameRow(BAD, "open")
+        )  # what it did before must not stay
         raise raised()
 
     return decide
@@ -133,7 +135,7 @@ def test_what_another_controller_says_keeps_nobody_waiting(
     monkeypatch.setitem(entrance._DECISIONS, r.AdoptScope, adopt)
     if fault == "uncertain":
         uncertain(monkeypatch, lambda round_: k.scope_key("bad") in dict(round_.rows))
-    said = [Record(0, 0, b"", encode(r.AdoptScope(scope))) for scope in ("a", "bad", "b")]
+    said = [Record(0, 0, b"", encode(r.AdoptScope(scope, "open"))) for scope in ("a", "bad", "b")]
     play.world.cluster.produce(TopicPartition(control_topic(), 0), said)
     asked = [play.world.send(play.shot()) for _ in range(30)]
     play.until(lambda: play.served(asked))

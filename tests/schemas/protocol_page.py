@@ -75,6 +75,7 @@ OUTCOME = r.Outcome(
     keepalive_ms=60_000,
     streams=("nyc/flights",),
     writers=(RECEIPT,),
+    owner="open",
 )
 VECTOR = tuple(
     r.Position(i, 40 + sum(e.count for e in RECEIPT.extents if e.partition == i)) for i in range(2)
@@ -178,7 +179,7 @@ EXAMPLES: dict[str, Any] = {
             r.Event("nyc/flights", ids.segment_id(0, 1), None, b"", (), MS),
         ),
     ),
-    "Resolve": r.Resolve(SHOT),
+    "Resolve": r.Resolve(SHOT, "nyc"),
     "GetState": r.GetState(TXN),
     "Abort": r.Abort(TOKEN, "no longer needed"),
     "Scale": r.Scale("nyc/flights", 4, (), ()),
@@ -195,7 +196,9 @@ EXAMPLES: dict[str, Any] = {
     "ListCommands": COMMANDS[12],
     "Reply: CommandList": _reply(
         12,
-        r.CommandList(42, 43, (r.SetAsideRow(17, MS, "unreadable", "a batch that is cut"),), 3, 12),
+        r.CommandList(
+            42, 43, (r.SetAsideRow(17, MS, "unreadable", "a batch that is cut", "open"),), 3, 12
+        ),
     ),
     "SafeTime": COMMANDS[10],
     "Reply: SafeTimeIs": _reply(10, r.SafeTimeIs("nyc", STAMP)),
@@ -379,13 +382,17 @@ def rows_block() -> str:
         ),
         Entry.YIELDED: (r.YieldedRow, "empty"),
         Entry.SUSPECT: (r.SuspectRow, "empty"),
-        Entry.SET_ASIDE: (r.SetAsideRow, "the offset, 8 bytes"),
+        Entry.SET_ASIDE: (r.SetAsideRow, "the offset, 8 bytes, and the lane"),
+        Entry.LANE: (r.LaneRow, "lane"),
+        Entry.LANE_POSITION: (r.LanePositionRow, "lane"),
+        Entry.GRANT: (r.GrantRow, "lane, a blank, pattern"),
+        Entry.AUDIT: (r.AuditRow, "Unix milliseconds, 8 bytes, and a number, 4 bytes"),
     }
     rows = []
     for entry in Entry:
         cls, identifier = record_of[entry]
         doc = schema_of(cls)["doc"].removeprefix("Status row: ").removeprefix("Status row ")
-        of = "no transaction" if entry < Entry.TXN else "a transaction"
+        of = "a transaction" if Entry.TXN <= entry < Entry.GRANT else "no transaction"
         rows.append([int(entry), of, f"`{cls.__name__}`", identifier, doc])
     return table("entry type | of | row | identifier | what", rows)
 

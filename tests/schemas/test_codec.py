@@ -250,7 +250,7 @@ def test_what_the_schema_does_not_allow_is_not_written(record: Any) -> None:
 
 def test_decode_as_names_both_types() -> None:
     with pytest.raises(MalformedRecord, match="Resolve where GetState belongs"):
-        decode_as(r.GetState, encode(r.Resolve(bytes(16))))
+        decode_as(r.GetState, encode(r.Resolve(bytes(16), "nyc")))
 
 
 # -- as Avro has it, and in every form that Avro has -----------------------------------------------

@@ -68,8 +68,10 @@ def plain_events(count: int) -> tuple[r.Event, ...]:
     )
 
 
-OUTCOME = r.Outcome(TXN_ID, "COMMITTED", "nyc", None, TIME, 10, 0, 0, "", NOW, NOW, 0, (), ())
-ROW = r.TxnRow(TXN_ID, "nyc", None, "COMMITTED", 0, NOW, NOW, TIME, 10, 0, 0, "", None)
+OUTCOME = r.Outcome(
+    TXN_ID, "COMMITTED", "nyc", None, TIME, 10, 0, 0, "", NOW, NOW, 0, (), (), "open"
+)
+ROW = r.TxnRow(TXN_ID, "nyc", None, "COMMITTED", 0, NOW, NOW, TIME, 10, 0, 0, "", None, "open")
 USUAL: list[Any] = [
     r.OneShot(TXN_ID, "nyc", None, plain_events(10)),
     r.OneShot(TXN_ID, "nyc", "daily", plain_events(1000)),

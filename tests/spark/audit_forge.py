@@ -162,7 +162,7 @@ class Forge:
             row(
                 TxnRow(
                     txn_id, self.scope, None, "COMMITTED", 60_000, STAMP, STAMP, timestamp,
-                    len(written), 0, 0, "",
+                    len(written), 0, 0, "", None, "open",
                 )
             ),
             txn_id,
@@ -174,7 +174,7 @@ class Forge:
             self.status,
             [
                 (k.participant_key(txn_id, self.stream), encode(ParticipantRow(self.stream, 0))),
-                (k.writer_key(txn_id, WRITER), encode(WriterRow(account))),
+                (k.writer_key(txn_id, WRITER), encode(WriterRow(account, "open"))),
             ],
         )
         return txn_id
@@ -255,6 +255,8 @@ class Forge:
             0,
             0,
             "",
+            None,
+            "open",
         )
         return row._replace(**changes)
 

@@ -160,7 +160,7 @@ def _waits(pending: PendingCommitRow | None, to: ReplyTo | None) -> bool:
 def _join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> PendingCommitRow:
     """Add an asker who waits for the answer; a repeated command does not wait twice."""
     if pending is None:
-        pending = PendingCommitRow((), (), (), False, (), None, None, 0)
+        pending = PendingCommitRow((), (), (), (), False, (), None, None, 0)
     if to is None or _waits(pending, to):
         return pending
     if len(pending.correlation_ids) >= limits.WAITERS.value:
@@ -169,6 +169,7 @@ def _join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> Pendi
         pending,
         correlation_ids=(*pending.correlation_ids, to.correlation_id),
         reply_partitions=(*pending.reply_partitions, to.partition),
+        lanes=(*pending.lanes, to.lane),
         commands=(*pending.commands, to.command),
     )
 
@@ -257,9 +258,9 @@ def _decide(
         _yield_to(turn, txn_id, earlier)
         return
     if pending.name is not None and pending.number is not None:
-        claims.take_number(turn, row.scope, pending.name, pending.number, txn_id)
+        claims.take_number(turn, row, pending.name, pending.number)
     elif pending.name is not None and pending.name != row.name:
-        supersede(turn, row.scope, pending.name, txn_id)
+        supersede(turn, row.scope, pending.name, txn_id, row.owner)
         row = row._replace(name=pending.name)
     moved = turn.move(row, "begin_commit", committed=weighed.committed, left_out=weighed.left_out)
     turn.put(k.txn_key(txn_id), moved)
@@ -327,12 +328,19 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     if earlier is not None:
         # Its own id must not commit when the name is forgotten and the command is repeated.
         reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
-        never = born("give_way", command.txn_id, turn.wall_ms, scope=command.scope, reason=reason)
+        never = born(
+            "give_way",
+            command.txn_id,
+            turn.wall_ms,
+            scope=command.scope,
+            reason=reason,
+            owner=turn.lane,
+        )
         turn.put(k.txn_key(command.txn_id), never)
         turn.reply(to, turn.outcome(earlier))
         return
     timestamp = turn.next_timestamp()
-    supersede(turn, command.scope, command.name, command.txn_id)
+    supersede(turn, command.scope, command.name, command.txn_id, turn.lane)
     for stream, by_segment in placed.items():
         parts = tuple(
             [
@@ -353,6 +361,7 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
         name=command.name,
         commit_timestamp=timestamp,
         committed=len(command.events),
+        owner=turn.lane,
     )
     turn.put(k.txn_key(command.txn_id), row)
     turn.reply(to, turn.outcome(row, full=False))

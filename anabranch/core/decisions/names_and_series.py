@@ -37,6 +37,7 @@ from anabranch.schemas.records import (
     SeriesList,
     SeriesRow,
     SetSeries,
+    TxnRow,
     YieldedRow,
 )
 
@@ -98,7 +99,8 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
             row = None
         else:  # a number set by an operator counts as committed
             runs = runs if runs and runs[-1] == wanted else _more(runs, wanted)
-            row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs)
+            owner = row.owner if row is not None else ""
+            row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs, owner)
         turn.put(k.series_key(command.scope, command.series), row)
     infos = () if row is None else (_info(command.series, row),)
     turn.reply(to, SeriesList(infos, False))
@@ -118,16 +120,16 @@ def overtaken(turn: Turn, scope: str, series: str, number: int) -> YieldedRow | 
     return YieldedRow(series, number, row.number, row.txn_id)
 
 
-def take_number(turn: Turn, scope: str, series: str, number: int, txn_id: bytes) -> None:
+def take_number(turn: Turn, txn: TxnRow, series: str, number: int) -> None:
     """Make this the series' highest number: its commit is decided."""
-    before = turn.state.series(scope, series)
+    before = turn.state.series(txn.scope, series)
     if before is None:
-        row = SeriesRow(number, txn_id, _NONE, NO_TXN, (number, number))
+        row = SeriesRow(number, txn.txn_id, _NONE, NO_TXN, (number, number), txn.owner)
     else:
         check(before.number < number, f"a series goes from {before.number} to {number}")
         runs = _more(before.runs, number)
-        row = SeriesRow(number, txn_id, before.number, before.txn_id, runs)
-    turn.put(k.series_key(scope, series), row)
+        row = SeriesRow(number, txn.txn_id, before.number, before.txn_id, runs, before.owner)
+    turn.put(k.series_key(txn.scope, series), row)
 
 
 def _more(runs: tuple[int, ...], number: int) -> tuple[int, ...]:
@@ -153,7 +155,7 @@ def give_back(turn: Turn, scope: str, pending: PendingCommitRow | None) -> None:
     check(row is not None and row.number == pending.number, "a decided commit lost its number")
     if row is not None:
         runs = _up_to(row.runs, row.earlier_number)
-        before = SeriesRow(row.earlier_number, row.earlier_txn_id, _NONE, NO_TXN, runs)
+        before = SeriesRow(row.earlier_number, row.earlier_txn_id, _NONE, NO_TXN, runs, row.owner)
         gone = row.earlier_number == _NONE
         turn.put(k.series_key(scope, pending.name), None if gone else before)
 

@@ -68,6 +68,7 @@ def start(
         ranges=tuple(ranges),
         correlation_id=to.correlation_id if to is not None else b"",
         reply_partition=to.partition if to is not None else -1,
+        reply_lane=to.lane if to is not None else "",
         command=to.command if to is not None else b"",
     )
     if not _perform(turn, row, scaling):
@@ -171,7 +172,7 @@ def asker(of: Scaling | StreamRow) -> ReplyTo | None:
     """The asker that waits for a scaling, or for the work on a stream's topics."""
     if not of.correlation_id:
         return None
-    return ReplyTo(of.correlation_id, of.reply_partition, of.command)
+    return ReplyTo(of.correlation_id, of.reply_partition, of.command, of.reply_lane)
 
 
 def duplicate_active(row: StreamRow, epoch: int) -> tuple[SegmentRange, ...]:

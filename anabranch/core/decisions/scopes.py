@@ -48,7 +48,7 @@ def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
     served = turn.state.scopes[scope]
     if command.create and served != DIRECTORY:
         # Sent again if the scope exists: retention may have deleted the first one unread.
-        turn.round.commands.append((served, AdoptScope(scope)))
+        turn.round.commands.append((served, AdoptScope(scope, turn.lane)))
     turn.reply(to, ScopeInfo(scope, served))
 
 

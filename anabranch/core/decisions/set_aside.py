@@ -16,18 +16,19 @@ from anabranch.schemas.records import CommandList, ListCommands, SetAsideRow, Su
 _REASON = 256  # characters: one answer has many of them
 
 
-def suspect(turn: Turn, offset: int, end: int, tries: int) -> None:
+def suspect(turn: Turn, lane: str, offset: int, end: int, tries: int) -> None:
     """Log that these commands will be tried alone: so a leader that dies of them has named them."""
-    turn.put(k.SUSPECT_KEY, SuspectRow(offset, end, tries))
+    turn.put(k.SUSPECT_KEY, SuspectRow(offset, end, tries, lane))
 
 
-def set_aside(turn: Turn, offset: int, what: str, reason: str) -> None:
+def set_aside(turn: Turn, lane: str, offset: int, what: str, reason: str) -> None:
     """Log that a command, or a batch of them, is passed over. The oldest is forgotten when there are too many."""
     known = turn.state.set_aside
     for key in list(islice(known, max(0, len(known) + 1 - limits.SET_ASIDE.value))):
-        turn.put(k.set_aside_key(int.from_bytes(key, "big")), None)
+        turn.put(k.set_aside_key(*k.set_aside_at(key)), None)
     reason = limits.cut(reason, _REASON)
-    turn.put(k.set_aside_key(offset), SetAsideRow(offset, turn.wall_ms, what, reason))
+    row = SetAsideRow(offset, turn.wall_ms, what, reason, lane)
+    turn.put(k.set_aside_key(lane, offset), row)
 
 
 def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None:

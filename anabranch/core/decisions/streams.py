@@ -67,6 +67,7 @@ def _move(
         state=state,
         correlation_id=to.correlation_id if to is not None else b"",
         reply_partition=to.partition if to is not None else -1,
+        reply_lane=to.lane if to is not None else "",
         command=to.command if to is not None else b"",
         **changes,
     )
@@ -124,6 +125,7 @@ def _without_topics(command: CreateStream) -> StreamRow:
         scaled_by=b"",
         correlation_id=b"",
         reply_partition=-1,
+        reply_lane="",
         command=b"",
         topic_ids=(),
     )

@@ -95,7 +95,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
             f"{turn.settings.max_open} transactions are open: wait for some to end"
         )
     check_staged(turn)
-    supersede(turn, command.scope, command.name, command.txn_id)
+    supersede(turn, command.scope, command.name, command.txn_id, turn.lane)
     row = born(
         "begin",
         command.txn_id,
@@ -104,6 +104,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         name=command.name,
         keepalive_ms=command.keepalive_ms,
         secret=command.secret,
+        owner=turn.lane,
     )
     turn.put(k.txn_key(command.txn_id), row)
     turn.hear(command.txn_id)
@@ -158,14 +159,14 @@ def earlier_outcome(turn: Turn, scope: str, name: str | None) -> TxnRow | None:
     raise NotReady("a transaction of that name is being committed: ask again for its outcome")
 
 
-def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
+def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes, owner: str) -> None:
     """Give the name to this transaction; an open one that held it is aborted."""
     if name is None:
         return
     holder = turn.state.holder(scope, name)
     if holder is not None and holder != txn_id and holder in turn.state.open:
         abort_txn(turn, holder, f"superseded by a newer transaction named {name!r}")
-    turn.put(k.name_key(scope, name), NameRow(txn_id))
+    turn.put(k.name_key(scope, name), NameRow(txn_id, owner))
 
 
 def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
@@ -264,7 +265,11 @@ def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list
     waiting = [
         ReplyTo(*who)
         for who in zip(
-            pending.correlation_ids, pending.reply_partitions, pending.commands, strict=True
+            pending.correlation_ids,
+            pending.reply_partitions,
+            pending.commands,
+            pending.lanes,
+            strict=True,
         )
     ]
     turn.put(k.pending_key(txn_id), None)
@@ -311,6 +316,13 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
             raise Expired("the outcome is older than the retention of outcomes")
         turn.check_new_id(command.txn_id)
         reason = "it was resolved before any other command of it arrived"
-        row = born("resolve", command.txn_id, turn.wall_ms, scope="", reason=reason)
+        row = born(
+            "resolve",
+            command.txn_id,
+            turn.wall_ms,
+            scope=command.scope,
+            reason=reason,
+            owner=turn.lane,
+        )
         turn.put(k.txn_key(command.txn_id), row)
     turn.reply(to, turn.outcome(row))

@@ -14,7 +14,7 @@ from typing import Any
 
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
-from anabranch.core.ids import made_ms_of
+from anabranch.core.ids import OPEN_LANE, made_ms_of
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.memory import Cleaning, Histories, Keepalives, LeaderMemory, Merging
 from anabranch.core.round import ReplyTo, Round
@@ -96,6 +96,7 @@ class Turn:
     round: Round = field(default_factory=Round)
     hybrid_time: int = 0
     at: int | None = None  # the offset of the command that is decided
+    lane: str = OPEN_LANE  # … and the lane that it came by
     commands_end: int = 0  # end offset of the commands, as read last
     command_bytes: int = 1 << 62  # an upper bound of that command's size
     puts: int = 0
@@ -274,6 +275,7 @@ class Turn:
             keepalive_ms=row.keepalive_ms,
             streams=tuple(sorted(self.state.participants(row.txn_id))) if full else (),
             writers=tuple(writers[writer] for writer in sorted(writers)),
+            owner=row.owner,
         )
 
 

@@ -34,7 +34,9 @@ def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
 
 
 def put_receipt(turn: Turn, receipt: Receipt) -> None:
-    turn.put(k.writer_key(receipt.txn_id, receipt.writer), WriterRow(receipt))
+    """Put a writer's receipt; the writer stays the lane's that registered it first."""
+    lane = turn.open(receipt.txn_id).lanes.get(receipt.writer, turn.lane)
+    turn.put(k.writer_key(receipt.txn_id, receipt.writer), WriterRow(receipt, lane))
 
 
 def newer(one: Receipt, other: Receipt) -> Receipt:

@@ -20,7 +20,10 @@ from anabranch.schemas.records.commands import FindScope as FindScope
 from anabranch.schemas.records.commands import ForgetStream as ForgetStream
 from anabranch.schemas.records.commands import GetState as GetState
 from anabranch.schemas.records.commands import Heartbeat as Heartbeat
+from anabranch.schemas.records.commands import ListAudit as ListAudit
 from anabranch.schemas.records.commands import ListCommands as ListCommands
+from anabranch.schemas.records.commands import ListGrants as ListGrants
+from anabranch.schemas.records.commands import ListLanes as ListLanes
 from anabranch.schemas.records.commands import ListSeries as ListSeries
 from anabranch.schemas.records.commands import ListTransactions as ListTransactions
 from anabranch.schemas.records.commands import OneShot as OneShot
@@ -29,6 +32,8 @@ from anabranch.schemas.records.commands import Register as Register
 from anabranch.schemas.records.commands import Resolve as Resolve
 from anabranch.schemas.records.commands import SafeTime as SafeTime
 from anabranch.schemas.records.commands import Scale as Scale
+from anabranch.schemas.records.commands import SetGrant as SetGrant
+from anabranch.schemas.records.commands import SetLane as SetLane
 from anabranch.schemas.records.commands import SetSeries as SetSeries
 from anabranch.schemas.records.commands import Settle as Settle
 from anabranch.schemas.records.commands import Touch as Touch
@@ -48,8 +53,12 @@ from anabranch.schemas.records.parts import ShownStreamState as ShownStreamState
 from anabranch.schemas.records.parts import StreamState as StreamState
 from anabranch.schemas.records.parts import TxnState as TxnState
 from anabranch.schemas.records.replies import Alive as Alive
+from anabranch.schemas.records.replies import AuditList as AuditList
 from anabranch.schemas.records.replies import Begun as Begun
 from anabranch.schemas.records.replies import CommandList as CommandList
+from anabranch.schemas.records.replies import GrantList as GrantList
+from anabranch.schemas.records.replies import LaneInfo as LaneInfo
+from anabranch.schemas.records.replies import LaneList as LaneList
 from anabranch.schemas.records.replies import Outcome as Outcome
 from anabranch.schemas.records.replies import Refusal as Refusal
 from anabranch.schemas.records.replies import Registered as Registered
@@ -62,9 +71,13 @@ from anabranch.schemas.records.replies import StreamInfo as StreamInfo
 from anabranch.schemas.records.replies import StreamList as StreamList
 from anabranch.schemas.records.replies import Touched as Touched
 from anabranch.schemas.records.replies import TransactionList as TransactionList
+from anabranch.schemas.records.rows import AuditRow as AuditRow
 from anabranch.schemas.records.rows import CarryRow as CarryRow
 from anabranch.schemas.records.rows import EpochRow as EpochRow
 from anabranch.schemas.records.rows import ForgottenRow as ForgottenRow
+from anabranch.schemas.records.rows import GrantRow as GrantRow
+from anabranch.schemas.records.rows import LanePositionRow as LanePositionRow
+from anabranch.schemas.records.rows import LaneRow as LaneRow
 from anabranch.schemas.records.rows import LowWaterRow as LowWaterRow
 from anabranch.schemas.records.rows import MovedRow as MovedRow
 from anabranch.schemas.records.rows import MovedRun as MovedRun

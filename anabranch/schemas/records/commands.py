@@ -148,6 +148,8 @@ class Resolve:
     """Command: the outcome of a transaction; where there is none, it is aborted first."""
 
     txn_id: bytes
+    scope: str
+    token: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ class GetState:
     """Command: the state of a transaction, changing nothing."""
 
     txn_id: bytes
+    token: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,7 @@ class AdoptScope:
     """Command from the directory (control partition 0) to the partition that serves a new scope."""
 
     scope: str
+    lane: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +216,39 @@ class SafeTime:
 @dataclass(frozen=True, slots=True)
 class ListCommands:
     """Command: how far a control partition is with its commands, and which of them it set aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetLane:
+    """Command: make a lane, or change it. Repeating it is harmless."""
+
+    lane: str
+    blocked: bool
+    topic_ids: tuple[str, ...]
+    quotas: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ListLanes:
+    """Command: list the lanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetGrant:
+    """Command: set the rights of a lane on a pattern. Repeating it is harmless."""
+
+    lane: str
+    pattern: str
+    rights: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListGrants:
+    """Command: list the grants."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListAudit:
+    """Command: list the admin commands that were carried out, the newest first."""
+
+    before: bytes | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.schemas.records.parts import Receipt, SegmentRange, ShownStreamState, TxnState
-from anabranch.schemas.records.rows import SetAsideRow
+from anabranch.schemas.records.rows import AuditRow, GrantRow, SetAsideRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,7 @@ class Outcome(NamedTuple):
     keepalive_ms: int
     streams: tuple[str, ...]
     writers: tuple[Receipt, ...]
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,42 @@ class CommandList:
     outcomes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class LaneInfo:
+    """A lane, and what it has now."""
+
+    lane: str
+    blocked: bool
+    trouble: str
+    topic_ids: tuple[str, ...]
+    quotas: Mapping[str, int]
+    usage: Mapping[str, int]
+    position: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneList:
+    """Reply to SetLane and ListLanes."""
+
+    lanes: tuple[LaneInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GrantList:
+    """Reply to SetGrant and ListGrants."""
+
+    grants: tuple[GrantRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditList:
+    """Reply to ListAudit."""
+
+    entries: tuple[AuditRow, ...]
+    more: bytes | None = None
+
+
 class Reply(NamedTuple):
     """A controller's answer, on the replies topic."""
 
@@ -168,4 +205,7 @@ class Reply(NamedTuple):
         | SafeTimeIs
         | SeriesList
         | CommandList
+        | LaneList
+        | GrantList
+        | AuditList
     )

@@ -47,6 +47,7 @@ class Scaling:
     ranges: tuple[KeyRange, ...]
     correlation_id: bytes
     reply_partition: int
+    reply_lane: str
     command: bytes
 
 
@@ -68,6 +69,7 @@ class StreamRow:
     scaled_by: bytes
     correlation_id: bytes
     reply_partition: int
+    reply_lane: str
     command: bytes
     topic_ids: tuple[str, ...]
     adopt: bool = False
@@ -125,6 +127,7 @@ class SuspectRow:
     offset: int
     end: int
     tries: int
+    lane: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ class SetAsideRow:
     at_ms: int
     what: str
     reason: str
+    lane: str
 
 
 class TxnRow(NamedTuple):
@@ -152,7 +156,8 @@ class TxnRow(NamedTuple):
     rejected: int
     left_out: int
     reason: str
-    secret: bytes | None = None
+    secret: bytes | None
+    owner: str
 
     def __repr__(self) -> str:
         return f"<TxnRow {self.txn_id.hex()} {self.state}>"  # without its secret
@@ -171,6 +176,7 @@ class WriterRow:
     """Status row: a writer's receipt."""
 
     receipt: Receipt
+    lane: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +184,7 @@ class NameRow:
     """Status row: a name and the transaction that holds it."""
 
     txn_id: bytes
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +195,8 @@ class SeriesRow:
     txn_id: bytes
     earlier_number: int
     earlier_txn_id: bytes
-    runs: tuple[int, ...] = ()
+    runs: tuple[int, ...]
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +205,7 @@ class PendingCommitRow:
 
     correlation_ids: tuple[bytes, ...]
     reply_partitions: tuple[int, ...]
+    lanes: tuple[str, ...]
     commands: tuple[bytes, ...]
     decided: bool
     writers: tuple[Receipt, ...]
@@ -253,3 +262,38 @@ class MovedRow:
     stream: str
     partition: int
     runs: tuple[MovedRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRow:
+    """Status row: a lane, its topics and its quotas."""
+
+    lane: str
+    blocked: bool
+    topic_ids: tuple[str, ...]
+    quotas: Mapping[str, int]
+
+
+class LanePositionRow(NamedTuple):
+    """Status row: how far the commands of a lane other than `open` are decided."""
+
+    commands_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRow:
+    """Status row: what a lane may do where."""
+
+    lane: str
+    pattern: str
+    rights: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """Status row: an admin command that was carried out."""
+
+    at_ms: int
+    lane: str
+    command: str
+    what: str

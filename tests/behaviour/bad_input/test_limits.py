@@ -56,7 +56,7 @@ def test_one_shot_event_that_the_stream_does_not_take(place: Place) -> None:
             with pytest.raises(Refused) as refused:
                 place.raw.ask(r.GetState(command.txn_id))
             assert refused.value.code == "UnknownTransaction"
-            assert place.raw.ask(r.Resolve(command.txn_id)).state == "ABORTED"
+            assert place.raw.ask(r.Resolve(command.txn_id, command.scope)).state == "ABORTED"
     found = read_stream(place.log, small)
     check_stream(found)
     assert [len(e.value) for e in found.events] == [10, 10, LIMIT // 2, 10]
