@@ -92,7 +92,10 @@ class State:
         self.set_aside: dict[bytes, SetAsideRow] = {}  # the oldest first
         self.lanes: dict[str, LaneRow] = {}
         self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
-        self.grants: dict[tuple[str, str], int] = {}  # lane, pattern -> rights
+        self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
+        self.rights: dict[
+            tuple[str, str], int
+        ] = {}  # lane, place -> rights, as asked since the last grant
         self.open: dict[bytes, OpenTxn] = {}
         self.committing: dict[bytes, None] = {}  # open ones with a pending commit
         # Transactions' rows that can't be read, until a later row replaces them.
@@ -127,6 +130,7 @@ class State:
         self.lanes.clear()
         self.lane_positions.clear()
         self.grants.clear()
+        self.rights.clear()
         self.open.clear()
         self.committing.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
@@ -229,7 +233,8 @@ class State:
             _put(self.lane_positions, identifier.decode(), row and row.commands_offset)
         elif entry is Entry.GRANT:
             lane, _, pattern = identifier.decode().partition(" ")
-            _put(self.grants, (lane, pattern), row and row.rights)
+            _put(self.grants.setdefault(lane, {}), pattern, row and row.rights)
+            self.rights.clear()
 
     def _derive_txn(self, txn_id: bytes, entry: Entry, identifier: bytes, row: Any) -> None:
         if entry is Entry.TXN:
