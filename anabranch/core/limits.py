@@ -69,7 +69,19 @@ UNSURE = Limit(
     "a command alone in rounds with an unknown outcome, while others succeed; then the same",
 )
 
-TABLE = tuple(found for found in list(globals().values()) if isinstance(found, Limit))
+# What each lane may have at once that an operator made, unless its row says otherwise.
+QUOTAS = {
+    "open": Limit(1_000, "transactions", "open transactions of a lane"),
+    "staged": Limit(4 << 30, "bytes", "a lane's open transactions in journals"),
+    "commands": Limit(2_000, "commands a second", "a lane's commands; more of them wait"),
+    "streams": Limit(100, "streams", "streams that a lane made"),
+    "partitions": Limit(2_000, "partitions", "partitions of streams that a lane made"),
+    "keepalive": Limit(86_400_000, "ms", "the keepalive of a lane's transactions"),
+}
+
+TABLE = tuple(found for found in list(globals().values()) if isinstance(found, Limit)) + tuple(
+    QUOTAS.values()
+)
 
 # Commands that carry events or receipts: as many bytes, unpacked, as their topic's max.message.bytes.
 BIG = (r.OneShot, r.Commit, r.Register)

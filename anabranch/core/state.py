@@ -97,6 +97,7 @@ class State:
             tuple[str, str], int
         ] = {}  # lane, place -> rights, as asked since the last grant
         self.open: dict[bytes, OpenTxn] = {}
+        self.open_of: dict[str, set[bytes]] = {}  # by the lane that made them
         self.committing: dict[bytes, None] = {}  # open ones with a pending commit
         # Transactions' rows that can't be read, until a later row replaces them.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
@@ -132,6 +133,7 @@ class State:
         self.grants.clear()
         self.rights.clear()
         self.open.clear()
+        self.open_of.clear()
         self.committing.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
             self._rederive(key[1:], value)
@@ -241,12 +243,15 @@ class State:
             if row is None or row.state in FINISHED:
                 gone = self.open.pop(txn_id, None)
                 self.committing.pop(txn_id, None)
+                if gone is not None:
+                    self.open_of[gone.row.owner].discard(txn_id)
                 for stream, epoch in gone.participants.items() if gone is not None else ():
                     self.pins[stream][epoch] -= 1
             elif txn_id in self.open:
                 self.open[txn_id].row = row
             else:
                 self.open[txn_id] = OpenTxn(row)
+                self.open_of.setdefault(row.owner, set()).add(txn_id)
             return
         txn = self.open.get(txn_id)
         if txn is None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from anabranch.core import rows as k
+from anabranch.core.decisions import quotas
 from anabranch.core.decisions.merge import TORN
 from anabranch.core.decisions.scale import asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
@@ -96,7 +97,8 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     row = turn.state.streams.get(command.stream)
     if row is None:
         check_room(turn, 1, command.segments)
-        row = _without_topics(command)
+        quotas.check_room(turn, turn.lane, 1, command.segments)
+        row = _without_topics(command, turn.lane)
     moves = STREAMS.judge(row.state, "begin_create", command.stream) is not None
     if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
         raise StreamExists(
@@ -109,7 +111,7 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
         turn.reply(to, StreamList((stream_info(turn, row),)))
 
 
-def _without_topics(command: CreateStream) -> StreamRow:
+def _without_topics(command: CreateStream, owner: str) -> StreamRow:
     return StreamRow(
         stream=command.stream,
         state=FORGOTTEN,
@@ -128,6 +130,7 @@ def _without_topics(command: CreateStream) -> StreamRow:
         reply_lane="",
         command=b"",
         topic_ids=(),
+        owner=owner,
     )
 
 

@@ -7,6 +7,7 @@ from hmac import compare_digest
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import names_and_series as claims
+from anabranch.core.decisions import quotas
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.turn import Turn, is_finished, refuse
 from anabranch.core.decisions.writers import put_receipt
@@ -94,7 +95,9 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         raise TooManyTransactions(
             f"{turn.settings.max_open} transactions are open: wait for some to end"
         )
-    check_staged(turn)
+    quotas.check_open(turn, turn.lane, 1 - _replaces_open(turn, command))
+    quotas.check_keepalive(turn, turn.lane, command.keepalive_ms)
+    check_staged(turn, turn.lane)
     supersede(turn, command.scope, command.name, command.txn_id, turn.lane)
     row = born(
         "begin",
@@ -124,8 +127,9 @@ def _replaces_open(turn: Turn, command: Begin) -> bool:
     )
 
 
-def check_staged(turn: Turn) -> None:
-    """`TooMuchStaged` while open transactions have as much in journals as they may."""
+def check_staged(turn: Turn, lane: str) -> None:
+    """`TooMuchStaged` while open transactions, or this lane's, have as much in journals as they may."""
+    quotas.check_staged(turn, lane)
     staged, limit = turn.index.staged.total, turn.settings.max_staged_bytes
     if staged >= limit:
         raise TooMuchStaged(
@@ -179,7 +183,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     stream = active_stream(turn, command.stream)
     txn = turn.open(token.txn_id)
     if command.stream not in txn.participants:
-        check_staged(turn)
+        check_staged(turn, row.owner)
         epoch = stream.reference_epoch
         turn.put(
             k.participant_key(token.txn_id, command.stream), ParticipantRow(command.stream, epoch)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.index import segment_on
 from anabranch.core.round import ReplyTo
@@ -26,6 +27,8 @@ def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
     TRANSACTIONS.judge(row.state, "register", row.reason)
     check_receipts(turn, token.txn_id, (command.receipt,))
     known = turn.open(token.txn_id).writers.get(command.receipt.writer)
+    if known is None:
+        quotas.check_staged(turn, row.owner)
     counts = command.receipt if known is None else newer(known, command.receipt)
     turn.hear(token.txn_id)
     if counts is not known:

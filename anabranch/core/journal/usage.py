@@ -51,6 +51,11 @@ class Staged:
         self.by_stream[place[0]] += size
         self.total += size
 
+    def size_of(self, txn_ids: Iterable[bytes]) -> int:
+        """The bytes of some transactions."""
+        stays = (self.stays.get(txn_id, {}) for txn_id in txn_ids)
+        return sum(stay.size for found in stays for stay in found.values())
+
     def moved(self, txn_id: bytes, place: Place, low: int) -> None:
         """Some runs of a transaction moved. ``low``: the least base offset of all of them now."""
         self.stays[txn_id][place].low = low

@@ -72,6 +72,7 @@ class StreamRow:
     reply_lane: str
     command: bytes
     topic_ids: tuple[str, ...]
+    owner: str
     adopt: bool = False
 
 
