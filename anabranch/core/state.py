@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Any, TypeVar
 
 from anabranch.core import rows as k
@@ -22,6 +23,7 @@ from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
+    AuditRow,
     CarryRow,
     Extent,
     ForgottenRow,
@@ -345,6 +347,20 @@ class State:
             if not key.startswith(start):
                 return
             yield key[len(start) :].decode(), decode(value)
+
+    def audit_below(self, place: bytes | None) -> Iterator[tuple[bytes, AuditRow]]:
+        """The audit's rows below a place (None: all of them), the newest first, each after its place."""
+        start = k.STATUS + k.AUDIT_KEY
+        for key, value in self._table.scan_back(start + (b"\xff" * 13 if place is None else place)):
+            if not key.startswith(start):
+                return
+            yield key[len(start) :], decode(value)
+
+    def audit_before(self, unix_ms: int, limit: int) -> list[bytes]:
+        """Status keys of the oldest audit rows, if they are from before a time."""
+        end = k.STATUS + k.audit_key(unix_ms, 0)
+        keys = (key for key, _ in self._table.scan(k.STATUS + k.AUDIT_KEY))
+        return [key[1:] for key in islice(takewhile(lambda key: key < end, keys), limit)]
 
     def yielded(self, txn_id: bytes) -> YieldedRow | None:
         """The claim that an aborted transaction's commit gave way to, if any."""
