@@ -194,7 +194,7 @@ RULES: Mapping[type, Rule] = {
 
 
 def operates(state: State, lane: str, scope: str) -> bool:
-    """Whether a lane may do all to the scope's transactions, whoever owns them."""
+    """Whether a lane may do all to the scope's transactions, whichever lane owns them."""
     return bool(rights_of(state, lane, of_scope(scope)) & Right.OPERATE)
 
 

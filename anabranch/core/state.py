@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any, TypeVar
 
 from anabranch.core import rows as k
@@ -23,7 +23,6 @@ from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
-    AuditRow,
     CarryRow,
     Extent,
     ForgottenRow,
@@ -95,9 +94,8 @@ class State:
         self.lanes: dict[str, LaneRow] = {}
         self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
-        self.rights: dict[
-            tuple[str, str], int
-        ] = {}  # lane, place -> rights, as asked since the last grant
+        # Lane, place -> rights, as asked since the last grant.
+        self.rights: dict[tuple[str, str], int] = {}
         self.open: dict[bytes, OpenTxn] = {}
         self.committing: dict[bytes, None] = {}  # open ones with a pending commit
         # Transactions' rows that can't be read, until a later row replaces them.
@@ -338,29 +336,13 @@ class State:
         row = self.get(k.series_key(scope, series))
         return row if isinstance(row, SeriesRow) else None
 
-    def series_below(self, scope: str, name: str | None) -> Iterator[tuple[str, SeriesRow]]:
-        """The series of a scope whose names are below one (None: all of them), the last name first."""
-        start = k.STATUS + k.series_key(scope, "")
-        for key, value in self._table.scan_back(
-            start + (b"\xff" if name is None else name.encode())
-        ):
-            if not key.startswith(start):
-                return
-            yield key[len(start) :].decode(), decode(value)
-
-    def audit_below(self, place: bytes | None) -> Iterator[tuple[bytes, AuditRow]]:
-        """The audit's rows below a place (None: all of them), the newest first, each after its place."""
-        start = k.STATUS + k.AUDIT_KEY
-        for key, value in self._table.scan_back(start + (b"\xff" * 13 if place is None else place)):
+    def rows_below(self, start: bytes, below: bytes) -> Iterator[tuple[bytes, Any]]:
+        """The rows whose status keys begin so and go on below ``below``, the last first, each after that rest."""
+        start = k.STATUS + start
+        for key, value in self._table.scan_back(start + below):
             if not key.startswith(start):
                 return
             yield key[len(start) :], decode(value)
-
-    def audit_before(self, unix_ms: int, limit: int) -> list[bytes]:
-        """Status keys of the oldest audit rows, if they are from before a time."""
-        end = k.STATUS + k.audit_key(unix_ms, 0)
-        keys = (key for key, _ in self._table.scan(k.STATUS + k.AUDIT_KEY))
-        return [key[1:] for key in islice(takewhile(lambda key: key < end, keys), limit)]
 
     def yielded(self, txn_id: bytes) -> YieldedRow | None:
         """The claim that an aborted transaction's commit gave way to, if any."""
@@ -395,9 +377,9 @@ class State:
             is_row = len(found) == 1 + TXN_ID_SIZE + 1 and found[-1] == Entry.TXN
             yield found[1:], decode(value) if is_row else None
 
-    def row_keys(self, txn_id: bytes) -> list[bytes]:
-        """All status keys of a transaction."""
-        return [key[1:] for key, _ in self._table.scan(k.STATUS + txn_id)]
+    def row_keys(self, start: bytes, most: int | None = None) -> list[bytes]:
+        """The status keys that begin so, a transaction's with its id; the first of them, if there are more."""
+        return [key[1:] for key, _ in islice(self._table.scan(k.STATUS + start), most)]
 
     def _decoded(self, prefix: bytes, cls: type) -> Iterator[tuple[bytes, Any]]:
         for key, value in self._table.scan(prefix):

@@ -221,7 +221,7 @@ class World(Journals):
         """Grant a lane these rights on a pattern, as lane admin does; the lane is made."""
         if lane not in (*self.state.lanes, OPEN_LANE, ADMIN_LANE):
             self.log_rows([(k.lane_key(lane), r.LaneRow(lane, False, ("1", "2"), {}))])
-        return self.ask("grant", r.SetGrant(lane, pattern, rights), lane=ADMIN_LANE)
+        return self.ask("grant", r.SetGrant(lane, pattern, int(rights)), lane=ADMIN_LANE)
 
     def begin(
         self,

@@ -228,7 +228,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
     if not late and not turn.index.covers(pending.writers):
         return  # the usual wait: don't weigh in vain
     weighed = turn.index.weigh(turn.state, txn_id, pending.writers)
-    error = _why_not(turn, txn_id, weighed, pending)
+    error = _why_not(turn, txn, weighed, pending)
     if error is None:
         _decide(turn, txn_id, txn, pending, weighed)
     elif late or not isinstance(error, ReceiptsNotCovered | NotReady):
@@ -237,13 +237,8 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
 
 
 def _why_not(
-    turn: Turn, txn_id: bytes, weighed: Weighed, pending: PendingCommitRow
+    turn: Turn, txn: OpenTxn, weighed: Weighed, pending: PendingCommitRow
 ) -> AnabranchError | None:
-    txn = turn.open(txn_id)
-    try:
-        check_writes(turn.state, txn.row, txn.participants)
-    except NotAuthorized as error:
-        return error
     gone = [s for s in sorted(txn.participants) if not turn.usable(s)]
     if gone:
         why = turn.memory.waiting.get(gone[0], "it is lost")
@@ -256,6 +251,7 @@ def _why_not(
     if weighed.wrong:
         return ReceiptMismatch(weighed.wrong)
     try:
+        check_writes(turn.state, txn.row, txn.participants)
         _earlier(turn, txn.row, pending)
     except (NotAuthorized, NotReady) as error:
         return error
@@ -285,10 +281,7 @@ def _decide(
 
 
 def _earlier(turn: Turn, row: TxnRow, pending: PendingCommitRow) -> YieldedRow | None:
-    """The claim that this commit has to give way to.
-
-    `NotReady` while that one is being committed, `NotAuthorized` if the name or series is another lane's.
-    """
+    """The claim that this commit gives way to. `NotReady` while it commits, `NotAuthorized`: another lane's."""
     if pending.name is None:
         return None
     if pending.number is not None:

@@ -10,7 +10,7 @@ from anabranch.core.memory import Keepalives
 from anabranch.core.state import OpenTxn, State
 
 AUDIT_MS = 90 * DAY_MS
-_AUDIT_ROWS = 100  # forgotten at one look
+_AUDIT_ROWS = 20  # looked at each time
 # A round forgets this many old outcomes for each that it adds: the table never outgrows them.
 PURGE_SHARE = 2
 
@@ -57,5 +57,7 @@ def forget_outcomes(turn: Turn, most: int) -> int | None:
 
 def forget_audit(turn: Turn) -> None:
     """Delete some of the audit's rows that are older than `AUDIT_MS`."""
-    for key in turn.state.audit_before(max(0, turn.wall_ms - AUDIT_MS), _AUDIT_ROWS):
-        turn.put(key, None)
+    due = k.audit_key(max(0, turn.wall_ms - AUDIT_MS), 0)
+    for key in turn.state.row_keys(k.AUDIT_KEY, _AUDIT_ROWS):
+        if key < due:
+            turn.put(key, None)

@@ -63,7 +63,8 @@ def list_grants(turn: Turn, command: ListGrants, to: ReplyTo | None) -> None:
 
 
 def list_audit(turn: Turn, command: ListAudit, to: ReplyTo | None) -> None:
-    """What operators did, the newest first; a bounded part of it in one answer."""
-    found = list(islice(turn.state.audit_below(command.before), MAX_LISTED + 1))
+    """Operators' commands that were carried out, the newest first; a bounded part of them in one answer."""
+    below = b"\xff" * 13 if command.before is None else command.before
+    found = list(islice(turn.state.rows_below(k.AUDIT_KEY, below), MAX_LISTED + 1))
     more = found[MAX_LISTED - 1][0] if len(found) > MAX_LISTED else None
     turn.reply(to, AuditList(tuple([row for _, row in found[:MAX_LISTED]]), more))

@@ -51,9 +51,10 @@ def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
     check_served(turn, command.scope)
     if command.series is not None:
         row = turn.state.series(command.scope, command.series)
-        below = iter(() if row is None else ((command.series, row),))
+        below = iter(() if row is None else ((command.series.encode(), row),))
     else:
-        below = turn.state.series_below(command.scope, command.before)
+        until = b"\xff" if command.before is None else command.before.encode()
+        below = turn.state.rows_below(k.series_key(command.scope, ""), until)
     found: list[SeriesInfo] = []
     rights = rights_of(turn.state, turn.lane, of_scope(command.scope))
     all_of_them = bool(rights & (Right.OPERATE | Right.SERIES))
@@ -63,7 +64,7 @@ def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
             turn.reply(to, SeriesList(tuple(found), True))
             return
         if all_of_them or row.owner in ("", turn.lane):
-            found.append(_info(name, row))
+            found.append(_info(name.decode(), row))
     turn.reply(to, SeriesList(tuple(found), False))
 
 

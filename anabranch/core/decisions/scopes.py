@@ -59,7 +59,7 @@ def _grant_creator(turn: Turn, scope: str, lane: str) -> None:
     """Grant a new scope to the lane that made it; `open` and `admin` have what they have everywhere."""
     if lane not in (OPEN_LANE, ADMIN_LANE):
         pattern = of_scope(scope)
-        rights = turn.state.grants.get(lane, {}).get(pattern, 0) | CREATORS
+        rights = turn.state.grants.get(lane, {}).get(pattern, 0) | int(CREATORS)
         turn.put(k.grant_key(lane, pattern), GrantRow(lane, pattern, rights))
 
 
