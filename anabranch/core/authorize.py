@@ -79,8 +79,11 @@ def check_right(state: State, lane: str, right: Right, what: str) -> None:
 
     A bare scope's name as ``what`` means any of its streams. The text is the same whether the thing exists or not.
     """
-    within = rights_of if "/" in what or what == EVERYWHERE else rights_within
-    if not within(state, lane, what) & right:
+    rights = state.rights.get((lane, what))  # each event's stream comes here
+    if rights is None:
+        within = rights_of if "/" in what or what == EVERYWHERE else rights_within
+        rights = within(state, lane, what)
+    if not rights & int(right):  # a plain number: flags are slow
         raise refusal(lane, right, what)
 
 
