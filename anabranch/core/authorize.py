@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntFlag
+from typing import Any
 
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.state import State
 from anabranch.errors import NotAuthorized
+from anabranch.schemas import records as r
 
 
 class Right(IntFlag):
@@ -26,10 +28,11 @@ class Right(IntFlag):
 EVERYWHERE = "*"
 ALL = Right(255)
 CREATORS = ALL & ~Right.ADMIN  # of the lane that creates a scope, on that scope
+_FIND = Right.DESCRIBE | Right.CREATE  # one of them finds a scope that is there
 
 _KEPT = 10_000  # answers remembered
 # Rights that lanes have from the start, on everything; a row of that lane and pattern replaces them.
-_FROM_THE_START: Mapping[str, Right] = {
+FROM_THE_START: Mapping[str, Right] = {
     ADMIN_LANE: ALL,
     OPEN_LANE: ALL & ~(Right.OPERATE | Right.ADMIN),
 }
@@ -45,7 +48,7 @@ def rights_of(state: State, lane: str, what: str) -> int:
     known = state.rights.get((lane, what))
     if known is None:
         granted = state.grants.get(lane, {})
-        found = granted.get(EVERYWHERE, _FROM_THE_START.get(lane, 0))
+        found = granted.get(EVERYWHERE, FROM_THE_START.get(lane, 0))
         if what != EVERYWHERE:
             found |= granted.get(of_scope(what.partition("/")[0]), 0) | granted.get(what, 0)
         known = _keep(state, lane, what, found)
@@ -76,16 +79,134 @@ def check_right(state: State, lane: str, right: Right, what: str) -> None:
 
     A bare scope's name as ``what`` means any of its streams. The text is the same whether the thing exists or not.
     """
-    within = rights_of if "/" in what or what == EVERYWHERE else rights_within
-    if not within(state, lane, what) & right:
+    rights = state.rights.get((lane, what))  # each event's stream comes here
+    if rights is None:
+        within = rights_of if "/" in what or what == EVERYWHERE else rights_within
+        rights = within(state, lane, what)
+    if not rights & int(right):  # a plain number: flags are slow
         raise refusal(lane, right, what)
 
 
 def refusal(lane: str, right: Right, what: str) -> NotAuthorized:
     """The error for a right that is missing; the same whether the thing exists or not."""
-    name = (right.name or "").lower().replace("_", "-")
+    name = names_of(right)
     where = what if "/" in what or what == EVERYWHERE else of_scope(what)
     return NotAuthorized(
         f"lane {lane!r} has no right {name!r} on {where}, or there is no such thing; nothing was changed. An "
         f"operator grants it: anabranch grants add {lane} '{where}' {name}"
     )
+
+
+def names_of(rights: int) -> str:
+    """Rights as people write them: "write, safe-time"."""
+    names = [each.name or "" for each in Right if each & rights]
+    return ", ".join(names).lower().replace("_", "-")
+
+
+# -- which right each command needs -------------------------------------------------------------------
+
+Rule = Callable[[State, str, Any], None]  # of a lane and its command; raises NotAuthorized
+
+
+def _on(right: Right, what: Callable[[Any], str]) -> Rule:
+    return lambda state, lane, command: check_right(state, lane, right, what(command))
+
+
+def _stream(right: Right) -> Rule:
+    return _on(right, lambda command: command.stream)
+
+
+def _within(right: Right) -> Rule:
+    """On any stream of the scope that the command names."""
+    return _on(right, lambda command: command.scope)
+
+
+def _everywhere(right: Right) -> Rule:
+    return _on(right, lambda command: EVERYWHERE)
+
+
+def _by_transaction(state: State, lane: str, command: Any) -> None:
+    """The decision judges it: by the token, or by the transaction's owner."""
+
+
+def _from_controllers(state: State, lane: str, command: Any) -> None:
+    """Only controllers write to the topic that it comes by."""
+
+
+def _find_scope(state: State, lane: str, command: r.FindScope) -> None:
+    if not command.create:
+        check_right(state, lane, Right.DESCRIBE, command.scope)
+    elif not (command.scope in state.scopes and rights_within(state, lane, command.scope) & _FIND):
+        check_right(state, lane, Right.CREATE, of_scope(command.scope))
+
+
+def _describe(state: State, lane: str, command: r.DescribeStreams) -> None:
+    """Without scope and stream a list has what the lane may describe."""
+    what = command.stream if command.stream is not None else command.scope
+    if what is not None:
+        check_right(state, lane, Right.DESCRIBE, what)
+
+
+def _list_transactions(state: State, lane: str, command: r.ListTransactions) -> None:
+    """Without a scope a list has what the lane may see."""
+    if command.scope is not None:
+        check_right(state, lane, Right.DESCRIBE, command.scope)
+
+
+def _begin(state: State, lane: str, command: r.Begin | r.OneShot) -> None:
+    """An id with a row is answered from it, whatever was granted or taken since; but to its owner only."""
+    row = state.txn_row(command.txn_id)
+    if row is None:
+        check_right(state, lane, Right.WRITE, command.scope)
+    elif row.owner != lane:
+        raise refusal(lane, Right.WRITE, command.scope)
+
+
+RULES: Mapping[type, Rule] = {
+    r.FindScope: _find_scope,
+    r.AdoptScope: _from_controllers,
+    r.CreateStream: _stream(Right.CREATE),
+    r.DescribeStreams: _describe,
+    r.ForgetStream: _stream(Right.OPERATE),
+    r.RecoverStream: _stream(Right.OPERATE),
+    r.Scale: _stream(Right.SCALE),
+    r.Begin: _begin,
+    r.OneShot: _begin,  # and its decision: write on each stream
+    r.Touch: _by_transaction,
+    r.Register: _by_transaction,
+    r.Heartbeat: _by_transaction,
+    r.Commit: _by_transaction,
+    r.Abort: _by_transaction,
+    r.Settle: _by_transaction,
+    r.GetState: _by_transaction,
+    r.Resolve: _by_transaction,
+    r.ListTransactions: _list_transactions,
+    r.ListCommands: _everywhere(Right.OPERATE),
+    r.SafeTime: _within(Right.SAFE_TIME),
+    r.ListSeries: _within(Right.DESCRIBE),
+    r.SetSeries: _on(Right.SERIES, lambda command: of_scope(command.scope)),
+    r.SetLane: _everywhere(Right.ADMIN),
+    r.ListLanes: _everywhere(Right.ADMIN),
+    r.SetGrant: _everywhere(Right.ADMIN),
+    r.ListGrants: _everywhere(Right.ADMIN),
+    r.ListAudit: _everywhere(Right.ADMIN),
+}
+
+
+# -- owners: of transactions, names and series --------------------------------------------------------
+
+
+def operates(state: State, lane: str, scope: str) -> bool:
+    """Whether a lane may do all to the scope's transactions, whichever lane owns them."""
+    return bool(rights_of(state, lane, of_scope(scope)) & Right.OPERATE)
+
+
+def sees(state: State, lane: str, row: r.TxnRow) -> bool:
+    """Whether a lane may know of a transaction without a token of it."""
+    return row.owner == lane or operates(state, lane, row.scope)
+
+
+def check_writes(state: State, row: r.TxnRow, streams: Iterable[str] = ()) -> None:
+    """`NotAuthorized` unless a transaction's owner may write to these streams; without any, in its scope."""
+    for what in sorted(streams) or (row.scope,):
+        check_right(state, row.owner, Right.WRITE, what)

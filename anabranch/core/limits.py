@@ -53,6 +53,7 @@ STREAM_PARTITIONS = Limit(20_000, "partitions", "a stream")
 MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
 LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this or more")
 SCOPES = Limit(10_000, "scopes", "a control partition")
+GRANTS = Limit(10_000, "grants", "a control partition; those of scopes' creators come on top")
 ANSWER = Limit(4 << 20, "bytes", "an answer; lists go on in the next one (`more`)")
 ROUND = Limit(
     16 << 20,
@@ -111,6 +112,10 @@ def weight(answer: object) -> int:
             return sum(map(weight, answer.transactions))
         case r.SeriesList():
             return sum(256 + 4 * len(one.series) + 8 * len(one.runs) for one in answer.series)
+        case r.AuditList():
+            return sum(256 + 4 * len(row.what) for row in answer.entries)
+        case r.GrantList():
+            return 512 * len(answer.grants)
         case r.StreamList():
             return sum(map(weight, answer.streams))
         case r.StreamInfo() | r.Touched():

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from anabranch.core.ids import OPEN_LANE
 from anabranch.core.journal.runs import StoredRun
 from anabranch.schemas.records import (
+    AuditRow,
     Event,
     JournalOp,
     SegmentRange,
@@ -95,6 +96,11 @@ class ReplyTo(NamedTuple):
     command: bytes
     lane: str = OPEN_LANE
 
+    @property
+    def asker(self) -> bytes:
+        """The bytes that a repeated command has in common with the first."""
+        return self.lane.encode() + b"/" + self.correlation_id
+
 
 @dataclass(slots=True)
 class Round:
@@ -105,6 +111,7 @@ class Round:
     ops: list[tuple[str, int, JournalOp]] = field(default_factory=list)  # stream, partition, op
     history: list[Step] = field(default_factory=list)  # all streams', by rising timestamps
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
+    audit: list[AuditRow] = field(default_factory=list)  # for the controller's log
 
     @property
     def streams(self) -> list[str]:

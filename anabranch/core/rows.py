@@ -76,6 +76,7 @@ _TXN = bytes((Entry.TXN,))
 TERM_KEY = NO_TXN + bytes((Entry.TERM,))
 ROUND_KEY = NO_TXN + bytes((Entry.ROUND,))
 SUSPECT_KEY = NO_TXN + bytes((Entry.SUSPECT,))
+AUDIT_KEY = NO_TXN + bytes((Entry.AUDIT,))  # all begin so
 
 HISTORY = -1  # in place of the partition in a low water's key: the stream's history
 
@@ -141,7 +142,7 @@ def grant_key(lane: str, pattern: str) -> bytes:
 
 def audit_key(at_ms: int, number: int) -> bytes:
     """``number`` tells those of a millisecond apart."""
-    return NO_TXN + bytes((Entry.AUDIT,)) + at_ms.to_bytes(8, "big") + number.to_bytes(4, "big")
+    return AUDIT_KEY + at_ms.to_bytes(8, "big") + number.to_bytes(4, "big")
 
 
 def carry_key(txn_id: bytes, stream: str, number: int) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
 from anabranch.core import rows as k
@@ -93,9 +94,8 @@ class State:
         self.lanes: dict[str, LaneRow] = {}
         self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
-        self.rights: dict[
-            tuple[str, str], int
-        ] = {}  # lane, place -> rights, as asked since the last grant
+        # Lane, place -> rights, as asked since the last grant.
+        self.rights: dict[tuple[str, str], int] = {}
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, set[bytes]] = {}  # by the lane that made them
         self.committing: dict[bytes, None] = {}  # open ones with a pending commit
@@ -341,15 +341,13 @@ class State:
         row = self.get(k.series_key(scope, series))
         return row if isinstance(row, SeriesRow) else None
 
-    def series_below(self, scope: str, name: str | None) -> Iterator[tuple[str, SeriesRow]]:
-        """The series of a scope whose names are below one (None: all of them), the last name first."""
-        start = k.STATUS + k.series_key(scope, "")
-        for key, value in self._table.scan_back(
-            start + (b"\xff" if name is None else name.encode())
-        ):
+    def rows_below(self, start: bytes, below: bytes) -> Iterator[tuple[bytes, Any]]:
+        """The rows whose status keys begin so and go on below ``below``, the last first, each after that rest."""
+        start = k.STATUS + start
+        for key, value in self._table.scan_back(start + below):
             if not key.startswith(start):
                 return
-            yield key[len(start) :].decode(), decode(value)
+            yield key[len(start) :], decode(value)
 
     def yielded(self, txn_id: bytes) -> YieldedRow | None:
         """The claim that an aborted transaction's commit gave way to, if any."""
@@ -384,9 +382,9 @@ class State:
             is_row = len(found) == 1 + TXN_ID_SIZE + 1 and found[-1] == Entry.TXN
             yield found[1:], decode(value) if is_row else None
 
-    def row_keys(self, txn_id: bytes) -> list[bytes]:
-        """All status keys of a transaction."""
-        return [key[1:] for key, _ in self._table.scan(k.STATUS + txn_id)]
+    def row_keys(self, start: bytes, most: int | None = None) -> list[bytes]:
+        """The status keys that begin so, a transaction's with its id; the first of them, if there are more."""
+        return [key[1:] for key, _ in islice(self._table.scan(k.STATUS + start), most)]
 
     def _decoded(self, prefix: bytes, cls: type) -> Iterator[tuple[bytes, Any]]:
         for key, value in self._table.scan(prefix):

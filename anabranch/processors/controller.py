@@ -400,6 +400,8 @@ class Controller:
             self._forget_stream(stream)
         if self._cutter is not None:
             self._cutter.logged(turn.cut)
+        for row in round_.audit:
+            log.info("by lane %s: %s %s", row.lane, row.command, row.what)
         self.rounds += 1
         self.metrics.wrote(round_, len(commands), begun)
         return True

@@ -13,7 +13,8 @@ said is an empty text.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -22,6 +23,7 @@ from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import decide, decide_due
 from anabranch.core.decisions.streams import stream_created, stream_refused
 from anabranch.core.decisions.turn import Settings, Turn, close_round
+from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.memory import Keepalives, Kept, LeaderMemory
 from anabranch.core.round import ReplyTo, Round
@@ -59,6 +61,7 @@ class World(Journals):
         self.wall_us = START_MS * 1000
         self.now_ms = 5_000
         self.read_to_end = True
+        self.lane = OPEN_LANE  # of the commands to come
         self.asked: dict[bytes, str] = {}
         self.offset = 0
         self.rounds: list[Round] = []
@@ -113,6 +116,7 @@ class World(Journals):
         kept = self._kept()
         for name, command in asked:
             self.offset += 1
+            turn.lane = self.lane
             self._decide(turn, decode(encode(command)), self.asker(name))
         expired_ms = decide_due(turn, read_to_end=self.read_to_end)
         assert self._kept() == kept, "memory was changed before the round happened"
@@ -129,7 +133,7 @@ class World(Journals):
     def asker(self, name: str) -> ReplyTo:
         correlation_id = name.encode()
         self.asked[correlation_id] = name
-        return ReplyTo(correlation_id, len(name), b"digest!!")
+        return ReplyTo(correlation_id, len(name), b"digest!!", self.lane)
 
     def _decide(self, turn: Turn, command: Any, to: ReplyTo) -> None:
         table, views, said = self._everything(turn)
@@ -199,9 +203,25 @@ class World(Journals):
 
     # -- commands --------------------------------------------------------------------------------
 
-    def ask(self, name: str, command: Any) -> str:
-        """One command in a turn of its own."""
-        return self.turn((name, command))
+    def ask(self, name: str, command: Any, *, lane: str | None = None) -> str:
+        """One command in a turn of its own. ``lane``: of this command only."""
+        with self.by(lane or self.lane):
+            return self.turn((name, command))
+
+    @contextmanager
+    def by(self, lane: str) -> Iterator[None]:
+        """Commands come by this lane."""
+        before, self.lane = self.lane, lane
+        try:
+            yield
+        finally:
+            self.lane = before
+
+    def grant(self, lane: str, pattern: str, rights: int) -> str:
+        """Grant a lane these rights on a pattern, as lane admin does; the lane is made."""
+        if lane not in (*self.state.lanes, OPEN_LANE, ADMIN_LANE):
+            self.log_rows([(k.lane_key(lane), r.LaneRow(lane, False, ("1", "2"), {}))])
+        return self.ask("grant", r.SetGrant(lane, pattern, int(rights)), lane=ADMIN_LANE)
 
     def begin(
         self,

@@ -58,9 +58,17 @@ def views_of(state: State) -> dict[str, Any]:
         "scopes": dict(state.scopes),
         "streams": dict(state.streams),
         "open": {
-            txn_id: (txn.row, dict(txn.participants), dict(txn.writers), txn.pending)
+            txn_id: (
+                txn.row,
+                dict(txn.participants),
+                dict(txn.writers),
+                dict(txn.lanes),
+                txn.pending,
+            )
             for txn_id, txn in state.open.items()
         },
+        "lanes": dict(state.lanes),
+        "grants": {lane: dict(granted) for lane, granted in state.grants.items() if granted},
         "committing": set(state.committing),
     }
 

@@ -124,8 +124,8 @@ def low_numbers() -> Planted:
     """A number below the highest is taken, if it is not the highest itself."""
     real = claims.overtaken
 
-    def overtaken(turn: Turn, scope: str, series: str, number: int) -> YieldedRow | None:
-        found = real(turn, scope, series, number)
+    def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow | None:
+        found = real(turn, txn, series, number)
         return found if found is not None and found.highest == number else None
 
     def take_number(turn: Turn, txn: TxnRow, series: str, number: int) -> None:

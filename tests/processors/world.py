@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.batches.records import Record, decode_records
+from anabranch.core.authorize import ALL
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.ids import (
     CORRELATION_HEADER,
+    OPEN_LANE,
     REPLY_HEADER,
     TXN_HEADER,
     make_txn_id,
     pack_txn_header,
 )
 from anabranch.core.partitioner import position_of, record_checksum
+from anabranch.core.rows import grant_key
 from anabranch.memory.log import MemoryCluster
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition
@@ -26,12 +29,13 @@ from anabranch.schemas.records import (
     CreateStream,
     Extent,
     FindScope,
+    GrantRow,
     Receipt,
     Reply,
     SegmentRange,
 )
 from anabranch.topics.creation import create_control_topics
-from anabranch.topics.names import commands_topic, journal_topic, replies_topic
+from anabranch.topics.names import commands_topic, journal_topic, replies_topic, status_topic
 from tests.core.labels import proved
 
 KEY = b"k" * 32
@@ -67,6 +71,10 @@ class World:
         create_control_topics(
             self.cluster.log("setup"), "anabranch", control_partitions=self.control_partitions
         )
+        # Operators ask by lane open, too: the rights of lanes have tests of their own (tests/core).
+        row = Record(0, 0, grant_key(OPEN_LANE, "*"), encode(GrantRow(OPEN_LANE, "*", int(ALL))), ())
+        for partition in range(self.control_partitions):
+            self.cluster.produce(TopicPartition(status_topic(), partition), [row])
 
     def controller(
         self,

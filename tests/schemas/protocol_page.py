@@ -96,6 +96,7 @@ def _proved(command: r.SetSeries) -> r.SetSeries:
     return dataclasses.replace(command, proof=tokens.operator_proof(encode(command), KEY))
 
 
+IDS = ("Ab3TqYPzQ0mCkq1vSxGk2A", "h0LhXNQzTgGAEqPw5cYyUg")
 COMMIT = r.Commit(TOKEN, (RECEIPT,), None, None, 30_000)
 COMMANDS: dict[int, Any] = {
     1: r.FindScope("nyc", create=True),
@@ -110,6 +111,9 @@ COMMANDS: dict[int, Any] = {
     10: r.SafeTime("nyc", None),
     11: r.ListSeries("nyc", None, None),
     12: r.ListCommands(),
+    13: r.SetLane("etl", False, IDS, {"open": 1000}),
+    14: r.SetGrant("etl", "nyc/*", 7),
+    15: r.ListAudit(None),
 }
 EXAMPLES: dict[str, Any] = {
     "FindScope": COMMANDS[1],
@@ -207,6 +211,25 @@ EXAMPLES: dict[str, Any] = {
         11, r.SeriesList((r.SeriesInfo("spark/9d1c/sink", 17, TXN, (0, 15, 17, 17)),), more=False)
     ),
     "SetSeries": _proved(r.SetSeries("nyc", "spark/9d1c/sink", 17, 16, b"")),
+    "SetLane": COMMANDS[13],
+    "ListLanes": r.ListLanes(),
+    "Reply: LaneList": _reply(
+        13,
+        r.LaneList(
+            (r.LaneInfo("etl", False, "", IDS, {"open": 1000}, {"open": 3}, 17, 18),),
+        ),
+    ),
+    "SetGrant": COMMANDS[14],
+    "ListGrants": r.ListGrants(),
+    "Reply: GrantList": _reply(14, r.GrantList((r.GrantRow("etl", "nyc/*", 7),))),
+    "ListAudit": COMMANDS[15],
+    "Reply: AuditList": _reply(
+        15,
+        r.AuditList(
+            (r.AuditRow(MS, "admin", "SetGrant", "etl on nyc/*: describe, safe-time, write"),),
+            None,
+        ),
+    ),
     "JournalOp": r.JournalOp("FINALIZE_COMMIT", TXN, 0, STAMP),
 }
 IN_THE_TEXT = ("Begin", "Reply: Begun")

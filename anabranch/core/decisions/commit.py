@@ -9,10 +9,12 @@ transaction open and unchanged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from anabranch.core import limits, vectors
 from anabranch.core import rows as k
+from anabranch.core.authorize import Right, check_right, check_writes
 from anabranch.core.decisions import names_and_series as claims
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.scopes import active_stream, check_served
@@ -45,6 +47,7 @@ from anabranch.errors import (
     AnabranchError,
     EventTooLarge,
     InvalidArgument,
+    NotAuthorized,
     NotReady,
     OutcomeUnknown,
     ReceiptMismatch,
@@ -97,6 +100,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     turn.hear(token.txn_id)
     if _waits(txn.pending, to):
         return  # repeated: the first request and its deadline count
+    check_writes(turn.state, row, txn.participants)
     check_name(command.name)
     check_number(command.name, command.number)
     claims.check_jump(turn, row.scope, command.name, command.number)
@@ -136,7 +140,9 @@ def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
             return earlier
     if command.number is not None:
         return None
-    named = earlier_outcome(turn, row.scope, command.name)
+    named = None
+    with suppress(NotAuthorized):  # another lane's is no answer: this one is aborted
+        named = earlier_outcome(turn, row.scope, command.name, row.owner)
     return None if named is None else turn.outcome(named)
 
 
@@ -154,7 +160,10 @@ def _check_replaced(
 
 
 def _waits(pending: PendingCommitRow | None, to: ReplyTo | None) -> bool:
-    return pending is not None and to is not None and to.correlation_id in pending.correlation_ids
+    if pending is None or to is None:
+        return False
+    waiting = zip(pending.lanes, pending.reply_partitions, pending.correlation_ids, strict=True)
+    return (to.lane, to.partition, to.correlation_id) in waiting
 
 
 def _join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> PendingCommitRow:
@@ -219,7 +228,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
     if not late and not turn.index.covers(pending.writers):
         return  # the usual wait: don't weigh in vain
     weighed = turn.index.weigh(turn.state, txn_id, pending.writers)
-    error = _why_not(turn, txn_id, weighed, pending)
+    error = _why_not(turn, txn, weighed, pending)
     if error is None:
         _decide(turn, txn_id, txn, pending, weighed)
     elif late or not isinstance(error, ReceiptsNotCovered | NotReady):
@@ -228,9 +237,9 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
 
 
 def _why_not(
-    turn: Turn, txn_id: bytes, weighed: Weighed, pending: PendingCommitRow
+    turn: Turn, txn: OpenTxn, weighed: Weighed, pending: PendingCommitRow
 ) -> AnabranchError | None:
-    gone = [s for s in sorted(turn.open(txn_id).participants) if not turn.usable(s)]
+    gone = [s for s in sorted(txn.participants) if not turn.usable(s)]
     if gone:
         why = turn.memory.waiting.get(gone[0], "it is lost")
         return NotReady(f"{gone[0]} waits: {why}; the transaction is still open")
@@ -242,8 +251,9 @@ def _why_not(
     if weighed.wrong:
         return ReceiptMismatch(weighed.wrong)
     try:
-        _earlier(turn, turn.open(txn_id).row, pending)
-    except NotReady as error:
+        check_writes(turn.state, txn.row, txn.participants)
+        _earlier(turn, txn.row, pending)
+    except (NotAuthorized, NotReady) as error:
         return error
     return None
 
@@ -271,14 +281,14 @@ def _decide(
 
 
 def _earlier(turn: Turn, row: TxnRow, pending: PendingCommitRow) -> YieldedRow | None:
-    """The claim that this commit has to give way to. `NotReady` while that one is being committed."""
+    """The claim that this commit gives way to. `NotReady` while it commits, `NotAuthorized`: another lane's."""
     if pending.name is None:
         return None
     if pending.number is not None:
-        return claims.overtaken(turn, row.scope, pending.name, pending.number)
+        return claims.overtaken(turn, row, pending.name, pending.number)
     if pending.name == row.name:
         return None
-    earlier = earlier_outcome(turn, row.scope, pending.name)
+    earlier = earlier_outcome(turn, row.scope, pending.name, row.owner)
     return None if earlier is None else YieldedRow(pending.name, None, -1, earlier.txn_id)
 
 
@@ -305,7 +315,9 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     row = turn.state.txn_row(command.txn_id)
     if row is not None:
         if row.state == "ABORTED":
-            earlier = earlier_outcome(turn, command.scope, command.name)
+            earlier = None
+            with suppress(NotAuthorized):
+                earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
             if earlier is None:
                 raise TransactionAborted(
                     f"the transaction is aborted ({row.reason}): begin a new one"
@@ -324,7 +336,7 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
         return
     turn.check_new_id(command.txn_id)
     placed = _place(turn, command)
-    earlier = earlier_outcome(turn, command.scope, command.name)
+    earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
     if earlier is not None:
         # Its own id must not commit when the name is forgotten and the command is repeated.
         reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
@@ -379,6 +391,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                 # A name that is known is a legal one: mostly that is all there is to check.
                 if stream not in turn.state.streams or not stream.startswith(f"{command.scope}/"):
                     check_in_scope(stream, command.scope)
+                check_right(turn.state, turn.lane, Right.WRITE, stream)
                 active_stream(turn, stream)
                 by_stream[stream] = []
             former, events = stream, by_stream[stream]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from anabranch.core.authorize import RULES
 from anabranch.core.decisions import (
     cleanup,
     commit,
     expiry,
+    grants,
     plain,
     questions,
     scale,
@@ -21,7 +23,7 @@ from anabranch.core.decisions import (
 from anabranch.core.decisions import names_and_series as claims
 from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.round import ReplyTo
-from anabranch.errors import MalformedRecord
+from anabranch.errors import MalformedRecord, check
 from anabranch.schemas import records as r
 
 _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
@@ -47,17 +49,23 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.SafeTime: questions.safe_time,
     r.ListSeries: claims.list_series,
     r.SetSeries: claims.set_series,
+    r.SetGrant: grants.set_grant,
+    r.ListGrants: grants.list_grants,
+    r.ListAudit: grants.list_audit,
 }
-
+check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")
 
 CHECK_MS = 250  # how often to look for silent transactions and, without new ones, old outcomes
 
 
 def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
-    """Decide one command. A refusal is answered and changes nothing."""
+    """Decide one command, if its lane may. A refusal is answered and changes nothing."""
+    rule = RULES.get(type(command))
     decision = _DECISIONS.get(type(command))
 
     def run() -> None:
+        if rule is not None:
+            rule(turn.state, turn.lane, command)
         if decision is None:
             raise MalformedRecord(f"{type(command).__name__} is not a command")
         decision(turn, command, to)
@@ -82,5 +90,6 @@ def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
     most = expiry.PURGE_SHARE * turn.finished + looks * turn.settings.purge_per_look
     horizon = expiry.forget_outcomes(turn, most) if most else None
     if looks:
+        expiry.forget_audit(turn)
         cleanup.clean_up(turn)
     return horizon

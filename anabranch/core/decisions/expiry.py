@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from anabranch.core import rows as k
 from anabranch.core.decisions import transactions
-from anabranch.core.decisions.turn import Turn
+from anabranch.core.decisions.turn import DAY_MS, Turn
 from anabranch.core.ids import made_ms_of
 from anabranch.core.memory import Keepalives
 from anabranch.core.state import OpenTxn, State
 
+AUDIT_MS = 90 * DAY_MS
+_AUDIT_ROWS = 20  # looked at each time
 # A round forgets this many old outcomes for each that it adds: the table never outgrows them.
 PURGE_SHARE = 2
 
@@ -51,3 +53,11 @@ def forget_outcomes(turn: Turn, most: int) -> int | None:
             turn.put(key, None)
         turn.expired_ms = max(turn.expired_ms, made_ms_of(txn_id))
     return turn.expired_ms if turn.expired_ms != turn.state.round.expired_ms else None
+
+
+def forget_audit(turn: Turn) -> None:
+    """Delete some of the audit's rows that are older than `AUDIT_MS`."""
+    due = k.audit_key(max(0, turn.wall_ms - AUDIT_MS), 0)
+    for key in turn.state.row_keys(k.AUDIT_KEY, _AUDIT_ROWS):
+        if key < due:
+            turn.put(key, None)

@@ -10,25 +10,13 @@ transaction's own outcome, so that a repeated command gets the same answer whate
 
 from __future__ import annotations
 
-from dataclasses import replace
-from hmac import compare_digest
-from itertools import islice
-
 from anabranch.core import rows as k
+from anabranch.core.authorize import Right, of_scope, refusal, rights_of
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN, check_name
 from anabranch.core.round import ReplyTo
-from anabranch.core.tokens import operator_proof
-from anabranch.errors import (
-    AlreadyCommitted,
-    IllegalState,
-    InvalidArgument,
-    InvalidToken,
-    NotReady,
-    check,
-)
-from anabranch.schemas.codec import encode
+from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument, NotReady, check
 from anabranch.schemas.records import (
     ListSeries,
     Outcome,
@@ -44,6 +32,7 @@ from anabranch.schemas.records import (
 _NONE = -1  # no number, as rows say it
 MAX_JUMP = 1 << 32
 MAX_LISTED = 200  # series in an answer
+MAX_LOOKED_AT = 5_000
 MAX_RUNS = 64  # runs of numbers that a series lists
 
 
@@ -58,16 +47,25 @@ def check_jump(turn: Turn, scope: str, series: str | None, number: int | None) -
 
 
 def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
-    """One series, or those of a scope, the last name first, a bounded part of them in one answer."""
+    """One series, or those of a scope that the lane may see, the last name first; a bounded part of them."""
     check_served(turn, command.scope)
     if command.series is not None:
         row = turn.state.series(command.scope, command.series)
-        found = [] if row is None else [(command.series, row)]
+        below = iter(() if row is None else ((command.series.encode(), row),))
     else:
-        below = turn.state.series_below(command.scope, command.before)
-        found = list(islice(below, MAX_LISTED + 1))
-    infos = tuple(_info(name, row) for name, row in found[:MAX_LISTED])
-    turn.reply(to, SeriesList(infos, len(found) > MAX_LISTED))
+        until = b"\xff" if command.before is None else command.before.encode()
+        below = turn.state.rows_below(k.series_key(command.scope, ""), until)
+    found: list[SeriesInfo] = []
+    rights = rights_of(turn.state, turn.lane, of_scope(command.scope))
+    all_of_them = bool(rights & (Right.OPERATE | Right.SERIES))
+    for looked_at, (name, row) in enumerate(below):
+        # The next list goes on behind the last one found, so there has to be one.
+        if len(found) == MAX_LISTED or (found and looked_at >= MAX_LOOKED_AT):
+            turn.reply(to, SeriesList(tuple(found), True))
+            return
+        if all_of_them or row.owner in ("", turn.lane):
+            found.append(_info(name.decode(), row))
+    turn.reply(to, SeriesList(tuple(found), False))
 
 
 def _info(series: str, row: SeriesRow) -> SeriesInfo:
@@ -77,9 +75,6 @@ def _info(series: str, row: SeriesRow) -> SeriesInfo:
 def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
     """Set a series to a number, for an operator; only if it is at the number that the operator saw."""
     check_served(turn, command.scope)
-    said = encode(replace(command, proof=b""))
-    if not compare_digest(command.proof, operator_proof(said, turn.settings.token_key)):
-        raise InvalidToken("only an operator, with the controllers' key file, can set a series")
     check_name(command.series)
     if not _NONE <= command.number < 1 << 63:
         raise InvalidArgument(f"number {command.number}: a series stands at -1 to 2^63 - 1")
@@ -102,15 +97,21 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
             owner = row.owner if row is not None else ""
             row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs, owner)
         turn.put(k.series_key(command.scope, command.series), row)
+        turn.audit(command, f"{command.scope} {command.series!r}: {stands} becomes {wanted}")
     infos = () if row is None else (_info(command.series, row),)
     turn.reply(to, SeriesList(infos, False))
 
 
-def overtaken(turn: Turn, scope: str, series: str, number: int) -> YieldedRow | None:
-    """The claim that a commit of this number gives way to. `NotReady` while the series commits."""
-    row = turn.state.series(scope, series)
+def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow | None:
+    """The claim that a commit of this number gives way to. `NotReady` while the series commits.
+
+    `NotAuthorized` if the series is another lane's.
+    """
+    row = turn.state.series(txn.scope, series)
     if row is None:
         return None
+    if row.owner not in ("", txn.owner):
+        raise refusal(txn.owner, Right.WRITE, txn.scope)
     if row.txn_id in turn.state.open:
         raise NotReady(
             f"number {row.number} of the series {series!r} is being committed: ask again for the outcome"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
+from anabranch.core.authorize import sees
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo
@@ -24,9 +25,9 @@ MAX_LOOKED_AT = 5_000  # status keys; some 20 ms
 
 
 def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None) -> None:
-    """List the open ones, oldest first; or all, newest first. One answer has a bounded part of them.
+    """List the open ones, oldest first; or all, newest first: the lane's own, or all that it may operate.
 
-    All others wait meanwhile, so only so many rows are looked at; the answer has the key to go on from.
+    All other commands wait meanwhile, so only so many rows are looked at, and the answer has the key to go on from.
     """
     if not 1 <= command.limit <= MAX_LISTED:
         raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
@@ -40,7 +41,8 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
         full = len(found) == command.limit or size >= limits.ANSWER.value // 2
         if full or looked_at == MAX_LOOKED_AT:
             break
-        if row is not None and command.scope in (None, row.scope):
+        wanted = row is not None and command.scope in (None, row.scope)
+        if row is not None and wanted and sees(turn.state, turn.lane, row):
             found.append(turn.outcome(row, full=False))
             size += limits.weight(found[-1])
         last = key

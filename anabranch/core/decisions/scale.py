@@ -36,12 +36,12 @@ GROW_AGAIN_MS = 5_000  # how soon merges ask again for partitions that the broke
 def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
     """Scale a stream, now or as soon as it has the partitions. Repeating the command is harmless."""
     row = active_stream(turn, command.stream)
-    asked_by = to.correlation_id if to is not None else b""
-    if asked_by and row.scaled_by == asked_by:
+    if to is not None and row.scaled_by == to.asker:
         turn.reply(to, StreamList((stream_info(turn, row),)))
         return
     if row.scaling is not None:
-        if asked_by and row.scaling.correlation_id == asked_by:
+        waiting = asker(row.scaling)
+        if to is not None and waiting is not None and waiting.asker == to.asker:
             return  # the answer comes when it is done
         raise NotReady(f"{command.stream} is being scaled: ask again")
     if command.segments:
@@ -148,7 +148,7 @@ def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
     )
     if layout is None:
         return False
-    former = row.reference_epoch
+    former, asked_by = row.reference_epoch, asker(scaling)
     seal = set(scaling.seal)
     sealed = tuple(s for s in row.segments if segment_number(s.segment_id) in seal)
     scaled = replace(
@@ -158,7 +158,7 @@ def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
         segments=layout,
         next_number=row.next_number + len(scaling.ranges),
         scaling=None,
-        scaled_by=scaling.correlation_id,
+        scaled_by=b"" if asked_by is None else asked_by.asker,
     )
     turn.put(k.stream_key(row.stream), scaled)
     turn.put(k.epoch_key(row.stream, epoch), EpochRow(row.stream, epoch, layout))
@@ -166,7 +166,7 @@ def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
     turn.round.history.append(
         NewEpoch(row.stream, epoch, epoch, turn.next_timestamp(), layout, sealed)
     )
-    turn.reply(asker(scaling), StreamList((stream_info(turn, scaled),)))
+    turn.reply(asked_by, StreamList((stream_info(turn, scaled),)))
     return True
 
 

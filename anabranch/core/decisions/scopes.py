@@ -7,9 +7,10 @@ from zlib import crc32
 
 from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.authorize import CREATORS, Right, of_scope, rights_of
 from anabranch.core.decisions.plain import REFUSED
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import DIRECTORY, check_scope
+from anabranch.core.ids import ADMIN_LANE, DIRECTORY, OPEN_LANE, check_scope
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of
 from anabranch.errors import InvalidArgument, NotReady, TooManyStreams, UnknownScope
@@ -17,6 +18,7 @@ from anabranch.schemas.records import (
     AdoptScope,
     DescribeStreams,
     FindScope,
+    GrantRow,
     ScopeInfo,
     ScopeRow,
     StreamInfo,
@@ -45,11 +47,28 @@ def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
         limits.SCOPES.check(len(turn.state.scopes) + 1, "the cluster")
         chosen = crc32(scope.encode()) % turn.settings.control_partitions
         turn.put(k.scope_key(scope), ScopeRow(scope, chosen))
+        _grant_creator(turn, scope, turn.lane)
     served = turn.state.scopes[scope]
     if command.create and served != DIRECTORY:
         # Sent again if the scope exists: retention may have deleted the first one unread.
-        turn.round.commands.append((served, AdoptScope(scope, turn.lane)))
+        turn.round.commands.append((served, AdoptScope(scope, _creator(turn, scope))))
     turn.reply(to, ScopeInfo(scope, served))
+
+
+def _grant_creator(turn: Turn, scope: str, lane: str) -> None:
+    """Grant a new scope to the lane that made it; `open` and `admin` have what they have everywhere."""
+    if lane not in (OPEN_LANE, ADMIN_LANE):
+        pattern = of_scope(scope)
+        rights = turn.state.grants.get(lane, {}).get(pattern, 0) | int(CREATORS)
+        turn.put(k.grant_key(lane, pattern), GrantRow(lane, pattern, rights))
+
+
+def _creator(turn: Turn, scope: str) -> str:
+    """A lane that has a creator's rights on the scope; without any, `open`, which gets none by it."""
+    for lane, granted in turn.state.grants.items():
+        if granted.get(of_scope(scope), 0) & CREATORS == CREATORS:
+            return lane
+    return OPEN_LANE
 
 
 def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:
@@ -57,6 +76,7 @@ def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:
     scope = _own_scope(turn, command.scope)
     if scope not in turn.state.scopes:
         turn.put(k.scope_key(scope), ScopeRow(scope, turn.settings.control_partition))
+        _grant_creator(turn, scope, command.lane)
     turn.reply(to, ScopeInfo(scope, turn.state.scopes[scope]))
 
 
@@ -102,9 +122,11 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
         turn.reply(to, StreamList((stream_info(turn, known),)))
         return
     found: list[StreamInfo] = []
-    size = 0
+    size, lane = 0, turn.lane
     for name, row in sorted(turn.state.streams.items()):
         if name <= (command.after or "") or command.scope not in (None, name.partition("/")[0]):
+            continue
+        if not rights_of(turn.state, lane, name) & Right.DESCRIBE:
             continue
         if size >= limits.ANSWER.value // 2:  # the next one may be big
             turn.reply(to, StreamList(tuple(found), found[-1].stream))

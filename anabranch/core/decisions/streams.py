@@ -199,6 +199,7 @@ def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> No
         return
     if not row.topic_ids:
         raise IllegalState(f"{stream} can't be taken back: its topics had no ids to know them by")
+    turn.audit(command, stream)
     _move(turn, row, "begin_recover", to)
 
 
@@ -221,7 +222,7 @@ def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None
     check_served(turn, split_stream(stream)[0])
     row = turn.state.streams.get(stream)
     before = turn.state.forgotten.get(stream)
-    asked_by = to.correlation_id if to is not None else b""
+    asked_by = to.asker if to is not None else b""
     if row is None and before is None:
         raise UnknownStream(f"there is no stream {stream!r}: nothing is to be forgotten")
     repeated = before is not None and bool(asked_by) and before.forgotten_by == asked_by
@@ -245,6 +246,7 @@ def forget_stream(turn: Turn, command: ForgetStream, to: ReplyTo | None) -> None
             )
     times = before.times + 1 if before is not None else 1
     turn.put(k.forgotten_key(stream), ForgottenRow(stream, times, asked_by))
+    turn.audit(command, stream)
     _move(turn, row, "begin_forget", to)
 
 
@@ -315,6 +317,7 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
             if carry.count and not _is_lost(turn, stream):
                 retired = RetiredRow(stream, carry.partition)
                 turn.put(k.retired_key(stream, carry.partition), retired)
+        turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
         abort_txn(turn, token.txn_id, command.reason or "settled by an operator", op="settle")
     turn.reply(to, turn.outcome(turn.row(token.txn_id)))
 

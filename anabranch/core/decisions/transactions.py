@@ -6,12 +6,20 @@ from hmac import compare_digest
 
 from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes, refusal, sees
 from anabranch.core.decisions import names_and_series as claims
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.turn import Turn, is_finished, refuse
 from anabranch.core.decisions.writers import put_receipt
-from anabranch.core.ids import check_name, control_partition_of, split_stream
+from anabranch.core.ids import (
+    TXN_ID_SIZE,
+    check_name,
+    check_scope,
+    control_partition_of,
+    split_stream,
+    txn_text,
+)
 from anabranch.core.round import ReplyTo
 from anabranch.core.tokens import Token, sign
 from anabranch.core.transaction_states import TRANSACTIONS, Op, born
@@ -87,7 +95,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
             turn.reply(to, _begun(turn, row))
         return
     turn.check_new_id(command.txn_id)
-    earlier = earlier_outcome(turn, command.scope, command.name)
+    earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
     if earlier is not None:
         turn.reply(to, turn.outcome(earlier))
         return
@@ -152,11 +160,18 @@ def check_id_partition(turn: Turn, txn_id: bytes) -> None:
         )
 
 
-def earlier_outcome(turn: Turn, scope: str, name: str | None) -> TxnRow | None:
-    """The committed transaction of that name. `NotReady` while one of that name is being committed."""
+def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> TxnRow | None:
+    """The committed transaction of that name. `NotReady` while one of that name is being committed.
+
+    `NotAuthorized` while it is another lane's, open or committed.
+    """
     holder = turn.state.holder(scope, name) if name is not None else None
     row = turn.state.txn_row(holder) if holder is not None else None
-    if row is None or row.state in ("OPEN", "ABORT_IN_PROGRESS", "ABORTED"):
+    if row is None or row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
+        return None
+    if row.owner != owner:
+        raise refusal(owner, Right.WRITE, scope)
+    if row.state == "OPEN":
         return None
     if row.state == "COMMITTED":
         return row
@@ -180,6 +195,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     turn.hear(token.txn_id)  # refused or not, its client is alive
     check_in_scope(command.stream, row.scope)
+    check_writes(turn.state, row, (command.stream,))
     stream = active_stream(turn, command.stream)
     txn = turn.open(token.txn_id)
     if command.stream not in txn.participants:
@@ -190,7 +206,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
         )
         journal_op(turn, command.stream, JournalOp("BEGIN_TXN", token.txn_id, epoch, 0))
     if command.writer and command.writer not in txn.writers:  # about to write
-        put_receipt(turn, Receipt(token.txn_id, command.writer, 0, False, ()))
+        put_receipt(turn, Receipt(token.txn_id, command.writer, 0, False, ()), turn.lane)
     pinned = txn.participants[command.stream]
     turn.reply(to, Touched(command.stream, pinned, turn.state.layout(command.stream, pinned)))
 
@@ -243,6 +259,8 @@ def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
     if row.state == "COMMITTED":
         raise AlreadyCommitted("the transaction is committed: there is no abort any more")
     if TRANSACTIONS.judge(row.state, "begin_abort", row.reason) is not None:
+        if turn.lane != row.owner and len(command.token) == TXN_ID_SIZE:  # by operate, not a token
+            turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
         abort_txn(turn, token.txn_id, command.reason or "aborted by a client")
     turn.reply(to, turn.outcome(turn.row(token.txn_id)))
 
@@ -308,14 +326,21 @@ def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:
 def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
     """Tell the state as it is; nothing is logged."""
     check_id_partition(turn, command.txn_id)
-    turn.reply(to, turn.outcome(turn.row(command.txn_id)))
+    row = turn.row(command.txn_id)
+    if not sees(turn.state, turn.lane, row):
+        raise refusal(turn.lane, Right.OPERATE, EVERYWHERE)
+    turn.reply(to, turn.outcome(row))
 
 
 def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
     """Tell the outcome. Without a row ABORTED is logged first, so that the answer never changes."""
     check_id_partition(turn, command.txn_id)
     row = turn.state.txn_row(command.txn_id)
+    where = check_scope(command.scope) if command.scope else EVERYWHERE
+    if row is not None and not sees(turn.state, turn.lane, row):
+        raise refusal(turn.lane, Right.WRITE, where)  # as for one that is not there
     if row is None:
+        check_right(turn.state, turn.lane, Right.WRITE, where)
         if turn.is_forgotten(command.txn_id):
             raise Expired("the outcome is older than the retention of outcomes")
         turn.check_new_id(command.txn_id)

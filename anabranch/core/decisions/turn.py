@@ -31,7 +31,7 @@ from anabranch.errors import (
     UnknownTransaction,
     check,
 )
-from anabranch.schemas.records import Outcome, Refusal, RoundRow, TxnRow
+from anabranch.schemas.records import AuditRow, Outcome, Refusal, RoundRow, TxnRow
 
 DAY_MS = 86_400_000
 WAITING = "its commit is not decided: it waits for the journal to cover the receipts"
@@ -174,6 +174,15 @@ class Turn:
         if to is not None:
             self.size += limits.weight(result)
             self.round.replies.append((to, result))
+
+    def audit(self, command: object, what: str) -> None:
+        """Leave a row about an operator's command that is carried out. ``what``: for people, no secrets."""
+        row = AuditRow(self.wall_ms, self.lane, type(command).__name__, limits.cut(what))
+        number = self.puts
+        while self.state.get(key := k.audit_key(self.wall_ms, number)) is not None:
+            number += 1
+        self.put(key, row)
+        self.round.audit.append(row)
 
     def next_timestamp(self) -> int:
         """A commit timestamp above all before."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.authorize import Right, check_writes, refusal
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.index import segment_on
@@ -21,10 +22,14 @@ from anabranch.schemas.records import Commit, Receipt, Register, Registered, Wri
 
 
 def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
-    """A writer's cumulative receipt; the highest sequence wins."""
+    """A writer's cumulative receipt; the highest sequence wins. A writer is its first lane's."""
     token = turn.token(command.token)
     row = turn.row(token.txn_id)
     TRANSACTIONS.judge(row.state, "register", row.reason)
+    check_writes(turn.state, row)
+    lane = turn.open(token.txn_id).lanes.get(command.receipt.writer, turn.lane)
+    if lane != turn.lane:
+        raise refusal(turn.lane, Right.WRITE, row.scope)
     check_receipts(turn, token.txn_id, (command.receipt,))
     known = turn.open(token.txn_id).writers.get(command.receipt.writer)
     if known is None:
@@ -32,13 +37,12 @@ def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
     counts = command.receipt if known is None else newer(known, command.receipt)
     turn.hear(token.txn_id)
     if counts is not known:
-        put_receipt(turn, counts)
+        put_receipt(turn, counts, lane)
     turn.reply(to, Registered(counts.sequence))
 
 
-def put_receipt(turn: Turn, receipt: Receipt) -> None:
-    """Put a writer's receipt; the writer stays the lane's that registered it first."""
-    lane = turn.open(receipt.txn_id).lanes.get(receipt.writer, turn.lane)
+def put_receipt(turn: Turn, receipt: Receipt, lane: str) -> None:
+    """Put the receipt of a writer of this lane."""
     turn.put(k.writer_key(receipt.txn_id, receipt.writer), WriterRow(receipt, lane))
 
 
@@ -126,7 +130,7 @@ def take_exactly(turn: Turn, txn: OpenTxn, receipts: Iterable[Receipt]) -> None:
         turn.put(k.writer_key(txn.row.txn_id, writer), None)
     for writer, receipt in taken.items():
         if txn.writers.get(writer) != receipt:
-            put_receipt(turn, receipt)
+            put_receipt(turn, receipt, txn.lanes.get(writer, txn.row.owner))
 
 
 def left_behind(wanted: Iterable[Receipt], taken: Mapping[int, Receipt]) -> list[int]:

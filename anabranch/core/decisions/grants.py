@@ -1,0 +1,70 @@
+"""Decisions on grants, and the list of what operators did."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core.authorize import ALL, EVERYWHERE, FROM_THE_START, names_of
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import ADMIN_LANE, check_lane, check_scope, split_stream
+from anabranch.core.round import ReplyTo
+from anabranch.errors import InvalidArgument
+from anabranch.schemas.records import (
+    AuditList,
+    GrantList,
+    GrantRow,
+    ListAudit,
+    ListGrants,
+    SetGrant,
+)
+
+MAX_LISTED = 200  # audit rows in an answer
+
+
+def set_grant(turn: Turn, command: SetGrant, to: ReplyTo | None) -> None:
+    """Set what a lane may do on a pattern. Repeating it is harmless, and leaves no second audit row."""
+    lane, pattern, rights = command.lane, command.pattern, command.rights
+    if check_lane(lane) not in turn.state.lanes and lane not in FROM_THE_START:
+        raise InvalidArgument(f"there is no lane {lane!r}: add it first (`anabranch lane add`)")
+    _check_pattern(pattern)
+    if not 0 <= rights <= ALL:
+        raise InvalidArgument(f"rights {rights}: their bits are 0 to {ALL:d}")
+    if (lane, pattern) == (ADMIN_LANE, EVERYWHERE) and rights != ALL:
+        raise InvalidArgument(
+            f"lane {ADMIN_LANE!r} keeps all rights: else no lane could grant them again"
+        )
+    granted = turn.state.grants.get(lane, {})
+    if granted.get(pattern) != rights:
+        if pattern not in granted:
+            limits.GRANTS.check(sum(map(len, turn.state.grants.values())) + 1, "the cluster")
+        turn.put(k.grant_key(lane, pattern), GrantRow(lane, pattern, rights))
+        turn.audit(command, f"{lane} on {pattern}: {names_of(rights) or 'nothing'}")
+    turn.reply(to, GrantList((GrantRow(lane, pattern, rights),)))
+
+
+def _check_pattern(pattern: str) -> None:
+    scope, slash, name = pattern.partition("/")
+    if pattern == EVERYWHERE:
+        return
+    if slash and name == EVERYWHERE:
+        check_scope(scope)
+    else:
+        split_stream(pattern)
+
+
+def list_grants(turn: Turn, command: ListGrants, to: ReplyTo | None) -> None:
+    """All grants as they count, by lane and pattern; also those from the start."""
+    found = {(lane, EVERYWHERE): int(rights) for lane, rights in FROM_THE_START.items()}
+    for lane, granted in turn.state.grants.items():
+        found |= {(lane, pattern): rights for pattern, rights in granted.items()}
+    turn.reply(to, GrantList(tuple([GrantRow(*place, found[place]) for place in sorted(found)])))
+
+
+def list_audit(turn: Turn, command: ListAudit, to: ReplyTo | None) -> None:
+    """Operators' commands that were carried out, the newest first; a bounded part of them in one answer."""
+    below = b"\xff" * 13 if command.before is None else command.before
+    found = list(islice(turn.state.rows_below(k.AUDIT_KEY, below), MAX_LISTED + 1))
+    more = found[MAX_LISTED - 1][0] if len(found) > MAX_LISTED else None
+    turn.reply(to, AuditList(tuple([row for _, row in found[:MAX_LISTED]]), more))

@@ -1,0 +1,246 @@
+"""Grants set and listed, those of a scope's creator, and what operators leave in the audit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from anabranch.core import limits
+from anabranch.core import rows as k
+from anabranch.core.authorize import ALL, CREATORS, Right
+from anabranch.core.decisions import expiry, grants
+from anabranch.core.decisions.streams import give_up_stream
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.tokens import Token
+from anabranch.schemas import records as r
+from tests.core.harness import DAY, World, event, nyc
+from tests.core.labels import KEY, MINUTE, SECRET
+
+FROM_THE_START = "admin * 255, open * 63"
+
+
+def listed(world: World) -> str:
+    return world.ask("list", r.ListGrants(), lane=ADMIN_LANE)
+
+
+def audit(world: World) -> list[str]:
+    """Who did what, the newest first."""
+    world.ask("audit", r.ListAudit(None), lane=ADMIN_LANE)
+    return [f"{e.lane}: {e.command} {e.what}" for e in world.result.entries]
+
+
+# -- grants --------------------------------------------------------------------------------------
+
+
+def test_grants_are_set_listed_and_read_by_a_successor(world: World) -> None:
+    assert listed(world) == FROM_THE_START
+    assert world.grant("etl", "nyc/*", 5) == "etl nyc/* 5"
+    assert world.grant("etl", "nyc/a", 0) == "etl nyc/a 0"
+    assert world.grant(OPEN_LANE, "*", 1) == "open * 1"
+    for _ in range(2):
+        assert listed(world) == "admin * 255, etl nyc/* 5, etl nyc/a 0, open * 1"
+        world.lead(keep_table=False)
+    assert world.grant("etl", "nyc/*", 5) == "etl nyc/* 5"
+    assert world.round.rows.keys() == {k.ROUND_KEY}, "it stands already"
+    assert [row.split(": ", 1)[1] for row in audit(world)] == [
+        "SetGrant open on *: describe",
+        "SetGrant etl on nyc/a: nothing",
+        "SetGrant etl on nyc/*: describe, write",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lane", "pattern", "rights", "said"),
+    [
+        ("nobody", "nyc/*", 4, "no lane 'nobody'"),
+        ("ETL", "nyc/*", 4, "'ETL' is not a lane"),
+        ("", "nyc/*", 4, "'' is not a lane"),
+        ("etl", "nyc", 4, "'nyc' is not a stream"),
+        ("etl", "", 4, "'' is not a stream"),
+        ("etl", "*/*", 4, "'*' is not a scope"),
+        ("etl", "*/a", 4, "is not a stream"),
+        ("etl", "nyc/a*", 4, "is not a stream"),
+        ("etl", "nyc/a/b", 4, "is not a stream"),
+        ("etl", "**", 4, "is not a stream"),
+        ("etl", "nyc/*", 256, "0 to 255"),
+        ("etl", "nyc/*", -1, "0 to 255"),
+        ("admin", "*", 254, "keeps all rights"),
+        ("admin", "*", 0, "keeps all rights"),
+    ],
+)
+def test_bad_grants(world: World, lane: str, pattern: str, rights: int, said: str) -> None:
+    world.grant("etl", "*", 0)
+    command = r.SetGrant(lane, pattern, rights)
+    assert world.ask("bad", command, lane=ADMIN_LANE) == "InvalidArgument"
+    assert said in world.message
+    assert listed(world) == "admin * 255, etl * 0, open * 63"
+
+
+def test_no_more_grants_than_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GRANTS", limits.GRANTS._replace(value=2))
+    world.grant("etl", "nyc/a", 1)
+    world.grant("etl", "nyc/b", 1)
+    assert world.grant("etl", "nyc/c", 1) == "InvalidArgument"
+    assert world.grant("etl", "nyc/b", 2) == "etl nyc/b 2", "no new one"
+
+
+# -- the creator of a scope ----------------------------------------------------------------------
+
+
+def test_a_scope_is_its_creators() -> None:
+    world = nyc()
+    world.grant("etl", "*", Right.CREATE)
+    assert world.ask("find", r.FindScope("lax", True), lane="etl") == "lax at 0"
+    assert listed(world) == f"admin * 255, etl * 8, etl lax/* {CREATORS:d}, open * 63"
+    world.grant("etl", "*", 0)
+    for _ in range(2):
+        with world.by("etl"):
+            assert world.find_scope("lax") == "lax at 0"
+            assert world.begin("A", scope="lax") == "begun A"
+            assert world.begin("B") == "NotAuthorized"
+        world.lead(keep_table=False)
+
+
+@pytest.mark.parametrize("lane", [OPEN_LANE, ADMIN_LANE])
+def test_but_not_of_open_or_admin(lane: str) -> None:
+    world = nyc()
+    with world.by(lane):
+        world.find_scope("lax")
+    assert listed(world) == FROM_THE_START
+
+
+def test_the_partition_that_serves_the_scope_is_told_its_creator() -> None:
+    """Also if another lane asks again, as the first message may be lost."""
+    directory = World(control_partitions=64)
+    for lane, right in (("etl", Right.CREATE), ("other", Right.DESCRIBE | Right.CREATE)):
+        directory.grant(lane, "*", right)
+    served, said = 0, r.AdoptScope("", "")
+    for lane in ("etl", "other", "open", "etl"):
+        with directory.by(lane):
+            directory.find_scope("lax")
+        ((served, said),) = directory.round.commands
+        assert said == r.AdoptScope("lax", "etl")
+    assert served != 0
+    world = World(control_partition=served, control_partitions=64)
+    world.grant("etl", "lax/*", Right.WRITE)
+    world.ask("adopt", said)
+    assert f"etl lax/* {CREATORS:d}" in listed(world)
+    world.grant("etl", "lax/*", 0)
+    world.ask("adopt", said)
+    assert "etl lax/* 0" in listed(world), "a later word stands"
+    directory.grant("etl", "lax/*", 0)
+    directory.find_scope("lax")
+    assert directory.round.commands == [(served, r.AdoptScope("lax", OPEN_LANE))]
+
+
+# -- the audit -----------------------------------------------------------------------------------
+
+
+def test_what_operators_do_leaves_a_row_once_it_is_carried_out() -> None:
+    world = nyc("nyc/a", "nyc/b")
+    world.grant("ops", "*", ALL & ~Right.ADMIN)
+    turn = world.new_turn()
+    give_up_stream(turn, "nyc/a", "gone")
+    give_up_stream(turn, "nyc/b", "gone")
+    world.close(turn)
+    commands = {
+        "ForgetStream nyc/b": r.ForgetStream("nyc/b"),
+        "SetSeries nyc 's\\n': None becomes 5": r.SetSeries("nyc", "s\n", None, 5, b""),
+        "SetGrant ops on nyc/a: operate": r.SetGrant("ops", "nyc/a", 64),
+    }
+    expected = [
+        "admin: SetGrant ops on *: " + "describe, safe-time, write, create, scale, series, operate"
+    ]
+    for said, command in commands.items():
+        lane = ADMIN_LANE if isinstance(command, r.SetGrant) else "ops"
+        for _ in range(2):
+            world.ask(said, command, lane=lane)
+        expected.insert(0, f"{lane}: {said}")
+    assert [row.lane for round_ in world.rounds for row in round_.audit] == [
+        "admin",
+        "ops",
+        "ops",
+        "admin",
+    ]
+    assert world.ask("refused", r.SetSeries("nyc", "s", 4, 6, b""), lane="ops") == "IllegalState"
+    assert audit(world) == expected
+    world.lead(keep_table=False)
+    assert audit(world) == expected
+    assert all(row.at_ms == world.wall_ms for row in world.result.entries)
+
+
+def test_a_recovery_a_settlement_and_an_operators_abort_are_in_it(
+    opened: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, torn = opened, opened.row("A")._replace(state="FINALIZE_IN_PROGRESS")
+    world.begin("B")
+    world.begin("C")
+    world.log_rows([(k.txn_key(world.id("A")), torn)])
+    turn = world.new_turn()
+    give_up_stream(turn, "nyc/a", "gone")
+    world.close(turn)
+    known = replace(world.state.streams["nyc/a"], topic_ids=("1", "2", "3"))
+    world.log_rows([(k.stream_key("nyc/a"), known)])
+    monkeypatch.setattr(Turn, "token", lambda turn, data: Token(data, MINUTE, "nyc"))
+    for _ in range(2):
+        with world.by(ADMIN_LANE):
+            world.ask("settle", r.Settle(world.id("A"), "torn"))
+            world.ask("recover", r.RecoverStream("nyc/a"))
+            world.ask("abort", r.Abort(world.id("B"), "why\n"))
+        world.ask("abort", r.Abort(world.id("C"), "my own"))
+    assert audit(world) == [
+        f"admin: Abort {world.id('B').hex()} of open: 'why\\n'",
+        "admin: RecoverStream nyc/a",
+        f"admin: Settle {world.id('A').hex()} of open: 'torn'",
+    ]
+
+
+def test_neither_secrets_nor_long_texts_are_in_it(world: World) -> None:
+    world.ask("set", r.SetSeries("nyc", "x" * 256, None, 5, KEY), lane=ADMIN_LANE)
+    turn = world.new_turn()
+    turn.audit(r.ListAudit(None), "y" * 5_000)
+    world.close(turn)
+    rows = world.log[-1] + world.log[-2]
+    assert not any(SECRET in (value or b"") or KEY in (value or b"") for _, value in rows)
+    assert len(audit(world)[0]) < 1_100
+
+
+def test_it_is_listed_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grants, "MAX_LISTED", 3)
+    for number in range(8):  # some in the same millisecond, by several leaders
+        if number % 3 == 0:
+            world.lead()
+            world.wait(1)
+        world.grant("etl", "nyc/a", number + 1)
+    found, before, parts = [], None, 0
+    while parts == 0 or before is not None:
+        world.ask("audit", r.ListAudit(before), lane=ADMIN_LANE)
+        found += world.result.entries
+        before, parts = world.result.more, parts + 1
+    assert parts == 3
+    whole = [world.state.grants["etl"]["nyc/a"], len(found), len({id(e) for e in found})]
+    assert whole == [8, 8, 8]
+    assert [e.at_ms for e in found] == sorted((e.at_ms for e in found), reverse=True)
+    for place in (b"", b"\xff" * 40, b"\0"):
+        said = world.ask("audit", r.ListAudit(place), lane=ADMIN_LANE)
+        assert (said == "none") == (place != b"\xff" * 40)
+
+
+def test_it_is_forgotten_after_its_time_in_pieces(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "_AUDIT_ROWS", 2)
+    for number in range(5):
+        world.grant("etl", "nyc/a", number + 1)
+    world.wait(expiry.AUDIT_MS - DAY)
+    world.grant("etl", "nyc/a", 9)
+    left = []
+    world.wait(DAY)
+    for _ in range(4):
+        left.append(len(audit(world)))
+        world.wait(1_000)
+    assert left == [6, 4, 2, 1]
+    assert audit(world) == ["admin: SetGrant etl on nyc/a: describe, create"]
+    assert world.one_shot("A", event()) == "A COMMITTED 1"
