@@ -53,6 +53,7 @@ STREAM_PARTITIONS = Limit(20_000, "partitions", "a stream")
 MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
 LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this or more")
 SCOPES = Limit(10_000, "scopes", "a control partition")
+LANES = Limit(1_000, "lanes", "a control partition")
 ANSWER = Limit(4 << 20, "bytes", "an answer; lists go on in the next one (`more`)")
 ROUND = Limit(
     16 << 20,

@@ -15,14 +15,14 @@ from anabranch.core import rows as k
 from anabranch.core.decisions.cleanup import say_epochs_again
 from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import CHECK_MS, decide_due
-from anabranch.core.decisions.expiry import anything_stale
+from anabranch.core.decisions.expiry import silent_lanes
+from anabranch.core.decisions.lanes import resume
 from anabranch.core.decisions.plain import give_up
 from anabranch.core.decisions.set_aside import set_aside
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import IN_TROUBLE, Settings, Turn, close_round, is_usable, refuse
 from anabranch.core.history_records import Tail
-from anabranch.core.ids import OPEN_LANE
 from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.state import State
 from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
@@ -45,7 +45,10 @@ from anabranch.ports import (
 from anabranch.processors.carrier import Carriers, is_carrying, lanes_of
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.history_tail import tail_for
-from anabranch.processors.intake import Command, Intake, decide_command
+from anabranch.processors.intake import Intake
+from anabranch.processors.lanes.command import Command, decide_command
+from anabranch.processors.lanes.queues import Lanes
+from anabranch.processors.lanes.trouble import FIRST_PAUSE_S, LaneTrouble
 from anabranch.processors.leadership import Lease, take_lead
 from anabranch.processors.metrics import Metrics
 from anabranch.processors.offset_guess import OffsetGuess
@@ -88,6 +91,7 @@ class Controller:
     metrics: Metrics = field(default_factory=Metrics)
     _state: State = field(init=False)
     _intake: Intake = field(init=False)
+    _lanes: Lanes = field(init=False)
     _memory: LeaderMemory = field(init=False)
     _carriers: Carriers | None = None
     _topics: StreamTopics | None = None
@@ -107,7 +111,11 @@ class Controller:
         self._culprit = Culprit(self.settings.skip_commands)
         status = status_topic(self.settings.prefix)
         self._stream_trouble = StreamTrouble(self.log, self.clock, status)
-        self._intake = Intake(self.log, self.table, self.settings, self._stream_trouble.waiting)
+        self._lanes = Lanes(
+            self.log, self.settings, LaneTrouble(self.log, self.clock, self.settings)
+        )
+        waiting = self._stream_trouble.waiting
+        self._intake = Intake(self.log, self.table, self.settings, waiting, self._lanes)
 
     # -- leading --------------------------------------------------------------------------------------
 
@@ -117,9 +125,15 @@ class Controller:
         try:
             self._lead()
         except LogError as error:
-            self._stream_trouble.hint(error)
+            self._hint(error)
             self._culprit.failed(error, ())
             raise
+
+    def _hint(self, error: LogError) -> None:
+        """Keep a failure that ends leading: the next lead looks at its topics."""
+        rest = self._lanes.trouble.find(self._state, error)
+        if rest is not None:
+            self._stream_trouble.hint(rest)
 
     def _lead(self) -> None:
         self._state = State(self.table)
@@ -159,6 +173,7 @@ class Controller:
             carrying=self._carriers.carrying,
             refused=self._carriers.trouble,
             foreign=self._gaps.found,
+            lanes=self._lanes.on,
         )
         self._cutter.logged(  # a former leader may not have cut them
             {place: low for place, low in self._state.low_water.items() if self._usable(place[0])}
@@ -196,7 +211,7 @@ class Controller:
         ended_ms = int(self.clock.wall() * 1000) - self.settings.retention_ms
         parts = self._state, self._intake, self._memory, self._offset_guess
         self.metrics.look(*parts, ended_ms, self._tails)
-        self.metrics.set("commands_set_aside", self._intake.unreadable + self._culprit.count)
+        self.metrics.lanes(self._lanes.on.values(), self._intake.unreadable + self._culprit.count)
 
     # -- one pass -------------------------------------------------------------------------------------
 
@@ -207,7 +222,7 @@ class Controller:
         try:
             return self._step(max_wait)
         except LogError as error:
-            self._stream_trouble.hint(error)
+            self._hint(error)
             self._culprit.failed(error, self._trying)
             raise
 
@@ -215,29 +230,26 @@ class Controller:
         self._give_up_streams()
         self._carry()
         self._shorten_journals()
-        queue = self._intake.queue
-        if not queue:
-            failed = self._intake.fetch(self._state, self._wait_for(max_wait))
-            if failed and not self._stream_trouble.find(self._state, *failed):
-                raise failed[0]
-        batch = self._culprit.take(queue, self._intake.commands_end)
+        self._follow_lanes()
+        idle = not (self._lanes.control or self._lanes.active)
+        failed = self._intake.fetch(self._state, self._wait_for(max_wait) if idle else 0.0)
+        if failed and not self._stream_trouble.find(self._state, *failed):
+            raise failed[0]
+        batch = self._culprit.take(self._lanes)
         try:
             if not self._culprit.may_try(batch, self._turn, self._write):
                 self._culprit.done(batch)
-                del queue[:1]
+                self._lanes.passed(batch)
                 return True
         except (LogRefused, LogUnavailable) as error:
             if not self._is_contained(error):
                 raise
             return True
         turn = self._turn()
-        at_end = (
-            len(batch) == len(queue)
-            and anything_stale(self._state, self._memory.keepalives, turn.now_ms)
-            and self._intake.all_read()
-        )
+        silent = silent_lanes(self._state, self._memory.keepalives, turn.now_ms)
+        self._lanes.ask(silent, turn.now_ms)
         try:
-            wrote = self._round(turn, batch, read_to_end=at_end)
+            wrote = self._round(turn, batch, judge=bool(silent))
         except (LogRefused, LogUnavailable) as error:
             self._after_refusal(turn, batch, error)
             return True
@@ -249,30 +261,41 @@ class Controller:
                 raise
             self._drop()
             self._trying = batch
-            self._culprit.raised(turn.at, error)
+            self._culprit.raised(None if turn.at is None else (turn.lane, turn.at), error)
             return True
         self._intake.passed_over.clear()
         self._intake.warn_unheard(batch, turn.now_ms)
         self._culprit.done(batch)
-        del queue[: len(batch)]
+        self._lanes.passed(batch)
         self._finish_topics()
         return wrote
 
-    def _round(self, turn: Turn, commands: list[Command], *, read_to_end: bool) -> bool:
-        for offset, why in self._intake.passed_over.items():
-            set_aside(turn, OPEN_LANE, offset, "unreadable", why)
+    def _follow_lanes(self) -> None:
+        """Follow the lanes' rows; log where a lane goes on before anything of it is read."""
+        found = self._lanes.follow(self._state)
+        if not found:
+            return
+        turn = self._turn()
+        for lane, offset in found.items():
+            resume(turn, lane, offset)
+        if self._written(turn):
+            self._lanes.go_on(found)
+
+    def _round(self, turn: Turn, commands: list[Command], *, judge: bool) -> bool:
+        for (lane, offset), why in self._intake.passed_over.items():
+            set_aside(turn, lane, offset, "unreadable", why)
         for i, command in enumerate(commands):
             turn.size += len(command.payload)
             decide_command(turn, command)
             if turn.size > limits.ROUND.value:
-                read_to_end = read_to_end and i + 1 == len(commands)
                 del commands[i + 1 :]
         turn.at = None
         horizon = asked = None
         if not self._culprit.careful:
             asked = self._autoscaling.decide(turn)
         if not (self._culprit.careful and commands):
-            horizon = decide_due(turn, read_to_end=read_to_end)
+            self._lanes.judge(commands)
+            horizon = decide_due(turn, read_to_end=judge)
         wrote = self._write(turn, commands, horizon)
         if asked is not None:
             self._autoscaling.has_asked(asked, turn.now_ms)
@@ -303,7 +326,7 @@ class Controller:
             fresh.reply(commands[0].to, refuse(kind(f"the broker refused the events: {error}")))
             self._write(fresh, commands[:1])
             self._culprit.done(commands[:1])
-            del self._intake.queue[0]
+            self._lanes.passed(commands[:1])
             return
         for txn_id in turn.round.merged:
             if fresh.open(txn_id).row.state == "COMMIT_IN_PROGRESS":
@@ -331,6 +354,11 @@ class Controller:
         self._drop()
         if isinstance(error, LogBusy):
             return True  # with another transactional id
+        if not isinstance(error, LogRefused) or error.error not in DATA_CODES:
+            rest = self._lanes.trouble.find(self._state, error)
+            if rest is None:
+                return True  # without the answers to those lanes
+            error = rest
         if isinstance(error, LogRefused) and error.error in DATA_CODES:
             # Controllers' own records are never too big: then a topic's setting is wrong.
             own = (journal_topic, history_topic)
@@ -351,10 +379,17 @@ class Controller:
 
         ``producer``: the one whose native transaction has records already.
         """
+        if self._lanes.trouble.waiting:
+            turn.round.replies = [
+                reply
+                for reply in turn.round.replies
+                if not self._lanes.trouble.is_mute(reply[0].lane)
+            ]
         if self._intake.rows.size > INDEX_ROWS:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
         say_epochs_again(turn)
-        round_ = close_round(turn, *self._intake.done(commands), expired_ms=horizon)
+        positions = self._intake.positions(self._state, commands)
+        round_ = close_round(turn, *positions, expired_ms=horizon)
         if round_.empty:
             turn.done()
             return False
@@ -423,7 +458,6 @@ class Controller:
             now_ms=self._now_ms(),
             merge_limit=1 if self._culprit.one_each else None,
             plain_waits=self._culprit.plain_waits,
-            commands_end=self._intake.commands_end,
         )
 
     def _now_ms(self) -> int:
@@ -442,6 +476,8 @@ class Controller:
             max_wait = min(max_wait, due_ms / 1000)
         if self._state.open:
             max_wait = min(max_wait, CHECK_MS / 1000)
+        if self._lanes.trouble.waiting:
+            max_wait = min(max_wait, FIRST_PAUSE_S)
         if self._topics is not None and self._topics.busy:
             max_wait = min(max_wait, GROWTH_LOOK_S)
         return max(0.0, max_wait)

@@ -16,13 +16,14 @@ from anabranch.core.rows import HISTORY
 from anabranch.schemas.records import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from anabranch.core.history_records import Tail
     from anabranch.core.memory import LeaderMemory
     from anabranch.core.round import Round
     from anabranch.core.state import State
     from anabranch.processors.intake import Intake
+    from anabranch.processors.lanes.queues import Lane
     from anabranch.processors.offset_guess import OffsetGuess
 
 LOOK_S = 1.0
@@ -49,8 +50,11 @@ TABLE = {
     "refusals": Number("counter", "Answers that were refusals, by code", ("code",)),
     "refused_rounds": Number("counter", "Rounds that a broker refused; the rest is written again"),
     "native_aborts": Number("counter", "Native transactions aborted as offsets were guessed wrong"),
-    "commands_lag": Number("gauge", "Records of the commands topic that are not decided yet"),
-    "commands_set_aside": Number("gauge", "Records or batches of commands that were passed over"),
+    "commands_lag": Number("gauge", "Records of a lane's commands not decided yet", ("lane",)),
+    "commands_set_aside": Number(
+        "gauge", "Records or batches of commands that were passed over", ("lane",)
+    ),
+    "lane_trouble": Number("gauge", "1 for a lane that waits for its topics", ("lane",)),
     "open_transactions": Number("gauge", "Transactions that are not finished"),
     "committing_transactions": Number("gauge", "Transactions whose commit is decided, not done"),
     "staged_bytes": Number("gauge", "Bytes of open transactions in journals"),
@@ -117,6 +121,15 @@ class Metrics:
             self._looked_at = self.passed_at
         return due
 
+    def lanes(self, lanes: Iterable[Lane], set_aside: Mapping[str, int]) -> None:
+        """Take the numbers of the lanes that are read. ``set_aside``: by lane."""
+        lanes = list(lanes)
+        self.values["commands_lag"] = {
+            (lane.name,): max(0, lane.end - lane.after(0)) for lane in lanes
+        }
+        self.values["commands_set_aside"] = {(name,): count for name, count in set_aside.items()}
+        self.values["lane_trouble"] = {(lane.name,): 1 for lane in lanes if lane.trouble}
+
     def look(
         self,
         state: State,
@@ -130,7 +143,6 @@ class Metrics:
         index = intake.index
         for name, value in {
             "native_aborts": offset_guess.misses,
-            "commands_lag": intake.lag,
             "open_transactions": len(state.open),
             "committing_transactions": len(state.committing),
             "staged_bytes": index.staged.total,

@@ -9,6 +9,7 @@ from anabranch.core.decisions import (
     cleanup,
     commit,
     expiry,
+    lanes,
     plain,
     questions,
     scale,
@@ -47,6 +48,8 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.SafeTime: questions.safe_time,
     r.ListSeries: claims.list_series,
     r.SetSeries: claims.set_series,
+    r.SetLane: lanes.set_lane,
+    r.ListLanes: lanes.list_lanes,
 }
 
 
@@ -68,8 +71,8 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
 def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
     """Decide what is due: plain writes, commits, merges, stale transactions, old outcomes, journals to cut.
 
-    ``read_to_end``: the commands are read to their end; only then is staleness judged (a heartbeat may wait
-    unread). Returns the new horizon of forgotten ids, or None if it stays.
+    ``read_to_end``: whether silence is judged, as `LeaderMemory.lanes` tell how far each lane's commands are
+    decided (a heartbeat may wait unread). Returns the new horizon of forgotten ids, or None if it stays.
     """
     # Plain writes go to the active layouts, so they come before any stream leaves its own.
     plain.commit_plain(turn)
