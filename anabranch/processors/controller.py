@@ -131,9 +131,8 @@ class Controller:
 
     def _hint(self, error: LogError) -> None:
         """Keep a failure that ends leading: the next lead looks at its topics."""
-        rest = self._lanes.trouble.find(self._state, error)
-        if rest is not None:
-            self._stream_trouble.hint(rest)
+        if not self._lanes.trouble.find(self._state, error):
+            self._stream_trouble.hint(error)
 
     def _lead(self) -> None:
         self._state = State(self.table)
@@ -354,12 +353,10 @@ class Controller:
         self._drop()
         if isinstance(error, LogBusy):
             return True  # with another transactional id
-        if not isinstance(error, LogRefused) or error.error not in DATA_CODES:
-            rest = self._lanes.trouble.find(self._state, error)
-            if rest is None:
-                return True  # without the answers to those lanes
-            error = rest
-        if isinstance(error, LogRefused) and error.error in DATA_CODES:
+        of_data = isinstance(error, LogRefused) and error.error in DATA_CODES
+        if not of_data and self._lanes.trouble.find(self._state, error):
+            return True  # without the answers to those lanes
+        if of_data:
             # Controllers' own records are never too big: then a topic's setting is wrong.
             own = (journal_topic, history_topic)
             topics = {topic(stream) for stream in self._state.streams for topic in own}

@@ -8,7 +8,6 @@ row has is never read or written. `open` and `admin` are lanes as others are.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -65,12 +64,12 @@ class LaneTrouble:
         """Whether answers to the lane are left out."""
         return replies_topic(self.settings.prefix, lane) in self.waiting
 
-    def find(self, state: State, error: LogError) -> LogError | None:
-        """Let the topics of lanes wait that an error names. None if it names no others; else the rest of it."""
+    def find(self, state: State, error: LogError) -> bool:
+        """Let the lanes' topics wait that an error names, and take them out of it. Whether it named no others."""
         topics = self._topics(state)
         mine = sorted(error.topics & topics.keys())
         if not mine:
-            return error
+            return False
         self._look([topics[topic] for topic in mine])
         now = self.clock.monotonic()
         for topic in mine:
@@ -78,9 +77,8 @@ class LaneTrouble:
                 self.note(topic, str(error))
             elif topic not in self.waiting:
                 self._pauses[topic] = now, 0.0  # brokers may have moved it: once more at once
-        rest = copy.copy(error)
-        rest.topics = error.topics - set(mine)
-        return rest if rest.topics else None
+        error.topics -= set(mine)
+        return not error.topics
 
     def note(self, topic: str, why: str) -> None:
         """Let a topic wait."""
