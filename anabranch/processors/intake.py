@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from anabranch.batches.format import read_header
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import limits
-from anabranch.core.decisions.turn import Settings
+from anabranch.core.decisions.set_aside import set_aside
+from anabranch.core.decisions.turn import Settings, Turn
 from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.overlay import Overlay
@@ -109,6 +110,11 @@ class Intake:
         left = self.lanes.control[done : done + 1]
         control = left[0].offset if left else self._control_at
         return lanes.pop(OPEN_LANE, state.round.commands_offset), control, lanes
+
+    def set_aside(self, turn: Turn) -> None:
+        """Log the batches that were passed over."""
+        for (lane, offset), why in self.passed_over.items():
+            set_aside(turn, lane, offset, "unreadable", why)
 
     def warn_unheard(self, commands: Iterable[Command], now_ms: int) -> None:
         """Warn now and then of commands that can't be answered."""

@@ -16,14 +16,13 @@ from anabranch.core.rows import HISTORY
 from anabranch.schemas.records import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from anabranch.core.history_records import Tail
     from anabranch.core.memory import LeaderMemory
     from anabranch.core.round import Round
     from anabranch.core.state import State
     from anabranch.processors.intake import Intake
-    from anabranch.processors.lanes.queues import Lane
     from anabranch.processors.offset_guess import OffsetGuess
 
 LOOK_S = 1.0
@@ -121,15 +120,6 @@ class Metrics:
             self._looked_at = self.passed_at
         return due
 
-    def lanes(self, lanes: Iterable[Lane], set_aside: Mapping[str, int]) -> None:
-        """Take the numbers of the lanes that are read. ``set_aside``: by lane."""
-        lanes = list(lanes)
-        self.values["commands_lag"] = {
-            (lane.name,): max(0, lane.end - lane.after(0)) for lane in lanes
-        }
-        self.values["commands_set_aside"] = {(name,): count for name, count in set_aside.items()}
-        self.values["lane_trouble"] = {(lane.name,): 1 for lane in lanes if lane.trouble}
-
     def look(
         self,
         state: State,
@@ -138,9 +128,17 @@ class Metrics:
         offset_guess: OffsetGuess,
         ended_ms: int,
         tails: Mapping[str, Tail],
+        set_aside: Counter[str],
     ) -> None:
-        """Take the controller's numbers. ``ended_ms``: outcomes older than that are to be purged."""
-        index = intake.index
+        """Take the controller's numbers.
+
+        ``ended_ms``: outcomes older than that are to be purged. ``set_aside``: commands by lane.
+        """
+        index, lanes = intake.index, intake.lanes.on.items()
+        self.values["commands_lag"] = {(n,): max(0, lane.end - lane.after(0)) for n, lane in lanes}
+        self.values["lane_trouble"] = {(name,): 1 for name, lane in lanes if lane.trouble}
+        passed_over = set_aside + intake.unreadable
+        self.values["commands_set_aside"] = {(name,): count for name, count in passed_over.items()}
         for name, value in {
             "native_aborts": offset_guess.misses,
             "open_transactions": len(state.open),

@@ -198,8 +198,9 @@ class Culprit:
         answer.reply(command.to, refuse(SetAside(f"it had no effect: {limits.cut(reason)}")))
         write(answer, (command,))
 
-    def done(self, batch: Sequence[Command]) -> None:
-        """A pass with these ended well: more may go at once."""
+    def done(self, batch: Sequence[Command], lanes: Lanes) -> None:
+        """A pass with these ended well: they leave their queues, and more may go at once."""
+        lanes.passed(batch)
         if batch and batch[0].control:
             for command in batch:
                 self._raised.pop(command.key, None)

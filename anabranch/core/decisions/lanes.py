@@ -6,6 +6,8 @@ the shell has logged the offset (`resume`); before that nothing of the lane is r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.transactions import end_pending
@@ -91,7 +93,8 @@ def _info(turn: Turn, lane: str) -> LaneInfo:
     )
 
 
-def resume(turn: Turn, lane: str, offset: int) -> None:
-    """Log where a lane goes on: `AT_END`, or the end that the shell found."""
-    is_open = lane == OPEN_LANE and offset != AT_END  # then the round's own row has it
-    turn.put(k.lane_position_key(lane), None if is_open else LanePositionRow(offset))
+def resume(turn: Turn, positions: Mapping[str, int]) -> None:
+    """Log where lanes go on: `AT_END`, or the ends that the shell found."""
+    for lane, offset in positions.items():
+        own = lane == OPEN_LANE and offset != AT_END  # the round's own row has it
+        turn.put(k.lane_position_key(lane), None if own else LanePositionRow(offset))

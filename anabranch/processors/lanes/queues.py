@@ -14,11 +14,11 @@ from operator import attrgetter
 
 from anabranch.core import limits
 from anabranch.core.decisions.lanes import is_blocked, position_of
-from anabranch.core.decisions.turn import AT_END, Settings
+from anabranch.core.decisions.turn import AT_END
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.memory import LaneSeen
 from anabranch.core.state import State
-from anabranch.ports import Log, LogError, TopicPartition
+from anabranch.ports import LogError, TopicPartition
 from anabranch.processors.lanes.command import Command
 from anabranch.processors.lanes.trouble import LaneTrouble
 from anabranch.schemas.records import LaneRow
@@ -58,13 +58,12 @@ class Lane(LaneSeen):
 class Lanes:
     """The lanes that are not blocked, and the messages of controllers (``control``), which go first."""
 
-    log: Log
-    settings: Settings
     trouble: LaneTrouble
     on: dict[str, Lane] = field(default_factory=dict)
     control: list[Command] = field(default_factory=list)
     _by_place: dict[TopicPartition, Lane] = field(default_factory=dict)
     _rows: Mapping[str, LaneRow] = field(default_factory=dict)
+    _waited: bool = False  # whether some lane's trouble was told
 
     # -- which there are ------------------------------------------------------------------------------
 
@@ -77,14 +76,16 @@ class Lanes:
 
     def follow(self, state: State) -> dict[str, int]:
         """Follow the lanes' rows. Returns positions to log (`core.decisions.lanes.resume`) before `go_on`."""
-        if state.lanes != self._rows or AT_END in state.lane_positions.values():
+        resumes = AT_END in state.lane_positions.values()
+        if resumes or state.lanes != self._rows:
             self._renew(state)
-        if self.trouble.waiting:
+        if self.trouble.waiting or self._waited:
             self.trouble.look(state)
-        for lane in self.on.values():
-            lane.trouble = self.trouble.of(lane.name) if self.trouble.waiting else ""
-        found = self._find_ends()
-        if self.settings.lanes_only and state.lane_positions.get(OPEN_LANE) != AT_END:
+            self._waited = bool(self.trouble.waiting)
+            for lane in self.on.values():
+                lane.trouble = self.trouble.of(lane.name)
+        found = self._find_ends() if resumes else {}
+        if self.trouble.settings.lanes_only and state.lane_positions.get(OPEN_LANE) != AT_END:
             found[OPEN_LANE] = (
                 AT_END  # without that option it goes on behind what is sent meanwhile
             )
@@ -95,13 +96,13 @@ class Lanes:
         former = dict(self.on)
         self.on.clear()  # decisions see this very dict
         for name in dict.fromkeys((OPEN_LANE, ADMIN_LANE, *state.lanes)):
-            if is_blocked(state, name) or (name == OPEN_LANE and self.settings.lanes_only):
+            if is_blocked(state, name) or (name == OPEN_LANE and self.trouble.settings.lanes_only):
                 continue
             at = position_of(state, name)
             lane = former.get(name)
             if lane is None or (at == AT_END and not lane.unlogged):
-                topic = commands_topic(self.settings.prefix, name)
-                place = TopicPartition(topic, self.settings.control_partition)
+                topic = commands_topic(self.trouble.settings.prefix, name)
+                place = TopicPartition(topic, self.trouble.settings.control_partition)
                 lane = Lane(name=name, place=place, at=at)
             self.on[name] = lane
         self._by_place = {lane.place: lane for lane in self.on.values()}
@@ -115,7 +116,7 @@ class Lanes:
 
     def _ends(self, places: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         failed: dict[TopicPartition, LogError] = {}
-        ends = self.log.end_offsets(places, committed=False, failed=failed)
+        ends = self.trouble.log.end_offsets(places, committed=False, failed=failed)
         for place, error in failed.items():
             self.trouble.note(place.topic, str(error))
         return ends
@@ -137,13 +138,17 @@ class Lanes:
 
     def wanted(self) -> dict[TopicPartition, int]:
         """Positions to fetch from, of the lanes that have room."""
-        if sum([lane.size for lane in self.on.values()]) > QUEUED_BYTES:
+        lanes = self.on.values()
+        if sum([lane.size for lane in lanes]) > QUEUED_BYTES:
             return {}  # single batches that unpack to much
-        room = self.share // 2
+        room, waiting = self.share // 2, self.trouble.waiting
         return {
             lane.place: lane.at
-            for lane in self.on.values()
-            if lane.size <= room and lane.at != AT_END and self._readable(lane)
+            for lane in lanes
+            if lane.size <= room
+            and lane.at != AT_END
+            and not lane.unlogged
+            and lane.place.topic not in waiting
         }
 
     def has(self, place: TopicPartition) -> bool:
@@ -217,6 +222,8 @@ class Lanes:
 
     def ask(self, names: Collection[str], now_ms: int) -> None:
         """Ask for these lanes' ends as of now; not of one that is not decided up to the last such end."""
+        if not names:
+            return
         places = []
         for lane in self.on.values():
             if lane.name in names and lane.at != AT_END and lane.after(0) >= lane.asked_end:
@@ -235,4 +242,6 @@ class Lanes:
 
 def _counts(batch: Sequence[Command]) -> Mapping[str, int]:
     """How many commands of each lane a batch has."""
-    return Counter(map(_LANE, batch)) if batch and not batch[0].control else {}
+    if not batch or batch[0].control:
+        return {}
+    return Counter(map(_LANE, batch)) if len(batch) > 1 else {batch[0].lane: 1}

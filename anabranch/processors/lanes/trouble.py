@@ -16,6 +16,7 @@ from typing import NamedTuple
 from anabranch.core.decisions.lanes import is_blocked
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.round import Round
 from anabranch.core.state import State
 from anabranch.ports import Clock, Log, LogError, LogRefused, TopicInfo
 from anabranch.processors.streams.health import describe, gone, unwell
@@ -60,9 +61,19 @@ class LaneTrouble:
         names = commands_topic(prefix, lane), replies_topic(prefix, lane)
         return "; ".join(self.waiting[name] for name in names if name in self.waiting)
 
-    def is_mute(self, lane: str) -> bool:
-        """Whether answers to the lane are left out."""
-        return replies_topic(self.settings.prefix, lane) in self.waiting
+    @property
+    def wait_s(self) -> float:
+        """How long the loop may wait."""
+        return FIRST_PAUSE_S if self.waiting else LONGEST_PAUSE_S
+
+    def mute(self, round_: Round) -> None:
+        """Leave out the answers that can't be written."""
+        if self.waiting:
+            name, prefix = replies_topic, self.settings.prefix
+            heard = [
+                each for each in round_.replies if name(prefix, each[0].lane) not in self.waiting
+            ]
+            round_.replies = heard
 
     def find(self, state: State, error: LogError) -> bool:
         """Let the lanes' topics wait that an error names, and take them out of it. Whether it named no others."""

@@ -8,9 +8,29 @@ from typing import NamedTuple
 
 from anabranch.core import limits
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR
-from anabranch.ports import Log, LogError, LogRefused, TopicInfo
+from anabranch.ports import (
+    CORRUPT_MESSAGE,
+    INVALID_RECORD,
+    INVALID_TIMESTAMP,
+    MESSAGE_TOO_LARGE,
+    Log,
+    LogError,
+    LogRefused,
+    TopicInfo,
+)
 
 log = logging.getLogger("anabranch.controller")
+
+# Codes by which a broker refuses records; three are RECORD_LIST_TOO_LARGE, UNSUPPORTED_FOR_MESSAGE_FORMAT and
+# UNSUPPORTED_COMPRESSION_TYPE. Other codes refuse the topic.
+DATA_CODES = frozenset(
+    (CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, 18, INVALID_TIMESTAMP, 43, 76, INVALID_RECORD)
+)
+
+
+def refuses_data(error: LogError) -> bool:
+    """Whether brokers refused records for their content."""
+    return isinstance(error, LogRefused) and error.error in DATA_CODES
 
 
 class Described(NamedTuple):
