@@ -112,6 +112,13 @@ class Given:
             help="Set this command aside instead of trying it (may be given again).",
         ),
     ] = None
+    lanes_only: Annotated[
+        bool,
+        typer.Option(
+            "--lanes-only",
+            help="Don't serve the lane `open`, whose commands anyone with Write on its topic may send.",
+        ),
+    ] = False
     status_file: Annotated[
         Path | None,
         typer.Option(

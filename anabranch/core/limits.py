@@ -54,6 +54,7 @@ MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
 LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this or more")
 SCOPES = Limit(10_000, "scopes", "a control partition")
 GRANTS = Limit(10_000, "grants", "a control partition; those of scopes' creators come on top")
+LANES = Limit(1_000, "lanes", "a control partition")
 ANSWER = Limit(4 << 20, "bytes", "an answer; lists go on in the next one (`more`)")
 ROUND = Limit(
     16 << 20,

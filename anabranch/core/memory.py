@@ -148,11 +148,23 @@ class Histories(Part):
 
 
 @dataclass(slots=True)
+class LaneSeen:
+    """A lane whose commands are read. ``end``: their end offset, as read last. ``trouble``: why they are not.
+
+    ``read_ms``: each command that was there at this time is decided, by this round at the latest.
+    """
+
+    end: int = 0
+    read_ms: int = -1
+    trouble: str = ""
+
+
+@dataclass(slots=True)
 class LeaderMemory:
     """All that decisions see beside the fold and the index.
 
-    The shell sets the last four: streams in trouble and why, transactions with a carrier, carried ones with
-    refused chunks and why, foreign records by stream.
+    The shell sets the last five: streams in trouble and why, transactions with a carrier, carried ones with
+    refused chunks and why, foreign records by stream, lanes that are not blocked.
     """
 
     keepalives: Keepalives
@@ -163,6 +175,7 @@ class LeaderMemory:
     carrying: Collection[bytes] = ()
     refused: Mapping[bytes, str] = field(default_factory=dict)
     foreign: Mapping[str, int] = field(default_factory=dict)
+    lanes: Mapping[str, LaneSeen] = field(default_factory=dict)
 
     def trouble(self, txn_id: bytes) -> str:
         """The reason why a carried transaction does not go on by itself; empty if none is known."""

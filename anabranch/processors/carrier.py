@@ -23,6 +23,7 @@ from anabranch.core.decisions.merge import TORN, runs_to_carry
 from anabranch.core.decisions.turn import IN_TROUBLE
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.journal.runs import StoredRun
+from anabranch.core.memory import Merging
 from anabranch.core.state import State
 from anabranch.ports import (
     Log,
@@ -32,6 +33,7 @@ from anabranch.ports import (
     OffsetOutOfRange,
     Producer,
     RecordsGone,
+    Table,
     TopicPartition,
 )
 from anabranch.processors.durability import native_transaction
@@ -269,6 +271,18 @@ class Carriers:
                 self._forget(told.key)
                 self._not_before_ms[told.key] = wall_ms + RETRY_MS
         return rows
+
+    def take_up(self, state: State, table: Table, merging: Merging, wall_ms: int) -> list[LogError]:
+        """Apply these rows, in the table too. Returns why chunks could not be carried."""
+        rows = self.take(wall_ms)
+        for row in rows:
+            state.apply(k.carry_key(row.txn_id, row.stream, row.number), row)
+            if row.done:
+                merging.not_before_ms.put(row.txn_id, None)
+        if rows:
+            table.write(state.take_changes())
+        failed, self.failed = self.failed, []
+        return failed
 
     def forget(self, ended: Iterable[bytes]) -> None:
         """Drop transactions that ended."""

@@ -32,6 +32,7 @@ class ControllerOptions:
     ``lost_after_s``: how long a stream waits for a topic that is not found, before it is given up.
     ``max_streams``, ``max_partitions``: of a control partition.
     ``skip_commands``: as PARTITION:OFFSET, commands that are set aside instead of being tried.
+    ``lanes_only``: the lane `open` is not served.
     ``status_file``: where to write, as JSON, which control partitions this process leads. ``http``: HOST:PORT of
     `/metrics`, `/live` and `/ready`. ``log_json``: the log as JSON, a document a line.
     """
@@ -54,6 +55,7 @@ class ControllerOptions:
     lost_after_s: float = 30.0
     native_timeout_s: float = 60.0
     skip_commands: tuple[str, ...] = ()
+    lanes_only: bool = False
     status_file: Path | None = None
     http: str | None = None
     log_json: bool = False

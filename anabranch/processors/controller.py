@@ -15,21 +15,17 @@ from anabranch.core import rows as k
 from anabranch.core.decisions.cleanup import say_epochs_again
 from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import CHECK_MS, decide_due
-from anabranch.core.decisions.expiry import anything_stale
+from anabranch.core.decisions.expiry import silent_lanes
+from anabranch.core.decisions.lanes import resume
 from anabranch.core.decisions.plain import give_up
-from anabranch.core.decisions.set_aside import set_aside
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import IN_TROUBLE, Settings, Turn, close_round, is_usable, refuse
 from anabranch.core.history_records import Tail
-from anabranch.core.ids import OPEN_LANE
 from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.state import State
 from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
 from anabranch.ports import (
-    CORRUPT_MESSAGE,
-    INVALID_RECORD,
-    INVALID_TIMESTAMP,
     MESSAGE_TOO_LARGE,
     Clock,
     Log,
@@ -45,7 +41,10 @@ from anabranch.ports import (
 from anabranch.processors.carrier import Carriers, is_carrying, lanes_of
 from anabranch.processors.durability import Durable, write_round
 from anabranch.processors.history_tail import tail_for
-from anabranch.processors.intake import Command, Intake, decide_command
+from anabranch.processors.intake import Intake
+from anabranch.processors.lanes.command import Command, decide_command
+from anabranch.processors.lanes.queues import Lanes
+from anabranch.processors.lanes.trouble import LaneTrouble
 from anabranch.processors.leadership import Lease, take_lead
 from anabranch.processors.metrics import Metrics
 from anabranch.processors.offset_guess import OffsetGuess
@@ -53,6 +52,7 @@ from anabranch.processors.poison_commands import Culprit
 from anabranch.processors.streams.autoscaling import Autoscaling
 from anabranch.processors.streams.cleanup import Cutter, move_next
 from anabranch.processors.streams.gaps import Gaps
+from anabranch.processors.streams.health import refuses_data
 from anabranch.processors.streams.topics import StreamTopics
 from anabranch.processors.streams.trouble import StreamTrouble, places_of
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
@@ -60,11 +60,6 @@ from anabranch.topics.names import history_topic, journal_topic, status_topic, s
 log = logging.getLogger("anabranch.controller")
 
 INDEX_ROWS = 5_000  # more changes of the journal index get a round of their own
-# Codes by which a broker refuses records; three are RECORD_LIST_TOO_LARGE, UNSUPPORTED_FOR_MESSAGE_FORMAT and
-# UNSUPPORTED_COMPRESSION_TYPE. Other codes refuse the topic.
-DATA_CODES = frozenset(
-    (CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, 18, INVALID_TIMESTAMP, 43, 76, INVALID_RECORD)
-)
 REFUSED_WAIT_MS = 10_000  # how long the last round of a carried merge waits after a refusal
 GROWTH_LOOK_S = 0.01  # the wait between looks at topics that are being changed
 
@@ -88,6 +83,7 @@ class Controller:
     metrics: Metrics = field(default_factory=Metrics)
     _state: State = field(init=False)
     _intake: Intake = field(init=False)
+    _lanes: Lanes = field(init=False)
     _memory: LeaderMemory = field(init=False)
     _carriers: Carriers | None = None
     _topics: StreamTopics | None = None
@@ -107,19 +103,27 @@ class Controller:
         self._culprit = Culprit(self.settings.skip_commands)
         status = status_topic(self.settings.prefix)
         self._stream_trouble = StreamTrouble(self.log, self.clock, status)
-        self._intake = Intake(self.log, self.table, self.settings, self._stream_trouble.waiting)
+        self._lanes = Lanes(LaneTrouble(self.log, self.clock, self.settings))
+        waiting = self._stream_trouble.waiting
+        self._intake = Intake(self.log, self.table, self.settings, waiting, self._lanes)
 
     # -- leading --------------------------------------------------------------------------------------
 
     def lead(self) -> None:
         """Take the lead (design §5). Everything unlogged is dropped first."""
         self.resign()
+        self._trying = ()
         try:
             self._lead()
         except LogError as error:
-            self._stream_trouble.hint(error)
-            self._culprit.failed(error, ())
+            self._ends(error)
             raise
+
+    def _ends(self, error: LogError) -> None:
+        """Keep a failure that ends leading: the next lead looks at its topics."""
+        if not self._lanes.trouble.find(self._state, error):
+            self._stream_trouble.hint(error)
+        self._culprit.failed(error, self._trying)
 
     def _lead(self) -> None:
         self._state = State(self.table)
@@ -159,6 +163,7 @@ class Controller:
             carrying=self._carriers.carrying,
             refused=self._carriers.trouble,
             foreign=self._gaps.found,
+            lanes=self._lanes.on,
         )
         self._cutter.logged(  # a former leader may not have cut them
             {place: low for place, low in self._state.low_water.items() if self._usable(place[0])}
@@ -195,8 +200,7 @@ class Controller:
         """Bring the metrics up to date."""
         ended_ms = int(self.clock.wall() * 1000) - self.settings.retention_ms
         parts = self._state, self._intake, self._memory, self._offset_guess
-        self.metrics.look(*parts, ended_ms, self._tails)
-        self.metrics.set("commands_set_aside", self._intake.unreadable + self._culprit.count)
+        self.metrics.look(*parts, ended_ms, self._tails, self._culprit.count)
 
     # -- one pass -------------------------------------------------------------------------------------
 
@@ -207,37 +211,37 @@ class Controller:
         try:
             return self._step(max_wait)
         except LogError as error:
-            self._stream_trouble.hint(error)
-            self._culprit.failed(error, self._trying)
+            self._ends(error)
             raise
 
     def _step(self, max_wait: float) -> bool:
         self._give_up_streams()
         self._carry()
         self._shorten_journals()
-        queue = self._intake.queue
-        if not queue:
-            failed = self._intake.fetch(self._state, self._wait_for(max_wait))
-            if failed and not self._stream_trouble.find(self._state, *failed):
-                raise failed[0]
-        batch = self._culprit.take(queue, self._intake.commands_end)
+        found = self._lanes.follow(self._state)
+        if found:  # logged before anything of these lanes is read
+            turn = self._turn()
+            resume(turn, found)
+            if self._written(turn):
+                self._lanes.go_on(found)
+        wait = 0.0 if self._lanes.control or self._lanes.active else self._wait_for(max_wait)
+        failed = self._intake.fetch(self._state, wait)
+        if failed and not self._stream_trouble.find(self._state, *failed):
+            raise failed[0]
+        batch = self._culprit.take(self._lanes)
         try:
             if not self._culprit.may_try(batch, self._turn, self._write):
-                self._culprit.done(batch)
-                del queue[:1]
+                self._culprit.done(batch, self._lanes)
                 return True
         except (LogRefused, LogUnavailable) as error:
             if not self._is_contained(error):
                 raise
             return True
         turn = self._turn()
-        at_end = (
-            len(batch) == len(queue)
-            and anything_stale(self._state, self._memory.keepalives, turn.now_ms)
-            and self._intake.all_read()
-        )
+        silent = silent_lanes(self._state, self._memory.keepalives, turn.now_ms)
+        self._lanes.ask(silent, turn.now_ms)
         try:
-            wrote = self._round(turn, batch, read_to_end=at_end)
+            wrote = self._round(turn, batch, judge=bool(silent))
         except (LogRefused, LogUnavailable) as error:
             self._after_refusal(turn, batch, error)
             return True
@@ -249,30 +253,29 @@ class Controller:
                 raise
             self._drop()
             self._trying = batch
-            self._culprit.raised(turn.at, error)
+            self._culprit.raised(None if turn.at is None else (turn.lane, turn.at), error)
             return True
         self._intake.passed_over.clear()
         self._intake.warn_unheard(batch, turn.now_ms)
-        self._culprit.done(batch)
-        del queue[: len(batch)]
+        self._culprit.done(batch, self._lanes)
         self._finish_topics()
         return wrote
 
-    def _round(self, turn: Turn, commands: list[Command], *, read_to_end: bool) -> bool:
-        for offset, why in self._intake.passed_over.items():
-            set_aside(turn, OPEN_LANE, offset, "unreadable", why)
+    def _round(self, turn: Turn, commands: list[Command], *, judge: bool) -> bool:
+        self._intake.set_aside(turn)
         for i, command in enumerate(commands):
             turn.size += len(command.payload)
             decide_command(turn, command)
             if turn.size > limits.ROUND.value:
-                read_to_end = read_to_end and i + 1 == len(commands)
                 del commands[i + 1 :]
         turn.at = None
         horizon = asked = None
         if not self._culprit.careful:
             asked = self._autoscaling.decide(turn)
         if not (self._culprit.careful and commands):
-            horizon = decide_due(turn, read_to_end=read_to_end)
+            if judge:
+                self._lanes.judge(commands)
+            horizon = decide_due(turn, read_to_end=judge)
         wrote = self._write(turn, commands, horizon)
         if asked is not None:
             self._autoscaling.has_asked(asked, turn.now_ms)
@@ -292,7 +295,7 @@ class Controller:
             return
         if not isinstance(error, LogRefused):
             raise error
-        if error.topics and error.error not in DATA_CODES:
+        if error.topics and not refuses_data(error):
             # A control topic can't be written: no command is to blame or to be answered.
             raise LogUnavailable(str(error), error.topics) from error
         if self._culprit.refused(commands, max(len(turn.state.committing), turn.round.plain_runs)):
@@ -302,8 +305,7 @@ class Controller:
             kind = EventTooLarge if error.error == MESSAGE_TOO_LARGE else InvalidArgument
             fresh.reply(commands[0].to, refuse(kind(f"the broker refused the events: {error}")))
             self._write(fresh, commands[:1])
-            self._culprit.done(commands[:1])
-            del self._intake.queue[0]
+            self._culprit.done(commands[:1], self._lanes)
             return
         for txn_id in turn.round.merged:
             if fresh.open(txn_id).row.state == "COMMIT_IN_PROGRESS":
@@ -331,13 +333,15 @@ class Controller:
         self._drop()
         if isinstance(error, LogBusy):
             return True  # with another transactional id
-        if isinstance(error, LogRefused) and error.error in DATA_CODES:
+        if refuses_data(error):
             # Controllers' own records are never too big: then a topic's setting is wrong.
             own = (journal_topic, history_topic)
             topics = {topic(stream) for stream in self._state.streams for topic in own}
             if not error.topics & topics:
                 streams = {s for s in self._state.streams if stream_topic(s) in error.topics}
                 return not self._stream_trouble.may_be_refused(self._state, streams)
+        elif self._lanes.trouble.find(self._state, error):
+            return True  # without the answers to those lanes
         return self._stream_trouble.find(self._state, error)
 
     def _write(
@@ -351,10 +355,12 @@ class Controller:
 
         ``producer``: the one whose native transaction has records already.
         """
+        self._lanes.trouble.mute(turn.round)
         if self._intake.rows.size > INDEX_ROWS:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
         say_epochs_again(turn)
-        round_ = close_round(turn, *self._intake.done(commands), expired_ms=horizon)
+        positions = self._intake.positions(self._state, commands)
+        round_ = close_round(turn, *positions, expired_ms=horizon)
         if round_.empty:
             turn.done()
             return False
@@ -425,7 +431,6 @@ class Controller:
             now_ms=self._now_ms(),
             merge_limit=1 if self._culprit.one_each else None,
             plain_waits=self._culprit.plain_waits,
-            commands_end=self._intake.commands_end,
         )
 
     def _now_ms(self) -> int:
@@ -446,7 +451,7 @@ class Controller:
             max_wait = min(max_wait, CHECK_MS / 1000)
         if self._topics is not None and self._topics.busy:
             max_wait = min(max_wait, GROWTH_LOOK_S)
-        return max(0.0, max_wait)
+        return max(0.0, min(max_wait, self._lanes.trouble.wait_s))
 
     # -- topics that are gone -------------------------------------------------------------------------
 
@@ -478,14 +483,7 @@ class Controller:
         if self._carriers is None or not self._state.committing:
             return
         wall_ms = int(self.clock.wall() * 1000)
-        rows = self._carriers.take(wall_ms)
-        for row in rows:
-            self._state.apply(k.carry_key(row.txn_id, row.stream, row.number), row)
-            if row.done:
-                self._memory.merging.not_before_ms.put(row.txn_id, None)
-        if rows:
-            self.table.write(self._state.take_changes())
-        failed, self._carriers.failed = self._carriers.failed, []
+        failed = self._carriers.take_up(self._state, self.table, self._memory.merging, wall_ms)
         if failed:
             self._stream_trouble.find(self._state, *failed)
         self._carriers.sync(self._state, self._intake.index, wall_ms, self._usable)

@@ -49,8 +49,11 @@ TABLE = {
     "refusals": Number("counter", "Answers that were refusals, by code", ("code",)),
     "refused_rounds": Number("counter", "Rounds that a broker refused; the rest is written again"),
     "native_aborts": Number("counter", "Native transactions aborted as offsets were guessed wrong"),
-    "commands_lag": Number("gauge", "Records of the commands topic that are not decided yet"),
-    "commands_set_aside": Number("gauge", "Records or batches of commands that were passed over"),
+    "commands_lag": Number("gauge", "Records of a lane's commands not decided yet", ("lane",)),
+    "commands_set_aside": Number(
+        "gauge", "Records or batches of commands that were passed over", ("lane",)
+    ),
+    "lane_trouble": Number("gauge", "1 for a lane that waits for its topics", ("lane",)),
     "open_transactions": Number("gauge", "Transactions that are not finished"),
     "committing_transactions": Number("gauge", "Transactions whose commit is decided, not done"),
     "staged_bytes": Number("gauge", "Bytes of open transactions in journals"),
@@ -125,12 +128,19 @@ class Metrics:
         offset_guess: OffsetGuess,
         ended_ms: int,
         tails: Mapping[str, Tail],
+        set_aside: Counter[str],
     ) -> None:
-        """Take the controller's numbers. ``ended_ms``: outcomes older than that are to be purged."""
-        index = intake.index
+        """Take the controller's numbers.
+
+        ``ended_ms``: outcomes older than that are to be purged. ``set_aside``: commands by lane.
+        """
+        index, lanes = intake.index, intake.lanes.on.items()
+        self.values["commands_lag"] = {(n,): max(0, lane.end - lane.after(0)) for n, lane in lanes}
+        self.values["lane_trouble"] = {(name,): 1 for name, lane in lanes if lane.trouble}
+        passed_over = set_aside + intake.unreadable
+        self.values["commands_set_aside"] = {(name,): count for name, count in passed_over.items()}
         for name, value in {
             "native_aborts": offset_guess.misses,
-            "commands_lag": intake.lag,
             "open_transactions": len(state.open),
             "committing_transactions": len(state.committing),
             "staged_bytes": index.staged.total,

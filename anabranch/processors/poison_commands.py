@@ -11,6 +11,9 @@
   the same way, it is set aside after ten such rounds in a row, each with its row logged before. A failure without
   commands takes one of them back.
 
+As long as all is well, a round has commands of several lanes. Those of a lane that is suspect go in rounds of their
+own, in turn with the rest. While a piece is taken one by one, all other lanes wait.
+
 Controllers' messages to each other have a topic of their own. They go before commands, in rounds of their own, and
 no row is logged of them.
 """
@@ -18,16 +21,20 @@ no row is logged of them.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
+from dataclasses import dataclass
 
 from anabranch.core import limits
+from anabranch.core.decisions.lanes import position_of
 from anabranch.core.decisions.set_aside import set_aside, suspect
 from anabranch.core.decisions.turn import Turn, refuse
+from anabranch.core.ids import OPEN_LANE
 from anabranch.core.state import State
 from anabranch.errors import SetAside
 from anabranch.ports import LogError, LogFenced, LogUnavailable, LogUncertain
-from anabranch.processors.intake import Command, name_of
+from anabranch.processors.lanes.command import Command, Key, name_of
+from anabranch.processors.lanes.queues import Lane, Lanes
 from anabranch.topics.names import commands_topic, control_topic
 
 log = logging.getLogger("anabranch.controller")
@@ -41,31 +48,44 @@ _UNSURE = "its round can't be written, and others can"
 Write = Callable[[Turn, Sequence[Command]], object]
 
 
+@dataclass(slots=True)
+class _Watch:
+    """A lane's commands that are suspect. ``waited``: those below it waited for this leader."""
+
+    until: int = 0  # those below go ``size`` a round
+    waited: int = 0
+    size: int = PIECE
+
+
 class Culprit:
-    """How many commands go into the next round, and which are suspect. Offsets are the commands'.
+    """How many commands go into the next round, and which are suspect. Offsets are the commands' in their lane.
 
     ``careful``: a round holds one of `COMMANDS`, `MERGES`, `PLAIN`, as one before it failed, or may have.
-    ``count``: commands that this process set aside.
+    ``count``: commands that this process set aside, by lane.
     """
 
     def __init__(self, skip: Iterable[int] = ()) -> None:
         """``skip``: offsets that an operator wants to skip."""
-        self._skip = {offset: ["an operator skipped it"] * limits.TRIES.value for offset in skip}
+        why = ["an operator skipped it"] * limits.TRIES.value
+        self._skip = {(OPEN_LANE, offset): why for offset in skip}
         self.careful = False
-        self.count = 0
+        self.count = Counter[str]()
         self._kind = PLAIN
-        self._size = MAX_COMMANDS  # commands a round
-        self._until = 0  # … below this offset
-        # Commands below this offset waited for this leader; None: not read yet.
-        self._waited: int | None = None
-        self._alone = 0  # commands below go one by one, as their piece failed
+        self._watched: dict[str, _Watch] = {}
+        self._turn = 0  # of the lanes that are watched, and the rest
+        # Lanes whose waiting commands are known; None: none of them is suspect.
+        self._met: set[str] | None = None
+        self._alone = "", 0  # commands of this lane below go one by one, as their piece failed
         self._tries = 0  # … so many times
         # Messages of controllers go one by one, as a round with some failed.
         self._said_alone = False
         self._doubt = False  # a round with commands failed, and it is not known why
         self._forgiven = 0  # failures since then that this process survived
-        self._unsure = (0, 0)  # a command alone in rounds of unknown outcome; how many
-        self._raised: dict[int, list[str]] = {}  # by command: errors that its decision raised
+        self._unsure: tuple[Key, int] = (
+            ("", 0),
+            0,
+        )  # a command alone in rounds of unknown outcome; how many
+        self._raised: dict[Key, list[str]] = {}  # by command: errors that its decision raised
         self._due = 0  # rounds left with one merge, or one run of plain writes
 
     @property
@@ -80,37 +100,59 @@ class Culprit:
 
     def begin(self, state: State) -> None:
         """A leader begins. Failures logged for the next command count; all others are forgotten."""
-        row, self._tries, self._alone = state.suspect, 0, 0
-        if row is not None and row.offset == state.round.commands_offset:
-            self._tries, self._alone = max(0, row.tries - self._forgiven), row.end
+        row, self._tries, self._alone = state.suspect, 0, ("", 0)
+        self._watched.clear()
+        if row is not None and row.offset == position_of(state, row.lane):
+            self._tries, self._alone = max(0, row.tries - self._forgiven), (row.lane, row.end)
+            self._watched[row.lane] = _Watch(row.end)
         idle = state.term is not None and state.round.term < state.term.term - 1
-        doubt = self._doubt or idle or self._alone > 0
-        self._waited = None if doubt else 0
-        self._size, self._until = PIECE, self._alone
+        doubt = self._doubt or idle or self._alone[1] > 0
+        self._met = set() if doubt else None
         self._doubt, self._forgiven, self._due, self._kind = False, 0, 0, PLAIN
         self._raised = dict(self._skip)
 
-    def take(self, queue: list[Command], end: int) -> list[Command]:
-        """The commands of the next round. ``end``: end offset of the commands, as read last."""
-        self.careful = bool(queue and queue[0].control)
+    def take(self, lanes: Lanes) -> list[Command]:
+        """The commands of the next round."""
+        self.careful = bool(lanes.control)
         if self.careful:
-            said = list(takewhile(lambda command: command.control, queue))
-            return self._up_to_raised(said[:1] if self._said_alone else said)
-        if queue and self._waited is None:
-            self._waited = min(end, queue[0].offset + MAX_COMMANDS)
-            self._until = max(self._until, self._waited)
-            self._kind = PLAIN
-        self.careful = self.one_each or bool(queue and queue[0].offset < self._until)
+            return self._up_to_raised(lanes.control[: 1 if self._said_alone else None])
+        active = lanes.active
+        for lane in active if self._met is not None else ():
+            self._meet(lane)
+        watched = [lane for lane in active if self._is_watched(lane)] if self._watched else []
+        self.careful = self.one_each or bool(watched)
         if not self.careful:
-            self._size = MAX_COMMANDS
-            return self._up_to_raised(queue[:MAX_COMMANDS])
+            return self._up_to_raised(lanes.next(MAX_COMMANDS, active))
         kinds = (COMMANDS, MERGES, PLAIN) if self.one_each else (COMMANDS, PLAIN)
         self._kind = (
             kinds[(kinds.index(self._kind) + 1) % len(kinds)] if self._kind in kinds else PLAIN
         )
-        if self._kind != COMMANDS or not queue:
+        if self._kind != COMMANDS or not active:
             return []
-        return self._up_to_raised(queue[: 1 if queue[0].offset < self._alone else self._size])
+        alone = [lane for lane in watched if self._is_alone(lane.queue[0])]
+        rest = [lane for lane in active if lane not in watched]
+        groups = [alone] if alone else [*([lane] for lane in watched), *([rest] if rest else [])]
+        self._turn = (self._turn + 1) % len(groups)
+        group = groups[self._turn]
+        most = MAX_COMMANDS if group is rest else self._watched[group[0].name].size
+        return self._up_to_raised(lanes.next(1 if alone else most, group))
+
+    def _meet(self, lane: Lane) -> None:
+        """Suspect the commands of a lane that waited for this leader."""
+        if self._met is not None and lane.name not in self._met:
+            self._met.add(lane.name)
+            watch = self._watched.setdefault(lane.name, _Watch())
+            watch.waited = min(lane.end, lane.queue[0].offset + MAX_COMMANDS)
+            watch.until = max(watch.until, watch.waited)
+            self._kind = PLAIN
+
+    def _is_watched(self, lane: Lane) -> bool:
+        watch = self._watched.get(lane.name)
+        return watch is not None and lane.queue[0].offset < watch.until
+
+    def _is_alone(self, command: Command) -> bool:
+        lane, end = self._alone
+        return command.lane == lane and command.offset < end and not command.control
 
     def _up_to_raised(self, batch: list[Command]) -> list[Command]:
         if not self._raised:
@@ -123,7 +165,7 @@ class Culprit:
         if not batch:
             return True
         first = batch[0]
-        alone = not first.control and first.offset < self._alone
+        alone = self._is_alone(first)
         tries = self._tries if alone else 0
         said = self._raised.get(first.key, ())
         unsure = self._unsure[0] == first.key and self._unsure[1] >= limits.UNSURE.value
@@ -131,7 +173,8 @@ class Culprit:
             reason = said[-1] if said else _UNSURE if unsure else DIED
             self._set_aside(first, reason, begin, write)
             return False
-        if not first.control and first.offset < max(self._alone, self._waited or 0):
+        watch = self._watched.get(first.lane) if not first.control else None
+        if alone or (watch is not None and first.offset < watch.waited):
             turn = begin()
             suspect(turn, first.lane, first.offset, batch[-1].offset + 1, tries + int(alone))
             write(turn, ())
@@ -141,56 +184,64 @@ class Culprit:
         self, command: Command, reason: str, begin: Callable[[], Turn], write: Write
     ) -> None:
         turn = begin()
+        prefix = turn.settings.prefix
         if not command.control:
             set_aside(turn, command.lane, command.offset, name_of(command.payload), reason)
         write(turn, (command,))
-        self.count += 1
+        self.count[command.lane] += 1
         log.error(
             "%s[%d]: the command at offset %d (%s) is set aside: %s",
-            (control_topic if command.control else commands_topic)(turn.settings.prefix),
+            control_topic(prefix) if command.control else commands_topic(prefix, command.lane),
             turn.settings.control_partition, command.offset, name_of(command.payload), limits.cut(reason),
         )  # fmt: skip
         answer = begin()  # by itself: brokers may have trouble with its partition
         answer.reply(command.to, refuse(SetAside(f"it had no effect: {limits.cut(reason)}")))
         write(answer, (command,))
 
-    def done(self, batch: Sequence[Command]) -> None:
-        """A pass with these ended well: more may go at once."""
+    def done(self, batch: Sequence[Command], lanes: Lanes) -> None:
+        """A pass with these ended well: they leave their queues, and more may go at once."""
+        lanes.passed(batch)
         if batch and batch[0].control:
             for command in batch:
                 self._raised.pop(command.key, None)
             return
         self._due = max(0, self._due - 1)
-        if batch:
-            after = batch[-1].offset + 1
-            if after >= self._alone:
-                most = PIECE if after < (self._waited or 0) else MAX_COMMANDS
-                self._size = min(2 * self._size, most)
-            for offset in [offset for offset in self._raised if offset < after]:
-                del self._raised[offset]
+        if not (batch and (self._watched or self._raised)):
+            return
+        for lane, after in _ends(batch).items():
+            watch = self._watched.get(lane)
+            if watch is not None and (self._alone[0] != lane or after >= self._alone[1]):
+                most = PIECE if after < watch.waited else MAX_COMMANDS
+                watch.size = min(2 * watch.size, most)
+                if after >= watch.until:
+                    del self._watched[lane]
+            for key in [key for key in self._raised if key[0] == lane and 0 <= key[1] < after]:
+                del self._raised[key]
 
-    def raised(self, key: int | None, error: Exception) -> None:
+    def raised(self, key: Key | None, error: Exception) -> None:
         """The decision of a command, or the making of a round, raised an error that is a defect."""
         if key is None:
             raise LogUncertain(f"a round of commands can't be written: {error!r}") from error
-        log.error(
-            "the %s at offset %d can't be decided",
-            *(("command", key) if key >= 0 else ("message of a controller", -1 - key)),
-            exc_info=error,
+        lane, offset = key
+        what = (
+            (f"command of lane {lane}", offset)
+            if offset >= 0
+            else ("message of a controller", -1 - offset)
         )
+        log.error("the %s at offset %d can't be decided", *what, exc_info=error)
         self._raised.setdefault(key, []).append(repr(error))
 
     def failed(self, error: LogError, batch: Sequence[Command]) -> None:
         """Leading ends. A round with commands may be one's doing; without any it is the brokers', or a rival's."""
         self._forgiven += 1
-        offset, times = self._unsure
+        key, times = self._unsure
         if not batch or isinstance(error, LogUnavailable | LogFenced):
-            self._unsure = offset, max(0, times - 1)
+            self._unsure = key, max(0, times - 1)
             return
         self._doubt = True
         self._said_alone = self._said_alone or batch[0].control
         if len(batch) == 1 and self.careful:
-            self._unsure = batch[0].key, times + 1 if offset == batch[0].key else 1
+            self._unsure = batch[0].key, times + 1 if key == batch[0].key else 1
 
     def refused(self, batch: Sequence[Command], due: int) -> bool:
         """The broker refused a round. Whether to try again with less in it; else its content is to blame.
@@ -201,11 +252,19 @@ class Culprit:
             self._said_alone = True
             return True
         if batch and (len(batch) > 1 or not self.careful):
-            self._size = max(1, len(batch) // 2)
-            self._until = max(self._until, batch[-1].offset + 1)
+            counts = Counter(command.lane for command in batch)
+            for lane, end in _ends(batch).items():
+                watch = self._watched.setdefault(lane, _Watch())
+                watch.size = max(1, counts[lane] // 2)
+                watch.until = max(watch.until, end)
         elif batch or self.one_each:
             return False
         if not (self.careful and batch):
             self._due = 3 * (due + 1)
         self._kind = PLAIN
         return True
+
+
+def _ends(batch: Sequence[Command]) -> dict[str, int]:
+    """Each lane's offset behind its last command in a batch."""
+    return {command.lane: command.offset + 1 for command in batch}

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch.core import limits
+from anabranch.core.ids import ADMIN_LANE
 from anabranch.core.partitioner import even_ranges
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, check_settings
 from anabranch.errors import (
@@ -62,7 +63,7 @@ def create_control_topics(
     replication_factor: int = -1,
     reply_partitions: int = DEFAULT_REPLY_PARTITIONS,
 ) -> ControlTopics:
-    """Create those of commands, control, status and replies that are missing, and check all.
+    """Create those of commands, control, status and replies that are missing, with lane `admin`'s, and check all.
 
     More control partitions than asked for are fine: they were added to serve new scopes.
 
@@ -73,16 +74,18 @@ def create_control_topics(
     """
     topics = (
         (commands_topic(prefix), control_partitions, declared.COMMANDS),
+        (commands_topic(prefix, ADMIN_LANE), control_partitions, declared.COMMANDS),
         (control_topic(prefix), control_partitions, declared.CONTROL),
         (status_topic(prefix), control_partitions, declared.STATUS),
+        (replies_topic(prefix, ADMIN_LANE), 1, declared.REPLIES),
         (replies_topic(prefix), reply_partitions, declared.REPLIES),
     )
     _create(log, [_spec(n, p, s, {}, replication_factor) for n, p, s in topics])
     infos = _describe(log, [name for name, *_ in topics])
     _refuse([w for n, p, s in topics for w in problems(infos[n], s, at_least=p)])
-    *like_commands, replies = (infos[name].partitions for name, *_ in topics)
+    *like_commands, _, replies = (infos[name].partitions for name, *_ in topics)
     if len(set(like_commands)) > 1:
-        found = ", ".join(f"{name} has {infos[name].partitions}" for name, *_ in topics[:-1])
+        found = ", ".join(f"{name} has {infos[name].partitions}" for name, *_ in topics[:-2])
         raise TopicMisconfigured(f"{found} partitions: add partitions until they are equal")
     size = infos[topics[0][0]].config.get(MAX_MESSAGE, limits.COMMAND.value)
     return ControlTopics(like_commands[0], replies, int(size))

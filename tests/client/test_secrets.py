@@ -17,7 +17,7 @@ from anabranch.core.decisions.turn import Settings
 from anabranch.core.state import OpenTxn
 from anabranch.core.tokens import prove
 from anabranch.processors.config import ControllerOptions
-from anabranch.processors.intake import Command
+from anabranch.processors.lanes.command import Command
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from examples.flights.run import Settings as Flights

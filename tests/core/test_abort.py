@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.core.decisions.expiry import anything_stale
+from anabranch.core.decisions.expiry import silent_lanes
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc
 from tests.core.labels import MINUTE
@@ -238,7 +238,7 @@ def test_whether_anything_is_stale_is_known_before_the_commands_are_read() -> No
     world = quiet()
 
     def stale() -> bool:
-        return anything_stale(world.state, world.memory.keepalives, world.now_ms)
+        return silent_lanes(world.state, world.memory.keepalives, world.now_ms) == {"open"}
 
     world.begin("B", keepalive_ms=60_000)
     world.read_to_end = False

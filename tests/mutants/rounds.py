@@ -17,6 +17,7 @@ from anabranch.core.round import ReplyTo
 from anabranch.core.tokens import key_id
 from anabranch.ports import Producer, TopicPartition
 from anabranch.processors import controller, durability, leadership
+from anabranch.processors.lanes import queues
 from anabranch.processors.offset_guess import OffsetGuess
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import Reply, Resolve, SafeTime, SafeTimeIs, TermRow
@@ -303,12 +304,12 @@ def old_keepalives() -> Planted:
 
 def hasty_staleness() -> Planted:
     """Silence is judged before the commands are read to their end."""
-    real = decide.decide_due
 
-    def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
-        return real(turn, read_to_end=True)
+    def judge(lanes: queues.Lanes, batch: object) -> None:
+        for lane in lanes.on.values():
+            lane.read_ms = 1 << 62
 
-    return patch.object(controller, "decide_due", decide_due)
+    return patch.object(queues.Lanes, "judge", judge)
 
 
 # -- answers ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from anabranch.memory.producer import MemoryProducer
 from anabranch.ports import LogError, TopicGone, TopicInfo
 from anabranch.processors import controller, durability
 from anabranch.processors.leadership import Lease
-from anabranch.processors.streams import trouble
+from anabranch.processors.streams import health, trouble
 from anabranch.processors.streams.trouble import StreamTrouble
 
 Planted = AbstractContextManager[object]
@@ -78,7 +78,7 @@ def all_wait_for_one() -> Iterator[None]:
 
     with (
         patch.object(StreamTrouble, "find", find),
-        patch.object(trouble, "_unwell", lambda *_: ""),
+        patch.object(trouble, "unwell", lambda *_: ""),
         patch.object(StreamTrouble, "_note_all", _note_none),
     ):
         yield
@@ -91,14 +91,14 @@ def _note_none(*_: object) -> bool:
 @contextmanager
 def trouble_taken_for_loss() -> Iterator[None]:
     """A stream that can't be reached for long is given up, as if its topics were gone."""
-    gone, unwell = trouble._gone, trouble._unwell
+    gone, unwell = health.gone, health.unwell
 
     def is_gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) -> str:
         why = gone(topic, info, partitions, topic_id)
         return why if why or info is None else unwell(info, partitions)
 
     with (
-        patch.object(trouble, "_gone", is_gone),
+        patch.object(trouble, "gone", is_gone),
         patch.object(StreamTrouble, "_is_gone", lambda *_: True),
     ):
         yield
@@ -106,7 +106,7 @@ def trouble_taken_for_loss() -> Iterator[None]:
 
 def every_refusal_is_final() -> Planted:
     """Whatever the brokers refuse is taken for the data's fault: for want of a right, too."""
-    return patch.object(controller, "DATA_CODES", range(200))
+    return patch.object(health, "DATA_CODES", range(200))
 
 
 def busy_ids_are_used_again() -> Planted:

@@ -11,6 +11,7 @@ from anabranch.batches.records import Record, decode_records
 from anabranch.core.authorize import ALL
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.ids import (
+    ADMIN_LANE,
     CORRELATION_HEADER,
     OPEN_LANE,
     REPLY_HEADER,
@@ -22,7 +23,7 @@ from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.core.rows import grant_key
 from anabranch.memory.log import MemoryCluster
 from anabranch.memory.table import MemoryStore
-from anabranch.ports import TopicPartition
+from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
@@ -33,6 +34,7 @@ from anabranch.schemas.records import (
     Receipt,
     Reply,
     SegmentRange,
+    SetLane,
 )
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, journal_topic, replies_topic, status_topic
@@ -64,6 +66,7 @@ class World:
     control_partitions: int = 1
     clock: HandClock = field(default_factory=HandClock)
     cluster: MemoryCluster = field(init=False)
+    lane_of: dict[bytes, str] = field(default_factory=dict)  # by correlation id
     _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
@@ -103,13 +106,15 @@ class World:
         *,
         headers: bool = True,
         again: bytes | None = None,
+        lane: str = OPEN_LANE,
     ) -> bytes:
         """Append a command; returns its correlation id. ``again``: that of the command that is repeated."""
         correlation_id = again or struct.pack(">QQ", 7, next(self._ids))
         payload = command if isinstance(command, bytes) else encode(command)
         sent = ((CORRELATION_HEADER, correlation_id), (REPLY_HEADER, bytes(4))) if headers else ()
         record = Record(0, 0, b"", payload, sent)
-        self.cluster.produce(TopicPartition(commands_topic(), partition), [record])
+        self.lane_of[correlation_id] = lane
+        self.cluster.produce(TopicPartition(commands_topic(lane=lane), partition), [record])
         return correlation_id
 
     def reply(self, correlation_id: bytes) -> Any:
@@ -121,16 +126,19 @@ class World:
     def replies(self, correlation_id: bytes) -> list[Any]:
         """The answers to a command that was repeated."""
         found = []
-        for record in self.committed(TopicPartition(replies_topic(), 0)):
+        lane = self.lane_of.get(correlation_id, OPEN_LANE)
+        for record in self.committed(TopicPartition(replies_topic(lane=lane), 0)):
             if record.key == correlation_id:
                 answer = decode(record.value or b"")
                 assert isinstance(answer, Reply)
                 found.append(proved(answer.result))
         return found
 
-    def ask(self, controller: Controller, command: Any, steps: int = 4) -> Any:
+    def ask(
+        self, controller: Controller, command: Any, steps: int = 4, lane: str = OPEN_LANE
+    ) -> Any:
         """Send, step until it is answered, and return the answer."""
-        correlation_id = self.send(command, controller.settings.control_partition)
+        correlation_id = self.send(command, controller.settings.control_partition, lane=lane)
         for _ in range(steps):
             controller.step(0)
             answer = self.reply(correlation_id)
@@ -155,6 +163,16 @@ class World:
         """Create a stream and its scope."""
         self.ask(controller, FindScope(stream.partition("/")[0], True))
         self.ask(controller, CreateStream(stream, segments, {}))
+
+    def lane(self, controller: Controller, lane: str, blocked: bool = False) -> Any:
+        """Make a lane, with its topics, or change it; the answer."""
+        names = commands_topic(lane=lane), replies_topic(lane=lane)
+        log = self.cluster.log("operator")
+        if not log.describe_topics(names):
+            counts = self.control_partitions, 1
+            log.create_topics(list(map(TopicSpec, names, counts)))
+        ids = tuple(log.describe_topics([name])[name].topic_id for name in names)
+        return self.ask(controller, SetLane(lane, blocked, ids, {}), lane=ADMIN_LANE)
 
     def txn_id(self, partition: int = 0) -> bytes:
         return make_txn_id(partition, int(self.clock.wall() * 1000), next(self._ids))

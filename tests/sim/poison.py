@@ -18,7 +18,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, make_txn_id
 from anabranch.core.round import ReplyTo
 from anabranch.ports import TopicPartition
-from anabranch.processors import intake
+from anabranch.processors.lanes import command as commands
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic
@@ -129,12 +129,12 @@ class Poison:
 @contextmanager
 def failing_decisions() -> Iterator[None]:
     """In here `DEFECT` is a defect of all controllers."""
-    real = getattr(intake, "decide", decide)
+    real = getattr(commands, "decide", decide)
 
     def fail(turn: Turn, command: object, to: ReplyTo | None) -> None:
         if isinstance(command, r.DescribeStreams) and command.stream == DEFECT:
             raise KeyError(*RAISED)
         real(turn, command, to)
 
-    with patch.object(intake, "decide", fail):
+    with patch.object(commands, "decide", fail):
         yield

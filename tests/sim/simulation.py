@@ -22,7 +22,7 @@ from anabranch.ports import TopicPartition
 from anabranch.processors import controller, durability, intake
 from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
-from anabranch.processors.intake import Command
+from anabranch.processors.lanes.command import Command, Key
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.poison_commands import DIED, Culprit
 from anabranch.reading import feed as feeds
@@ -127,10 +127,10 @@ def _strict(faults: Faults) -> Iterator[None]:
     """
     real, aside = Culprit.raised, Culprit._set_aside
 
-    def raised(culprit: Culprit, offset: int | None, error: Exception) -> None:
+    def raised(culprit: Culprit, key: Key | None, error: Exception) -> None:
         if error.args != poison.RAISED:
             raise error
-        real(culprit, offset, error)
+        real(culprit, key, error)
 
     def put_aside(culprit: Culprit, command: Command, reason: str, *more: Any) -> None:
         deaths = sum(faults.counts.get(name, 0) for name in _DEATHS)

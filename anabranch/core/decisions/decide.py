@@ -11,6 +11,7 @@ from anabranch.core.decisions import (
     commit,
     expiry,
     grants,
+    lanes,
     plain,
     questions,
     scale,
@@ -52,6 +53,8 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.SetGrant: grants.set_grant,
     r.ListGrants: grants.list_grants,
     r.ListAudit: grants.list_audit,
+    r.SetLane: lanes.set_lane,
+    r.ListLanes: lanes.list_lanes,
 }
 check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")
 
@@ -76,8 +79,8 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
 def decide_due(turn: Turn, *, read_to_end: bool) -> int | None:
     """Decide what is due: plain writes, commits, merges, stale transactions, old outcomes, journals to cut.
 
-    ``read_to_end``: the commands are read to their end; only then is staleness judged (a heartbeat may wait
-    unread). Returns the new horizon of forgotten ids, or None if it stays.
+    ``read_to_end``: whether silence is judged, as `LeaderMemory.lanes` tell how far each lane's commands are
+    decided (a heartbeat may wait unread). Returns the new horizon of forgotten ids, or None if it stays.
     """
     # Plain writes go to the active layouts, so they come before any stream leaves its own.
     plain.commit_plain(turn)

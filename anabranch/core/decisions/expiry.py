@@ -15,25 +15,41 @@ _AUDIT_ROWS = 20  # looked at each time
 PURGE_SHARE = 2
 
 
-def anything_stale(state: State, keepalives: Keepalives, now_ms: int) -> bool:
-    """Whether some transaction would be aborted for its silence if all commands were read."""
-    return now_ms >= keepalives.next_check_ms and any(
-        _is_stale(txn, keepalives, now_ms) for txn in state.open.values()
-    )
+def silent_lanes(state: State, keepalives: Keepalives, now_ms: int) -> set[str]:
+    """The lanes whose unread commands may have a heartbeat of a transaction that seems silent."""
+    found: set[str] = set()
+    if now_ms >= keepalives.next_check_ms:
+        for txn in state.open.values():
+            if _seems_stale(txn, keepalives, now_ms):
+                found |= _heartbeats_of(txn)
+    return found
 
 
-def _is_stale(txn: OpenTxn, keepalives: Keepalives, now_ms: int) -> bool:
+def _seems_stale(txn: OpenTxn, keepalives: Keepalives, now_ms: int) -> bool:
     """Whether an open transaction, without a received commit, was silent for longer than its keepalive."""
     silent_ms = now_ms - keepalives.last(txn.row.txn_id)
     return silent_ms > txn.row.keepalive_ms and txn.row.state == "OPEN" and txn.pending is None
 
 
+def _heartbeats_of(txn: OpenTxn) -> set[str]:
+    """The lanes by which a transaction's heartbeats may come: its owner's and its writers'."""
+    return {txn.row.owner, *txn.lanes.values()}
+
+
+def _is_stale(turn: Turn, txn: OpenTxn) -> bool:
+    """Likewise, and each lane is decided up to an end that was asked for when the keepalive was over.
+
+    A lane that is not read, as it is blocked, does not count.
+    """
+    if not _seems_stale(txn, turn.keepalives, turn.now_ms):
+        return False
+    over_ms = turn.keepalives.last(txn.row.txn_id) + txn.row.keepalive_ms
+    seen = [turn.memory.lanes.get(lane) for lane in _heartbeats_of(txn)]
+    return all(lane.read_ms > over_ms for lane in seen if lane is not None)
+
+
 def abort_stale(turn: Turn) -> None:
-    stale = [
-        txn_id
-        for txn_id, txn in turn.state.open.items()
-        if _is_stale(txn, turn.keepalives, turn.now_ms)
-    ]
+    stale = [txn_id for txn_id, txn in turn.state.open.items() if _is_stale(turn, txn)]
     for txn_id in sorted(stale):
         silent_ms = turn.now_ms - turn.keepalives.last(txn_id)
         reason = f"stale: nothing heard of it for {silent_ms} ms"

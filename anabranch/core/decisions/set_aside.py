@@ -1,6 +1,6 @@
 """Commands that no leader can carry out: they are logged and passed over, so that the rest is served.
 
-`processors.culprit` finds them, by the rounds that fail.
+`processors.poison_commands` finds them, by the rounds that fail.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from itertools import islice
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.ids import OPEN_LANE
 from anabranch.core.round import ReplyTo
 from anabranch.schemas.records import CommandList, ListCommands, SetAsideRow, SuspectRow
 
@@ -34,7 +35,9 @@ def set_aside(turn: Turn, lane: str, offset: int, what: str, reason: str) -> Non
 def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None:
     """Tell how far the control partition is, what it set aside, and how many transactions it keeps."""
     found = tuple(turn.state.set_aside.values())
-    position = turn.state.round.commands_offset if turn.at is None else turn.at + 1
-    end = max(turn.commands_end, position)
+    here = turn.at is not None and turn.lane == OPEN_LANE
+    position = turn.at + 1 if here and turn.at is not None else turn.state.round.commands_offset
+    seen = turn.memory.lanes.get(OPEN_LANE)
+    end = max(seen.end if seen is not None else 0, position)
     kept = len(turn.state.open), turn.state.outcomes
     turn.reply(to, CommandList(position, end, found, *kept))

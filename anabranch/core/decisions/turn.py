@@ -31,9 +31,17 @@ from anabranch.errors import (
     UnknownTransaction,
     check,
 )
-from anabranch.schemas.records import AuditRow, Outcome, Refusal, RoundRow, TxnRow
+from anabranch.schemas.records import (
+    AuditRow,
+    LanePositionRow,
+    Outcome,
+    Refusal,
+    RoundRow,
+    TxnRow,
+)
 
 DAY_MS = 86_400_000
+AT_END = -1  # a lane's position: the end of its commands, which is still to be found
 WAITING = "its commit is not decided: it waits for the journal to cover the receipts"
 IN_TROUBLE = "its commit is decided, but its merge does not go on"  # the answer to askers
 
@@ -63,6 +71,7 @@ class Settings:
     max_streams: int = 10_000
     max_partitions: int = 50_000  # in all streams
     skip_commands: frozenset[int] = frozenset()  # offsets of commands that an operator sets aside
+    lanes_only: bool = False  # the lane `open` is not served
     # The most that the commands topic takes of big commands, unpacked.
     command_bytes: int = limits.COMMAND.value
     round_bytes: int = 16 << 20  # merges of one round, about
@@ -97,7 +106,6 @@ class Turn:
     hybrid_time: int = 0
     at: int | None = None  # the offset of the command that is decided
     lane: str = OPEN_LANE  # … and the lane that it came by
-    commands_end: int = 0  # end offset of the commands, as read last
     command_bytes: int = 1 << 62  # an upper bound of that command's size
     puts: int = 0
     size: int = 0  # bytes of rows and answers, about
@@ -322,9 +330,14 @@ def attempt(turn: Turn, to: ReplyTo | None, decision: Callable[[], None]) -> Non
 
 
 def close_round(
-    turn: Turn, commands_offset: int, control_offset: int, *, expired_ms: int | None = None
+    turn: Turn,
+    commands_offset: int,
+    control_offset: int,
+    lanes: Mapping[str, int] = {},
+    *,
+    expired_ms: int | None = None,
 ) -> Round:
-    """The round, with the row that says how far the control partition has come."""
+    """The round, with the rows that say how far the control partition has come. ``lanes``: positions of others."""
     row = RoundRow(
         term=turn.state.term.term if turn.state.term else 0,
         hybrid_time=turn.hybrid_time,
@@ -334,6 +347,9 @@ def close_round(
     )
     if not turn.round.empty:
         turn.put(k.ROUND_KEY, row)
+        for lane, at in lanes.items():
+            if turn.state.lane_positions.get(lane, 0) not in (at, AT_END):
+                turn.put(k.lane_position_key(lane), LanePositionRow(at))
     return turn.round
 
 

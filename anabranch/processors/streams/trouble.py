@@ -18,21 +18,18 @@ import logging
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 
-from anabranch.core import limits
 from anabranch.core.state import State
-from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR
 from anabranch.core.stream_states import ACTIVE
 from anabranch.ports import (
     Clock,
     Log,
     LogError,
-    LogRefused,
     LogUnavailable,
     TopicGone,
-    TopicInfo,
     TopicPartition,
 )
 from anabranch.processors.intake import Intake
+from anabranch.processors.streams.health import describe, gone, unwell
 from anabranch.topics.creation import stream_problems
 from anabranch.topics.names import history_topic, topics_of
 
@@ -178,23 +175,26 @@ class StreamTrouble:
             for topic, stream in _streams(state).items()
             if stream in self.waiting or stream in also
         }
-        forbidden: set[str] = set()
-        found = self._describe(topics, forbidden)
-        if found is None:
+        described = describe(self.log, self.witness, topics)
+        if described is None:
             return
-        self._looked = now
+        found, self._looked = described.found, now
+        forbidden = {topics[topic] for topic in described.forbidden}
+        for topic in sorted(described.forbidden):
+            self._note(topics[topic], described.forbidden[topic])
+        topics = {topic: stream for topic, stream in topics.items() if stream not in forbidden}
         wrong: dict[str, str] = {}
-        gone: set[str] = set()
+        missing: set[str] = set()
         for topic, stream in topics.items():
             row = state.streams[stream]
             at = topics_of(stream).index(topic)
             partitions = row.partitions if topic != history_topic(stream) else 1
             topic_id = row.topic_ids[at] if row.topic_ids else ""
-            why = _gone(topic, found.get(topic), partitions, topic_id)
+            why = gone(topic, found.get(topic), partitions, topic_id)
             if why:
-                gone.add(stream)
+                missing.add(stream)
                 wrong[stream] = why
-            elif stream not in gone and (why := _unwell(found[topic], partitions)):
+            elif stream not in missing and (why := unwell(found[topic], partitions)):
                 wrong[stream] = why
         for stream in sorted(set(topics.values()) - wrong.keys()):
             known = self._troubles.get(stream)
@@ -203,11 +203,11 @@ class StreamTrouble:
                 wrong |= {stream: "; ".join(bad)} if bad else {}
         for stream, why in wrong.items():
             trouble = self._note(stream, why)
-            if stream in gone:
+            if stream in missing:
                 trouble.gone_since = now if trouble.gone_since is None else trouble.gone_since
         for stream in list(self.waiting):
             trouble = self._troubles[stream]
-            if stream not in gone:
+            if stream not in missing:
                 trouble.gone_since = None
             if stream not in wrong and stream not in forbidden and not trouble.lost:
                 if now >= trouble.until:
@@ -216,32 +216,6 @@ class StreamTrouble:
                     self.rested.append(stream)
                 else:
                     self._next = min(self._next, trouble.until)
-
-    def _describe(self, topics: dict[str, str], forbidden: set[str]) -> dict[str, TopicInfo] | None:
-        """The topics as they are; None if that can't be told. Streams whose topics may not be seen wait."""
-        while True:
-            try:
-                found = self.log.describe_topics([self.witness, *sorted(topics)])
-            except LogRefused as error:
-                mine = error.topics & topics.keys()
-                for stream in sorted({topics[topic] for topic in mine}):
-                    forbidden.add(stream)
-                    self._note(stream, str(error))
-                if not mine:
-                    log.warning("topics can't be looked at now: %s", error)
-                    return None
-                for topic in [topic for topic in topics if topics[topic] in forbidden]:
-                    del topics[topic]
-            except LogError as error:
-                log.warning("topics can't be looked at now: %s", error)
-                return None
-            else:
-                if self.witness in found:
-                    return found
-                log.warning(
-                    "topics can't be looked at now: a broker does not know %s", self.witness
-                )
-                return None
 
     def _is_gone(self, state: State, stream: str) -> bool:
         """Whether the brokers' quorum says that a topic is gone, or all brokers that it has another id."""
@@ -277,31 +251,6 @@ class StreamTrouble:
         trouble.last = now
         self.waiting[stream] = why
         return trouble
-
-
-def _gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) -> str:
-    if info is None:
-        return f"there is no topic {topic}"
-    if topic_id and info.topic_id != topic_id:
-        return f"topic {topic} is another one: it was deleted and created again"
-    if info.partitions < partitions:
-        return f"topic {topic} has only {info.partitions} partitions"
-    return ""
-
-
-def _unwell(info: TopicInfo, partitions: int) -> str:
-    leaderless = [partition for partition in info.leaderless if partition < partitions]
-    if leaderless:
-        return f"{info.name}[{leaderless[0]}] has no leader"
-    least = int(info.config.get(MIN_ISR, "1"))
-    if 0 <= info.in_sync < least:
-        return f"{info.name} has {info.in_sync} replicas in sync, {MIN_ISR} is {least}"
-    # Brokers apply it to markers of native transactions, too: a round would never end.
-    least = limits.LEAST_MESSAGE.value
-    size = int(info.config.get(MAX_MESSAGE, least))
-    if size < least:
-        return f"{info.name} takes batches of {size:,} bytes only; set {MAX_MESSAGE} to {least} or more"
-    return ""
 
 
 def places_of(state: State, stream: str) -> list[TopicPartition]:

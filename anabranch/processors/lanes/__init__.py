@@ -1,0 +1,1 @@
+"""Lanes: the commands of each, in turns, and trouble with their topics."""

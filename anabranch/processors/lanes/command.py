@@ -1,0 +1,97 @@
+"""One command: taken out of its record, and decided."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from anabranch.batches.records import Record
+from anabranch.core import limits
+from anabranch.core.decisions.decide import decide
+from anabranch.core.decisions.lanes import is_blocked
+from anabranch.core.decisions.turn import Turn, refuse
+from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER, command_digest
+from anabranch.core.round import ReplyTo
+from anabranch.errors import AnabranchError, InvalidArgument
+from anabranch.schemas.codec import TYPES, decode
+from anabranch.schemas.records import AdoptScope
+
+Key = tuple[str, int]  # a command's lane and offset
+
+_RECORD_BYTES = 300  # bytes of a queued command, beyond its payload
+
+
+@dataclass(slots=True)
+class Command:
+    """A record of a lane's commands, or of the control topic."""
+
+    offset: int
+    to: ReplyTo | None
+    payload: bytes = field(repr=False)
+    native: bool  # sent inside a native transaction
+    lane: str = OPEN_LANE
+    control: bool = False  # a record of the control topic, which only controllers write
+    unheard: bool = False  # its headers for the answer are unusable
+
+    @property
+    def key(self) -> Key:
+        """Its lane and offset; the offset is below 0 for one of the control topic."""
+        return self.lane, -1 - self.offset if self.control else self.offset
+
+    @property
+    def weight(self) -> int:
+        """Bytes in a queue, about."""
+        return len(self.payload) + _RECORD_BYTES
+
+
+def decide_command(turn: Turn, command: Command) -> None:
+    """Decide it. A payload that is no command is answered, too."""
+    (turn.lane, turn.at), turn.command_bytes = command.key, len(command.payload)
+    if turn.state.lanes and is_blocked(turn.state, command.lane):
+        return  # by a command before it in this round: it is as if it were not read
+    try:
+        _check_size(turn, command.payload)
+        record = decode(command.payload)
+    except AnabranchError as error:
+        turn.reply(command.to, refuse(error))
+        return
+    refusal = None
+    if isinstance(record, AdoptScope) != command.control:
+        refusal = InvalidArgument("controllers send each other AdoptScope only, clients never do")
+    elif command.native and not command.control:
+        # Read before its transaction ends, it could take effect and yet be aborted.
+        refusal = InvalidArgument("send commands outside of native transactions")
+    if refusal is not None:
+        turn.reply(command.to, refuse(refusal))
+        return
+    decide(turn, record, command.to)
+
+
+def _check_size(turn: Turn, payload: bytes) -> None:
+    if len(payload) <= limits.COMMAND.value:
+        return
+    big = TYPES.get(payload[1]) in limits.BIG
+    limit = limits.COMMAND._replace(value=turn.settings.command_bytes) if big else limits.COMMAND
+    limit.check(len(payload), f"a command {name_of(payload)}")
+
+
+def name_of(payload: bytes) -> str:
+    """The type of a command that is not decoded."""
+    found = TYPES.get(payload[1]) if len(payload) > 1 else None
+    return "unreadable" if found is None else found.__name__
+
+
+def command_of(record: Record, native: bool, lane: str, reply_partitions: int) -> Command:
+    """The command in a record; without its two headers no client waits for an answer."""
+    headers = dict(record.headers)
+    correlation_id = headers.get(CORRELATION_HEADER)
+    partition = headers.get(REPLY_HEADER)
+    payload = record.value or b""
+    to = None
+    if correlation_id and partition is not None and len(partition) == 4:
+        number = struct.unpack(">i", partition)[0]
+        known = 0 <= number < reply_partitions
+        if known and len(correlation_id) <= limits.CORRELATION_ID.value:
+            to = ReplyTo(correlation_id, number, command_digest(payload), lane)
+    unheard = to is None and (correlation_id is not None or partition is not None)
+    return Command(record.offset, to, payload, native, lane, unheard=unheard)

@@ -1,0 +1,247 @@
+"""The commands of all lanes: each lane is first in, first out, and lanes take turns by bytes.
+
+A flooded lane has its own share of the room, so it costs its own commands. Positions are the shell's to know:
+`Lanes.positions` tells how far each lane is decided once a batch is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from operator import attrgetter
+
+from anabranch.core import limits
+from anabranch.core.decisions.lanes import is_blocked, position_of
+from anabranch.core.decisions.turn import AT_END
+from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.memory import LaneSeen
+from anabranch.core.state import State
+from anabranch.ports import LogError, TopicPartition
+from anabranch.processors.lanes.command import Command
+from anabranch.processors.lanes.trouble import LaneTrouble
+from anabranch.schemas.records import LaneRow
+from anabranch.topics.names import commands_topic
+
+# The most bytes queued at once: clients write commands, and a small batch can unpack to much.
+QUEUED_BYTES = 32 << 20
+QUANTUM = 64 << 10  # bytes of a lane's turn, about
+_LANE = attrgetter("lane")
+
+
+@dataclass(slots=True)
+class Lane(LaneSeen):
+    """A lane that is not blocked. ``at``: how far it is fetched; `AT_END`: its end is not found yet.
+
+    ``unlogged``: ``at`` is the end that was found, and no round has logged it. ``served``: bytes decided, compared
+    with other lanes'. ``asked_end``: its end as of ``asked_ms``; ``decided_ms``: that of an ask before.
+    """
+
+    name: str = field(kw_only=True)
+    place: TopicPartition = field(kw_only=True)
+    at: int = 0
+    queue: list[Command] = field(default_factory=list)
+    size: int = 0  # bytes queued
+    served: int = 0
+    unlogged: bool = False
+    asked_ms: int = -1
+    asked_end: int = 0
+    decided_ms: int = -1
+
+    def after(self, count: int) -> int:
+        """The lane's position once so many of the queue are decided."""
+        return self.queue[count].offset if count < len(self.queue) else self.at
+
+
+@dataclass(slots=True)
+class Lanes:
+    """The lanes that are not blocked, and the messages of controllers (``control``), which go first."""
+
+    trouble: LaneTrouble
+    on: dict[str, Lane] = field(default_factory=dict)
+    control: list[Command] = field(default_factory=list)
+    _by_place: dict[TopicPartition, Lane] = field(default_factory=dict)
+    _rows: Mapping[str, LaneRow] = field(default_factory=dict)
+    _waited: bool = False  # whether some lane's trouble was told
+
+    # -- which there are ------------------------------------------------------------------------------
+
+    def begin(self, state: State) -> None:
+        """Go on where the folded state says."""
+        self.on.clear()
+        self.control.clear()
+        self.trouble.begin(state)
+        self._renew(state)
+
+    def follow(self, state: State) -> dict[str, int]:
+        """Follow the lanes' rows. Returns positions to log (`core.decisions.lanes.resume`) before `go_on`."""
+        resumes = AT_END in state.lane_positions.values()
+        if resumes or state.lanes != self._rows:
+            self._renew(state)
+        if self.trouble.waiting or self._waited:
+            self.trouble.look(state)
+            self._waited = bool(self.trouble.waiting)
+            for lane in self.on.values():
+                lane.trouble = self.trouble.of(lane.name)
+        found = self._find_ends() if resumes else {}
+        if self.trouble.settings.lanes_only and state.lane_positions.get(OPEN_LANE) != AT_END:
+            found[OPEN_LANE] = (
+                AT_END  # without that option it goes on behind what is sent meanwhile
+            )
+        return found
+
+    def _renew(self, state: State) -> None:
+        self._rows = dict(state.lanes)
+        former = dict(self.on)
+        self.on.clear()  # decisions see this very dict
+        for name in dict.fromkeys((OPEN_LANE, ADMIN_LANE, *state.lanes)):
+            if is_blocked(state, name) or (name == OPEN_LANE and self.trouble.settings.lanes_only):
+                continue
+            at = position_of(state, name)
+            lane = former.get(name)
+            if lane is None or (at == AT_END and not lane.unlogged):
+                topic = commands_topic(self.trouble.settings.prefix, name)
+                place = TopicPartition(topic, self.trouble.settings.control_partition)
+                lane = Lane(name=name, place=place, at=at)
+            self.on[name] = lane
+        self._by_place = {lane.place: lane for lane in self.on.values()}
+
+    def _find_ends(self) -> dict[str, int]:
+        places = [one.place for one in self.on.values() if one.at == AT_END and self._readable(one)]
+        for place, end in self._ends(places).items() if places else ():
+            lane = self._by_place[place]
+            lane.at, lane.unlogged = end, True
+        return {lane.name: lane.at for lane in self.on.values() if lane.unlogged}
+
+    def _ends(self, places: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        failed: dict[TopicPartition, LogError] = {}
+        ends = self.trouble.log.end_offsets(places, committed=False, failed=failed)
+        for place, error in failed.items():
+            self.trouble.note(place.topic, str(error))
+        return ends
+
+    def go_on(self, logged: Mapping[str, int]) -> None:
+        """Read the lanes whose positions are logged."""
+        for name in logged.keys() & self.on.keys():
+            self.on[name].unlogged = False
+
+    # -- in -------------------------------------------------------------------------------------------
+
+    def _readable(self, lane: Lane) -> bool:
+        return not lane.unlogged and lane.place.topic not in self.trouble.waiting
+
+    @property
+    def share(self) -> int:
+        """The bytes that each lane may queue, about."""
+        return QUEUED_BYTES // max(1, len(self.on))
+
+    def wanted(self) -> dict[TopicPartition, int]:
+        """Positions to fetch from, of the lanes that have room."""
+        lanes = self.on.values()
+        if sum([lane.size for lane in lanes]) > QUEUED_BYTES:
+            return {}  # single batches that unpack to much
+        room, waiting = self.share // 2, self.trouble.waiting
+        return {
+            lane.place: lane.at
+            for lane in lanes
+            if lane.size <= room
+            and lane.at != AT_END
+            and not lane.unlogged
+            and lane.place.topic not in waiting
+        }
+
+    def has(self, place: TopicPartition) -> bool:
+        """Whether a lane's commands are there."""
+        return place in self._by_place
+
+    def move(self, place: TopicPartition, at: int) -> None:
+        """Go on at this offset there: retention took what was before."""
+        self._by_place[place].at = at
+
+    def add(self, lane: Lane, commands: Sequence[Command]) -> None:
+        """Queue a lane's next commands."""
+        if not lane.queue:  # no lane saves up turns, or has to make up for some
+            served = [one.served for one in self.on.values() if one.queue]
+            lane.served = min(served, default=lane.served)
+        lane.queue += commands
+        lane.size += sum([command.weight for command in commands])
+
+    # -- out ------------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> list[Lane]:
+        """The lanes with commands."""
+        return [lane for lane in self.on.values() if lane.queue]
+
+    def next(self, most: int, among: Sequence[Lane]) -> list[Command]:
+        """Up to so many commands of these lanes, in turns. They stay queued until they are `passed`."""
+        if len(among) < 2:
+            return among[0].queue[:most] if among else []
+        turns = [(lane.served, i, 0) for i, lane in enumerate(among)]
+        heapify(turns)
+        batch: list[Command] = []
+        size = 0
+        while turns and len(batch) < most and size <= limits.ROUND.value:
+            served, i, at = heappop(turns)
+            queue, begun = among[i].queue, served
+            while at < len(queue) and served - begun < QUANTUM and len(batch) < most:
+                served += queue[at].weight
+                batch.append(queue[at])
+                at += 1
+            size += served - begun
+            if at < len(queue):
+                heappush(turns, (served, i, at))
+        return batch
+
+    def positions(self, batch: Sequence[Command]) -> dict[str, int]:
+        """Each lane's position once this batch is decided: the first of its queue, for each lane in it."""
+        counts = _counts(batch)
+        return {
+            name: lane.after(counts.get(name, 0))
+            for name, lane in self.on.items()
+            if lane.at != AT_END
+        }
+
+    def passed(self, batch: Sequence[Command]) -> None:
+        """Drop the commands of a batch that is decided."""
+        if batch and batch[0].control:
+            del self.control[: len(batch)]
+        for name, count in _counts(batch).items():
+            lane = self.on.get(name)
+            if lane is None:
+                continue
+            done = lane.size
+            if count < len(lane.queue):
+                done = sum([command.weight for command in lane.queue[:count]])
+            del lane.queue[:count]
+            lane.size -= done
+            lane.served += done
+
+    # -- silence --------------------------------------------------------------------------------------
+
+    def ask(self, names: Collection[str], now_ms: int) -> None:
+        """Ask for these lanes' ends as of now; not of one that is not decided up to the last such end."""
+        if not names:
+            return
+        places = []
+        for lane in self.on.values():
+            if lane.name in names and lane.at != AT_END and lane.after(0) >= lane.asked_end:
+                lane.decided_ms = lane.asked_ms
+                places += [lane.place] if self._readable(lane) else []
+        for place, end in self._ends(places).items() if places else ():
+            lane = self._by_place[place]
+            lane.asked_ms, lane.asked_end = now_ms, end
+
+    def judge(self, batch: Sequence[Command]) -> None:
+        """Tell decisions how far the lanes are read, once this batch is decided."""
+        for name, at in self.positions(batch).items():
+            lane = self.on[name]
+            lane.read_ms = lane.asked_ms if at >= lane.asked_end else lane.decided_ms
+
+
+def _counts(batch: Sequence[Command]) -> Mapping[str, int]:
+    """How many commands of each lane a batch has."""
+    if not batch or batch[0].control:
+        return {}
+    return Counter(map(_LANE, batch)) if len(batch) > 1 else {batch[0].lane: 1}

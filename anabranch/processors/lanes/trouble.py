@@ -1,0 +1,154 @@
+"""Lanes in trouble: each waits alone, all others are served. The one home of that rule.
+
+Commands that can't be read are not asked for. Answers that can't be written are left out of rounds, and their
+clients ask again; the decisions stay. A topic is tried again once a look at the brokers' metadata finds it well and
+its pause is over; the pause grows while it fails again and again. A topic that is not the one whose id the lane's
+row has is never read or written. `open` and `admin` are lanes as others are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from anabranch.core.decisions.lanes import is_blocked
+from anabranch.core.decisions.turn import Settings
+from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.round import Round
+from anabranch.core.state import State
+from anabranch.ports import Clock, Log, LogError, LogRefused, TopicInfo
+from anabranch.processors.streams.health import describe, gone, unwell
+from anabranch.topics.names import commands_topic, replies_topic, status_topic
+
+log = logging.getLogger("anabranch.controller")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+_NEVER = float("-inf"), 0.0
+FADES_S = 10.0  # after so long without trouble, and twice its pause, a topic's pause is short again
+
+
+class _Topic(NamedTuple):
+    """A topic of a lane. ``partitions``: as many as it has at least. ``topic_id``: empty where any will do."""
+
+    name: str
+    commands: bool
+    partitions: int
+    topic_id: str
+
+
+@dataclass(slots=True)
+class LaneTrouble:
+    """``waiting``: topic -> why it is not read, or written."""
+
+    log: Log
+    clock: Clock
+    settings: Settings
+    waiting: dict[str, str] = field(default_factory=dict)
+    # By topic, monotonic seconds: until when it waits at least, and how long that was.
+    _pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def begin(self, state: State) -> None:
+        """A leader begins: lanes whose topics have ids are looked at."""
+        topics = self._topics(state)
+        known = [topic for topic in topics.values() if topic.topic_id]
+        self._look([*known, *(topics[name] for name in self.waiting if name in topics)])
+
+    def of(self, lane: str) -> str:
+        """The reason why a lane waits; empty if it does not."""
+        prefix = self.settings.prefix
+        names = commands_topic(prefix, lane), replies_topic(prefix, lane)
+        return "; ".join(self.waiting[name] for name in names if name in self.waiting)
+
+    @property
+    def wait_s(self) -> float:
+        """How long the loop may wait."""
+        return FIRST_PAUSE_S if self.waiting else LONGEST_PAUSE_S
+
+    def mute(self, round_: Round) -> None:
+        """Leave out the answers that can't be written."""
+        if self.waiting:
+            name, prefix = replies_topic, self.settings.prefix
+            heard = [
+                each for each in round_.replies if name(prefix, each[0].lane) not in self.waiting
+            ]
+            round_.replies = heard
+
+    def find(self, state: State, error: LogError) -> bool:
+        """Let the lanes' topics wait that an error names, and take them out of it. Whether it named no others."""
+        topics = self._topics(state)
+        mine = sorted(error.topics & topics.keys())
+        if not mine:
+            return False
+        self._look([topics[topic] for topic in mine])
+        now = self.clock.monotonic()
+        for topic in mine:
+            if isinstance(error, LogRefused) or now - self._pauses.get(topic, _NEVER)[0] <= FADES_S:
+                self.note(topic, str(error))
+            elif topic not in self.waiting:
+                self._pauses[topic] = now, 0.0  # brokers may have moved it: once more at once
+        error.topics -= set(mine)
+        return not error.topics
+
+    def note(self, topic: str, why: str) -> None:
+        """Let a topic wait."""
+        now = self.clock.monotonic()
+        if topic not in self.waiting:
+            until, pause = self._pauses.get(topic, _NEVER)
+            again = now - until <= max(FADES_S, 2 * pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S) if again and pause else FIRST_PAUSE_S
+            self._pauses[topic] = now + pause, pause
+            log.warning("%s waits: %s", topic, why)
+        self.waiting[topic] = why
+
+    def look(self, state: State) -> None:
+        """Look at the topics whose pause is over."""
+        if not self.waiting:
+            return
+        now, topics = self.clock.monotonic(), self._topics(state)
+        for name in self.waiting.keys() - topics.keys():
+            del self.waiting[name]
+        self._look([topics[name] for name in sorted(self.waiting) if now >= self._pauses[name][0]])
+
+    def _look(self, topics: Iterable[_Topic]) -> None:
+        wanted = {topic.name: topic for topic in topics}
+        if not wanted:
+            return
+        described = describe(self.log, status_topic(self.settings.prefix), wanted)
+        for name, topic in wanted.items():
+            if described is None:
+                why = "it can't be looked at now"
+            elif name in described.forbidden:
+                why = described.forbidden[name]
+            else:
+                why = self._wrong(topic, described.found.get(name))
+            former = self.waiting.pop(name, None)
+            if why:
+                self.note(name, why)
+            elif former is not None:
+                log.info("%s goes on", name)
+
+    def _wrong(self, topic: _Topic, info: TopicInfo | None) -> str:
+        why = gone(topic.name, info, topic.partitions, topic.topic_id)
+        if why or info is None:
+            return why
+        if not topic.commands:
+            return unwell(info, topic.partitions)
+        partition = self.settings.control_partition
+        return f"{topic.name}[{partition}] has no leader" if partition in info.leaderless else ""
+
+    def _topics(self, state: State) -> dict[str, _Topic]:
+        """The topics of all lanes, by name; without the commands of blocked ones."""
+        found = {}
+        for lane in {OPEN_LANE, ADMIN_LANE, *state.lanes}:
+            row = state.lanes.get(lane)
+            ids = row.topic_ids if row is not None and len(row.topic_ids) == 2 else ("", "")
+            commands = commands_topic(self.settings.prefix, lane)
+            if not is_blocked(state, lane):
+                least = self.settings.control_partition + 1
+                found[commands] = _Topic(commands, True, least, ids[0])
+            replies = replies_topic(self.settings.prefix, lane)
+            least = self.settings.reply_partitions if lane == OPEN_LANE else 1
+            found[replies] = _Topic(replies, False, least, ids[1])
+        return found

@@ -1,0 +1,440 @@
+"""Lanes: each is served in its turn, waits for its own trouble alone, and is judged by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from anabranch.core.decisions import decide as entrance
+from anabranch.core.decisions.turn import AT_END
+from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.memory.partition import Partition
+from anabranch.memory.table import MemoryStore
+from anabranch.memory.trouble import Kind, Trouble
+from anabranch.ports import LogRefused, TopicPartition, TopicSpec
+from anabranch.processors import poison_commands as culprit
+from anabranch.processors.lanes import queues
+from anabranch.processors.lanes.command import Command
+from anabranch.schemas import records as r
+from anabranch.topics.names import commands_topic, replies_topic, stream_topic, topics_of
+from tests.core.labels import SECRET
+from tests.processors.test_poison_commands import BAD, Killed, failing
+from tests.processors.test_poison_commands import Play as Poisoned
+
+A, B = "etl", "web"
+STREAM = "nyc/a"
+
+
+class Lanes(Poisoned):
+    """A stream, and two lanes beside `open` and `admin`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for lane in (A, B):
+            self.make(lane)
+
+    def make(self, lane: str, blocked: bool = False) -> Any:
+        answer = self.world.lane(self.leader, lane, blocked)
+        grant = r.SetGrant(lane, "*", 127)
+        self.world.ask(self.leader, grant, lane=ADMIN_LANE)
+        return answer
+
+    def send(self, lane: str, many: int = 1, command: Any = None) -> list[bytes]:
+        return [self.world.send(command or self.shot(), lane=lane) for _ in range(many)]
+
+    def fresh(self, **settings: Any) -> None:
+        """Another process takes over, with an empty table."""
+        self.deaths += 1
+        self.leader = self.world.controller(f"c{self.deaths}", store=MemoryStore(), **settings)
+        self.lead()
+
+    def steps(self, many: int, seconds: float = 0.0) -> None:
+        for _ in range(many):
+            self.leader.step(0)
+            self.world.clock.now += seconds / many
+
+    def states(self, asked: list[bytes]) -> set[str]:
+        answers = [self.world.reply(each) for each in asked]
+        return {getattr(answer, "state", getattr(answer, "code", "none")) for answer in answers}
+
+    def end(self, lane: str) -> int:
+        place = TopicPartition(commands_topic(lane=lane), 0)
+        return self.world.cluster.log("x").end_offsets([place], committed=False)[place]
+
+    @property
+    def events(self) -> int:
+        return len(self.world.committed(TopicPartition(stream_topic(STREAM), 0)))
+
+    def info(self, lane: str) -> r.LaneInfo:
+        answer = self.world.ask(self.leader, r.ListLanes(), lane=ADMIN_LANE, steps=40)
+        assert [info.lane for info in answer.lanes] == [ADMIN_LANE, A, OPEN_LANE, B]
+        (found,) = (info for info in answer.lanes if info.lane == lane)
+        assert isinstance(found, r.LaneInfo)
+        return found
+
+    def begin(self, lane: str, keepalive_ms: int = 5_000) -> tuple[bytes, bytes]:
+        txn_id = self.world.txn_id()
+        command = r.Begin(txn_id, "nyc", None, keepalive_ms, SECRET)
+        return txn_id, self.world.ask(self.leader, command, lane=lane).token
+
+    def is_open(self, txn_id: bytes) -> bool:
+        return txn_id in self.leader.state.open
+
+
+# -- turns --------------------------------------------------------------------------------------------
+
+
+def test_each_is_answered_in_its_own_topic_and_goes_on_where_it_was() -> None:
+    play = Lanes()
+    asked = {
+        lane: play.send(lane, n) for lane, n in ((A, 3), (B, 2), (OPEN_LANE, 4), (ADMIN_LANE, 1))
+    }
+    play.leader.step(0)
+    assert [play.states(found) for found in asked.values()] == [{"COMMITTED"}] * 4
+    assert play.leader.state.lane_positions == {A: 3, B: 2, ADMIN_LANE: 5}
+    play.fresh()
+    assert play.leader.state.lane_positions == {A: 3, B: 2, ADMIN_LANE: 5}
+    more = play.send(A, 2) + play.send(B)
+    play.steps(4)
+    assert play.states(more) == {"COMMITTED"}
+    assert play.events == 13
+    assert play.info(A).position == play.info(A).end == 5
+
+
+def test_a_flood_costs_its_own_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(culprit, "MAX_COMMANDS", 40)
+    monkeypatch.setattr(queues, "QUANTUM", 2_000)
+    play = Lanes()
+    flood = play.send(A, 400)
+    play.leader.step(0)
+    for _ in range(5):
+        asked = play.send(B) + play.send(OPEN_LANE) + play.send(ADMIN_LANE)
+        play.leader.step(0)
+        assert play.states(asked) == {"COMMITTED"}, "in the next round"
+    assert play.world.reply(flood[-1]) is None
+    play.steps(10)
+    assert play.states(flood) == {"COMMITTED"}
+    assert play.events == 415
+
+
+def test_room_for_a_flood_is_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(culprit, "MAX_COMMANDS", 1)
+    monkeypatch.setattr(queues, "QUEUED_BYTES", 40_000)
+    play = Lanes()
+    play.send(A, 500)
+    lanes = play.leader._lanes
+    for _ in range(10):
+        play.send(B)
+        play.steps(3)
+        assert lanes.on[A].size <= lanes.share + 1_000 == 11_000
+    assert len(lanes.on[B].queue) < 10
+
+
+def test_turns_go_by_bytes() -> None:
+    play = Lanes()
+    lanes = play.leader._lanes
+    for lane, size, many in ((A, 100_000, 200), (B, 1_000, 10_000)):
+        commands = [Command(i, None, bytes(size), False, lane) for i in range(many)]
+        lanes.add(lanes.on[lane], commands)
+    served = {A: 0, B: 0}
+    for _ in range(10):
+        batch = lanes.next(700, lanes.active)
+        assert {command.lane for command in batch} == {A, B}
+        for command in batch:
+            served[command.lane] += len(command.payload)
+        lanes.passed(batch)
+    assert 0.7 < served[A] / served[B] < 1.4
+
+
+# -- poison -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError, Killed])
+def test_poison_in_one_lane(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(culprit, "PIECE", 7)
+    play = Lanes()
+    monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(error))
+    others = play.send(A, 20) + play.send(B, 20) + play.send(OPEN_LANE, 20)
+    (bad,) = play.send(B, command=r.GetState(BAD))
+    others += play.send(B, 20) + play.send(A, 20)
+    play.until(lambda: play.served([bad, *others]))
+    assert play.states([bad]) == {"SetAside"}
+    assert play.states(others) == {"COMMITTED"}
+    (row,) = play.list().set_aside
+    assert (row.lane, row.offset, row.what) == (B, 20, "GetState")
+    assert play.events == 100
+    play.leader.look()
+    if error is ValueError:
+        assert play.leader.metrics.values["commands_set_aside"] == {(B,): 1}
+
+
+def test_poison_in_two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kill, at the same offset; a successor must not take one's tries for the other's."""
+    monkeypatch.setattr(culprit, "PIECE", 7)
+    play = Lanes()
+    monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(Killed))
+    bad = play.send(A, command=r.GetState(BAD)) + play.send(B, command=r.GetState(BAD))
+    others = play.send(A, 5) + play.send(B, 5)
+    play.until(lambda: play.served([*bad, *others]))
+    assert (play.states(bad), play.states(others)) == ({"SetAside"}, {"COMMITTED"})
+    assert {(row.lane, row.offset) for row in play.list().set_aside} == {(A, 0), (B, 0)}
+    assert play.deaths <= 2 * 6
+
+
+def test_a_refusal_is_found_beside_other_lanes() -> None:
+    play = Lanes()
+    play.world.stream(play.leader, "nyc/small", 1)
+    for topic in topics_of("nyc/small")[:2]:
+        config = play.world.cluster.partition(TopicPartition(topic, 0)).config
+        config["max.message.bytes"] = "20000"
+    (bad,) = play.send(A, command=play.shot("nyc/small", bytes(30_000)))
+    others = play.send(A, 50) + play.send(B, 50)
+    play.until(lambda: play.served([bad, *others]), 60)
+    assert (play.states([bad]), play.states(others)) == ({"EventTooLarge"}, {"COMMITTED"})
+    assert play.events == 100
+
+
+# -- trouble ------------------------------------------------------------------------------------------
+
+
+def deleted(play: Lanes, topic: str) -> Callable[[], None]:
+    cluster = play.world.cluster
+    former = cluster.topics[topic]
+    kept = {place: part for place, part in cluster.partitions.items() if place.topic == topic}
+    cluster.delete_topic(topic)
+
+    def mend() -> None:
+        cluster.topics[topic] = former
+        cluster.partitions.update(kept)
+
+    return mend
+
+
+def replaced(play: Lanes, topic: str) -> Callable[[], None]:
+    mend = deleted(play, topic)
+    play.world.cluster.log("somebody").create_topics([TopicSpec(topic, 1)])
+    return mend
+
+
+def in_trouble(kind: Kind) -> Callable[[Lanes, str], Callable[[], None]]:
+    def strike(play: Lanes, topic: str) -> Callable[[], None]:
+        place = TopicPartition(topic, 0)
+        play.world.cluster.troubles[place] = Trouble(kind)
+        return lambda: play.world.cluster.troubles.clear()
+
+    return strike
+
+
+TROUBLES = {
+    "deleted": (deleted, "there is no topic"),
+    "replaced": (replaced, "is another one"),
+    "leaderless": (in_trouble(Kind.LEADERLESS), "no leader"),
+    "forbidden": (in_trouble(Kind.DENYING), "refused"),
+}
+
+
+@pytest.mark.parametrize("leader", ["same", "new"])
+@pytest.mark.parametrize("what", TROUBLES)
+def test_a_lane_that_can_not_be_read_waits_alone(what: str, leader: str) -> None:
+    play = Lanes()
+    strike, why = TROUBLES[what]
+    play.send(A, 3)
+    play.steps(2)
+    waiting = play.send(A, 2)
+    mend = strike(play, commands_topic(lane=A))
+    if leader == "new":
+        play.fresh()
+    term = play.leader.state.term
+    for _ in range(4):
+        play.steps(5, 5.0)
+        assert play.states(play.send(B) + play.send(OPEN_LANE)) == {"none"}
+        play.steps(1)
+    assert play.events == 3 + 8
+    assert why in play.info(A).trouble
+    assert play.info(B).trouble == play.info(OPEN_LANE).trouble == ""
+    assert play.leader.state.term == term, "the leader went on"
+    mend()
+    play.steps(30, 30.0)
+    assert (play.states(waiting), play.info(A).trouble) == ({"COMMITTED"}, "")
+    assert play.events == 3 + 8 + 2
+
+
+@pytest.mark.parametrize(
+    ("what", "lane"),
+    [("replaced", A)]
+    + [
+        (what, lane)
+        for what in ("deleted", "leaderless", "forbidden", "refused")
+        for lane in (OPEN_LANE, A, ADMIN_LANE)
+    ],
+)
+def test_a_lane_that_can_not_be_answered_is_decided(
+    what: str, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its decisions stand, the other lanes get their answers, and it gets its own again once brokers take them."""
+    play, topic = Lanes(), replies_topic(lane=lane)
+    if what == "refused":
+        refused = [topic]
+        check = Partition.check
+
+        def checked(partition: Partition, data: bytes, now_ms: int) -> object:
+            if partition.name.topic in refused:
+                raise LogRefused("refused", 29, (topic,))
+            return check(partition, data, now_ms)
+
+        monkeypatch.setattr(Partition, "check", checked)
+        mend: Callable[[], None] = refused.clear
+    else:
+        mend = TROUBLES[what][0](play, topic)
+    term, shot = play.leader.state.term, play.shot()
+    play.send(lane, command=shot)
+    others = play.send(B, 3)
+    play.until(lambda: play.served(others), 20)
+    row = play.leader.state.txn_row(shot.txn_id)
+    assert row is not None
+    assert row.state == "COMMITTED"
+    for _ in range(5):
+        more = play.send(B)
+        play.send(lane)
+        play.steps(4)
+        assert play.states(more) == {"COMMITTED"}
+    assert play.leader.state.term == term
+    mend()
+    play.steps(30, 30.0)
+    again = play.send(lane, command=shot)
+    play.until(lambda: play.served(again), 10)
+    assert play.states(again) == {"COMMITTED"}
+    assert play.events == 1 + 3 + 10
+
+
+# -- blocked ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leader", ["same", "new"])
+@pytest.mark.parametrize("lane", [OPEN_LANE, A])
+def test_the_backlog_of_a_blocked_lane_is_never_run(lane: str, leader: str) -> None:
+    play = Lanes()
+    play.send(lane, 2)
+    play.leader.step(0)
+    assert play.make(lane, blocked=True).lanes[0].blocked
+    never = play.send(lane, 5)
+    play.steps(5)
+    if leader == "new":
+        play.fresh()
+    play.steps(5)
+    # As if the leader died before it found the end.
+    assert play.make(lane).lanes[0].position == AT_END
+    play.steps(2)
+    if leader == "new":
+        play.fresh()
+    served = play.send(lane, 3) + play.send(B)
+    play.steps(6)
+    assert (play.states(never), play.states(served)) == ({"none"}, {"COMMITTED"})
+    assert play.events == 2 + 4
+    info = play.info(lane)
+    assert (info.position, info.end) == (play.end(lane), play.end(lane))
+
+
+def test_nothing_is_read_before_the_found_end_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader dies when it has found the end; more is sent; the next one looks for itself."""
+    play = Lanes()
+    play.make(A, blocked=True)
+    play.world.ask(play.leader, _unblocking(play, A), lane=ADMIN_LANE)
+    early = play.send(A, 2)
+    assert play.leader.state.lane_positions[A] == AT_END
+    play.fresh()
+    late = play.send(A, 2)
+    play.leader.step(0)
+    assert play.leader.state.lane_positions[A] == 4
+    play.steps(3)
+    assert play.states(early + late) == {"none"}
+    assert play.events == 0
+
+
+def _unblocking(play: Lanes, lane: str) -> r.SetLane:
+    return r.SetLane(lane, False, play.leader.state.lanes[lane].topic_ids, {})
+
+
+def test_commands_behind_a_block_in_the_same_round_are_not_run() -> None:
+    play = Lanes()
+    ids = play.leader.state.lanes[A].topic_ids
+    play.world.send(r.SetLane(A, True, ids, {}), lane=ADMIN_LANE)
+    never = play.send(A, 3)
+    play.steps(3)
+    assert (play.states(never), play.events) == ({"none"}, 0)
+
+
+def test_a_lane_of_its_own_only() -> None:
+    play = Lanes()
+    play.fresh(lanes_only=True)
+    never = play.send(OPEN_LANE, 3)
+    served = play.send(A, 3)
+    play.steps(5)
+    assert (play.states(never), play.states(served)) == ({"none"}, {"COMMITTED"})
+    assert "--lanes-only" in play.info(OPEN_LANE).trouble
+    play.fresh()
+    play.steps(3)
+    later = play.send(OPEN_LANE, 2)
+    play.steps(3)
+    assert (play.states(never), play.states(later)) == ({"none"}, {"COMMITTED"})
+
+
+# -- silence ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", [OPEN_LANE, A])
+def test_silence_beside_a_blocked_and_a_lost_lane(of: str) -> None:
+    play = Lanes()
+    txn_id, _ = play.begin(of)
+    play.make(B, blocked=True)
+    play.world.cluster.delete_topic(commands_topic(lane=ADMIN_LANE))
+    play.steps(20, 4.9)
+    assert play.is_open(txn_id)
+    play.steps(4, 1.0)
+    assert not play.is_open(txn_id)
+
+
+def test_a_blocked_lanes_own_transactions_end() -> None:
+    play = Lanes()
+    txn_id, token = play.begin(A)
+    play.make(A, blocked=True)
+    for _ in range(6):
+        play.send(A, command=r.Heartbeat((token,)))
+        play.steps(4, 1.0)
+    assert not play.is_open(txn_id)
+
+
+def test_silence_beside_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flooded lane's heartbeats wait behind its flood: its transactions live, others end in time."""
+    monkeypatch.setattr(culprit, "MAX_COMMANDS", 10)
+    play = Lanes()
+    flooded, token = play.begin(A)
+    silent, _ = play.begin(A)
+    other, _ = play.begin(B)
+    worker, its_token = play.begin(B)
+    play.world.ask(play.leader, r.Register(its_token, r.Receipt(worker, 7, 1, False, ())), lane=A)
+    play.send(A, 300)
+    play.send(A, command=r.Heartbeat((token, its_token)))
+    play.steps(8, 5.2)
+    play.steps(2, 0.5)
+    assert not play.is_open(other)
+    assert all(map(play.is_open, (flooded, silent, worker))), "not read to the end"
+    play.until(lambda: not play.leader._lanes.on[A].queue, 60)
+    play.steps(3, 1.0)
+    assert (play.is_open(silent), play.is_open(flooded)) == (False, True)
+    play.steps(10, 5.0)
+    assert not play.is_open(flooded)
+
+
+def test_a_flood_without_end_does_not_keep_its_own_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(culprit, "MAX_COMMANDS", 10)
+    play = Lanes()
+    txn_id, _ = play.begin(A)
+    play.send(A, 200)
+    for _ in range(120):
+        play.send(A, 10)
+        play.steps(1, 0.1)
+    assert len(play.leader._lanes.on[A].queue) > 100, "the flood goes on"
+    assert not play.is_open(txn_id)
