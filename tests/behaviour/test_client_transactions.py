@@ -294,7 +294,7 @@ def test_lists(client: anabranch.Client, scope: str, stream: str) -> None:
         assert (info.txn_id, info.state, info.keepalive) == (txn.txn_id, "OPEN", 30.0)
         txn.abort()
     assert client.transactions(scope) == []
-    assert [t.txn_id for t in client.transactions(scope, finished=True)] == [token[5:21]]
+    assert [t.txn_id for t in client.transactions(scope, finished=True)] == [token[1:17]]
     (description,) = client.streams(scope)
     assert (description.stream, len(description.segments)) == (stream, 3)
     assert stream in [d.stream for d in client.streams()]

@@ -27,7 +27,7 @@ def test_an_open_handle_beats_and_hears_its_end() -> None:
     heart.hear(due + 1)
     txn.write(STREAM, b"v")
 
-    gone = outcome(token[5:21], "ABORTED", reason="stale")
+    gone = outcome(token[1:17], "ABORTED", reason="stale")
     bench.bus.script = override(Heartbeat=r.Alive((gone,)))
     bench.clock.now = due + 10
     heart.hear(heart.step())

@@ -34,8 +34,6 @@ from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, journal_topic, replies_topic
 from tests.core.labels import proved
 
-KEY = b"k" * 32
-
 
 @dataclass
 class HandClock:
@@ -74,7 +72,6 @@ class World:
         partition: int = 0,
         *,
         store: MemoryStore | None = None,
-        key: bytes = KEY,
         **settings: Any,
     ) -> Controller:
         """A controller that does not lead yet."""
@@ -83,7 +80,7 @@ class World:
             (store or MemoryStore()).open(name),
             self.clock,
             Settings(
-                partition, self.control_partitions, "anabranch", key, reply_partitions=8, **settings
+                partition, self.control_partitions, "anabranch", reply_partitions=8, **settings
             ),
             leader=name,
         )

@@ -10,25 +10,21 @@ transaction's own outcome, so that a repeated command gets the same answer whate
 
 from __future__ import annotations
 
-from dataclasses import replace
-from hmac import compare_digest
 from itertools import islice
 
 from anabranch.core import rows as k
+from anabranch.core.authorize import Right, check_right, of_scope
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN, check_name
 from anabranch.core.round import ReplyTo
-from anabranch.core.tokens import operator_proof
 from anabranch.errors import (
     AlreadyCommitted,
     IllegalState,
     InvalidArgument,
-    InvalidToken,
     NotReady,
     check,
 )
-from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (
     ListSeries,
     Outcome,
@@ -77,9 +73,7 @@ def _info(series: str, row: SeriesRow) -> SeriesInfo:
 def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
     """Set a series to a number, for an operator; only if it is at the number that the operator saw."""
     check_served(turn, command.scope)
-    said = encode(replace(command, proof=b""))
-    if not compare_digest(command.proof, operator_proof(said, turn.settings.token_key)):
-        raise InvalidToken("only an operator, with the controllers' key file, can set a series")
+    check_right(turn.state, turn.lane, Right.SERIES, of_scope(command.scope))
     check_name(command.series)
     if not _NONE <= command.number < 1 << 63:
         raise InvalidArgument(f"number {command.number}: a series stands at -1 to 2^63 - 1")

@@ -14,6 +14,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.index import segment_on
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
+from anabranch.core.tokens import Rights
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, ReceiptMismatch, UnknownStream, WritersUnfinished
 from anabranch.schemas.records import Commit, Receipt, Register, Registered, WriterRow
@@ -21,13 +22,12 @@ from anabranch.schemas.records import Commit, Receipt, Register, Registered, Wri
 
 def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
     """A writer's cumulative receipt; the highest sequence wins."""
-    token = turn.token(command.token)
-    row = turn.row(token.txn_id)
+    row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "register", row.reason)
-    check_receipts(turn, token.txn_id, (command.receipt,))
-    known = turn.open(token.txn_id).writers.get(command.receipt.writer)
+    check_receipts(turn, row.txn_id, (command.receipt,))
+    known = turn.open(row.txn_id).writers.get(command.receipt.writer)
     counts = command.receipt if known is None else newer(known, command.receipt)
-    turn.hear(token.txn_id)
+    turn.hear(row.txn_id)
     if counts is not known:
         put_receipt(turn, counts)
     turn.reply(to, Registered(counts.sequence))

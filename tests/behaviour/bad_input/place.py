@@ -49,7 +49,7 @@ class Place:
         """(token, a writer, where to write)."""
         token = self.begin()
         touched = self.raw.ask(r.Touch(token, self.stream))
-        return token, Pen(self.raw, token[5:21]), touched
+        return token, Pen(self.raw, token[1:17]), touched
 
     def write(
         self, headers: list[tuple[str, bytes]], *, count: int = 1, partition: int = 0
@@ -73,7 +73,7 @@ class Place:
         return sorted(e.value for e in found.events)
 
     def state(self, token: bytes) -> r.Outcome:
-        outcome = self.raw.ask(r.GetState(token[5:21]))
+        outcome = self.raw.ask(r.GetState(token[1:17]))
         assert isinstance(outcome, r.Outcome)
         return outcome
 
