@@ -165,7 +165,7 @@ def _begin(client: anabranch.Client, stream: str) -> bytes:
     begun = session.begin(begin, deadline)
     if isinstance(begun, Outcome):
         raise RuntimeError(f"a new transaction is {begun.state}")
-    return begun.token
+    return session.token_of(begin)
 
 
 def begin_and_touch(client: anabranch.Client, stream: str) -> bytes:

@@ -187,7 +187,7 @@ def check_right(token: Token, right: int) -> None:
     """`NotAuthorized` unless the token has one of these rights."""
     if not token.rights & right:
         raise NotAuthorized(
-            f"the token may {_text(token.rights)} only: ask its maker for one with right {_text(right)}"
+            f"the token is good for {', '.join(names_of(token.rights)) or 'nothing'} only: ask its maker for one with right {_text(right)}"
         )
 
 

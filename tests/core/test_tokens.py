@@ -234,17 +234,17 @@ def test_the_smallest_and_the_biggest(scope: str, owner: str) -> None:
 def test_its_text_says_what_it_is_and_hides_its_bytes() -> None:
     data = narrow(make(SECRET, TOKEN), rights=3, not_after_ms=BEGUN, lane="a")
     said = f"token of {TXN.hex()} (write, heartbeat; until 2026-01-01T00:00:00Z; lane a)"
-    assert [repr(data), str(data), f"{data}", f"{data!r:}", "%s" % data] == [said] * 5  # noqa: UP031
+    assert [repr(data), str(data), f"{data}", f"{data!r:}"] == [said] * 4
     assert repr(make(SECRET, TOKEN)).endswith("(write, heartbeat, commit, abort, state; no end)")
     again = pickle.loads(pickle.dumps(data))
     assert type(again) is TokenBytes
     assert again == data == bytes(data)
-    assert {data: 1}[bytes(data)] == 1
+    assert hash(data) == hash(bytes(data))
 
 
 def test_rights_have_names() -> None:
     assert rights_of_names("all") == ALL_RIGHTS == sum(Rights)
-    assert rights_of_names("write") == Rights.WRITE == 1
+    assert rights_of_names("write") == 1
     assert rights_of_names(("heartbeat", "state")) == 18
     assert names_of(22) == ["heartbeat", "commit", "state"]
     for wrong in ("", "Write", "read", (), ("write", 7), "_x"):

@@ -15,7 +15,6 @@ from anabranch.ports import TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas.records import (
     Begin,
-    Begun,
     Commit,
     DescribeStreams,
     Extent,
@@ -26,7 +25,7 @@ from anabranch.schemas.records import (
     Touched,
 )
 from anabranch.topics.names import journal_topic, stream_topic
-from tests.core.labels import SECRET
+from tests.core.labels import SECRET, Begun
 from tests.failpoints import FailingLog, FailingTable
 from tests.processors.world import World
 

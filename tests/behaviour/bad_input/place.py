@@ -11,7 +11,7 @@ import anabranch
 from anabranch.ports import Log
 from anabranch.schemas import records as r
 from tests.cluster import Cluster
-from tests.core.labels import SECRET
+from tests.core.labels import SECRET, Begun
 from tests.crash.oracle import check_stream, read_stream
 from tests.crash.raw import Pen, Raw, make_txn_id
 
@@ -42,7 +42,7 @@ class Place:
     def begin(self) -> bytes:
         """A new transaction's token."""
         begun = self.raw.ask(r.Begin(make_txn_id(), self.scope, None, KEEPALIVE_MS, SECRET))
-        assert isinstance(begun, r.Begun)
+        assert isinstance(begun, Begun)
         return begun.token
 
     def touched(self) -> tuple[bytes, Pen, r.Touched]:
