@@ -281,6 +281,7 @@ class Session(Exchange):
                 # Another copy of the refused commit may still be carried out.
                 outcome = self.try_ask(partition, r.Resolve(txn_id, scope, token), deadline)
                 if outcome is not None and outcome.state == ("OPEN" if token else "ABORTED"):
+                    unheard.clear()  # none of them was carried out, or will be
                     raise
             if outcome is None:
                 # RESOLVE aborts a one-shot that never arrived. An open transaction stays open: it is asked again.

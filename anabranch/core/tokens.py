@@ -186,8 +186,9 @@ def id_named(data: bytes) -> bytes:
 def check_right(token: Token, right: int) -> None:
     """`NotAuthorized` unless the token has one of these rights."""
     if not token.rights & right:
+        has = ", ".join(names_of(token.rights)) or "nothing"
         raise NotAuthorized(
-            f"the token is good for {', '.join(names_of(token.rights)) or 'nothing'} only: ask its maker for one with right {_text(right)}"
+            f"the token is good for {has} only: ask its maker for one with right {_text(right)}"
         )
 
 

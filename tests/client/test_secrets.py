@@ -90,7 +90,13 @@ def test_what_goes_wrong_does_not_tell_it(caplog: pytest.LogCaptureFixture) -> N
     assert token is not None
     other = make(SECRET, peek(token))
     narrowed = narrow(token, rights=4)
-    said: list[str] = [repr(client), repr(writer), repr(reservation), f"{token} {narrowed!r}"]
+    said: list[str] = [
+        repr(client),
+        repr(writer),
+        repr(reservation),
+        f"{token!r} {narrowed!r}",
+        str(narrowed),
+    ]
     for call in (
         lambda: client.join(other).write(STREAM, b"v"),
         lambda: client.join(token).write("sfo/x", b"v"),

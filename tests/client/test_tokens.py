@@ -43,14 +43,14 @@ def test_a_token_is_narrowed_where_it_is() -> None:
         anabranch.narrow(bytes(token), rights=("abort", "write"), expires=60, lane="etl"),
     ):
         found = peek(narrowed)
-        assert (found.rights, found.lanes) == (9, {"etl"})
+        assert (found.rights, found.lanes) == (9, frozenset({"etl"}))
         assert found.not_after_ms > 0
         for wider in ({"rights": "commit"}, {"rights": "all"}, {"expires": 120}, {"lane": "web"}):
             with pytest.raises(errors.InvalidArgument, match="never widened"):
-                anabranch.narrow(narrowed, **wider)  # type: ignore[arg-type]
+                anabranch.narrow(narrowed, **wider)
     for wrong in ({"expires": 0}, {"expires": "1"}, {"expires": 1e12}, {"rights": "read"}):
         with pytest.raises(errors.InvalidArgument):
-            anabranch.narrow(token, **wrong)  # type: ignore[arg-type]
+            anabranch.narrow(token, **wrong)
 
 
 # Calls by a token, and the right that each needs.
