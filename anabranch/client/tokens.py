@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from anabranch.clock import SystemClock
 from anabranch.core.ids import check_type
@@ -10,13 +11,14 @@ from anabranch.core.tokens import TokenBytes, rights_of_names
 from anabranch.core.tokens import narrow as narrow_exactly
 from anabranch.errors import InvalidArgument
 
-DEFAULT_RIGHTS = ("write", "heartbeat")
+RightNames: TypeAlias = "str | Iterable[str]"
+WRITER = ("write", "heartbeat")  # the rights of a token that is asked for without any
 
 
 def narrow(
     token: bytes,
     *,
-    rights: str | Iterable[str] | None = None,
+    rights: RightNames | None = None,
     expires: float | None = None,
     lane: str | None = None,
 ) -> TokenBytes:
@@ -29,7 +31,7 @@ def narrow(
 
 def narrow_at(
     token: bytes,
-    rights: str | Iterable[str] | None,
+    rights: RightNames | None,
     expires: float | None,
     lane: str | None,
     now: float,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from anabranch.client.handle import QUIET_S, Handle, Shared, check_layout
 from anabranch.client.receipt_account import StreamLane, WriterAccount, headers_size
 from anabranch.client.reservation import Reservation, abort_reserved
 from anabranch.client.session import unknown
-from anabranch.client.tokens import DEFAULT_RIGHTS, narrow_at
+from anabranch.client.tokens import WRITER, RightNames, narrow_at
 from anabranch.core.decisions.writers import left_behind
 from anabranch.core.ids import check_number, txn_text
 from anabranch.core.tokens import TokenBytes
@@ -102,11 +102,7 @@ class Transaction(Handle):
     # -- opening --------------------------------------------------------------------------------------
 
     def token(
-        self,
-        rights: str | Iterable[str] = DEFAULT_RIGHTS,
-        *,
-        expires: float | None = None,
-        lane: str | None = None,
+        self, rights: RightNames = WRITER, *, expires: float | None = None, lane: str | None = None
     ) -> TokenBytes:
         """The secret bytes with which other processes take part. Opens the transaction.
 

@@ -43,7 +43,7 @@ SEE = Rights.STATE | Rights.COMMIT  # one of them is enough to see it
 
 
 class TokenBytes(bytes):
-    """A token. It is bytes, but its text does not show them: they are a secret."""
+    """The bytes of a token. Their text does not show them: they are a secret."""
 
     __slots__ = ()
 
@@ -241,7 +241,7 @@ def _write(signed: bytes, before: tuple[bytes, ...], mac: bytes, more: list[byte
 
 
 def _read(data: bytes) -> Token:
-    """What its bytes say. Raises one of several errors for a part out of its range."""
+    """The content of well-formed bytes. Raises one of several errors for a part out of its range."""
     _, txn_id, keepalive_ms, begun_ms, snapshot = _FRONT.unpack_from(data)
     scope, at = _part(data, _FRONT.size)
     owner, at = _part(data, at)
