@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anabranch.client.connect import connect
     from anabranch.client.joined_writer import Writer
     from anabranch.client.reservation import Reservation
+    from anabranch.client.tokens import narrow
     from anabranch.client.transaction import Transaction
     from anabranch.reading.snapshot import Snapshot, SnapshotPlan
     from anabranch.types import (
@@ -51,6 +52,7 @@ _HOMES = {
     "TransactionInfo": "anabranch.types",
     "Writer": "anabranch.client.joined_writer",
     "connect": "anabranch.client.connect",
+    "narrow": "anabranch.client.tokens",
 }
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "Writer",
     "connect",
     "errors",
+    "narrow",
 ]
 
 

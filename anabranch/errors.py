@@ -104,12 +104,16 @@ class OutcomeUnknown(AskOutcomeError):
 # -- fix the call -----------------------------------------------------------------------------------
 
 
+class NotAuthorized(FixCallError):
+    """A right is missing; the message names it, and the topic, group or other thing that it is for."""
+
+
 class InvalidToken(FixCallError):
-    """The token is malformed, tampered with, or signed with a key that the controllers don't have."""
+    """The token is malformed, cut, or of a version that this side does not know."""
 
 
-class UnknownTransaction(FixCallError):
-    """No transaction of that id is known."""
+class UnknownTransaction(NotAuthorized):
+    """No such transaction is known so far, or the sender may not do this with it: both read the same."""
 
 
 class UnknownStream(FixCallError):
@@ -189,10 +193,6 @@ class ClockSkew(FixCallError):
 
 class TopicMisconfigured(FixCallError):
     """A topic's settings are too weak or wrong; the message names each and what to set."""
-
-
-class NotAuthorized(FixCallError):
-    """A right is missing; the message names it, and the topic or group that it is for."""
 
 
 class TopicNotEmpty(FixCallError):

@@ -298,7 +298,7 @@ def _write_big(
     ctx = mp.get_context("spawn")
     out = ctx.Queue()
     txn = client.begin(stream.partition("/")[0], keepalive=600)
-    token = txn.token()
+    token = txn.token("all")
     count = size // BIG_VALUE_BYTES // BIG_WRITERS
     processes = [
         ctx.Process(target=_write_share, args=(place.bootstrap, token, stream, count, out))

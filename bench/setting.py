@@ -66,7 +66,7 @@ def controller(bootstrap: str, folder: Path, arguments: Sequence[str]) -> Iterat
     """A leading controller process; its process id. Its output goes to ``controller.log``."""
     status = folder / "status.json"
     command = [sys.executable, "-m", "anabranch.cli", "controller", "--bootstrap", bootstrap]
-    command += ["--data-dir", str(folder / "data"), "--key-file", str(folder / "key")]
+    command += ["--data-dir", str(folder / "data")]
     command += ["--status-file", str(status), *arguments]
     said = folder / "controller.log"
     with said.open("wb") as out:
@@ -165,7 +165,7 @@ def _begin(client: anabranch.Client, stream: str) -> bytes:
     begun = session.begin(begin, deadline)
     if isinstance(begun, Outcome):
         raise RuntimeError(f"a new transaction is {begun.state}")
-    return begun.token
+    return session.token_of(begin)
 
 
 def begin_and_touch(client: anabranch.Client, stream: str) -> bytes:

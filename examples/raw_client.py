@@ -133,13 +133,14 @@ class Commands:
 
 
 class Transaction:
-    """Sections 5, 6 and 10. Its id is bytes 5 to 20 of the token, its control partition 5 and 6."""
+    """Sections 5, 6 and 10. Its id is bytes 1 to 16 of the token, its control partition 1 and 2."""
 
     def __init__(self, commands: Commands, token: bytes) -> None:
         self._commands = commands
         self.token = token
-        self.txn_id = token[5:21]
-        self.partition = int.from_bytes(token[5:7], "big")
+        self.txn_id = token[1:17]
+        self.partition = int.from_bytes(token[1:3], "big")
+        self.scope = token[38 : 38 + token[37]].decode("ascii")
 
     def ask(self, command: str, /, **fields: Any) -> Any:
         return self._commands.ask(self.partition, command, fields)[1]
@@ -154,7 +155,8 @@ class Transaction:
             try:
                 return self.ask("Commit", **command, wait_ms=30_000)
             except TimeoutError:
-                outcome = self.ask("Resolve", txn_id=self.txn_id)
+                about = {"txn_id": self.txn_id, "scope": self.scope, "token": self.token}
+                outcome = self.ask("Resolve", **about)
                 if outcome["state"] in ("COMMITTED", "ABORTED"):
                     return outcome
 
@@ -164,13 +166,22 @@ def begin(commands: Commands, scope: str, name: str | None, keepalive_ms: int) -
     _, found = commands.ask(0, "FindScope", {"scope": scope, "create": False})
     control, now_ms = found["control_partition"], int(time.time() * 1000)
     txn_id = control.to_bytes(2, "big") + now_ms.to_bytes(6, "big") + secrets.token_bytes(8)
-    secret = secrets.token_bytes(32)  # the answer is public: only this proves the token
+    secret = secrets.token_bytes(32)  # tokens are made from it
     command = {"txn_id": txn_id, "scope": scope, "name": name, "keepalive_ms": keepalive_ms}
     kind, answer = commands.ask(control, "Begin", command | {"secret": secret})
     if kind != "Begun":
         return answer
-    proof = hmac.digest(secret, answer["token"], "sha256")
-    return Transaction(commands, answer["token"] + proof)
+    return Transaction(commands, make_token(secret, scope, answer))
+
+
+def make_token(secret: bytes, scope: str, begun: dict[str, Any]) -> bytes:
+    """Section 5, "The token": with all rights, without an end or caveats, by a client of lane "open"."""
+    times = struct.pack(">IQQ", begun["keepalive_ms"], begun["begun_ms"], 0)
+    signed: bytes = b"\2" + begun["txn_id"] + times
+    for text in (scope.encode(), b"open"):
+        signed += bytes((len(text),)) + text
+    signed += struct.pack(">BQ", 31, 0)
+    return signed + b"\0" + hmac.digest(secret, signed, "sha256")
 
 
 def position(key: bytes) -> int:

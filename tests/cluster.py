@@ -27,7 +27,6 @@ class ControllerProcess:
 
     bootstrap: str
     folder: Path
-    key_file: Path
     prefix: str = "anabranch"
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
@@ -50,7 +49,7 @@ class ControllerProcess:
         grant(self.bootstrap, CONTROLLER, rights.controller_rights(self.prefix))
         grant(self.bootstrap, CLIENT, rights.client_rights(self.prefix))
         arguments = ["controller", "--bootstrap", address, "--prefix", self.prefix, *words(options)]
-        arguments += ["--data-dir", str(self.folder / "data"), "--key-file", str(self.key_file)]
+        arguments += ["--data-dir", str(self.folder / "data")]
         arguments += ["--status-file", str(self.status_file), *self.arguments]
         with self.log_file.open("ab") as log:
             self.process = start_module(
@@ -130,7 +129,6 @@ class Cluster:
 
     bootstrap: str
     controller: ControllerProcess
-    key_file: Path
     prefix: str = "anabranch"
 
 
@@ -142,11 +140,10 @@ def start_cluster(
 ) -> Cluster:
     """Start a controller on a broker and wait until it leads. ``arguments``: more of its command's."""
     place = folder or Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
-    key_file = place / "token.key"
-    controller = ControllerProcess(bootstrap, place / "c0", key_file, prefix, arguments).start()
+    controller = ControllerProcess(bootstrap, place / "c0", prefix, arguments).start()
     try:
         controller.wait_leading()
     except BaseException:
         controller.kill()
         raise
-    return Cluster(bootstrap, controller, key_file, prefix)
+    return Cluster(bootstrap, controller, prefix)

@@ -48,13 +48,12 @@ class ControllerProcess:
     def inside(
         cls, folder: Path, name: str, bootstrap: str, session_timeout_s: float, **more: Any
     ) -> Self:
-        """A controller with its tables, key, status and log in a folder. ``more``: other options of it."""
+        """A controller with its tables, status and log in a folder. ``more``: other options of it."""
         from anabranch.processors.config import ControllerOptions
 
         options = ControllerOptions(
             bootstrap=bootstrap,
             data_dir=folder / name,
-            key_file=folder / "token.key",
             session_timeout_s=session_timeout_s,
             status_file=folder / f"{name}.status.json",
             **more,

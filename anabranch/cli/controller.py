@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import Bootstrap, Json, Kafka, KeyFile, Prefix, Verbose
+from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
 from anabranch.cli.output import print_result
 from anabranch.cli.session import need_bootstrap, parse_kafka
 from anabranch.topics.names import DEFAULT_PREFIX
@@ -46,7 +46,6 @@ class Given:
             help="The folder of the tables, for this controller alone. Deleted tables are rebuilt from the log.",
         ),
     ] = Path("anabranch-data")
-    key_file: KeyFile = None
     control_partitions: Annotated[
         int, typer.Option(min=1, max=65_536, help="Control partitions of a new cluster.")
     ] = 1

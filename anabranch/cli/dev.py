@@ -30,8 +30,8 @@ def command(
 ) -> None:
     """Run a broker and controllers for local work, until Ctrl-C or SIGTERM.
 
-    Prints the address for ANABRANCH_BOOTSTRAP once both answer. With --folder, streams, transactions and the
-    key are there again the next time.
+    Prints the address for ANABRANCH_BOOTSTRAP once both answer. With --folder, streams and transactions are
+    there again the next time.
     """
     from tempfile import TemporaryDirectory
 
@@ -56,19 +56,16 @@ def command(
             stack.callback(controller.stop)
             controller.start()
         await_leader(running, 0, _LEAD_TIMEOUT_S)
-        key_file = folder / "token.key"
         if json:
             print_json(
                 {
                     "bootstrap": broker.bootstrap,
                     "folder": str(folder),
-                    "key_file": str(key_file),
                     "controllers": [controller.pid for controller in running],
                 }
             )
         else:
             print_line(f"export ANABRANCH_BOOTSTRAP={broker.bootstrap}")
-            print_line(f"export ANABRANCH_KEY_FILE={key_file}   # for `anabranch txn abort`")
             print_line(f"data and logs: {folder}   Ctrl-C ends it")
         while broker.running:
             for controller in running:

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -81,17 +80,6 @@ NewSegments = Annotated[
 LoadedAs = Annotated[
     str | None,
     typer.Option("--name", help="A name that can be loaded only once: repeat it safely."),
-]
-KeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--key-file",
-        envvar="ANABRANCH_KEY_FILE",
-        metavar="FILE",
-        help="The key that signs tokens, the same for all controllers "
-        "(default: ~/.config/anabranch/token.key).",
-        show_default=False,
-    ),
 ]
 
 

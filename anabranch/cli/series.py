@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.options import App, ClusterOptions, KeyFile, Yes, confirm
+from anabranch.cli.options import App, ClusterOptions, Yes, confirm
 from anabranch.cli.output import print_json, print_table
 
 app = App(no_args_is_help=True, help="List and set the series of numbered commits.")
@@ -36,16 +36,12 @@ def set_series(
         int, typer.Argument(metavar="NUMBER", min=-1, help="Its latest number from now on.")
     ],
     yes: Yes = False,
-    key_file: KeyFile = None,
 ) -> None:
     """Move a series to a number: the next commit must have a higher one (-1: any).
 
     For a series that was moved, by mistake or not. Set too low, numbers are committed twice; set too
-    high, the numbers up to there are never committed. Needs the controllers' key file, as txn abort does.
+    high, the numbers up to there are never committed. Needs the right series on the scope.
     """
-    from anabranch.cli.txn import operator_key
-
-    key = operator_key(key_file)
     with options.client() as client:
         stands = next((info.number for info in client.series(scope, series)), None)
         before = "has no commit" if stands is None else f"stands at {stands}"
@@ -53,7 +49,7 @@ def set_series(
             f"The series {series!r} {before}. It will stand at {number}: only numbers above can be committed.",
             yes=yes,
         )
-        client.set_series(scope, series, number, expected=stands, key=key)
+        client.set_series(scope, series, number, expected=stands)
     if options.json:
         print_json({"series": series, "number": number, "before": stands})
     else:

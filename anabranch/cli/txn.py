@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import App, ClusterOptions, KeyFile, Yes, confirm
+from anabranch.cli.options import App, ClusterOptions, Yes, confirm
 from anabranch.cli.output import print_json, print_table, time_text
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import parse_txn_text
-from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from anabranch import Client, TransactionInfo
+    from anabranch import TransactionInfo
 
 app = App(no_args_is_help=True, help="List, describe, abort and settle transactions.")
 TxnIdText = Annotated[
@@ -57,16 +55,14 @@ def describe(options: ClusterOptions, txn: TxnIdText) -> None:
 
 
 @app.command("abort")
-def abort(options: ClusterOptions, txn: TxnIdText, key_file: KeyFile = None) -> None:
-    """Abort an open transaction, as an operator.
+def abort(options: ClusterOptions, txn: TxnIdText) -> None:
+    """Abort an open transaction, as an operator: in a lane that may operate on its scope, or that began it.
 
-    An abort needs a token, and only the controllers' key file can make one for an id: run this where the key file
-    is, or give it with --key-file. Programs that hold the transaction's token call client.abort(token) instead.
+    Programs that hold a token of the transaction call client.abort(token) instead.
     """
     txn_id = parse_txn_text(txn)
-    key = operator_key(key_file)
     with options.client() as client:
-        client.abort(_operator_token(client, txn_id, key), reason="aborted by an operator")
+        client.abort(txn_id, reason="aborted by an operator")
         _show(client.state(txn_id), as_json=options.json)
 
 
@@ -75,16 +71,14 @@ def settle(
     options: ClusterOptions,
     txn: TxnIdText,
     yes: Yes = False,
-    key_file: KeyFile = None,
 ) -> None:
     """End a transaction whose merge can't go on because a stream of it is LOST: abort it in all its streams.
 
     Only for a big transaction in FINALIZE_IN_PROGRESS with a part in a LOST stream. Consumers that read the
     topics of its other streams directly may have seen events of it, and keep seeing them; snapshots, ordered
-    readers and Spark never do. Needs the controllers' key file, as abort does.
+    readers and Spark never do. Needs a lane that may operate on the scope.
     """
     txn_id = parse_txn_text(txn)
-    key = operator_key(key_file)
     connecting = options.client()  # wrong options are refused before the question
     confirm(
         f"Transaction {txn_id.hex()} will be aborted in all its streams for good. Events of it that stand in their "
@@ -92,30 +86,8 @@ def settle(
         yes=yes,
     )
     with connecting as client:
-        client.settle(_operator_token(client, txn_id, key), reason="settled by an operator")
+        client.settle(txn_id, reason="settled by an operator")
         _show(client.state(txn_id), as_json=options.json)
-
-
-def _operator_token(client: Client, txn_id: bytes, key: bytes) -> bytes:
-    """A token of the transaction, made with the controllers' key."""
-    from anabranch.core.tokens import Token, operator_proof, sign
-
-    info = client.state(txn_id)
-    signed = sign(Token(txn_id, round(info.keepalive * 1000), info.scope), key)
-    return signed + operator_proof(signed, key)
-
-
-def operator_key(key_file: Path | None) -> bytes:
-    """The controllers' key. Never makes one: controllers would refuse its tokens."""
-    from anabranch.processors.keyfile import key_path, load_or_create
-
-    path = key_path(key_file)
-    if not path.exists():
-        raise InvalidArgument(
-            f"an operator needs the controllers' key file, and {path} is not there: "
-            "run this on a controller's machine, or give it with --key-file"
-        )
-    return load_or_create(path)
 
 
 def document_of(info: TransactionInfo) -> dict[str, Any]:

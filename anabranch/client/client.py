@@ -8,7 +8,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Self
 
 from anabranch.client.client_reads import Reading
@@ -20,6 +19,7 @@ from anabranch.client.ports import ClientPorts
 from anabranch.client.reservation import (
     Reservation,
     abort_reserved,
+    asked_about,
     begin_reserved,
     id_of,
     keepalive_ms_of,
@@ -28,9 +28,8 @@ from anabranch.client.reservation import (
 from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
 from anabranch.core.ids import check_number, check_scope, check_type
-from anabranch.core.tokens import operator_proof
+from anabranch.core.tokens import Rights, check_right, peek
 from anabranch.errors import InvalidArgument, NotForkSafe
-from anabranch.schemas.codec import encode
 from anabranch.schemas.records import Outcome, SeriesInfo, SetSeries
 from anabranch.types import (
     CommandsInfo,
@@ -134,7 +133,8 @@ class Client(Reading, Streams):
         is over, every write raises `TransactionAborted` or `AlreadyCommitted`; the ``result`` of the latter may be
         of another transaction that took the reservation's name.
 
-        ``heartbeat``: keep the transaction alive from here too. Raises: InvalidToken.
+        ``heartbeat``: keep the transaction alive from here too. A token needs the right write, and heartbeat for
+        that. Raises: InvalidToken, NotAuthorized.
         """
         self._shared.check()
         return Writer(self._shared, transaction, heartbeat=heartbeat)
@@ -148,7 +148,9 @@ class Client(Reading, Streams):
         *,
         timeout: float | None = None,
     ) -> Result:
-        """Commit a transaction by its token or reservation. Arguments and errors are those of `Transaction.commit`.
+        """Commit a transaction by its reservation, or by a token with the right commit.
+
+        Arguments and errors are those of `Transaction.commit`; `NotAuthorized`: the token lacks that right.
 
         ``receipts``: exactly the writers to take; None: every finished one. Repeating it gives the same result.
         A reservation that no writer began is begun and committed, empty.
@@ -160,7 +162,8 @@ class Client(Reading, Streams):
             begun = begin_reserved(self._session, transaction, deadline)
             if isinstance(begun, Outcome):
                 return result_of(begun)
-            transaction = begun.token
+            transaction = self._session.token_of(transaction.begin, begun.begun_ms)
+        check_right(peek(transaction), Rights.COMMIT)
         outcome = self._session.commit(transaction, (), records, name, deadline, number)
         warn_left_out(outcome, receipts)
         return result_of(outcome)
@@ -172,16 +175,20 @@ class Client(Reading, Streams):
         *,
         timeout: float | None = None,
     ) -> None:
-        """Abort a transaction by its token or reservation. Repeating the call is fine.
+        """Abort a transaction by its reservation, or by a token with the right abort. Repeating the call is fine.
 
-        A reservation that no writer began can't be begun after this.
+        A reservation that no writer began can't be begun after this. The id (16 bytes) does in the lane that began
+        it, and for operators.
 
-        Raises: AlreadyCommitted, InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded.
+        Raises: AlreadyCommitted, InvalidToken, NotAuthorized, UnknownTransaction, Expired, NotReady,
+        DeadlineExceeded.
         """
         deadline = self._deadline(timeout)
         if isinstance(transaction, Reservation):
             abort_reserved(self._session, transaction, reason, deadline)
         else:
+            if id_of(transaction) != transaction:
+                check_right(peek(transaction), Rights.ABORT)
             self._session.abort(transaction, reason, deadline)
 
     def settle(
@@ -193,23 +200,26 @@ class Client(Reading, Streams):
     ) -> None:
         """Abort a transaction in all its streams: one of them is LOST, so its merge can't go on.
 
-        For operators. Repeating the call is fine. Consumers that read the topics of its other streams directly,
-        without the history, may have seen events of it and keep seeing them: events can't be taken out.
+        For operators, by its id or a token of it. Repeating the call is fine. Consumers that read the topics of its
+        other streams directly, without the history, may have seen events of it and keep seeing them: events can't
+        be taken out.
 
         Raises: IllegalState (no stream of it is lost, or its merge has not begun: `abort` it), AlreadyCommitted,
         InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded (repeating is safe).
         """
-        self._session.settle(transaction, reason, self._deadline(timeout))
+        self._session.settle(id_of(transaction), reason, self._deadline(timeout))
 
     def state(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
     ) -> TransactionInfo:
         """The state of a transaction, given its token, id (16 bytes or 32 digits) or reservation. Changes nothing.
 
-        Raises: UnknownTransaction (no controller knows it *so far*: a command may be on its way; `resolve` makes
-        this final), Expired, InvalidToken, NotReady, DeadlineExceeded.
+        Raises: UnknownTransaction (no controller knows it *so far*: a command may be on its way, `resolve` makes
+        this final; or this client may not see it), NotAuthorized (the token's time is over), Expired,
+        InvalidToken, NotReady, DeadlineExceeded.
         """
-        return info_of(self._session.state(id_of(transaction), self._deadline(timeout)))
+        txn_id, _, token = asked_about(self._session, transaction)
+        return info_of(self._session.state(txn_id, token, self._deadline(timeout)))
 
     def resolve(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
@@ -220,7 +230,7 @@ class Client(Reading, Streams):
         begin either), InvalidToken, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._deadline(timeout)
-        return info_of(self._session.resolve(id_of(transaction), "", None, deadline))
+        return info_of(self._session.resolve(*asked_about(self._session, transaction), deadline))
 
     def transactions(
         self,
@@ -255,20 +265,18 @@ class Client(Reading, Streams):
         number: int,
         *,
         expected: int | None,
-        key: bytes,
         timeout: float | None = None,
     ) -> None:
         """Move a series to ``number`` (-1: as if it had no commit): the next commit must have a higher one.
 
-        For operators: ``key`` is the controllers', 32 bytes. ``expected``: its number now (None: no commit).
+        Takes the right series. ``expected``: its number now (None: no commit).
 
-        Raises: IllegalState (its number is another one), InvalidToken (another key), InvalidArgument,
+        Raises: IllegalState (its number is another one), NotAuthorized, InvalidArgument,
         UnknownScope, NotReady, DeadlineExceeded (repeating is safe).
         """
         self._shared.check()
-        command = SetSeries(scope, name, expected, number, b"")
-        proved = replace(command, proof=operator_proof(encode(command), key))
-        self._session.set_series(proved, self._shared.deadline(timeout))
+        command = SetSeries(scope, name, expected, number)
+        self._session.set_series(command, self._shared.deadline(timeout))
 
     def commands(self, *, timeout: float | None = None) -> list[CommandsInfo]:
         """How many commands each control partition has handled, and which it set aside.

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from anabranch.client.ports import ClientPorts
 from anabranch.core.ids import CORRELATION_ID_SIZE, command_digest
-from anabranch.core.tokens import peek
+from anabranch.core.tokens import id_named, peek
 from anabranch.errors import (
     AnabranchError,
     DeadlineExceeded,
@@ -64,8 +64,14 @@ class Exchange:
             )
         return result
 
-    def try_ask(self, partition: int, command: Any, deadline: float) -> Any | None:
-        """`ask` for any kind of answer; None if none came in time. `NotReady`: only refusals of that name came."""
+    def try_ask(
+        self, partition: int, command: Any, deadline: float, unheard: list[bytes] | None = None
+    ) -> Any | None:
+        """`ask` for any kind of answer; None if none came in time. `NotReady`: only refusals of that name came.
+
+        ``unheard`` gets the ids of copies that were sent and not answered: they may be carried out.
+        """
+        unheard = [] if unheard is None else unheard
         self._bus.ready(deadline)
         if partition >= self._bus.control_partitions(partition + 1, deadline):
             raise InvalidArgument(
@@ -83,7 +89,8 @@ class Exchange:
         pause = FIRST_RETRY_S
         refused: r.Refusal | None = None
         while True:
-            result = self._send_until_answered(partition, command, payload, deadline) or refused
+            result = self._send_until_answered(partition, command, payload, deadline, unheard)
+            result = result or refused
             if not isinstance(result, r.Refusal):
                 return result
             # Not kept in a name: the traceback would hold this frame, and so the error itself.
@@ -94,17 +101,24 @@ class Exchange:
             pause = min(pause * 2, LONGEST_RETRY_S)
 
     def _send_until_answered(
-        self, partition: int, command: Any, payload: bytes, deadline: float
+        self,
+        partition: int,
+        command: Any,
+        payload: bytes,
+        deadline: float,
+        unheard: list[bytes],
     ) -> Any | None:
         correlation_id = self.new_correlation_id()
         digests = (command_digest(payload),)
         pause = FIRST_REPEAT_S
         try:
             while True:
+                unheard.append(correlation_id)
                 self._bus.send(partition, correlation_id, payload)
                 until = min(deadline, self.now() + pause)
                 result = self._hear(correlation_id, digests, until, command)
                 if result is not None:
+                    unheard.pop()
                     return result
                 if self.now() >= deadline:
                     return None
@@ -151,12 +165,13 @@ def _belongs(result: Any, command: Any | None) -> bool:
     """Whether an outcome is of the command's transaction, or of one that it may give way to."""
     if command is None or not isinstance(result, r.Outcome):
         return True
-    own = peek(command.token) if hasattr(command, "token") else command
-    if result.txn_id == own.txn_id:
+    if result.txn_id == (command.txn_id if hasattr(command, "txn_id") else id_named(command.token)):
         return True
     if isinstance(command, r.Begin):  # its commit may have claimed a name, and given way to this
         return result.scope == command.scope
     if not isinstance(command, r.Commit | r.OneShot) or command.name is None:
         return False
-    numbered = isinstance(command, r.Commit) and command.number is not None
-    return result.scope == own.scope and (numbered or result.name == command.name)
+    if isinstance(command, r.OneShot):
+        return result.scope == command.scope and result.name == command.name
+    numbered = command.number is not None
+    return result.scope == peek(command.token).scope and (numbered or result.name == command.name)

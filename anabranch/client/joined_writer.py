@@ -9,7 +9,7 @@ from anabranch.client.handle import Handle, Shared
 from anabranch.client.receipt_account import StreamLane, WriterAccount
 from anabranch.client.reservation import Reservation, token_to_write
 from anabranch.core.ids import txn_text
-from anabranch.core.tokens import peek
+from anabranch.core.tokens import Rights, Token, check_right, peek
 from anabranch.errors import AlreadyCommitted, Expired, IllegalState, TransactionAborted
 from anabranch.ports import RecordHeaders
 from anabranch.schemas import records as r
@@ -28,7 +28,14 @@ class Writer(Handle):
     def __init__(
         self, shared: Shared, transaction: bytes | Reservation, *, heartbeat: bool
     ) -> None:
-        claims = transaction if isinstance(transaction, Reservation) else peek(transaction)
+        claims: Reservation | Token
+        if isinstance(transaction, Reservation):
+            claims = transaction
+        else:
+            claims = peek(transaction)
+            check_right(claims, Rights.WRITE)
+            if heartbeat:
+                check_right(claims, Rights.HEARTBEAT)
         super().__init__(shared, claims.scope, claims.keepalive_ms)
         self._heartbeat = heartbeat
         self._account = WriterAccount(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from anabranch.core.ids import OPEN_LANE
 from anabranch.ports import Clock, Entropy, JournalRecord, Opened, RecordHeaders, TopicPartition
 
 if TYPE_CHECKING:
@@ -121,3 +122,4 @@ class ClientPorts:
     clock: Clock
     entropy: Entropy
     readers: Readers | None = None
+    lane: str = OPEN_LANE

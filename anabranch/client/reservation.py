@@ -13,9 +13,9 @@ from anabranch.core.ids import (
     parse_txn_text,
     txn_text,
 )
-from anabranch.core.tokens import peek
+from anabranch.core.tokens import SEE, id_named, peek
 from anabranch.core.transaction_states import FINISHED
-from anabranch.errors import AlreadyCommitted, InvalidArgument, TransactionAborted
+from anabranch.errors import AlreadyCommitted, InvalidArgument
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
 from anabranch.types import committed, result_of
@@ -69,7 +69,20 @@ def id_of(transaction: bytes | str | Reservation) -> bytes:
     if isinstance(transaction, str):
         return parse_txn_text(transaction)
     check_type("a transaction's token or id", transaction, bytes)
-    return transaction if len(transaction) == TXN_ID_SIZE else peek(transaction).txn_id
+    return id_named(transaction)
+
+
+def asked_about(
+    session: Session, transaction: bytes | str | Reservation
+) -> tuple[bytes, str, bytes | None]:
+    """Id and scope of a transaction, and a token that may see it; an empty scope and None where an id is all."""
+    txn_id = id_of(transaction)
+    if isinstance(transaction, Reservation):
+        return txn_id, transaction.scope, session.token_of(transaction.begin)
+    if isinstance(transaction, str) or len(transaction) == TXN_ID_SIZE:
+        return txn_id, "", None
+    token = peek(transaction)
+    return txn_id, token.scope, transaction if token.rights & SEE else None
 
 
 def reserve(
@@ -99,7 +112,7 @@ def token_to_write(session: Session, reservation: Reservation, deadline: float) 
     """The token for a writer. `AlreadyCommitted`, with the result, if the transaction is committed."""
     begun = begin_reserved(session, reservation, deadline)
     if isinstance(begun, r.Begun):
-        return begun.token
+        return session.token_of(reservation.begin, begun.begun_ms)
     text = "the transaction is committed: nothing can be added"
     if begun.txn_id != reservation.txn_id:
         text = f"what it claims was committed before by {txn_text(begun.txn_id)}: there is nothing to do"
@@ -110,17 +123,13 @@ def abort_reserved(
     session: Session, reservation: Reservation, reason: str, deadline: float
 ) -> None:
     """Abort the transaction, so that no writer can begin it later."""
-    outcome = session.resolve(reservation.txn_id, reservation.scope, None, deadline)
-    if outcome.state not in FINISHED:
-        # A writer began it: this repeated Begin brings its token, and begins nothing.
+    token = session.token_of(reservation.begin)
+    outcome = session.resolve(reservation.txn_id, reservation.scope, token, deadline)
+    if outcome.state not in FINISHED:  # a writer began it
         try:
-            begun = begin_reserved(session, reservation, deadline)
-        except TransactionAborted:
-            return
-        if isinstance(begun, r.Begun):
-            outcome = session.abort(begun.token, reason, deadline)
-        else:
-            outcome = begun
+            outcome = session.abort(token, reason, deadline)
+        except AlreadyCommitted:
+            outcome = session.state(reservation.txn_id, token, deadline)
     if outcome.state == "COMMITTED" and outcome.txn_id == reservation.txn_id:
         raise AlreadyCommitted(
             "the transaction is committed: there is no abort any more", result=result_of(outcome)

@@ -25,7 +25,7 @@ from anabranch.core.ids import (
     txn_text,
 )
 from anabranch.core.limits import MAX_WAIT_MS
-from anabranch.core.tokens import peek, prove
+from anabranch.core.tokens import Token, TokenBytes, id_named, make, peek
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import (
     AlreadyCommitted,
@@ -54,11 +54,22 @@ class Session(Exchange):
     def __init__(self, ports: ClientPorts) -> None:
         super().__init__(ports)
         self._entropy = ports.entropy
+        self._lane = ports.lane
         self._scopes: dict[str, int] = {}
 
     def new_secret(self) -> bytes:
         """The secret of a new transaction, which proves later that this client began it."""
         return self._entropy(SECRET_SIZE)
+
+    def token_of(self, begin: r.Begin, begun_ms: int | None = None) -> TokenBytes:
+        """The token, with all rights, of the transaction that this command begins. Nothing is sent."""
+        begun_ms = made_ms_of(begin.txn_id) if begun_ms is None else begun_ms
+        of = Token(begin.txn_id, begin.keepalive_ms, begun_ms, begin.scope, self._lane)
+        return make(begin.secret, of)
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        return self._clock.wall()
 
     def random64(self) -> int:
         """64 random bits, as a signed number."""
@@ -168,7 +179,7 @@ class Session(Exchange):
         return found[::-1]
 
     def set_series(self, command: r.SetSeries, deadline: float) -> None:
-        """Move a series. `IllegalState`, `InvalidToken`."""
+        """Move a series. `IllegalState`, `NotAuthorized`."""
         partition = self.find_scope(check_scope(command.scope), deadline)
         self.ask(partition, command, r.SeriesList, deadline)
 
@@ -181,14 +192,12 @@ class Session(Exchange):
         return make_txn_id(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
 
     def begin(self, command: r.Begin, deadline: float) -> r.Begun | r.Outcome:
-        """Begin, and prove the token; an `Outcome`: the name is committed (or the transaction over)."""
+        """Begin; an `Outcome`: the name is committed (or the transaction over)."""
         result = self.try_ask(control_partition_of(command.txn_id), command, deadline)
         if result is None:
             raise self.no_answer(command)
         if not isinstance(result, r.Begun | r.Outcome):
             raise MalformedRecord(f"the controller answered {type(result).__name__} to Begin")
-        if isinstance(result, r.Begun):
-            return replace(result, token=prove(result.token, command.secret))
         return result
 
     def touch(self, token: bytes, stream: str, writer: int, deadline: float) -> r.Touched:
@@ -238,13 +247,21 @@ class Session(Exchange):
     ) -> r.Outcome:
         """Send a commit until its outcome is known; RESOLVE it if it stays unanswered."""
         self._bus.ready(deadline)  # a right that is missing here is a refusal
+        unheard: list[bytes] = []
         try:
-            return self._try_until_known(txn_id, command, token, deadline)
-        except NotAuthorized as error:  # here it is no refusal: an earlier copy may be carried out
-            raise _unknown(f"is not known: {error}", txn_id, token) from error
+            return self._try_until_known(txn_id, command, token, deadline, unheard)
+        except NotAuthorized as error:
+            if not unheard:  # a controller refused the only copy
+                raise
+            raise unknown(f"is not known: {error}", txn_id, token) from error
 
     def _try_until_known(
-        self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
+        self,
+        txn_id: bytes,
+        command: Any,
+        token: bytes | None,
+        deadline: float,
+        unheard: list[bytes],
     ) -> r.Outcome:
         partition = control_partition_of(txn_id)
         scope = command.scope if token is None else peek(token).scope
@@ -257,13 +274,14 @@ class Session(Exchange):
                 wait_ms = max(0, min(int((ask_s - margin_s) * 1000), MAX_WAIT_MS))
                 command = replace(command, wait_ms=wait_ms)
             try:
-                outcome = self.try_ask(partition, command, asked_at + ask_s)
+                outcome = self.try_ask(partition, command, asked_at + ask_s, unheard)
             except AnabranchError as error:
                 if isinstance(error, _FINAL) or self.now() - asked_at < min(FIRST_REPEAT_S, ask_s):
                     raise
                 # Another copy of the refused commit may still be carried out.
                 outcome = self.try_ask(partition, r.Resolve(txn_id, scope, token), deadline)
                 if outcome is not None and outcome.state == ("OPEN" if token else "ABORTED"):
+                    unheard.clear()  # none of them was carried out, or will be
                     raise
             if outcome is None:
                 # RESOLVE aborts a one-shot that never arrived. An open transaction stays open: it is asked again.
@@ -278,7 +296,7 @@ class Session(Exchange):
             if outcome is not None and outcome.state in FINISHED:
                 return committed(outcome)
             if outcome is None or self.now() + pause >= deadline:
-                raise _unknown("was not known in time", txn_id, token)
+                raise unknown("was not known in time", txn_id, token)
             self._clock.sleep(pause)
             pause = min(pause * 2, LONGEST_RETRY_S)
 
@@ -291,9 +309,10 @@ class Session(Exchange):
         """Abort a transaction whose merge can't go on: a stream of it is LOST. Else `IllegalState`."""
         return self.ask(_partition(token), r.Settle(token, reason), r.Outcome, deadline)
 
-    def state(self, txn_id: bytes, deadline: float) -> r.Outcome:
+    def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
         """The state of a transaction; changes nothing. `UnknownTransaction`, `Expired`."""
-        return self.ask(control_partition_of(txn_id), r.GetState(txn_id), r.Outcome, deadline)
+        command = r.GetState(txn_id, token)
+        return self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
 
     def resolve(self, txn_id: bytes, scope: str, token: bytes | None, deadline: float) -> r.Outcome:
         """The state; a transaction that no controller knows is aborted first. `Expired`."""
@@ -362,10 +381,11 @@ class Session(Exchange):
         self._bus.forget(correlation_id)
 
 
-_TOKENS_A_BEAT = 1000
+_TOKENS_A_BEAT = 500
 
 
-def _unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:
+def unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:
+    """The error for a commit that may be carried out, or not."""
     return OutcomeUnknown(
         f"the outcome of transaction {txn_text(txn_id)} {why}; "
         "client.state tells it later, client.resolve makes it final",
@@ -380,9 +400,9 @@ def _about(token: bytes) -> Iterator[None]:
     try:
         yield
     except OutcomeUnknown as error:
-        error.txn_id, error.token = peek(token).txn_id, token
+        error.txn_id, error.token = id_named(token), token
         raise
 
 
 def _partition(token: bytes) -> int:
-    return control_partition_of(peek(token).txn_id)
+    return control_partition_of(id_named(token))

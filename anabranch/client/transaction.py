@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Self
 from anabranch.client.handle import QUIET_S, Handle, Shared, check_layout
 from anabranch.client.receipt_account import StreamLane, WriterAccount, headers_size
 from anabranch.client.reservation import Reservation, abort_reserved
+from anabranch.client.session import unknown
+from anabranch.client.tokens import WRITER, RightNames, narrow_at
 from anabranch.core.decisions.writers import left_behind
 from anabranch.core.ids import check_number, txn_text
+from anabranch.core.tokens import TokenBytes
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -18,6 +21,7 @@ from anabranch.errors import (
     IllegalState,
     InvalidArgument,
     MalformedRecord,
+    NotAuthorized,
     OutcomeUnknown,
     TransactionAborted,
     UnsupportedVersion,
@@ -97,17 +101,22 @@ class Transaction(Handle):
 
     # -- opening --------------------------------------------------------------------------------------
 
-    def token(self) -> bytes:
-        """The bytes with which other processes join, commit or abort. Opens the transaction.
+    def token(
+        self, rights: RightNames = WRITER, *, expires: float | None = None, lane: str | None = None
+    ) -> TokenBytes:
+        """The secret bytes with which other processes take part. Opens the transaction.
 
-        Raises: UnknownScope, NotReady, DeadlineExceeded, and as `write` if the transaction is over.
+        ``rights``: write (and join), heartbeat, commit, abort, state (see it; commit does, too); one, several, or
+        "all". ``expires``: seconds from now; None: with the transaction. ``lane``: good in this lane only.
+
+        Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded, as `write` if the transaction is over.
         """
         with self._lock:
             self._check_usable()
             self._open(self._shared.deadline(None))
             if self._token is None:
                 raise IllegalState("the transaction has no token")
-            return self._token
+            return narrow_at(self._token, rights, expires, lane, self._session.wall())
 
     def open_named(self) -> None:
         """Begin at once, under the name; a committed name gives its result."""
@@ -123,7 +132,7 @@ class Transaction(Handle):
         if isinstance(begun, r.Outcome):
             self._take_outcome(begun)
             return
-        self._token = begun.token
+        self._token = self._session.token_of(begin, begun.begun_ms)
         self._account = WriterAccount(
             txn_id, self._session.random64(), self._shared.journals.writer()
         )
@@ -312,6 +321,9 @@ class Transaction(Handle):
             self._in_doubt = False
             self._end(error)
             self._discard()
+        elif before and isinstance(error, NotAuthorized):
+            self._told = True
+            raise unknown(f"is not known: {error}", self._txn_id or b"", self._token) from error
         elif isinstance(error, OutcomeUnknown | MalformedRecord | UnsupportedVersion):
             self._told = True  # no answer, or an unreadable one
             self.beating = False

@@ -1,137 +1,290 @@
-"""Tokens: the signed bytes by which another process joins a transaction. Pure: key and secret are given.
+"""Tokens: the bytes by which another process acts for a transaction. Pure: the secret is given.
 
-``01 | key id (4) | txn id (16) | keepalive ms (4, big endian) | scope (ASCII) | HMAC-SHA256 (32) | proof (32)``
-
-The HMAC covers all before it, by the controllers' key; the key id is the first 4 bytes of that key's SHA-256. This
-part is public: controllers send it on a topic that others read. The proof is the HMAC of that part by the secret
-that began the transaction. The beginning client adds it; controllers know the secret and carry out no command
-without it. An operator, who has no secret, proves with the controllers' key.
+``docs/security.md`` (Tokens) has the layout. A holder of the secret that began the transaction makes tokens, any
+holder narrows one, and a controller checks them against the transaction's row.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import IntFlag
 
-from anabranch.core.ids import TXN_ID_SIZE, check_scope
-from anabranch.errors import InvalidArgument, InvalidToken
+from anabranch.core.ids import SECRET_SIZE, TXN_ID_SIZE, check_lane, check_scope, check_type
+from anabranch.errors import InvalidArgument, InvalidToken, NotAuthorized
 
-KEY_SIZE = 32
-KEY_ID_SIZE = 4
-TOKEN_VERSION = 1
+TOKEN_VERSION = 2
+MAX_CAVEATS = 16
 MAX_KEEPALIVE_MS = (1 << 31) - 1
-_HEAD = struct.Struct(f">B{KEY_ID_SIZE}s{TXN_ID_SIZE}sI")
-_MAC_SIZE = hashlib.sha256().digest_size
-_TAIL_SIZE = 2 * _MAC_SIZE  # signature and proof
-_MIN_SIZE = _HEAD.size + 1 + _TAIL_SIZE
-_MAX_SIZE = _HEAD.size + 100 + _TAIL_SIZE
-_OPERATOR = b"operator"  # no signed bytes begin so
+_FRONT = struct.Struct(f">B{TXN_ID_SIZE}sIQQ")  # version, id, keepalive, begun, snapshot
+_BACK = struct.Struct(">BQ")  # rights, not after
+_TIME = struct.Struct(">Q")
+_MAC_SIZE = 32
+_MAX_TIME = 253_402_300_799_999  # the last millisecond of the year 9999
+_MAX_SIZE = _FRONT.size + 101 + 51 + _BACK.size + 1 + MAX_CAVEATS * 52 + _MAC_SIZE
+_RIGHTS, _NOT_AFTER, _LANE = 1, 2, 3  # kinds of caveats
+
+
+class Rights(IntFlag):
+    """The parts of a transaction's life that a token is good for."""
+
+    WRITE = 1
+    HEARTBEAT = 2
+    COMMIT = 4
+    ABORT = 8
+    STATE = 16
+
+
+ALL_RIGHTS = Rights(31)
+SEE = Rights.STATE | Rights.COMMIT  # one of them is enough to see it
+
+
+class TokenBytes(bytes):
+    """The bytes of a token. Their text does not show them: they are a secret."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        token = peek(self)
+        rights = ", ".join(names_of(token.rights))
+        end = token.not_after_ms
+        until = f"until {datetime.fromtimestamp(end / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        lanes = "".join(f"; lane {lane}" for lane in sorted(token.lanes))
+        return f"token of {token.txn_id.hex()} ({rights}; {until if end else 'no end'}{lanes})"
+
+    __str__ = __repr__
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """The content of a token: a transaction's id, its keepalive in milliseconds, and its scope."""
+    """The content of a token. ``rights`` (a sum of `Rights`), ``not_after_ms`` and ``lanes`` are as caveats left.
+
+    ``keepalive_ms``: milliseconds. ``begun_ms``, ``not_after_ms``: Unix milliseconds; 0: no end. ``lanes``: a lane
+    that it is good in is all of them. ``owner``: its maker's lane, a hint; that of the transaction's row counts.
+    """
 
     txn_id: bytes
     keepalive_ms: int
+    begun_ms: int
     scope: str
+    owner: str
+    rights: int = ALL_RIGHTS
+    not_after_ms: int = 0
+    lanes: frozenset[str] = frozenset()
+    snapshot: int = 0
+    chain: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # as read, MAC last
 
 
-def key_id(key: bytes) -> bytes:
-    """The id of a key, 4 bytes, which does not reveal it. `InvalidArgument` for a wrong size."""
-    return hashlib.sha256(_check_key(key)).digest()[:KEY_ID_SIZE]
+def make(secret: bytes, token: Token) -> TokenBytes:
+    """The token's bytes, by the secret that begins the transaction. `InvalidArgument` for a part out of its range.
 
-
-def sign(token: Token, key: bytes) -> bytes:
-    """The token's bytes without a proof, signed with a key of 32 bytes.
-
-    The same token and key give the same bytes. `InvalidArgument` for a part out of its range.
+    The same token and secret give the same bytes. ``lanes`` become caveats.
     """
-    if len(token.txn_id) != TXN_ID_SIZE:
-        raise InvalidArgument(f"a transaction id has {TXN_ID_SIZE} bytes, not {len(token.txn_id)}")
+    if len(secret) != SECRET_SIZE or len(token.txn_id) != TXN_ID_SIZE:
+        raise InvalidArgument(
+            f"a secret has {SECRET_SIZE} bytes and a transaction id {TXN_ID_SIZE}, not {len(secret)} and "
+            f"{len(token.txn_id)}"
+        )
     if not 1 <= token.keepalive_ms <= MAX_KEEPALIVE_MS:
         raise InvalidArgument(
             f"keepalive {token.keepalive_ms} ms is not within 1..{MAX_KEEPALIVE_MS}"
         )
-    head = _HEAD.pack(TOKEN_VERSION, key_id(key), token.txn_id, token.keepalive_ms)
-    signed = head + check_scope(token.scope).encode("ascii")
-    return signed + _mac(signed, key)
-
-
-def prove(signed: bytes, secret: bytes) -> bytes:
-    """The token to hand on: signed by a controller, proved by the secret that began the transaction."""
-    return signed + _mac(signed, secret)
-
-
-def operator_proof(data: bytes, key: bytes) -> bytes:
-    """The proof that an operator, who has the controllers' key, sends this."""
-    return _mac(_OPERATOR + data, _check_key(key))
-
-
-def check_proof(data: bytes, secret: bytes | None, key: bytes) -> None:
-    """`InvalidToken` unless the token's proof is by this secret, or an operator's."""
-    signed, proof = data[:-_MAC_SIZE], data[-_MAC_SIZE:]
-    own = secret is not None and hmac.compare_digest(proof, _mac(signed, secret))
-    if not own and not hmac.compare_digest(proof, operator_proof(signed, key)):
-        raise InvalidToken(
-            "the token's proof is not of the secret that began the transaction: ask for the token of its begin"
+    _check_time(token.begun_ms, token.not_after_ms)
+    if not 1 <= token.rights <= ALL_RIGHTS or not 0 <= token.snapshot < 1 << 64:
+        raise InvalidArgument("a token has one right at least, and a snapshot of 64 bits")
+    texts = check_scope(token.scope).encode("ascii"), check_lane(token.owner).encode("ascii")
+    signed = b"".join(
+        (
+            _FRONT.pack(
+                TOKEN_VERSION, token.txn_id, token.keepalive_ms, token.begun_ms, token.snapshot
+            ),
+            *(bytes((len(text),)) + text for text in texts),
+            _BACK.pack(token.rights, token.not_after_ms),
         )
+    )
+    caveats = [bytes((_LANE,)) + check_lane(lane).encode("ascii") for lane in sorted(token.lanes)]
+    return _write(signed, (), _mac(secret, signed), caveats)
 
 
-def verify(data: bytes, key: bytes) -> Token:
-    """The content of a token, if it was signed with this key and not changed since. Its proof is not checked.
+def narrow(
+    data: bytes,
+    *,
+    rights: int | None = None,
+    not_after_ms: int | None = None,
+    lane: str | None = None,
+) -> TokenBytes:
+    """The token with more caveats: only these rights, until then, only by commands of this lane.
 
-    `InvalidToken` otherwise; its message tells malformed, other key and tampered apart.
+    `InvalidArgument` for more than the token has; `InvalidToken`.
     """
-    data = _check_form(data)
-    if not hmac.compare_digest(data[1 : 1 + KEY_ID_SIZE], key_id(key)):
-        raise InvalidToken(
-            f"the token was signed with another key (id {data[1 : 1 + KEY_ID_SIZE].hex()}, here "
-            f"{key_id(key).hex()}): it belongs to another cluster, or the key file was replaced"
-        )
-    signed, signature = data[:-_TAIL_SIZE], data[-_TAIL_SIZE:-_MAC_SIZE]
-    if not hmac.compare_digest(signature, _mac(signed, key)):
-        raise InvalidToken(
-            "the token was tampered with, or cut, or has no proof: its signature does not match"
-        )
-    return _parse(data)
+    token = peek(data)
+    signed, *caveats, mac = token.chain
+    more = []
+    if rights is not None and rights != token.rights:
+        beyond = rights & ~token.rights
+        if beyond or not rights:
+            lacks = f"has no right to {_text(beyond)}" if beyond else "would have no right"
+            raise InvalidArgument(f"a token is narrowed, never widened: this one {lacks}")
+        more.append(bytes((_RIGHTS, rights)))
+    if not_after_ms is not None and not_after_ms != token.not_after_ms:
+        _check_time(not_after_ms)
+        if not not_after_ms or 0 < token.not_after_ms < not_after_ms:
+            raise InvalidArgument("a token is narrowed, never widened: this one ends before")
+        more.append(bytes((_NOT_AFTER,)) + _TIME.pack(not_after_ms))
+    if lane is not None and token.lanes != {check_lane(lane)}:
+        if token.lanes:
+            raise InvalidArgument(
+                f"a token is narrowed, never widened: this one is for lane {', '.join(token.lanes)} only"
+            )
+        more.append(bytes((_LANE,)) + lane.encode("ascii"))
+    return _write(signed, tuple(caveats), mac, more)
 
 
 def peek(data: bytes) -> Token:
-    """The unverified content of a token: for clients, which have no key. `InvalidToken` if it is malformed."""
-    return _parse(_check_form(data))
-
-
-def _mac(signed: bytes, key: bytes) -> bytes:
-    return hmac.digest(key, signed, "sha256")
-
-
-def _check_key(key: bytes) -> bytes:
-    if len(key) != KEY_SIZE:
-        raise InvalidArgument(f"a token key has {KEY_SIZE} bytes, not {len(key)}")
-    return key
-
-
-def _check_form(data: bytes) -> bytes:
+    """The unverified content of a token. `InvalidToken` if it is malformed, cut, or of another version."""
     if not isinstance(data, bytes):
         raise InvalidToken(f"malformed token: bytes expected, not {type(data).__name__}")
-    if not _MIN_SIZE <= len(data) <= _MAX_SIZE:
+    if data[:1] != bytes((TOKEN_VERSION,)):
         raise InvalidToken(
-            f"malformed token: {len(data)} bytes; a token with its proof has {_MIN_SIZE} to {_MAX_SIZE}"
+            f"malformed token: version {data[0] if data else 'none'}; this side knows {TOKEN_VERSION}"
         )
-    if data[0] != TOKEN_VERSION:
-        raise InvalidToken(f"malformed token: version {data[0]}; this side knows {TOKEN_VERSION}")
-    return data
-
-
-def _parse(data: bytes) -> Token:
-    _, _, txn_id, keepalive_ms = _HEAD.unpack_from(data)
+    if len(data) > _MAX_SIZE:
+        raise InvalidToken(f"malformed token: {len(data)} bytes; a token has at most {_MAX_SIZE}")
     try:
-        scope = check_scope(data[_HEAD.size : -_TAIL_SIZE].decode("ascii"))
-    except (UnicodeDecodeError, InvalidArgument) as error:
-        raise InvalidToken(f"malformed token: its scope is not one: {error}") from error
-    if not 1 <= keepalive_ms <= MAX_KEEPALIVE_MS:
-        raise InvalidToken(f"malformed token: a keepalive of {keepalive_ms} ms")
-    return Token(txn_id, keepalive_ms, scope)
+        return _read(data)
+    except (IndexError, struct.error, UnicodeDecodeError, InvalidArgument) as error:
+        raise InvalidToken(
+            f"malformed token: it is cut, or a part is out of its range: {error}"
+        ) from None
+
+
+def verify(data: bytes, secret: bytes) -> Token:
+    """The content of a token that was made by this secret and only narrowed since. `InvalidToken` otherwise."""
+    token = peek(data)
+    if not is_genuine(token, secret):
+        raise InvalidToken("the token was tampered with, or made by another secret")
+    return token
+
+
+def is_genuine(token: Token, secret: bytes) -> bool:
+    """Whether a token that was read from bytes was made by this secret and only narrowed since."""
+    signed, *caveats, told = token.chain
+    mac = _mac(secret, signed)
+    for caveat in caveats:
+        mac = _mac(mac, caveat)
+    return hmac.compare_digest(mac, told)
+
+
+def id_named(data: bytes) -> bytes:
+    """The transaction id of a token, or of a bare id (16 bytes). `InvalidToken`."""
+    return data if len(data) == TXN_ID_SIZE else peek(data).txn_id
+
+
+def check_right(token: Token, right: int) -> None:
+    """`NotAuthorized` unless the token has one of these rights."""
+    if not token.rights & right:
+        has = ", ".join(names_of(token.rights)) or "nothing"
+        raise NotAuthorized(
+            f"the token is good for {has} only: ask its maker for one with right {_text(right)}"
+        )
+
+
+def rights_of_names(names: str | Iterable[str]) -> int:
+    """The sum of rights given by name: one, several, or "all". `InvalidArgument`."""
+    found = 0
+    for name in (names,) if isinstance(names, str) else names:
+        check_type("a right", name, str)
+        right = ALL_RIGHTS if name == "all" else Rights.__members__.get(name.upper())
+        if right is None or name != name.lower():
+            raise InvalidArgument(
+                f"{name!r} is no right: {', '.join(names_of(ALL_RIGHTS))}, or all"
+            )
+        found |= right
+    if not found:
+        raise InvalidArgument("a token without a right is good for nothing: name one at least")
+    return found
+
+
+def names_of(rights: int) -> list[str]:
+    """The names of rights."""
+    return [(right.name or "").lower() for right in Rights if right & rights]
+
+
+def _text(rights: int) -> str:
+    return " or ".join(names_of(rights)) or "operate"
+
+
+def _mac(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, "sha256")
+
+
+def _check_time(*times_ms: int) -> None:
+    for ms in times_ms:
+        if not 0 <= ms <= _MAX_TIME:
+            raise InvalidArgument(f"a token's time is {ms}: Unix milliseconds, 0 to {_MAX_TIME}")
+
+
+def _write(signed: bytes, before: tuple[bytes, ...], mac: bytes, more: list[bytes]) -> TokenBytes:
+    """The token after some more caveats."""
+    for caveat in more:
+        mac = _mac(mac, caveat)
+    caveats = (*before, *more)
+    if len(caveats) > MAX_CAVEATS:
+        raise InvalidArgument(
+            f"a token has at most {MAX_CAVEATS} caveats: narrow one that has fewer"
+        )
+    parts = [bytes((len(caveat),)) + caveat for caveat in caveats]
+    return TokenBytes(b"".join((signed, bytes((len(caveats),)), *parts, mac)))
+
+
+def _read(data: bytes) -> Token:
+    """The content of well-formed bytes. Raises one of several errors for a part out of its range."""
+    _, txn_id, keepalive_ms, begun_ms, snapshot = _FRONT.unpack_from(data)
+    scope, at = _part(data, _FRONT.size)
+    owner, at = _part(data, at)
+    rights, not_after_ms = _BACK.unpack_from(data, at)
+    if not 1 <= keepalive_ms <= MAX_KEEPALIVE_MS or rights > ALL_RIGHTS:
+        raise InvalidArgument(f"keepalive {keepalive_ms} ms, rights {rights}")
+    at += _BACK.size
+    signed, count = data[:at], data[at]
+    at += 1
+    caveats, lanes = [], set()
+    for _ in range(count):
+        caveat, at = _part(data, at)
+        caveats.append(caveat)
+        kind, value = caveat[0], caveat[1:]
+        if kind == _RIGHTS and len(value) == 1:
+            rights &= value[0]
+        elif kind == _NOT_AFTER:
+            (end,) = _TIME.unpack(value)
+            if not end:
+                raise InvalidArgument("0 is no end")
+            not_after_ms = min(end, not_after_ms or end)
+        elif kind == _LANE:
+            lanes.add(check_lane(value.decode("ascii")))
+        else:
+            raise InvalidArgument(f"caveat {kind} is not known here")
+    if at + _MAC_SIZE != len(data) or count > MAX_CAVEATS:
+        raise InvalidArgument(f"{len(data)} bytes, {count} caveats")
+    _check_time(begun_ms, not_after_ms)
+    return Token(
+        txn_id,
+        keepalive_ms,
+        begun_ms,
+        check_scope(scope.decode("ascii")),
+        check_lane(owner.decode("ascii")),
+        rights,
+        not_after_ms,
+        frozenset(lanes),
+        snapshot,
+        (signed, *caveats, data[at:]),
+    )
+
+
+def _part(data: bytes, at: int) -> tuple[bytes, int]:
+    """The bytes that a length stands in front of, and where they end."""
+    end = at + 1 + data[at]
+    return data[at + 1 : end], end

@@ -24,7 +24,7 @@ class ControllerOptions:
     """Options of `anabranch controller`.
 
     ``data_dir`` holds the RocksDB tables, one folder a control partition; they can be deleted and are rebuilt
-    from the log. ``key_file`` None: the default place (see `keyfile`). Times in seconds.
+    from the log. Times in seconds.
     ``session_timeout_s``: how long after a SIGKILL another controller takes over.
     ``max_staged_bytes``: of open transactions in journals, before new ones are refused.
     ``chunk_bytes``: a bigger commit is carried aside in such chunks. ``collate_s``: a stream rolls at most once
@@ -40,7 +40,6 @@ class ControllerOptions:
     bootstrap: str
     data_dir: Path
     prefix: str = DEFAULT_PREFIX
-    key_file: Path | None = None
     control_partitions: int = 1
     replication_factor: int = -1
     session_timeout_s: float = 6.0

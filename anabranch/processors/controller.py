@@ -135,7 +135,6 @@ class Controller:
             control_partition=self.settings.control_partition,
             prefix=self.settings.prefix,
             leader=self.leader,
-            token_key=self.settings.token_key,
             native_timeout=self.native_timeout,
             former_term=self._term,
         )

@@ -32,9 +32,9 @@ TOUCH_S = 60.0
 class Leader:
     """A thread that leads a control partition until it is stopped.
 
-    A `TableError` or a wrong token key ends it for good (``failure`` says why): another process, with a
-    healthy disk and the right key, must take over. Any other failure, a defect too, only makes this leader
-    pause, longer each time; ``on_stuck`` is called when that does not help.
+    A `TableError` ends it for good (``failure`` says why): another process, with a healthy disk, must take over.
+    Any other failure, a defect too, only makes this leader pause, longer each time; ``on_stuck``
+    is called when that does not help.
     """
 
     controller: ClassVar[Callable[..., Controller]] = Controller  # tests replace it

@@ -24,8 +24,7 @@ from itertools import chain
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.core import rows as k
 from anabranch.core.state import State
-from anabranch.core.tokens import key_id
-from anabranch.errors import InvalidToken, NotLeading
+from anabranch.errors import NotLeading
 from anabranch.ports import Clock, Log, LogBusy, LogUnavailable, Producer, Table, TopicPartition
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import TermRow
@@ -84,7 +83,6 @@ def take_lead(
     control_partition: int,
     prefix: str,
     leader: str,
-    token_key: bytes,
     native_timeout: float,
     former_term: int | None = None,
 ) -> Lease:
@@ -121,12 +119,10 @@ def take_lead(
         own = former is not None and (former.resigned or former.term == former_term)
         if busy and not (producers and own):
             raise busy[0]
-        check_key(former, token_key)
         row = TermRow(
             term=(former.term if former else 0) + 1,
             leader=leader,
             since_ms=int(clock.wall() * 1000),
-            key_id=key_id(token_key),
             resigned=False,
         )
         record = Record(0, row.since_ms, k.TERM_KEY, encode(row))
@@ -139,19 +135,8 @@ def take_lead(
         return Lease(producers, row.term, carriers=carriers)
 
 
-def check_key(former: TermRow | None, token_key: bytes) -> None:
-    """`InvalidToken` if the last leader had another key."""
-    if former is not None and former.key_id != key_id(token_key):
-        raise InvalidToken(
-            f"this controller's token key ({key_id(token_key).hex()}) is not that of the cluster "
-            f"({former.key_id.hex()}): give every controller the same key file"
-        )
-
-
-def last_term(
-    log: Log, status: TopicPartition, clock: Clock, deadline: float
-) -> tuple[TermRow | None, bool]:
-    """The last TERM row that can be read until the deadline (monotonic); whether all was read. Changes nothing."""
+def last_term(log: Log, status: TopicPartition, clock: Clock, deadline: float) -> TermRow | None:
+    """The last TERM row that can be read until the deadline (monotonic). Changes nothing."""
     found: TermRow | None = None
     position = log.start_offsets([status])[status]
     end = log.end_offsets([status], committed=True)[status]
@@ -164,7 +149,7 @@ def last_term(
                 if record.key == k.TERM_KEY:
                     found = None if record.value is None else decode(record.value)
         position = fetched.next_offset if fetched else position
-    return found, position >= end
+    return found
 
 
 def fold_to_end(

@@ -26,7 +26,7 @@ from anabranch.batches.framing import warm
 from anabranch.clock import SystemClock
 from anabranch.core import limits
 from anabranch.core.decisions.turn import Settings
-from anabranch.errors import AnabranchError, FixCallError, InvalidToken, NotAuthorized, NotReady
+from anabranch.errors import AnabranchError, FixCallError, NotAuthorized, NotReady
 from anabranch.infra.storage import hold
 from anabranch.kafka.log import KafkaLog
 from anabranch.librdkafka.membership import Membership
@@ -40,9 +40,8 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.config import ControllerOptions, parse_place
-from anabranch.processors.keyfile import key_path, load_or_create
 from anabranch.processors.leader import Leader
-from anabranch.processors.leadership import check_key, last_term
+from anabranch.processors.leadership import last_term
 from anabranch.processors.metrics import Metrics
 from anabranch.processors.monitor import Monitor
 from anabranch.topics.creation import ControlTopics, create_control_topics
@@ -51,7 +50,7 @@ from anabranch.topics.names import commands_topic, controllers_group, status_top
 log = logging.getLogger("anabranch.controller")
 
 STATUS_S = 1.0  # the status file is written at least so often
-TERMS_S = 5.0  # how long a start looks for the last leader's key
+TERMS_S = 5.0  # how long a start looks for the last leaders
 SILENT_S = 10.0  # a leader whose pass takes longer is not ready
 STOP_LEADER_S = 20.0
 LEAVE_GROUP_S = 10.0
@@ -76,7 +75,6 @@ class ControllerService(mode.Service):
         self._leader_failed = False
         self._leaders: dict[int, Leader] = {}
         self._lock = threading.Lock()
-        self._key = load_or_create(options.key_file, create=False)  # for a new cluster: later
         self._monitor = Monitor(options.http, self._counts, self._trouble) if options.http else None
         self._topics = ControlTopics(options.control_partitions, 1, limits.COMMAND.value)
         self._skip = [parse_place(text) for text in options.skip_commands]
@@ -167,7 +165,7 @@ class ControllerService(mode.Service):
                         control_partitions=self.options.control_partitions,
                         replication_factor=self.options.replication_factor,
                     )
-                    self._check_key(source)
+                    self._stand_by(source)
                     return True
                 except LogDenied as error:
                     raise NotAuthorized(str(error)) from error
@@ -194,29 +192,18 @@ class ControllerService(mode.Service):
         except Exception as error:
             raise CompilationFailed(f"compiled code can't be made or loaded: {error}") from error
 
-    def _check_key(self, source: Log) -> None:
-        """Make sure that this process may take over; a key is made for a new cluster only."""
+    def _stand_by(self, source: Log) -> None:
+        """Make sure that this process may read what it takes over, and log who led last."""
         clock = SystemClock()
         deadline = clock.monotonic() + TERMS_S
         topic = status_topic(self.options.prefix)
-        found = {
-            n: last_term(source, TopicPartition(topic, n), clock, deadline)
-            for n in range(self._topics.control_partitions)
-        }
-        terms = {n: term for n, (term, _) in found.items() if term is not None}
-        if not self._key:
-            if terms or not all(whole for _, whole in found.values()):
-                raise InvalidToken(
-                    f"there is no key file {key_path(self.options.key_file)}, and this cluster has a "
-                    "key: give every controller the same key file"
+        for n in range(self._topics.control_partitions):
+            term = last_term(source, TopicPartition(topic, n), clock, deadline)
+            if term is not None:
+                log.info(
+                    "control partition %d: standing by; %s led last, term %d",
+                    *(n, term.leader, term.term),
                 )
-            self._key = load_or_create(self.options.key_file)
-        for n, term in terms.items():
-            check_key(term, self._key)
-            log.info(
-                "control partition %d: standing by; %s led last, term %d",
-                *(n, term.leader, term.term),
-            )
 
     def _leave(self) -> None:
         with self._lock:
@@ -291,7 +278,6 @@ class ControllerService(mode.Service):
             control_partition=partition,
             **self._topics._asdict(),
             prefix=self.options.prefix,
-            token_key=self._key,
             retention_ms=int(self.options.retention_s * 1000),
             max_open=self.options.max_open,
             max_streams=self.options.max_streams,

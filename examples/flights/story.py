@@ -55,7 +55,7 @@ class Story:
         reading = ThreadPoolExecutor(1)
         wanted = reading.submit(lambda: [Wanted(self._source.rows(table)) for table in TABLES])
         reading.shutdown(wait=False)
-        outcome, killed_deciding = self._commit(begun["token"], receipts, partition)
+        outcome, killed_deciding = self._commit(begun["ending"], receipts, partition)
         asker = cast.start("asker", begin_as=self._name)
         doomed_state = self._abort(doomed, doomed_rows)
         again = self._family.hear(asker, "outcome", STEP_S)
@@ -192,7 +192,7 @@ class Story:
     def _abort(self, doomed: Message, rows: int) -> str:
         """Abort the second transaction, from a process that neither began nor wrote it."""
         self._display.state("a second transaction is aborted")
-        aborter = self._cast.start("aborter", token=doomed["token"])
+        aborter = self._cast.start("aborter", token=doomed["ending"])
         state: str = self._family.hear(aborter, "aborted", STEP_S)["state"]
         self._display.note(f"a second transaction, with {rows:,} events, is {state}")
         return state

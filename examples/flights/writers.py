@@ -47,11 +47,12 @@ def drive(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
         txn = client.begin(
             parameters["scope"], name=parameters["begin_as"], keepalive=parameters["keepalive"]
         )
-        token = txn.token()
+        # The least that works: some write, one other process commits or aborts.
+        token, ending = txn.token("write"), txn.token(("commit", "abort"))
         txn_id = txn.txn_id
         if txn_id is None:
             raise RuntimeError("a begun transaction has no id")
-        say("begun", token=token.hex(), txn_id=txn_id.hex())
+        say("begun", token=token.hex(), ending=ending.hex(), txn_id=txn_id.hex())
 
 
 def write(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:

@@ -167,8 +167,7 @@ def test_an_operator_aborts_a_transaction(
     described = shell.json("txn", "describe", txn_id)
     assert described["streams"] == [f"{scope}/rows"]
     assert [writer["events"] for writer in described["writers"]] == [1]
-    key_file = str(cluster.controller.key_file)
-    aborted = shell.json("txn", "abort", txn_id, "--key-file", key_file)
+    aborted = shell.json("txn", "abort", txn_id)
     assert (aborted["state"], aborted["reason"]) == ("ABORTED", "aborted by an operator")
     with pytest.raises(anabranch.errors.TransactionAborted):
         txn.commit()

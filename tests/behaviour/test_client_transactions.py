@@ -93,7 +93,7 @@ import sys, anabranch
 with anabranch.connect(sys.argv[1]) as client:
     txn = client.begin(sys.argv[2])
     txn.write(sys.argv[3], b"begin", key=b"k")
-    token = txn.token()
+    token = txn.token("all")
     with client.join(token) as writer:
         writer.write(sys.argv[3], b"joined at once", key=b"k")
     print(token.hex())
@@ -281,7 +281,7 @@ def test_heartbeats_keep_it_alive_and_silence_does_not(
 
 def test_an_abort_elsewhere_is_noticed(client: anabranch.Client, scope: str, stream: str) -> None:
     with client.begin(scope, keepalive=1.5) as txn:
-        client.abort(txn.token(), "by the operator")
+        client.abort(txn.token("abort"), "by the operator")
         time.sleep(1.5)
         with pytest.raises(errors.TransactionAborted, match="by the operator"):
             txn.write(stream, b"v", key=b"k")
@@ -294,7 +294,7 @@ def test_lists(client: anabranch.Client, scope: str, stream: str) -> None:
         assert (info.txn_id, info.state, info.keepalive) == (txn.txn_id, "OPEN", 30.0)
         txn.abort()
     assert client.transactions(scope) == []
-    assert [t.txn_id for t in client.transactions(scope, finished=True)] == [token[5:21]]
+    assert [t.txn_id for t in client.transactions(scope, finished=True)] == [token[1:17]]
     (description,) = client.streams(scope)
     assert (description.stream, len(description.segments)) == (stream, 3)
     assert stream in [d.stream for d in client.streams()]

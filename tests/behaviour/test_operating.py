@@ -78,7 +78,6 @@ def controller(
     started = ControllerProcess(
         broker.bootstrap,
         folder / "one",
-        folder / "key",
         prefix=f"p{port}",
         arguments=("--http", f"127.0.0.1:{port}", "--log-json"),
     ).start()
@@ -131,11 +130,9 @@ def test_what_an_operator_sees(controller: ControllerProcess) -> None:
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}[+-]\d\d:\d\d", x["time"]) for x in said)
 
 
-def start(
-    broker: EmbeddedBroker, data: Path, key: Path, *arguments: str
-) -> subprocess.CompletedProcess[str]:
+def start(broker: EmbeddedBroker, data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "anabranch.cli", "controller", "-b", broker.bootstrap]
-    command += ["--data-dir", str(data), "--key-file", str(key), *arguments]
+    command += ["--data-dir", str(data), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
 
 
@@ -143,34 +140,26 @@ def test_what_is_wrong_is_said_when_it_starts(
     broker: EmbeddedBroker, controller: ControllerProcess, tmp_path: Path
 ) -> None:
     same = ("--prefix", controller.prefix)
-    other = tmp_path / "other.key"
-    other.write_text("ab" * 32)
-    other.chmod(0o600)
-    key, missing, file = controller.key_file, tmp_path / "missing.key", tmp_path / "file"
+    file = tmp_path / "file"
     file.touch()
     fresh = tmp_path / "two"
     table = [
-        (controller.folder / "data", key, same, 6, rf"FolderInUse: .* by pid {controller.pid}:"),
-        (file / "data", key, same, 6, "FolderUnusable: the folder .*: Not a directory"),
-        (fresh, other, same, 2, "InvalidToken: .* is not that of the cluster"),
-        (fresh, missing, same, 2, "InvalidToken: there is no key file .*missing.key"),
-        (fresh, key, ("--http", "localhost"), 2, "InvalidArgument: --http 'localhost' is not"),
-        (fresh, key, controller.arguments[:2], 6, "PortTaken: port [0-9]+ is in use"),
+        (controller.folder / "data", same, 6, rf"FolderInUse: .* by pid {controller.pid}:"),
+        (file / "data", same, 6, "FolderUnusable: the folder .*: Not a directory"),
+        (fresh, ("--http", "localhost"), 2, "InvalidArgument: --http 'localhost' is not"),
+        (fresh, controller.arguments[:2], 6, "PortTaken: port [0-9]+ is in use"),
     ]
-    for data, key_file, arguments, code, text in table:
-        done = start(broker, data, key_file, *arguments)
+    for data, arguments, code, text in table:
+        done = start(broker, data, *arguments)
         assert (done.returncode, bool(re.search(text, done.stderr))) == (code, True), done.stderr
         assert "Traceback" not in done.stderr
-    assert not missing.exists()
     assert controller.leading() == [0]
 
 
 def test_it_says_that_it_stands_by(
     broker: EmbeddedBroker, controller: ControllerProcess, tmp_path: Path
 ) -> None:
-    second = ControllerProcess(
-        broker.bootstrap, tmp_path / "two", controller.key_file, controller.prefix
-    ).start()
+    second = ControllerProcess(broker.bootstrap, tmp_path / "two", controller.prefix).start()
     try:
         until = time.monotonic() + 60
         wanted = rf"standing by; \S+/{controller.pid}/\d+ led last, term 1"
@@ -200,7 +189,7 @@ def test_it_merges_from_a_read_only_package_without_a_home(
     status, log = tmp_path / "status.json", tmp_path / "log"
     command = [sys.executable, "-c", WITHOUT_POWERS, "controller", "-b", broker.bootstrap]
     command += ["--prefix", "readonly", "--data-dir", str(tmp_path / "data")]
-    command += ["--key-file", str(tmp_path / "key"), "--status-file", str(status)]
+    command += ["--status-file", str(status)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, env=environment, stdout=output, stderr=output, cwd=tmp_path

@@ -184,4 +184,4 @@ def test_refusals_are_named(cluster: Cluster, client: anabranch.Client, stream: 
         tampered[-1] ^= 1
         txn.abort()
     done = raw(cluster, stream, "--token", tampered.hex(), fails=True)
-    assert "InvalidToken" in done.stderr
+    assert "UnknownTransaction" in done.stderr

@@ -110,7 +110,6 @@ def test_a_cluster_that_knows_its_users(
     controller = ControllerProcess(
         place.broker.secure_bootstrap,
         tmp_path / "one",
-        tmp_path / "key",
         prefix=prefix,
         arguments=words(options),
     )
@@ -192,7 +191,7 @@ def test_who_is_not_known_is_told_at_once(
         client.create_stream("nyc/a")
     assert time.monotonic() - started < 10
     controller = ControllerProcess(
-        place.broker.secure_bootstrap, tmp_path / "one", tmp_path / "key", arguments=words(options)
+        place.broker.secure_bootstrap, tmp_path / "one", arguments=words(options)
     )
     with controller:
         assert controller.ended() == 2

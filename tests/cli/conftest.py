@@ -36,7 +36,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def invoke(*arguments: str, bootstrap: str | None = "fake:9092") -> Result:
         monkeypatch.delenv("ANABRANCH_BOOTSTRAP", raising=False)
-        monkeypatch.delenv("ANABRANCH_KEY_FILE", raising=False)
         if bootstrap is not None:
             monkeypatch.setenv("ANABRANCH_BOOTSTRAP", bootstrap)
         return CliRunner().invoke(app, list(arguments))

@@ -142,11 +142,11 @@ class FakeClient:
     def forget_stream(self, name: str) -> None:
         self._call("forget_stream", name=name)
 
-    def settle(self, token: bytes, reason: str) -> None:
-        self._call("settle", token=token, reason=reason)
+    def settle(self, transaction: bytes, reason: str) -> None:
+        self._call("settle", transaction=transaction, reason=reason)
 
-    def abort(self, token: bytes, reason: str) -> None:
-        self._call("abort", token=token, reason=reason)
+    def abort(self, transaction: bytes, reason: str) -> None:
+        self._call("abort", transaction=transaction, reason=reason)
 
     def read(self, name: str, **arguments: Any) -> Iterator[Event]:
         self._call("read", name=name, **arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -18,9 +17,7 @@ from anabranch.cli.errors import ExitCode
 from anabranch.cli.session import Target
 from anabranch.cli.stream import history
 from anabranch.cli.stream.history import History
-from anabranch.core.tokens import Token, check_proof, verify
 from anabranch.errors import IllegalState, InvalidArgument
-from anabranch.processors.keyfile import load_or_create
 from anabranch.types import Counts
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient, event, transaction
@@ -212,24 +209,19 @@ def test_txn_describe(run: Run, fake: FakeClient) -> None:
     assert run("txn", "describe", "xyz").exit_code == ExitCode.USAGE
 
 
-def test_txn_abort_signs_a_token_with_the_key_file(
-    run: Run, fake: FakeClient, tmp_path: Path
-) -> None:
-    key = load_or_create(tmp_path / "key")
+def test_txn_abort(run: Run, fake: FakeClient) -> None:
     fake.info = transaction(state="ABORTED", counts=Counts(0, 0, 0))
-    result = run("txn", "abort", ID, "--key-file", str(tmp_path / "key"), "--json")
+    result = run("txn", "abort", ID, "--json")
     assert result.exit_code == 0
     (asked,) = [arguments for call, arguments in fake.calls if call == "abort"]
-    assert verify(asked["token"], key) == Token(TXN_ID, 30_000, "nyc")
-    check_proof(asked["token"], None, key)
+    assert asked["transaction"] == TXN_ID
     assert "operator" in asked["reason"]
     assert json.loads(result.stdout)["state"] == "ABORTED"
 
 
-def test_txn_settle_asks_and_signs_a_token(run: Run, fake: FakeClient, tmp_path: Path) -> None:
-    key = load_or_create(tmp_path / "key")
+def test_txn_settle_asks(run: Run, fake: FakeClient) -> None:
     fake.info = transaction(state="ABORTED", counts=Counts(0, 0, 0))
-    settle = ("txn", "settle", ID, "--key-file", str(tmp_path / "key"), "--json")
+    settle = ("txn", "settle", ID, "--json")
     asked = run(*settle)
     assert asked.exit_code == ExitCode.USAGE
     assert "--yes" in asked.stderr
@@ -238,8 +230,7 @@ def test_txn_settle_asks_and_signs_a_token(run: Run, fake: FakeClient, tmp_path:
     result = run(*settle, "--yes")
     assert result.exit_code == 0
     (call,) = [arguments for call, arguments in fake.calls if call == "settle"]
-    assert verify(call["token"], key) == Token(TXN_ID, 30_000, "nyc")
-    check_proof(call["token"], None, key)
+    assert call["transaction"] == TXN_ID
     assert json.loads(result.stdout)["state"] == "ABORTED"
 
 
@@ -253,12 +244,11 @@ def test_command_list(run: Run) -> None:
     assert "12" in shown
 
 
-def test_series(run: Run, fake: FakeClient, tmp_path: Path) -> None:
+def test_series(run: Run, fake: FakeClient) -> None:
     (document,) = json.loads(run("series", "list", "nyc", "--json").stdout)["series"]
     assert document == {"series": "s", "number": 17, "txn_id": ID}
     assert "17" in run("series", "list", "nyc").stdout
-    key = load_or_create(tmp_path / "key")
-    command = ("series", "set", "nyc", "spark/q/0", "5", "--key-file", str(tmp_path / "key"))
+    command = ("series", "set", "nyc", "spark/q/0", "5")
     fake.calls.clear()
     asked = run(*command)
     assert asked.exit_code == ExitCode.USAGE
@@ -266,7 +256,7 @@ def test_series(run: Run, fake: FakeClient, tmp_path: Path) -> None:
     assert [call for call, _ in fake.calls] == ["series"]
     result = run(*command, "--yes", "--json")
     assert json.loads(result.stdout) == {"series": "spark/q/0", "number": 5, "before": 17}
-    arguments = {"scope": "nyc", "name": "spark/q/0", "number": 5, "expected": 17, "key": key}
+    arguments = {"scope": "nyc", "name": "spark/q/0", "number": 5, "expected": 17}
     assert fake.calls[-1] == ("set_series", arguments)
 
 
@@ -310,27 +300,6 @@ class Terminal:
 
     def isatty(self) -> bool:
         return True
-
-
-def test_txn_abort_without_the_key_file_says_so_and_makes_none(
-    run: Run, fake: FakeClient, tmp_path: Path
-) -> None:
-    result = run("txn", "abort", ID, "--key-file", str(tmp_path / "none"))
-    assert result.exit_code == ExitCode.USAGE
-    assert "key file" in result.stderr
-    assert "--key-file" in result.stderr
-    assert not (tmp_path / "none").exists()
-    assert fake.calls == []
-
-
-def test_txn_abort_refuses_a_key_file_that_others_may_read(
-    run: Run, fake: FakeClient, tmp_path: Path
-) -> None:
-    load_or_create(tmp_path / "key")
-    os.chmod(tmp_path / "key", 0o644)
-    result = run("txn", "abort", ID, "--key-file", str(tmp_path / "key"))
-    assert result.exit_code == ExitCode.USAGE
-    assert "chmod 600" in result.stderr
 
 
 def test_read_events(run: Run, fake: FakeClient) -> None:

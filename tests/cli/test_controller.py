@@ -42,7 +42,6 @@ def test_options_come_back_from_their_arguments(
         bootstrap="a:1,b:2",
         data_dir=tmp_path / "data",
         prefix="p",
-        key_file=tmp_path / "key",
         control_partitions=3,
         replication_factor=2,
         session_timeout_s=2.5,

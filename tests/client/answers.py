@@ -6,11 +6,10 @@ from typing import Any
 
 from anabranch.core.ids import control_partition_of, make_txn_id
 from anabranch.core.partitioner import even_ranges
-from anabranch.core.tokens import Token, prove, sign
+from anabranch.core.tokens import Token, TokenBytes, id_named, make
 from anabranch.schemas import records as r
 from anabranch.schemas.records import TxnState
 
-KEY = bytes(range(32))
 STREAM = "nyc/flights"
 TXN = make_txn_id(0, 1_700_000_000_000, 42)
 
@@ -22,9 +21,9 @@ def segments(count: int) -> tuple[r.SegmentRange, ...]:
     )
 
 
-def token_of(txn_id: bytes = TXN, scope: str = "nyc", keepalive_ms: int = 30_000) -> bytes:
-    """With a proof by any secret: it is not checked here."""
-    return prove(sign(Token(txn_id, keepalive_ms, scope), KEY), bytes(32))
+def token_of(txn_id: bytes = TXN, scope: str = "nyc", keepalive_ms: int = 30_000) -> TokenBytes:
+    """With all rights, by any secret: it is not checked here."""
+    return make(bytes(32), Token(txn_id, keepalive_ms, 1, scope, "open"))
 
 
 def outcome(txn_id: bytes = TXN, state: TxnState = "COMMITTED", **more: Any) -> r.Outcome:
@@ -41,6 +40,7 @@ def outcome(txn_id: bytes = TXN, state: TxnState = "COMMITTED", **more: Any) -> 
         "keepalive_ms": 30_000,
         "streams": (),
         "writers": (),
+        "owner": "open",
     }
     return r.Outcome(txn_id=txn_id, state=state, **(fields | more))
 
@@ -58,18 +58,18 @@ def obliging(command: Any, *, streams: int = 2, scopes: int = 1) -> Any:
             return r.StreamList((stream_info(stream, count),))
         case r.DescribeStreams(stream=stream):
             return r.StreamList((stream_info(stream or STREAM, streams),))
-        case r.Begin(txn_id=txn_id, scope=scope, keepalive_ms=keepalive_ms):
-            return r.Begun(txn_id, token_of(txn_id, scope, keepalive_ms)[:-32], keepalive_ms)
+        case r.Begin(txn_id=txn_id, keepalive_ms=keepalive_ms):
+            return r.Begun(txn_id, keepalive_ms, 1)
         case r.Touch(stream=stream):
             return r.Touched(stream, 0, segments(streams))
         case r.Register(receipt=receipt):
             return r.Registered(receipt.sequence)
         case r.Commit(token=token, own=own, receipts=receipts):
-            return outcome(token[5:21], writers=(*own, *(receipts or ())))
+            return outcome(id_named(token), writers=(*own, *(receipts or ())))
         case r.OneShot(txn_id=txn_id, events=events):
             return outcome(txn_id, committed=len(events))
         case r.Abort(token=token):
-            return outcome(token[5:21], "ABORTED")
+            return outcome(id_named(token), "ABORTED")
         case r.GetState(txn_id=txn_id):
             return outcome(txn_id, "OPEN")
         case r.Resolve(txn_id=txn_id):

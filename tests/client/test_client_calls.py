@@ -17,7 +17,7 @@ def test_an_open_handle_beats_and_hears_its_end() -> None:
     txn = bench.client.begin("nyc", keepalive=30)
     heart = bench.client.heart
     assert heart.step() == float("inf")
-    token = txn.token()
+    token = txn.token("all")
     due = heart.step()
     assert due == bench.clock.now + 10
     assert bench.bus.of(r.Heartbeat) == []
@@ -27,7 +27,7 @@ def test_an_open_handle_beats_and_hears_its_end() -> None:
     heart.hear(due + 1)
     txn.write(STREAM, b"v")
 
-    gone = outcome(token[5:21], "ABORTED", reason="stale")
+    gone = outcome(token[1:17], "ABORTED", reason="stale")
     bench.bus.script = override(Heartbeat=r.Alive((gone,)))
     bench.clock.now = due + 10
     heart.hear(heart.step())
@@ -50,7 +50,7 @@ def test_the_shortest_keepalive_sets_the_pace() -> None:
     quick.commit()
     bench.clock.now += 1
     assert heart.step() == bench.clock.now + 100
-    assert bench.bus.of(r.Heartbeat)[-1].tokens == (slow.token(),)
+    assert bench.bus.of(r.Heartbeat)[-1].tokens == (slow.token("all"),)
 
 
 def test_a_joined_writer_beats_only_if_asked() -> None:

@@ -172,7 +172,7 @@ def test_a_commit_elsewhere_without_own_writes_is_no_success() -> None:
     bench = Bench()
     with pytest.raises(errors.AlreadyCommitted, match="without"), bench.client.begin("nyc") as txn:
         token = txn.token()
-        bench.bus.script = override(Commit=outcome(token[5:21], writers=()))
+        bench.bus.script = override(Commit=outcome(token[1:17], writers=()))
         txn.write(STREAM, b"v")
         txn.commit()
     assert txn.result is None
@@ -249,5 +249,5 @@ def test_commit_and_abort_by_token() -> None:
     bench.client.abort(token_of(), "because")
     assert bench.bus.of(r.Abort)[0].reason == "because"
     assert bench.client.state(token_of()).state == "OPEN"
-    assert bench.client.state(token_of()[5:21].hex()).state == "OPEN"
-    assert bench.client.resolve(token_of()[5:21]).state == "ABORTED"
+    assert bench.client.state(token_of()[1:17].hex()).state == "OPEN"
+    assert bench.client.resolve(token_of()[1:17]).state == "ABORTED"

@@ -398,6 +398,6 @@ def test_every_command_has_a_correlation_id_of_its_own() -> None:
 
     session = Session(replace(ports, entropy=counting))
     for _ in range(3):
-        session.state(TXN, clock.now + 10)
+        session.state(TXN, None, clock.now + 10)
     assert asked == [16, 16, 16]
     assert len({sent.correlation_id for sent in bus.sent}) == 3

@@ -13,9 +13,8 @@ import pytest
 from anabranch import errors
 from anabranch.cli.session import Target
 from anabranch.client.reservation import Reservation
-from anabranch.core.decisions.turn import Settings
 from anabranch.core.state import OpenTxn
-from anabranch.core.tokens import prove
+from anabranch.core.tokens import Token, TokenBytes, make, narrow, peek
 from anabranch.processors.config import ControllerOptions
 from anabranch.processors.lanes.command import Command
 from anabranch.schemas import records as r
@@ -39,22 +38,29 @@ def row() -> r.TxnRow:
     return r.TxnRow(TXN, "nyc", None, "OPEN", 1, 1, 0, 0, 0, 0, 0, "", SECRET, "open")
 
 
+def planted_token() -> TokenBytes:
+    """A token that ends with what is planted, as if that were its MAC."""
+    made = make(SECRET, Token(TXN, 1, 1, "nyc", "open"))
+    return TokenBytes(made[:-32] + SECRET)
+
+
 def values() -> list[Any]:
     target = Target("b:9092", "p", 1.0, PASSWORD)
     begin = r.Begin(TXN, "nyc", None, 1, SECRET)
     return [
         begin,
-        r.Begun(TXN, SECRET, 1),
         r.Touch(SECRET, STREAM),
         r.Register(SECRET, r.Receipt(TXN, 1, 1, True, ())),
         r.Commit(SECRET, (), None, None, 1),
         r.Abort(SECRET, ""),
         r.Settle(SECRET, ""),
         r.Heartbeat((SECRET,)),
-        r.SetSeries("nyc", "s", 1, 2, SECRET),
+        r.GetState(TXN, SECRET),
+        r.Resolve(TXN, "nyc", SECRET),
+        planted_token(),
+        peek(planted_token()),
         row(),
         OpenTxn(row()),
-        Settings(0, 1, "p", SECRET),
         Command(0, None, encode(begin), native=False),
         Reservation("nyc", TXN, 1, SECRET),
         target,
@@ -82,24 +88,34 @@ def test_what_goes_wrong_does_not_tell_it(caplog: pytest.LogCaptureFixture) -> N
         writer.write(STREAM, b"v", key=b"k")
     token = writer._token
     assert token is not None
-    other = prove(token[:-32], SECRET)
-    said: list[str] = [repr(client), repr(writer), repr(reservation)]
+    other = make(SECRET, peek(token))
+    narrowed = narrow(token, rights=4)
+    said: list[str] = [
+        repr(client),
+        repr(writer),
+        repr(reservation),
+        f"{token!r} {narrowed!r}",
+        str(narrowed),
+    ]
     for call in (
         lambda: client.join(other).write(STREAM, b"v"),
         lambda: client.join(token).write("sfo/x", b"v"),
         lambda: client.abort(other),
         lambda: client.commit(other),
         lambda: client.settle(token),
+        lambda: client.join(narrowed),
+        lambda: client.abort(narrowed),
+        lambda: narrow(narrowed, rights=31),
         lambda: client.state(token[:40]),
         lambda: client.commit(token, name="another"),
-        lambda: client.set_series("nyc", "s", 1, expected=None, key=SECRET),
+        lambda: client.resolve(other),
         lambda: client.commit(token, receipts=[b"no receipt"]),
     ):
         with pytest.raises(errors.AnabranchError) as caught:
             call()
         said += [str(caught.value), repr(caught.value), repr(caught.value.args)]
     text = "\n".join((*said, caplog.text))
-    for secret in (SECRET, reservation.secret[-8:], token[-32:], other[-32:]):
+    for secret in (SECRET, reservation.secret[-8:], token[-32:], narrowed[-32:], other[-32:]):
         assert not shows(text, secret)
 
 

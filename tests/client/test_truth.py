@@ -162,9 +162,9 @@ def test_who_commits_by_token_is_not_told_of_another_ones_success(world: World) 
             with other.join(txn.token()) as writer:
                 writer.write(STREAM, value, key=b"k")
             receipts.append(writer.finish())
-        other.commit(txn.token(), receipts=receipts[:1])
+        other.commit(txn.token("commit"), receipts=receipts[:1])
         with pytest.raises(errors.AlreadyCommitted, match="without writer"):
-            other.commit(txn.token(), receipts=receipts[1:])
+            other.commit(txn.token("commit"), receipts=receipts[1:])
         assert txn.commit().counts.left_out == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 from anabranch import errors
 from anabranch.client.reservation import Reservation
 from anabranch.core.decisions import questions
-from anabranch.core.tokens import peek, prove
+from anabranch.core.tokens import make, peek
 from anabranch.ports import LogError, LogUnavailable, LogUncertain
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import Commit, GetState, OneShot
@@ -45,7 +45,7 @@ def test_a_one_shot(world: World) -> None:
 
 def test_writers_in_several_processes(world: World) -> None:
     with world.client.begin("nyc") as txn:
-        token = txn.token()
+        token, whole = txn.token(), txn.token("commit")
         txn.write(STREAM, b"own", key=b"k")
         receipts = []
         for i in range(3):
@@ -56,7 +56,7 @@ def test_writers_in_several_processes(world: World) -> None:
         result = txn.commit(receipts=receipts)
     assert result.counts.committed == 751
     assert set(values(world).values()) == {1}
-    assert world.client.commit(token) == result
+    assert world.client.commit(whole) == result
     assert world.client.state(token).state == "COMMITTED"
 
 
@@ -292,22 +292,22 @@ def test_answers_that_another_client_has_sent_under_our_ids_are_not_believed(wor
 
 def test_whoever_knows_but_what_is_public_gets_nothing(world: World) -> None:
     victim = world.client.begin("nyc", name="daily")
-    token = victim.token()
+    token = victim.token("all")
     victim.write(STREAM, b"mine", key=b"k")
     thief = world.new_client()
     (info,) = thief.transactions()
     guessed = Reservation(
         info.scope, info.txn_id, round(info.keepalive * 1000), bytes(32), info.name
     )
-    public = token[:-32]  # as its `Begun` stands on the topic of replies
-    for stolen in (guessed, public + bytes(32), prove(public, bytes(32))):
-        with pytest.raises(errors.InvalidToken):
+    forged = make(bytes(32), peek(token))  # all that it says can be known
+    for stolen in (guessed, forged):
+        with pytest.raises(errors.NotAuthorized):
             thief.join(stolen).write(STREAM, b"theirs", key=b"k")
-        with pytest.raises(errors.InvalidToken):
+        with pytest.raises(errors.NotAuthorized):
             thief.abort(stolen)
-        with pytest.raises(errors.InvalidToken):
+        with pytest.raises(errors.NotAuthorized):
             thief.commit(stolen)
-    with pytest.raises(errors.InvalidToken):
-        thief.abort(public)
+    with pytest.raises(errors.NotAuthorized):
+        thief.abort(info.txn_id)
     assert victim.commit().counts.committed == 1
     assert values(world) == {b"mine": 1}

@@ -15,7 +15,6 @@ from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import DEFAULT_PREFIX, history_topic, stream_topic
-from tests.client.answers import KEY
 from tests.client.doubles import ManualClock, counted
 from tests.client.memory import memory_client
 
@@ -66,7 +65,6 @@ class World:
             control_partitions=1,
             reply_partitions=8,
             prefix=DEFAULT_PREFIX,
-            token_key=KEY,
         )
         self.controller = Controller(
             self.cluster.log("controller"),

@@ -32,7 +32,7 @@ from anabranch.errors import AnabranchError
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
 from tests.core.journals import Journals
-from tests.core.labels import KEY, MINUTE, SECRET
+from tests.core.labels import MINUTE, SECRET
 from tests.core.tables import Memory, Row, fold, table_of, views_of
 
 START_MS = 1_700_000_000_000
@@ -45,7 +45,6 @@ def settings(**changes: Any) -> Settings:
         "control_partition": 0,
         "control_partitions": 1,
         "prefix": "anabranch",
-        "token_key": KEY,
     }
     return Settings(**(given | changes))
 
@@ -62,6 +61,7 @@ class World(Journals):
         self.now_ms = 5_000
         self.read_to_end = True
         self.lane = OPEN_LANE  # of the commands to come
+        self.lanes: dict[type, str] = {r.Settle: "admin"}  # … but of these
         self.asked: dict[bytes, str] = {}
         self.offset = 0
         self.rounds: list[Round] = []
@@ -80,7 +80,7 @@ class World(Journals):
         self.index.load()
         self.memory = LeaderMemory(Keepalives(self.now_ms))
         term = self.state.term.term + 1 if self.state.term else 1
-        self.log_rows([(k.TERM_KEY, r.TermRow(term, "me", self.wall_us // 1000, b"key!", False))])
+        self.log_rows([(k.TERM_KEY, r.TermRow(term, "me", self.wall_us // 1000, False))])
 
     def log_rows(self, rows: Sequence[tuple[bytes, Any]]) -> None:
         """Log rows as one round, as the shell does with TERM."""
@@ -107,7 +107,9 @@ class World(Journals):
         return next_due_ms(self.state, self.index, merging, self.wall_ms, self.now_ms)
 
     def new_turn(self) -> Turn:
-        return Turn(self.state, self.index, self.settings, self.memory, self.wall_us, self.now_ms)
+        turn = Turn(self.state, self.index, self.settings, self.memory, self.wall_us, self.now_ms)
+        turn.lane = self.lane
+        return turn
 
     def turn(self, *asked: tuple[str, Any]) -> str:
         """One round: these commands, each with the name of who asks, then what is due."""
@@ -137,6 +139,8 @@ class World(Journals):
 
     def _decide(self, turn: Turn, command: Any, to: ReplyTo) -> None:
         table, views, said = self._everything(turn)
+        if self.lane == OPEN_LANE:
+            turn.lane = self.lanes.get(type(command), OPEN_LANE)
         decide(turn, command, to)
         replies = turn.round.replies
         new = replies[len(said) :]

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.ids import make_txn_id
-from anabranch.core.tokens import Token, prove, sign
+from anabranch.core.tokens import Token, TokenBytes, make
 from anabranch.schemas import records as r
 
-KEY = bytes(range(32))
 SECRET = bytes(range(32, 64))  # of every transaction that a test begins by hand
 MINUTE = 60_000
 
 
-def proved(answer: Any) -> Any:
-    """What a client makes of an answer: the token of a `Begun` is proved by the secret."""
+@dataclass(frozen=True, slots=True)
+class Begun(r.Begun):
+    """A `Begun` with the token, of all rights, that a client makes of it."""
+
+    token: bytes
+
+
+def proved(answer: Any, scope: str = "nyc") -> Any:
+    """What a client makes of an answer: a `Begun` has a token then, by the secret."""
     if isinstance(answer, r.Begun):
-        return replace(answer, token=prove(answer.token, SECRET))
+        token = Token(answer.txn_id, answer.keepalive_ms, answer.begun_ms, scope, "open")
+        return Begun(answer.txn_id, answer.keepalive_ms, answer.begun_ms, make(SECRET, token))
     return answer
 
 
@@ -60,8 +67,9 @@ class Labels:
             self.writers[label] = -n if n % 2 == 0 else n
         return self.writers[label]
 
-    def token(self, label: str, keepalive_ms: int = MINUTE, scope: str = "nyc") -> bytes:
-        return prove(sign(Token(self.id(label), keepalive_ms, scope), KEY), SECRET)
+    def token(self, label: str, scope: str = "nyc", **more: Any) -> TokenBytes:
+        """A token of all rights, unless ``more`` says otherwise."""
+        return make(SECRET, Token(self.id(label), MINUTE, self.wall_ms, scope, "open", **more))
 
     # -- answers ---------------------------------------------------------------------------------
 

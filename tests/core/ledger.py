@@ -196,10 +196,10 @@ class Ledger:
         return txn
 
     def _by_token(self, token: bytes) -> Txn:
-        """What was never begun has no secret, so no token of it can be proved."""
+        """What was never begun has no secret to make a token by."""
         txn = self._known(self._label(token))
         if not txn.keepalive_ms:
-            raise Refused("InvalidToken")
+            raise Refused("UnknownTransaction")
         return txn
 
     def _known(self, label: str) -> Txn:

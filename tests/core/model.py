@@ -261,7 +261,7 @@ class Model(Ledger):
 
     def _settle(self, c: r.Settle) -> str:
         """It is for big ones that lost a stream; here none is carried."""
-        txn = self._by_token(c.token)
+        txn = self._known(self._label(c.token))
         if txn.state == COMMITTED:
             raise Refused("AlreadyCommitted")
         if txn.state != ABORTED:
@@ -269,17 +269,20 @@ class Model(Ledger):
         return self._text(txn)
 
     def _heartbeat(self, c: r.Heartbeat) -> str:
-        gone, refused = [], False
+        gone = []
+        refused: Refused | None = None
         for token in c.tokens:
-            txn = self.txns.get(self._label(token))
-            if txn is not None and not txn.keepalive_ms:
-                refused = True
-            elif txn is not None and txn.ended:
+            try:
+                txn = self._by_token(token)
+            except Refused as error:
+                refused = error
+                continue
+            if txn.ended:
                 gone.append(self._text(txn))
-            elif txn is not None:
+            else:
                 self.heard[txn.label] = self.world.now_ms
-        if refused:
-            raise Refused("InvalidToken")
+        if refused and not gone:
+            raise refused
         return f"not open: {', '.join(gone)}" if gone else ""
 
     def _resolve(self, c: r.Resolve) -> str:

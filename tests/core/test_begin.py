@@ -8,17 +8,15 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import DAY_MS
-from anabranch.core.tokens import verify
+from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, nyc
-from tests.core.labels import KEY, MINUTE, proved
+from tests.core.labels import MINUTE
 
 
 def test_begin(world: World) -> None:
     assert world.begin("A", name="daily", keepalive_ms=5_000) == "begun A"
     begun = world.result
-    token = verify(proved(begun).token, KEY)
-    assert (token.txn_id, token.keepalive_ms, token.scope) == (world.id("A"), 5_000, "nyc")
-    assert begun.keepalive_ms == 5_000
+    assert begun == r.Begun(world.id("A"), 5_000, world.wall_ms)
     row = world.row("A")
     assert (row.scope, row.name, row.state, row.keepalive_ms) == ("nyc", "daily", "OPEN", 5_000)
     assert (row.begun_ms, row.finished_ms, row.commit_timestamp) == (world.wall_ms, 0, 0)
@@ -26,7 +24,7 @@ def test_begin(world: World) -> None:
     assert world.ops() == ""
 
 
-def test_repeating_it_gives_the_same_token_and_changes_nothing(world: World) -> None:
+def test_repeating_it_gives_the_same_answer_and_changes_nothing(world: World) -> None:
     world.begin("A", name="daily")
     first = world.result
     world.wait(1_000)

@@ -11,12 +11,10 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import ALL, CREATORS, Right
 from anabranch.core.decisions import expiry, grants
 from anabranch.core.decisions.streams import give_up_stream
-from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
-from anabranch.core.tokens import Token
 from anabranch.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc
-from tests.core.labels import KEY, MINUTE, SECRET
+from tests.core.labels import SECRET
 
 FROM_THE_START = "admin * 255, open * 63"
 
@@ -147,7 +145,7 @@ def test_what_operators_do_leaves_a_row_once_it_is_carried_out() -> None:
     world.close(turn)
     commands = {
         "ForgetStream nyc/b": r.ForgetStream("nyc/b"),
-        "SetSeries nyc 's\\n': None becomes 5": r.SetSeries("nyc", "s\n", None, 5, b""),
+        "SetSeries nyc 's\\n': None becomes 5": r.SetSeries("nyc", "s\n", None, 5),
         "SetGrant ops on nyc/a: operate": r.SetGrant("ops", "nyc/a", 64),
     }
     expected = [
@@ -164,16 +162,14 @@ def test_what_operators_do_leaves_a_row_once_it_is_carried_out() -> None:
         "ops",
         "admin",
     ]
-    assert world.ask("refused", r.SetSeries("nyc", "s", 4, 6, b""), lane="ops") == "IllegalState"
+    assert world.ask("refused", r.SetSeries("nyc", "s", 4, 6), lane="ops") == "IllegalState"
     assert audit(world) == expected
     world.lead(keep_table=False)
     assert audit(world) == expected
     assert all(row.at_ms == world.wall_ms for row in world.result.entries)
 
 
-def test_a_recovery_a_settlement_and_an_operators_abort_are_in_it(
-    opened: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recovery_a_settlement_and_an_operators_abort_are_in_it(opened: World) -> None:
     world, torn = opened, opened.row("A")._replace(state="FINALIZE_IN_PROGRESS")
     world.begin("B")
     world.begin("C")
@@ -183,13 +179,12 @@ def test_a_recovery_a_settlement_and_an_operators_abort_are_in_it(
     world.close(turn)
     known = replace(world.state.streams["nyc/a"], topic_ids=("1", "2", "3"))
     world.log_rows([(k.stream_key("nyc/a"), known)])
-    monkeypatch.setattr(Turn, "token", lambda turn, data: Token(data, MINUTE, "nyc"))
     for _ in range(2):
         with world.by(ADMIN_LANE):
             world.ask("settle", r.Settle(world.id("A"), "torn"))
             world.ask("recover", r.RecoverStream("nyc/a"))
             world.ask("abort", r.Abort(world.id("B"), "why\n"))
-        world.ask("abort", r.Abort(world.id("C"), "my own"))
+        world.ask("abort", r.Abort(world.token("C"), "my own"))
     assert audit(world) == [
         f"admin: Abort {world.id('B').hex()} of open: 'why\\n'",
         "admin: RecoverStream nyc/a",
@@ -198,12 +193,12 @@ def test_a_recovery_a_settlement_and_an_operators_abort_are_in_it(
 
 
 def test_neither_secrets_nor_long_texts_are_in_it(world: World) -> None:
-    world.ask("set", r.SetSeries("nyc", "x" * 256, None, 5, KEY), lane=ADMIN_LANE)
+    world.ask("set", r.SetSeries("nyc", "x" * 256, None, 5), lane=ADMIN_LANE)
     turn = world.new_turn()
     turn.audit(r.ListAudit(None), "y" * 5_000)
     world.close(turn)
     rows = world.log[-1] + world.log[-2]
-    assert not any(SECRET in (value or b"") or KEY in (value or b"") for _, value in rows)
+    assert not any(SECRET in (value or b"") for _, value in rows)
     assert len(audit(world)[0]) < 1_100
 
 

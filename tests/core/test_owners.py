@@ -109,7 +109,7 @@ def series() -> None:
 def series_by_hand() -> None:
     """A series that an operator made is of all who may write."""
     world = shared()
-    world.ask("set", r.SetSeries("nyc", "s", None, 1, b""), lane="admin")
+    world.ask("set", r.SetSeries("nyc", "s", None, 1), lane="admin")
     for number, lane in ((2, "a"), (3, "b")):
         with world.by(lane):
             world.begin(f"T{number}")

@@ -52,9 +52,12 @@ def test_a_transaction_that_commits_is_still_alive(world: World) -> None:
     assert world.heartbeat("A") == "[commit A] A COMMITTED 0"
 
 
-def test_of_an_unknown_one_nothing_is_said_or_kept(world: World) -> None:
-    assert world.heartbeat("A") == ""
+def test_of_an_unknown_one_nothing_is_kept(world: World) -> None:
+    assert world.heartbeat("A") == "UnknownTransaction"
     assert world.heard() == {}
+    world.begin("B")
+    world.abort("B", "why")
+    assert world.heartbeat("A", "B", "A") == "not open: B ABORTED (why)", "that is told first"
 
 
 # -- get ---------------------------------------------------------------------------------------
@@ -113,7 +116,7 @@ def test_resolve_settles_what_never_arrived(world: World) -> None:
     assert world.begin("A", name="daily") == "TransactionAborted"
     assert world.one_shot("A", event()) == "TransactionAborted"
     # It has no secret, so nothing that claims to be its token is.
-    assert world.touch("A") == world.commit("A") == world.abort("A") == "InvalidToken"
+    assert world.touch("A") == world.commit("A") == world.abort("A") == "UnknownTransaction"
     assert world.resolve("A") == settled, "for ever the same"
 
 

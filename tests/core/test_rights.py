@@ -130,11 +130,11 @@ MATRIX: dict[str, Row] = {
     ),
     "list series": (lambda w: r.ListSeries("nyc", None, None), DESCRIBERS),
     "set a series": (
-        lambda w: r.SetSeries("nyc", "s", None, 1, b""),
+        lambda w: r.SetSeries("nyc", "s", None, 1),
         "own series-only open admin",
     ),
     "set another's series": (
-        lambda w: r.SetSeries("nyc", "s-own", 1, 2, b""),
+        lambda w: r.SetSeries("nyc", "s-own", 1, 2),
         "own series-only open admin",
     ),
     "list commands": (lambda w: r.ListCommands(), OPERATORS),

@@ -411,8 +411,11 @@ def runs(world: World) -> tuple[int, ...]:
     return row.runs
 
 
-def set_series(world: World, expected: int | None, number: int) -> str:
-    return world.ask("operator", r.SetSeries("nyc", "s", expected, number, b""))
+def set_series(world: World, expected: int | None, number: int, lane: str = "admin") -> str:
+    world.lane = lane
+    said = world.ask("operator", r.SetSeries("nyc", "s", expected, number))
+    world.lane = "open"
+    return said
 
 
 @pytest.mark.parametrize(
@@ -488,6 +491,7 @@ def test_an_operator_sets_it(
 
 def test_it_is_not_set_while_one_is_committed(world: World) -> None:
     commit(world, "A", 7)
+    assert set_series(world, 7, 3, lane="etl") == "NotAuthorized"
     world.begin("B")
     world.commit("B", name="s", number=8)
     assert set_series(world, 8, 3).startswith("NotReady")

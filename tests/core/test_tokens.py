@@ -1,193 +1,252 @@
-"""Tokens: what was signed comes back; anything else is refused, and the message says why."""
+"""Tokens: what was made comes back, narrowed if it was; all other bytes are refused."""
 
-import hashlib
 import hmac
-from contextlib import nullcontext, suppress
+import pickle
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core.tokens import (
+    ALL_RIGHTS,
+    MAX_CAVEATS,
     MAX_KEEPALIVE_MS,
+    Rights,
     Token,
-    check_proof,
-    key_id,
-    operator_proof,
+    TokenBytes,
+    make,
+    names_of,
+    narrow,
     peek,
-    prove,
-    sign,
+    rights_of_names,
     verify,
 )
 from anabranch.errors import InvalidArgument, InvalidToken
 
-KEY = bytes(range(32))
-OTHER = bytes(range(1, 33))
-TOKEN = Token(bytes.fromhex("0001" + "018bcfe56800" + "0123456789abcdef"), 60_000, "nyc")
-
 SECRET = bytes(range(64, 96))
+OTHER = bytes(32)
+BEGUN = 1_767_225_600_012
+TXN = bytes.fromhex("0001" + "018bcfe56800" + "0123456789abcdef")
+TOKEN = Token(TXN, 60_000, BEGUN, "nyc", "etl", snapshot=9)
+HEAD = (
+    b"\2" + TXN + (60_000).to_bytes(4, "big") + BEGUN.to_bytes(8, "big") + (9).to_bytes(8, "big")
+    + b"\3nyc" + b"\3etl" + b"\x1f" + bytes(8)
+)  # fmt: skip
 
-
-def check(data: bytes) -> None:
-    verify(data, KEY)
-    check_proof(data, SECRET, KEY)
-
-
-def whole(token: Token, key: bytes, secret: bytes = SECRET) -> bytes:
-    return prove(sign(token, key), secret)
-
-
-scopes = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}", fullmatch=True)
+lanes = st.from_regex(r"[a-z0-9][a-z0-9-]{0,49}", fullmatch=True)
 tokens = st.builds(
     Token,
     st.binary(min_size=16, max_size=16),
     st.integers(1, MAX_KEEPALIVE_MS),
-    scopes,
+    st.integers(0, 253_402_300_799_999),
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}", fullmatch=True),
+    lanes,
+    st.integers(1, 31),
+    st.integers(0, 253_402_300_799_999),
+    st.frozensets(lanes, max_size=2),
+    st.integers(0, (1 << 64) - 1),
 )
-keys = st.binary(min_size=32, max_size=32)
 
 
-@given(tokens, keys)
-def test_a_signed_token_comes_back(token: Token, key: bytes) -> None:
-    data = whole(token, key)
-    assert verify(data, key) == token == peek(data)
-    assert whole(token, key) == data
+def mac(key: bytes, *messages: bytes) -> bytes:
+    for message in messages:
+        key = hmac.digest(key, message, "sha256")
+    return key
 
 
-@pytest.mark.parametrize("scope", ["x", "x" * 100])
-def test_the_shortest_and_the_longest_scope(scope: str) -> None:
-    token = Token(bytes(16), 1, scope)
-    assert verify(whole(token, KEY), KEY) == token
-    with pytest.raises(InvalidToken, match="malformed token: 89 bytes"):
-        peek(whole(token, KEY)[:89])
+def raw(head: bytes, *caveats: bytes, secret: bytes = SECRET, count: int | None = None) -> bytes:
+    """A token by hand."""
+    number = bytes((len(caveats) if count is None else count,))
+    parts = b"".join(bytes((len(caveat),)) + caveat for caveat in caveats)
+    return head + number + parts + mac(secret, head, *caveats)
+
+
+@given(tokens, st.binary(min_size=32, max_size=32))
+def test_a_token_comes_back(token: Token, secret: bytes) -> None:
+    data = make(secret, token)
+    assert verify(data, secret) == token == peek(data)
+    assert make(secret, token) == data
+    with pytest.raises(InvalidToken, match="another secret"):
+        verify(data, bytes(reversed(secret)) if secret[0] != secret[-1] else OTHER[:31] + b"z")
 
 
 def test_layout() -> None:
-    signed = (
-        b"\x01"
-        + hashlib.sha256(KEY).digest()[:4]
-        + TOKEN.txn_id
-        + (60_000).to_bytes(4, "big")
-        + b"nyc"
-    )
-    public = signed + hmac.new(KEY, signed, hashlib.sha256).digest()
-    assert sign(TOKEN, KEY) == public
-    assert whole(TOKEN, KEY) == public + hmac.new(SECRET, public, hashlib.sha256).digest()
-    assert operator_proof(public, KEY) == hmac.digest(KEY, b"operator" + public, "sha256")
-    assert key_id(KEY) == hashlib.sha256(KEY).digest()[:4]
+    assert make(SECRET, TOKEN) == raw(HEAD)
+    narrowed = narrow(make(SECRET, TOKEN), rights=5, not_after_ms=BEGUN + 1, lane="wide")
+    end = (BEGUN + 1).to_bytes(8, "big")
+    assert narrowed == raw(HEAD, b"\1\5", b"\2" + end, b"\3wide")
+    found = verify(narrowed, SECRET)
+    assert found == replace(TOKEN, rights=5, not_after_ms=BEGUN + 1, lanes=frozenset({"wide"}))
 
 
-def test_every_single_bit_flip_is_refused() -> None:
-    data = whole(TOKEN, KEY)
+# How a token of rights 7 that ends at BEGUN, for lane "a", may be narrowed; and how not.
+NARROWED: dict[str, tuple[dict[str, Any], dict[str, Any] | str]] = {
+    "nothing": ({}, {}),
+    "the same": ({"rights": 7, "not_after_ms": BEGUN, "lane": "a"}, {}),
+    "rights": ({"rights": 2}, {"rights": 2}),
+    "sooner": ({"not_after_ms": BEGUN - 1}, {"not_after_ms": BEGUN - 1}),
+    "other rights": ({"rights": 8}, "has no right to abort"),
+    "more rights": ({"rights": 15}, "has no right to abort"),
+    "unknown rights": ({"rights": 1 | 32}, "never widened"),
+    "no rights": ({"rights": 0}, "would have no right"),
+    "later": ({"not_after_ms": BEGUN + 1}, "ends before"),
+    "no end": ({"not_after_ms": 0}, "ends before"),
+    "another lane": ({"lane": "b"}, "for lane a only"),
+    "no lane": ({"lane": "A b"}, "not a lane"),
+    "before all time": ({"not_after_ms": -1}, "Unix milliseconds"),
+}
+
+
+@pytest.mark.parametrize("case", NARROWED)
+def test_a_token_is_narrowed_never_widened(case: str) -> None:
+    asked, expected = NARROWED[case]
+    token = replace(TOKEN, rights=7, not_after_ms=BEGUN, lanes=frozenset({"a"}))
+    if isinstance(expected, str):
+        with pytest.raises(InvalidArgument, match=expected):
+            narrow(make(SECRET, token), **asked)
+    else:
+        narrowed = narrow(make(SECRET, token), **asked)
+        assert verify(narrowed, SECRET) == replace(token, **expected)
+        assert (narrowed == make(SECRET, token)) == (not expected)
+
+
+def test_caveats_are_bounded_and_add_up() -> None:
+    data = make(SECRET, replace(TOKEN, not_after_ms=BEGUN + 100))
+    for step in range(MAX_CAVEATS):
+        data = narrow(data, not_after_ms=BEGUN + 99 - step)
+    assert verify(data, SECRET).not_after_ms == BEGUN + 84
+    with pytest.raises(InvalidArgument, match="at most 16 caveats"):
+        narrow(data, rights=1)
+    by_hand = raw(HEAD, b"\1\6", b"\3a", b"\1\3", b"\3b")
+    assert verify(by_hand, SECRET) == replace(TOKEN, rights=2, lanes=frozenset("ab"))
+
+
+def test_a_caveat_is_never_taken_off_or_changed() -> None:
+    data = narrow(narrow(make(SECRET, TOKEN), rights=1), lane="a")
+    for caveats in ((), (b"\1\1",), (b"\3a",), (b"\1\3", b"\3a"), (b"\3a", b"\1\1")):
+        forged = raw(HEAD, *caveats)[:-32] + data[-32:]
+        peek(forged)
+        with pytest.raises(InvalidToken, match="tampered"):
+            verify(forged, SECRET)
+
+
+def test_every_single_bit_flip_every_cut_and_every_extension_is_refused() -> None:
+    data = bytes(narrow(make(SECRET, TOKEN), rights=1, not_after_ms=BEGUN, lane="a"))
+    forged = [data[:size] for size in range(len(data))]
+    forged += [data[size:] for size in range(1, len(data))]
+    forged += [data + b"\0", data + data]
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(InvalidToken) as refused:
-            check(bytes(flipped))
-        where = bit // 8
-        expected = "malformed" if where == 0 else "another key" if where < 5 else "tampered"
-        if where >= len(data) - 32:
-            expected = "proof is not of the secret"
-        assert expected in str(refused.value)
-
-
-def test_every_cut_and_every_extension_is_refused() -> None:
-    data = whole(TOKEN, KEY)
-    for size in range(len(data)):
+        forged.append(bytes(flipped))
+    for each in forged:
         with pytest.raises(InvalidToken):
-            verify(data[:size], KEY)
-        with pytest.raises(InvalidToken):
-            verify(data[size + 1 :], KEY)
-    for more in (b"\0", b"x" * 200):
-        with pytest.raises(InvalidToken):
-            verify(data + more, KEY)
+            verify(each, SECRET)
 
 
-@given(st.binary(max_size=200))
+@given(st.binary(max_size=300))
 def test_other_bytes_are_refused(data: bytes) -> None:
-    for forged in (data, b"\x01" + key_id(KEY) + data):
+    for forged in (data, b"\2" + data, HEAD + data):
         with pytest.raises(InvalidToken):
-            verify(forged, KEY)
+            verify(forged, SECRET)
         with suppress(InvalidToken):  # it may be well formed by chance: peek does not verify
             peek(forged)
 
 
-def test_a_token_of_another_key_names_both() -> None:
-    with pytest.raises(InvalidToken, match="another key") as refused:
-        verify(whole(TOKEN, OTHER), KEY)
-    assert key_id(KEY).hex() in str(refused.value)
-    assert key_id(OTHER).hex() in str(refused.value)
+def changed(at: int, value: bytes) -> bytes:
+    return HEAD[:at] + value + HEAD[at + len(value) :]
 
 
-def test_a_mac_under_the_right_key_id_but_another_key_is_tampering() -> None:
-    forged = bytearray(whole(TOKEN, OTHER))
-    forged[1:5] = key_id(KEY)
-    with pytest.raises(InvalidToken, match="tampered"):
-        verify(bytes(forged), KEY)
+MALFORMED = {
+    "the version before": raw(changed(0, b"\1")),
+    "a future version": raw(changed(0, b"\3")),
+    "no keepalive": raw(changed(17, bytes(4))),
+    "a keepalive of 2^31 ms": raw(changed(17, b"\x80\0\0\0")),
+    "begun after all time": raw(changed(21, b"\xff" * 8)),
+    "no scope": raw(changed(38, b"_yc")),
+    "a scope that is not ASCII": raw(changed(38, b"\xff")),
+    "no owner": raw(changed(42, b"ETL")),
+    "a right of the future": raw(changed(45, b"\x20")),
+    "a caveat of the future": raw(HEAD, b"\4x"),
+    "an empty caveat": raw(HEAD, b""),
+    "rights of two bytes": raw(HEAD, b"\1\1\1"),
+    "a short end": raw(HEAD, b"\2\1"),
+    "an end that is none": raw(HEAD, b"\2" + bytes(8)),
+    "a lane that is none": raw(HEAD, b"\3A"),
+    "fewer caveats than told": raw(HEAD, b"\1\1", count=2),
+    "more caveats than told": raw(HEAD, b"\1\1", count=0),
+    "17 caveats": raw(HEAD, *[b"\1\1"] * 17),
+    "caveats as long as they get": raw(HEAD, *[b"\3" + b"a" * 254] * 16),
+    "nothing": b"",
+    "text": "text",
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_what_is_malformed_is_refused_though_it_is_signed(case: str) -> None:
+    for read in (peek, lambda data: verify(data, SECRET), narrow):
+        with pytest.raises(InvalidToken, match="malformed token"):
+            read(MALFORMED[case])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("keepalive", "scope"),
-    [(0, b"nyc"), (1 << 31, b"nyc"), (5, b"_nyc"), (5, b"\xff"), (5, b"a.b")],
-)
-def test_signed_nonsense_is_still_malformed(keepalive: int, scope: bytes) -> None:
-    signed = b"\x01" + key_id(KEY) + TOKEN.txn_id + keepalive.to_bytes(4, "big") + scope
-    data = prove(signed + hmac.digest(KEY, signed, "sha256"), SECRET)
-    with pytest.raises(InvalidToken, match="malformed"):
-        verify(data, KEY)
-    with pytest.raises(InvalidToken, match="malformed"):
-        peek(data)
-
-
-def test_what_is_not_bytes_is_malformed() -> None:
-    for wrong in ("text", None, 7):
-        with pytest.raises(InvalidToken, match="malformed"):
-            peek(wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "token",
+    "change",
     [
-        Token(b"short", 1, "nyc"),
-        Token(bytes(16), 0, "nyc"),
-        Token(bytes(16), MAX_KEEPALIVE_MS + 1, "nyc"),
-        Token(bytes(16), 1, ""),
-        Token(bytes(16), 1, "a/b"),
-        Token(bytes(16), 1, "x" * 101),
+        {"txn_id": b"short"},
+        {"keepalive_ms": 0},
+        {"keepalive_ms": MAX_KEEPALIVE_MS + 1},
+        {"begun_ms": -1},
+        {"scope": ""},
+        {"scope": "a/b"},
+        {"scope": "x" * 101},
+        {"owner": "Etl"},
+        {"rights": 0},
+        {"rights": 32},
+        {"not_after_ms": 1 << 63},
+        {"lanes": frozenset({""})},
+        {"lanes": frozenset(map(str, range(17)))},
+        {"snapshot": 1 << 64},
     ],
+    ids=lambda change: next(iter(change)),
 )
-def test_a_bad_part_is_not_signed(token: Token) -> None:
+def test_a_bad_part_makes_no_token(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
-        sign(token, KEY)
+        make(SECRET, replace(TOKEN, **change))
 
 
 @pytest.mark.parametrize("size", [0, 31, 33, 64])
-def test_a_key_of_another_size_is_refused(size: int) -> None:
-    for call in (
-        lambda: key_id(bytes(size)),
-        lambda: sign(TOKEN, bytes(size)),
-        lambda: verify(whole(TOKEN, KEY), bytes(size)),
-    ):
+def test_a_secret_of_another_size_makes_no_token(size: int) -> None:
+    with pytest.raises(InvalidArgument):
+        make(bytes(size), TOKEN)
+
+
+@pytest.mark.parametrize("owner", ["x", "x" * 50])
+@pytest.mark.parametrize("scope", ["x", "x" * 100])
+def test_the_smallest_and_the_biggest(scope: str, owner: str) -> None:
+    token = replace(TOKEN, scope=scope, owner=owner)
+    assert verify(raw(make(SECRET, token)[:-33], *[b"\3" + b"a" * 50] * 16), SECRET).lanes
+
+
+def test_its_text_says_what_it_is_and_hides_its_bytes() -> None:
+    data = narrow(make(SECRET, TOKEN), rights=3, not_after_ms=BEGUN, lane="a")
+    said = f"token of {TXN.hex()} (write, heartbeat; until 2026-01-01T00:00:00Z; lane a)"
+    assert [repr(data), str(data), f"{data}", f"{data!r:}"] == [said] * 4
+    assert repr(make(SECRET, TOKEN)).endswith("(write, heartbeat, commit, abort, state; no end)")
+    again = pickle.loads(pickle.dumps(data))
+    assert type(again) is TokenBytes
+    assert again == data == bytes(data)
+    assert hash(data) == hash(bytes(data))
+
+
+def test_rights_have_names() -> None:
+    assert rights_of_names("all") == ALL_RIGHTS == sum(Rights)
+    assert rights_of_names("write") == 1
+    assert rights_of_names(("heartbeat", "state")) == 18
+    assert names_of(22) == ["heartbeat", "commit", "state"]
+    for wrong in ("", "Write", "read", (), ("write", 7), "_x"):
         with pytest.raises(InvalidArgument):
-            call()
-
-
-@pytest.mark.parametrize(
-    ("secret", "proof", "holds"),
-    [
-        (SECRET, hmac.digest(SECRET, sign(TOKEN, KEY), "sha256"), True),
-        (SECRET, operator_proof(sign(TOKEN, KEY), KEY), True),
-        (None, operator_proof(sign(TOKEN, KEY), KEY), True),
-        (OTHER, hmac.digest(SECRET, sign(TOKEN, KEY), "sha256"), False),
-        (None, hmac.digest(SECRET, sign(TOKEN, KEY), "sha256"), False),
-        (SECRET, operator_proof(sign(TOKEN, KEY), OTHER), False),
-        (SECRET, hmac.digest(KEY, sign(TOKEN, KEY), "sha256"), False),
-        (SECRET, SECRET, False),
-        (SECRET, bytes(32), False),
-    ],
-)
-def test_whose_proof_holds(secret: bytes | None, proof: bytes, holds: bool) -> None:
-    data = sign(TOKEN, KEY) + proof
-    with suppress(InvalidToken) if not holds else nullcontext():
-        check_proof(data, secret, KEY)
-        assert holds
+            rights_of_names(wrong)  # type: ignore[arg-type]

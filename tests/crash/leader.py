@@ -26,7 +26,6 @@ from tests.failpoints import DecidingController, FailingLog, FailingProducer, Fa
 
 IDLE_WAIT_S = 0.5
 PAUSE_S = 0.05
-KEY = "00" * 32
 TIDY: dict[str, Any] = {
     "clean_ms": 200,
     "clean_records": 200,
@@ -48,7 +47,6 @@ class Lead(Spec):
     """
 
     folder: str = ""
-    key: str = KEY
     point: str = ""
     action: str = "kill"
     armed: bool = True
@@ -140,7 +138,6 @@ def lead(number: int, told: dict[str, Any]) -> int:
             control_partition=0,
             control_partitions=1,
             prefix=spec.prefix,
-            token_key=bytes.fromhex(spec.key),
             reply_partitions=spec.replies,
             chunk_bytes=spec.chunk_bytes,
             **(TIDY if spec.tidy else {}),

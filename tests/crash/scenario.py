@@ -14,7 +14,7 @@ import pytest
 
 from anabranch.ports import Log
 from anabranch.schemas import records as r
-from tests.core.labels import SECRET
+from tests.core.labels import SECRET, Begun
 from tests.crash.oracle import StreamLog, check_stream, read_stream
 from tests.crash.raw import Pen, Raw, Refused, make_txn_id
 
@@ -181,7 +181,7 @@ class Scenario:
 
     def _begin(self, which: str, name: str | None, keepalive_ms: int) -> bytes:
         begun = self.client.ask(r.Begin(self.ids[which], self.scope, name, keepalive_ms, SECRET))
-        assert isinstance(begun, r.Begun), begun
+        assert isinstance(begun, Begun), begun
         self.tokens[which] = begun.token
         return begun.token
 

@@ -22,7 +22,6 @@ from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.schemas import records as r
 from tests.conftest import Broker
 from tests.crash.cases import Case, Place
-from tests.crash.leader import KEY
 from tests.crash.zygote import Zygote
 from tests.failpoints import FailingLog
 
@@ -100,7 +99,7 @@ class Stopped:
         """Lead for a moment, in this process; where the status log was read from is in ``reads``."""
         log, clock = Watched(self.log, self.status), SystemClock()
         table = open_checkpoint(self.folder, log, clock, self.place.prefix, 0)
-        settings = Settings(0, 1, self.place.prefix, bytes.fromhex(KEY))
+        settings = Settings(0, 1, self.place.prefix)
         controller = Controller(log, table, clock, settings, "test")
         controller.lead()
         controller.step(0.2)  # journals are read to their ends,

@@ -16,7 +16,7 @@ import pytest
 from anabranch.ports import Log
 from anabranch.schemas import records as r
 from tests.conftest import Broker
-from tests.core.labels import SECRET
+from tests.core.labels import SECRET, Begun
 from tests.crash.leader import Lead
 from tests.crash.oracle import check_stream, read_stream
 from tests.crash.raw import Raw, make_txn_id, make_writer, quick_producer
@@ -68,11 +68,11 @@ def test_ten_thousand_open(
             client.answers.clear()
         return answers
 
-    def begin(count: int) -> list[r.Begun]:
+    def begin(count: int) -> list[Begun]:
         ids = [make_txn_id() for _ in range(count)]
         begun = ask_all([r.Begin(i, scope, None, KEEPALIVE_MS, SECRET) for i in ids])
-        assert {b.txn_id for b in begun if isinstance(b, r.Begun)} == set(ids)
-        return [b for b in begun if isinstance(b, r.Begun)]
+        assert {b.txn_id for b in begun if isinstance(b, Begun)} == set(ids)
+        return [b for b in begun if isinstance(b, Begun)]
 
     client.ask(r.FindScope(scope, True))
     client.ask(r.CreateStream(stream, 2, {}))

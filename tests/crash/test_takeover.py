@@ -126,7 +126,6 @@ def pair(broker: Broker, log: Log, tmp_path_factory: pytest.TempPathFactory) -> 
         ControllerProcess(
             broker.bootstrap,
             folder / name,
-            folder / "token.key",
             prefix,
             arguments=("--session-timeout", str(SESSION_S)),
         )

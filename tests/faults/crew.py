@@ -88,12 +88,10 @@ class Crew:
         # On a fresh tree they are compiled first, for up to a minute: not in the middle of a fault.
         columns_write.warm()
         framing.warm()
-        key = self.folder / "token.key"
         for n in range(2):
             controller = ControllerProcess(
                 self.cluster.bootstrap,
                 self.folder / f"controller-{n}",
-                key,
                 self.prefix,
                 CONTROLLER,
             )

@@ -38,7 +38,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     folder = tmp_path_factory.mktemp("blind")
     with (
         start_network() as made,
-        ControllerProcess(made.direct, folder, folder / "key") as controller,
+        ControllerProcess(made.direct, folder) as controller,
     ):
         controller.wait_leading()
         yield made

@@ -310,7 +310,6 @@ def test_commit_rounds_stay_whole(
         return ControllerProcess(
             network.proxied,
             tmp_path / f"c{next(numbers)}",
-            tmp_path / "token.key",
             prefix,
             ("--session-timeout", "1"),
         )

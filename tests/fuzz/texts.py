@@ -1,4 +1,4 @@
-"""Fuzzed: what people give: options, times, ranges, schemas, key files, CSV files, checkpoints of Spark."""
+"""Fuzzed: what people give: options, times, ranges, schemas, CSV files, checkpoints of Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from anabranch.cli.stream.commands import parse_range, parse_segment
 from anabranch.core.ids import check_scope, split_stream
 from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSetting
 from anabranch.kafka.settings import parse_settings
-from anabranch.processors.keyfile import load_or_create
 from anabranch.reading.snapshot import check_at
 from anabranch.spark.options import Options
 from anabranch.spark.sink import avro_rows
@@ -220,13 +219,6 @@ TARGETS = (
     Target("avro-schemas", lambda: _texts(_SCHEMA), lambda: _on_text(_schema), _BAD, inputs=500),
     Target(
         "positions", _position_seeds, lambda: _on_text(_positions), (MalformedRecord,), inputs=1500
-    ),
-    Target(
-        "key-files",
-        lambda: [b"ab" * 32 + b"\n"],
-        lambda: _file("token.key", load_or_create),
-        _BAD,
-        inputs=300,
     ),
     *(
         Target(

@@ -133,8 +133,12 @@ CATALOGUE: tuple[Mutant, ...] = (
     # -- what belongs to whom
     Mutant("a repeated Begin needs no secret", decisions.any_secret, simulated=False,
            play=plays.a_stranger_begins_again, suite="tests/core/test_secrets.py"),
-    Mutant("an abort needs no proof", decisions.unproved_abort, simulated=False,
-           play=plays.a_stranger_aborts, suite="tests/core/test_secrets.py"),
+    *(Mutant(name, plant, simulated=False, play=plays.tokens_that_are_not_good_enough,
+             suite="tests/core/test_secrets.py")
+      for name, plant in (("a token's MAC is not looked at", decisions.no_mac),
+                          ("a token's rights are not looked at", decisions.no_right),
+                          ("a token's end is not looked at", decisions.no_end),
+                          ("a token's lane is not looked at", decisions.no_lane))),
     Mutant("an answer to another command is believed", clients.any_answer, simulated=False,
            by_clients=True, play=plays.an_answer_to_another_command,
            suite="tests/client/test_protocol.py"),

@@ -12,7 +12,6 @@ from anabranch.client import transaction
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import commit, merge, transactions
-from anabranch.core.decisions import decide as decide_module
 from anabranch.core.decisions import names_and_series as claims
 from anabranch.core.decisions import turn as turn_module
 from anabranch.core.decisions.turn import Turn
@@ -21,7 +20,8 @@ from anabranch.core.journal import index
 from anabranch.core.journal.index import JournalIndex, Weighed
 from anabranch.core.journal.runs import StoredRun
 from anabranch.core.state import OpenTxn
-from anabranch.schemas.records import Abort, Commit, Receipt, SeriesRow, TxnRow, YieldedRow
+from anabranch.core.tokens import peek
+from anabranch.schemas.records import Commit, Receipt, SeriesRow, TxnRow, YieldedRow
 
 Planted = AbstractContextManager[object]
 
@@ -140,15 +140,24 @@ def any_secret() -> Planted:
     return patch.object(transactions, "compare_digest", lambda *_: True)
 
 
-def unproved_abort() -> Planted:
-    """Abort takes a token without asking for its proof."""
-    real = transactions.abort
+def no_mac() -> Planted:
+    """A token is taken whoever made it."""
+    return patch.object(turn_module, "is_genuine", lambda *_: True)
 
-    def abort(turn: Turn, command: Abort, to: Any) -> None:
-        with patch.object(turn_module, "check_proof", lambda *_: None):
-            real(turn, command, to)
 
-    return patch.dict(decide_module._DECISIONS, {Abort: abort})
+def no_right() -> Planted:
+    """A token is good for everything."""
+    return patch.object(turn_module, "check_right", lambda *_: None)
+
+
+def no_end() -> Planted:
+    """A token is good for ever."""
+    return patch.object(turn_module, "peek", lambda data: replace(peek(data), not_after_ms=0))
+
+
+def no_lane() -> Planted:
+    """A token is good in every lane."""
+    return patch.object(turn_module, "peek", lambda data: replace(peek(data), lanes=frozenset()))
 
 
 def uncounted_tries() -> Planted:

@@ -19,6 +19,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import segment_number
 from anabranch.core.round import NewEpoch, Part, StreamCommit
 from anabranch.core.state import State
+from anabranch.core.tokens import id_named
 from anabranch.processors import carrier, controller
 from anabranch.schemas import codec, records
 from anabranch.schemas.records import CarryRow, CommitRecord, EpochRecord, SegmentRange
@@ -102,7 +103,7 @@ def show_an_aborted() -> Planted:
     real = transactions.abort
 
     def abort(turn: Turn, command: Any, to: Any) -> None:
-        txn_id = turn.token(command.token).txn_id
+        txn_id = id_named(command.token)
         txn = turn.state.open.get(txn_id)
         if txn is not None and txn.row.state == "OPEN":
             for stream, epoch in txn.participants.items():

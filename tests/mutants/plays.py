@@ -14,6 +14,7 @@ from unittest.mock import patch
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.client.session import Session
 from anabranch.core.ids import make_txn_id
+from anabranch.core.tokens import Rights, narrow
 from anabranch.errors import AlreadyCommitted, NotLeading
 from anabranch.kafka.wire.data import PartitionFetch, fetched
 from anabranch.memory.table import MemoryStore
@@ -280,12 +281,18 @@ def a_stranger_begins_again() -> None:
     assert isinstance(world.ask(leader, stranger), r.Refusal)
 
 
-def a_stranger_aborts() -> None:
-    """Somebody aborts with a token that they have read on the topic of replies."""
+def tokens_that_are_not_good_enough() -> None:
+    """Somebody aborts by a token with another MAC, without that right, after its end, or in another lane."""
     world, leader = _opened()
     txn_id, token = _begin(world, leader)
-    world.ask(leader, r.Abort(token[:-32] + bytes(32), ""))
-    assert world.ask(leader, r.GetState(txn_id)).state == "OPEN"
+    for bad in (
+        token[:-32] + bytes(32),
+        narrow(token, rights=Rights.WRITE),
+        narrow(token, not_after_ms=int(world.clock.wall() * 1000) - 1),
+        narrow(token, lane="etl"),
+    ):
+        world.ask(leader, r.Abort(bad, ""))
+        assert world.ask(leader, r.GetState(txn_id)).state == "OPEN"
 
 
 def an_answer_to_another_command() -> None:

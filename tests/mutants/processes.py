@@ -114,7 +114,6 @@ def _lead(
         control_partition=0,
         control_partitions=1,
         prefix=spec.prefix,
-        token_key=bytes(32),
         chunk_bytes=spec.chunk_bytes,
         **TIDY,
     )

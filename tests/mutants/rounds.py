@@ -14,7 +14,6 @@ from anabranch.core.decisions import decide, questions, transactions
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
-from anabranch.core.tokens import key_id
 from anabranch.ports import Producer, TopicPartition
 from anabranch.processors import controller, durability, leadership
 from anabranch.processors.lanes import queues
@@ -252,7 +251,7 @@ def fold_once() -> Planted:
         leadership.fold_to_end(log, table, state, clock, status)
         producers, carriers = _initialise(log, given)
         term = state.term.term + 1 if state.term else 1
-        row = TermRow(term, given["leader"], 0, key_id(given["token_key"]), False)
+        row = TermRow(term, given["leader"], 0, False)
         producers[0].append([(status, encode_batch([Record(0, 0, k.TERM_KEY, encode(row))]))])
         producers[0].commit()
         state.apply(k.TERM_KEY, row)
@@ -279,8 +278,7 @@ def act_before_term() -> Planted:
         lease = self.lease
         if wrote and lease is not None and steps.get(id(lease)) is None:
             steps[id(lease)] = 1
-            key = key_id(self.settings.token_key)
-            row = TermRow(lease.term, self.leader, int(self.clock.wall() * 1000), key, False)
+            row = TermRow(lease.term, self.leader, int(self.clock.wall() * 1000), False)
             turn = self._turn()
             turn.put(k.TERM_KEY, row)
             self._write(turn)

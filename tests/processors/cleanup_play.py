@@ -15,7 +15,6 @@ from anabranch.ports import TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas.records import (
     Begin,
-    Begun,
     Commit,
     DescribeStreams,
     Extent,
@@ -26,9 +25,9 @@ from anabranch.schemas.records import (
     Touched,
 )
 from anabranch.topics.names import journal_topic, stream_topic
-from tests.core.labels import SECRET
+from tests.core.labels import SECRET, Begun
 from tests.failpoints import FailingLog, FailingTable
-from tests.processors.world import KEY, World
+from tests.processors.world import World
 
 STREAM = "nyc/flights"
 JOURNAL = TopicPartition(journal_topic(STREAM), 0)
@@ -77,7 +76,7 @@ class Play:
             FailingLog(self.world.cluster.log(name), lambda c, p: self.hook(c, p)),
             FailingTable(self.store.open(name), lambda c, p: self.hook(c, p)),
             self.world.clock,
-            Settings(0, 1, "anabranch", KEY, reply_partitions=8, **given),
+            Settings(0, 1, "anabranch", reply_partitions=8, **given),
             leader=name,
         )
         self.controller.lead()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from anabranch.batches.records import Record
+from anabranch.core.authorize import ALL
+from anabranch.core.rows import grant_key
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (
     Begin,
-    Begun,
     DescribeStreams,
     Event,
     GetState,
+    GrantRow,
     OneShot,
     Outcome,
     Receipt,
@@ -20,8 +24,8 @@ from anabranch.schemas.records import (
     Touch,
     Touched,
 )
-from anabranch.topics.names import history_topic, journal_topic, stream_topic
-from tests.core.labels import SECRET
+from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
+from tests.core.labels import SECRET, Begun
 from tests.processors.world import World
 
 GONE, OTHER = "nyc/gone", "nyc/other"
@@ -36,6 +40,9 @@ class Play:
     def __init__(self, **settings: Any) -> None:
         self.world = World()
         self.store = MemoryStore()
+        grant = GrantRow("open", "*", int(ALL))  # these clients are operators, too
+        row = Record(0, 0, grant_key("open", "*"), encode(grant))
+        self.world.cluster.produce(TopicPartition(status_topic("anabranch"), 0), [row])
         self.controller = self.world.controller(store=self.store, **settings)
         self.controller.lead()
         self.world.stream(self.controller, GONE)

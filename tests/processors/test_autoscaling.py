@@ -13,7 +13,6 @@ from anabranch.ports import LogRefused, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.schemas.records import (
     Begin,
-    Begun,
     Commit,
     CreateStream,
     Event,
@@ -26,7 +25,7 @@ from anabranch.schemas.records import (
     Touched,
 )
 from anabranch.topics.names import journal_topic, stream_topic
-from tests.core.labels import SECRET
+from tests.core.labels import SECRET, Begun
 from tests.processors.world import World
 
 STREAM = "nyc/flights"

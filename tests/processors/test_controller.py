@@ -14,14 +14,12 @@ from anabranch.core.ids import (
 )
 from anabranch.core.partitioner import record_checksum
 from anabranch.core.rows import ROUND_KEY
-from anabranch.errors import InvalidToken
 from anabranch.memory.table import MemoryStore
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
     AdoptScope,
     Begin,
-    Begun,
     Commit,
     CommitRecord,
     CreateStream,
@@ -49,7 +47,7 @@ from anabranch.topics.names import (
     status_topic,
     stream_topic,
 )
-from tests.core.labels import SECRET
+from tests.core.labels import SECRET, Begun
 from tests.processors.world import World
 
 STREAM = "nyc/flights"
@@ -232,13 +230,6 @@ def test_a_pending_commit_survives_its_controller() -> None:
     outcome = world.ask(second, Commit(begun.token, (receipt,), (), None, 1000))
     assert outcome.state == "COMMITTED"
     assert len(events_of(world)) == 10
-
-
-def test_a_controller_with_another_key_refuses_to_lead() -> None:
-    world = World()
-    world.controller("c0").lead()
-    with pytest.raises(InvalidToken, match="same key file"):
-        world.controller("c1", key=b"x" * 32).lead()
 
 
 def test_scopes_are_served_where_the_directory_says() -> None:

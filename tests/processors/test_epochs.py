@@ -10,7 +10,6 @@ import pytest
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import Record
 from anabranch.core.partitioner import position_of
-from anabranch.errors import InvalidToken
 from anabranch.memory.log import MemoryLog
 from anabranch.memory.producer import MemoryProducer
 from anabranch.ports import LogRefused, TopicPartition, TopicSpec
@@ -18,7 +17,6 @@ from anabranch.processors.controller import Controller
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
     Begin,
-    Begun,
     Commit,
     CreateStream,
     EpochRecord,
@@ -35,7 +33,7 @@ from anabranch.schemas.records import (
 )
 from anabranch.topics import declarations
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
-from tests.core.labels import SECRET
+from tests.core.labels import SECRET, Begun
 from tests.processors.world import World
 
 STREAM = "nyc/flights"
@@ -271,7 +269,12 @@ def test_a_leadership_that_fails_leaves_no_producers(monkeypatch: pytest.MonkeyP
     first = world.controller("first")
     first.lead()
     first.resign()
-    second = world.controller("second", key=b"x" * 32)
-    with pytest.raises(InvalidToken):
+    second = world.controller("second")
+
+    def check(*_: object) -> None:
+        raise LogRefused("a broker that does not know it", 3)
+
+    monkeypatch.setattr(MemoryProducer, "check", check)
+    with pytest.raises(LogRefused):
         second.lead()
     assert open_now == 0

@@ -19,7 +19,7 @@ from anabranch.ports import LogFenced, LogUnavailable, TopicInfo
 from anabranch.processors.checkpoint import size_on_disk
 from anabranch.processors.controller import Controller
 from anabranch.processors.leader import ASIDE_S, Leader
-from tests.processors.world import KEY, World
+from tests.processors.world import World
 
 DEADLINE_S = 30.0
 
@@ -39,7 +39,7 @@ def leading(world: World, folder: Path) -> list[Exception]:
     leader = Leader(
         lambda: world.cluster.log("c"),
         world.clock,
-        Settings(0, 1, "anabranch", KEY),
+        Settings(0, 1, "anabranch"),
         folder=folder,
         leader="c",
         native_timeout=60,
@@ -108,7 +108,7 @@ def test_pauses_after_failures(
     leader = Leader(
         lambda: world.cluster.log("c"),
         world.clock,
-        Settings(0, 1, "anabranch", KEY),
+        Settings(0, 1, "anabranch"),
         folder=Path(),
         leader="c",
         native_timeout=60,

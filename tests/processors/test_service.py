@@ -13,15 +13,12 @@ from typing import Any
 import pytest
 
 from anabranch.clock import SystemClock
-from anabranch.errors import ClockSkew, InvalidToken, NotAuthorized, NotReady, TopicMisconfigured
-from anabranch.kafka.log import KafkaLog
+from anabranch.errors import ClockSkew, NotAuthorized, NotReady, TopicMisconfigured
 from anabranch.ports import Log, LogRefused, LogUnavailable
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions
-from anabranch.processors.keyfile import load_or_create
 from anabranch.processors.leader import Leader
 from anabranch.processors.metrics import Metrics
-from anabranch.schemas.records import TermRow
 from anabranch.topics.creation import ControlTopics
 
 ENDS = """
@@ -37,13 +34,13 @@ def create_control_topics(*_, **__):
 service.create_control_topics = create_control_topics
 folder = Path(sys.argv[1])
 sys.exit(service.run_controller(
-    ControllerOptions("127.0.0.1:1", data_dir=folder, key_file=folder / "key")))
+    ControllerOptions("127.0.0.1:1", data_dir=folder)))
 """
 
 
 @pytest.fixture
 def controller(tmp_path: Path) -> service.ControllerService:
-    options = ControllerOptions("127.0.0.1:1", data_dir=tmp_path, key_file=tmp_path / "key")
+    options = ControllerOptions("127.0.0.1:1", data_dir=tmp_path)
     return service.ControllerService(options)
 
 
@@ -66,7 +63,7 @@ def test_it_waits_for_brokers_that_are_away(
         return answer
 
     monkeypatch.setattr(service, "create_control_topics", create_control_topics)
-    monkeypatch.setattr(service, "last_term", lambda *_: (None, True))
+    monkeypatch.setattr(service, "last_term", lambda *_: None)
     assert asyncio.run(controller._prepared())
     assert (controller.failure, answers) == (None, [])
     assert [record.getMessage() for record in caplog.records] == [
@@ -192,23 +189,3 @@ def test_what_is_compiled_is_had_before_brokers_are_asked(
     assert not asyncio.run(controller._prepared())
     assert isinstance(controller.failure, service.CompilationFailed)
     assert service._exit_code(controller.failure) == service.EXIT_ENVIRONMENT
-
-
-def test_a_key_is_made_for_a_new_cluster_only(
-    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def check(term: TermRow | None, whole: bool) -> None:
-        monkeypatch.setattr(service, "last_term", lambda *_: (term, whole))
-        controller._check_key(KafkaLog("127.0.0.1:1"))
-
-    old = TermRow(term=3, leader="other", since_ms=0, key_id=b"none", resigned=False)
-    key_file = controller.options.key_file
-    assert key_file is not None
-    for term, whole in ((old, True), (None, False)):
-        with pytest.raises(InvalidToken, match="there is no key file"):
-            check(term, whole)
-        assert not key_file.exists()
-    check(None, True)
-    assert load_or_create(key_file) == controller._key
-    with pytest.raises(InvalidToken, match="is not that of the cluster"):
-        check(old, True)

@@ -40,8 +40,6 @@ from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, journal_topic, replies_topic, status_topic
 from tests.core.labels import proved
 
-KEY = b"k" * 32
-
 
 @dataclass
 class HandClock:
@@ -75,7 +73,9 @@ class World:
             self.cluster.log("setup"), "anabranch", control_partitions=self.control_partitions
         )
         # Operators ask by lane open, too: the rights of lanes have tests of their own (tests/core).
-        row = Record(0, 0, grant_key(OPEN_LANE, "*"), encode(GrantRow(OPEN_LANE, "*", int(ALL))), ())
+        row = Record(
+            0, 0, grant_key(OPEN_LANE, "*"), encode(GrantRow(OPEN_LANE, "*", int(ALL))), ()
+        )
         for partition in range(self.control_partitions):
             self.cluster.produce(TopicPartition(status_topic(), partition), [row])
 
@@ -85,7 +85,6 @@ class World:
         partition: int = 0,
         *,
         store: MemoryStore | None = None,
-        key: bytes = KEY,
         **settings: Any,
     ) -> Controller:
         """A controller that does not lead yet."""
@@ -94,7 +93,7 @@ class World:
             (store or MemoryStore()).open(name),
             self.clock,
             Settings(
-                partition, self.control_partitions, "anabranch", key, reply_partitions=8, **settings
+                partition, self.control_partitions, "anabranch", reply_partitions=8, **settings
             ),
             leader=name,
         )

@@ -221,7 +221,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         controller = ControllerProcess(
             secured.bootstrap,
             folder / "controller",
-            folder / "key",
             arguments=(
                 *words(secured.options(CONTROLLER)),
                 *("--control-partitions", "2", "--session-timeout", "2", "--lost-after", "0.1"),

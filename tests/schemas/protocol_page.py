@@ -29,12 +29,11 @@ BLOCK = re.compile(r"(<!-- generated: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTAL
 # -- the story of the examples --------------------------------------------------------------------
 
 MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
-KEY = bytes(range(32))
 TXN = ids.make_txn_id(3, MS, 0x0123456789ABCDEF)
 SHOT = ids.make_txn_id(3, MS + 5000, 0xFEDCBA9876543210)
 SECRET = bytes(range(32, 64))
-SIGNED = tokens.sign(tokens.Token(TXN, 60_000, "nyc"), KEY)
-TOKEN = tokens.prove(SIGNED, SECRET)
+TOKEN = tokens.make(SECRET, tokens.Token(TXN, 60_000, MS + 12, "nyc", "open"))
+NARROWED = tokens.narrow(TOKEN, rights=3, not_after_ms=MS + 12 + DAY_MS, lane="etl")
 WRITER = 0x1122334455667788
 CREATED = hybrid_time.from_us((MS - 1000) * 1000)
 STAMP = hybrid_time.from_us((MS + 2500) * 1000 + 7)
@@ -92,10 +91,6 @@ def _reply(number: int, result: Any) -> r.Reply:
     return r.Reply(cid(number), command, STAMP if number > 6 else CREATED, result)
 
 
-def _proved(command: r.SetSeries) -> r.SetSeries:
-    return dataclasses.replace(command, proof=tokens.operator_proof(encode(command), KEY))
-
-
 IDS = ("Ab3TqYPzQ0mCkq1vSxGk2A", "h0LhXNQzTgGAEqPw5cYyUg")
 COMMIT = r.Commit(TOKEN, (RECEIPT,), None, None, 30_000)
 COMMANDS: dict[int, Any] = {
@@ -141,7 +136,7 @@ EXAMPLES: dict[str, Any] = {
         ),
     ),
     "Begin": COMMANDS[3],
-    "Reply: Begun": _reply(3, r.Begun(TXN, SIGNED, 60_000)),
+    "Reply: Begun": _reply(3, r.Begun(TXN, 60_000, MS + 12)),
     "Heartbeat": COMMANDS[9],
     "Touch": COMMANDS[4],
     "Reply: Touched": _reply(4, r.Touched("nyc/flights", 0, SEGMENTS)),
@@ -210,7 +205,7 @@ EXAMPLES: dict[str, Any] = {
     "Reply: SeriesList": _reply(
         11, r.SeriesList((r.SeriesInfo("spark/9d1c/sink", 17, TXN, (0, 15, 17, 17)),), more=False)
     ),
-    "SetSeries": _proved(r.SetSeries("nyc", "spark/9d1c/sink", 17, 16, b"")),
+    "SetSeries": r.SetSeries("nyc", "spark/9d1c/sink", 17, 16),
     "SetLane": COMMANDS[13],
     "ListLanes": r.ListLanes(),
     "Reply: LaneList": _reply(
@@ -443,9 +438,12 @@ def limits_block() -> str:
 
 
 def token_block() -> str:
-    ends = (0, 1, 5, 21, 25, len(TOKEN) - 64, len(TOKEN) - 32, len(TOKEN))
-    parts = [TOKEN[start:end] for start, end in pairwise(ends)]
-    return "```token\n" + "\n".join(part.hex() for part in parts) + "\n```\n"
+    ends = (0, 1, 17, 21, 29, 37, 41, 46, 47, 55, 56)
+    shown = []
+    for token, caveats in ((TOKEN, ()), (NARROWED, (59, 69, 74))):
+        cuts = pairwise((*ends, *caveats, len(token)))
+        shown.append("\n".join(token[start:end].hex() for start, end in cuts))
+    return "```token\n" + "\n\n".join(shown) + "\n```\n"
 
 
 # The same array of two numbers, 1 and 2, in every kind of form.

@@ -1,6 +1,7 @@
 """docs/protocol.md says what the code does: its examples are read from the page and checked."""
 
 import ast
+import hmac
 import inspect
 import json
 import re
@@ -13,11 +14,12 @@ import pytest
 
 from anabranch import errors
 from anabranch.core import ids, tokens
+from anabranch.core.decisions.turn import DAY_MS
 from anabranch.core.partitioner import even_ranges, position_of, record_checksum
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import FORMAT_VERSION, TYPES, decode, encode, schema_of
 from anabranch.topics.declarations import STREAM_SETTINGS
-from tests.schemas.protocol_page import BLOCK, KEY, PAGE, SECRET, TXN, WRITER, blocks, cid
+from tests.schemas.protocol_page import BLOCK, MS, PAGE, SECRET, TXN, WRITER, blocks, cid
 
 TEXT = PAGE.read_text("utf-8")
 
@@ -162,16 +164,28 @@ def test_headers() -> None:
 
 
 def test_the_token() -> None:
-    lines = section("token").splitlines()[1:-1]
-    data = bytes.fromhex("".join(lines))
-    assert [len(line) // 2 for line in lines] == [1, 4, 16, 4, 3, 32, 32]
-    assert tokens.verify(data, KEY) == tokens.Token(TXN, 60_000, "nyc")
-    assert bytes.fromhex(lines[1]) == tokens.key_id(KEY)
-    assert data[5:7] == (3).to_bytes(2, "big")
-    tokens.check_proof(data, SECRET, KEY)
+    """From the page's words alone, without the code that it tells of."""
+    shown = "\n".join(section("token").splitlines()[1:-1]).split("\n\n")
+    whole, narrowed = ([bytes.fromhex(line) for line in text.split("\n")] for text in shown)
+    assert [len(part) for part in whole] == [1, 16, 4, 8, 8, 4, 5, 1, 8, 1, 32]
+    assert whole[1][:2] == (3).to_bytes(2, "big")
+    assert whole[5:7] == [b"\3nyc", b"\4open"]
+    key = hmac.digest(SECRET, b"".join(whole[:9]), "sha256")
+    assert key == whole[-1]
+    assert narrowed[:9] == whole[:9]
+    assert narrowed[9] == b"\3"
+    for caveat in narrowed[10:-1]:
+        assert caveat[0] == len(caveat) - 1
+        key = hmac.digest(key, caveat[1:], "sha256")
+    assert key == narrowed[-1]
+    found = tokens.verify(b"".join(narrowed), SECRET)
+    expected = tokens.Token(
+        TXN, 60_000, MS + 12, "nyc", "open", 3, MS + 12 + DAY_MS, frozenset({"etl"})
+    )
+    assert found == expected
     answers = {name: json.loads(text) for name, text, _ in SHOWN}
-    assert "".join(lines[:-1]) == answers["Reply: Begun"]["result"]["Begun"]["token"]
-    assert answers["Touch"]["token"] == data.hex()
+    assert answers["Reply: Begun"]["result"]["Begun"]["begun_ms"] == found.begun_ms
+    assert answers["Touch"]["token"] == b"".join(whole).hex()
     assert answers["Begin"]["secret"] == SECRET.hex()
 
 

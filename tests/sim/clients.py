@@ -380,13 +380,13 @@ class Worker:
 
     def _use(self, client: Client, deal: Deal, txn: Transaction) -> None:
         random = self.world.random
-        token = txn.token()
+        token = txn.token("all")
         deal.txn_id, deal.begun = txn.txn_id, True
         if deal.txn_id is None:
             raise Violation("a token without a transaction")
         self.noise.tokens.append((token, deal))
         own = deal.writer("own")
-        helpers = [self._help(deal, token) for _ in range(random.choice((0, 0, 1, 2)))]
+        helpers = [self._help(deal, txn.token()) for _ in range(random.choice((0, 0, 1, 2)))]
         for _ in range(some_events(random)):
             told = new_event(random, deal, own)
             recorded_write(self.ledger, deal, own, told, txn.write)

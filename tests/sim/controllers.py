@@ -22,7 +22,6 @@ from tests.sim.picture import visible
 from tests.sim.ports import SimCluster, open_table
 from tests.sim.world import Process, SimClock, World
 
-KEY = bytes(range(32))
 CLEANING: dict[str, Any] = {
     "clean_ms": 100,
     "clean_records": 2,
@@ -220,7 +219,6 @@ class Fleet:
             control_partition=partition,
             control_partitions=len(self.partitions),
             prefix=self.prefix,
-            token_key=KEY,
             reply_partitions=replies,
             retention_ms=int(weather.retention_s * 1000),
             round_bytes=2000 if weather.small else 64 << 20,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from anabranch.core import limits, vectors
 from anabranch.core import rows as k
@@ -41,6 +42,7 @@ from anabranch.core.memory import Merging
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_settings import MAX_MESSAGE
+from anabranch.core.tokens import Rights
 from anabranch.core.transaction_states import TRANSACTIONS, born
 from anabranch.errors import (
     AlreadyCommitted,
@@ -72,8 +74,7 @@ _FRAMING = 68  # least bytes of a record batch with one record, besides its cont
 
 def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     """Receive a commit: it is logged as pending, and decided as soon as the journal covers it."""
-    token = turn.token(command.token)
-    row = turn.row(token.txn_id)
+    row = turn.transaction(command.token, Rights.COMMIT, partial(_heard_late, turn, to))
     named = (*command.own, *(command.receipts or ()))
     if row.state == "COMMITTED":
         behind = left_behind(named, turn.state.writers(row.txn_id))
@@ -91,13 +92,13 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             turn.reply(to, earlier)
             return
     moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
-    txn = turn.open(token.txn_id)
+    txn = turn.open(row.txn_id)
     if not moves:  # decided already: this asker waits too
         _check_replaced(named, txn.writers)
-        turn.hear(token.txn_id)
+        turn.hear(row.txn_id)
         turn.put(k.pending_key(row.txn_id), _join_waiting(txn.pending, to))
         return
-    turn.hear(token.txn_id)
+    turn.hear(row.txn_id)
     if _waits(txn.pending, to):
         return  # repeated: the first request and its deadline count
     check_writes(turn.state, row, txn.participants)
@@ -129,6 +130,11 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             deadline_ms=turn.wall_ms + command.wait_ms,
         ),
     )
+
+
+def _heard_late(turn: Turn, to: ReplyTo | None, row: TxnRow) -> bool:
+    """Whether a commit is answered although its token's time is over: perhaps it came before, in time."""
+    return row.state != "OPEN" or _waits(turn.open(row.txn_id).pending, to)
 
 
 def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:

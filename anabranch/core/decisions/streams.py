@@ -38,6 +38,7 @@ from anabranch.core.stream_states import (
     lost_error,
     state_of,
 )
+from anabranch.core.tokens import Rights, id_named
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import AnabranchError, IllegalState, NotReady, StreamExists, UnknownStream
 from anabranch.schemas.records import (
@@ -304,22 +305,22 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
     Chunks of it are in other streams, committed natively. No history may ever name them, so their partitions are
     used no more.
     """
-    token = turn.token(command.token)
-    row = turn.row(token.txn_id)
+    row = turn.transaction(id_named(command.token), Rights(0))
+    txn_id = row.txn_id
     if TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
-        txn = turn.open(token.txn_id)
-        torn = turn.memory.trouble(token.txn_id) == TORN
+        txn = turn.open(txn_id)
+        torn = turn.memory.trouble(txn_id) == TORN
         if not torn and not any(_is_lost(turn, stream) for stream in txn.participants):
             raise IllegalState("no stream of the transaction is lost: its merge goes on by itself")
-        if token.txn_id in turn.memory.carrying:
+        if txn_id in turn.memory.carrying:
             raise NotReady("a chunk of the transaction is being carried: ask again")
         for (stream, _), carry in sorted(txn.carries.items()):
             if carry.count and not _is_lost(turn, stream):
                 retired = RetiredRow(stream, carry.partition)
                 turn.put(k.retired_key(stream, carry.partition), retired)
         turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
-        abort_txn(turn, token.txn_id, command.reason or "settled by an operator", op="settle")
-    turn.reply(to, turn.outcome(turn.row(token.txn_id)))
+        abort_txn(turn, txn_id, command.reason or "settled by an operator", op="settle")
+    turn.reply(to, turn.outcome(turn.row(txn_id)))
 
 
 def _is_lost(turn: Turn, stream: str) -> bool:

@@ -6,7 +6,7 @@ from hmac import compare_digest
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes, refusal, sees
+from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes, refusal
 from anabranch.core.decisions import names_and_series as claims
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.scopes import active_stream, check_served
@@ -21,7 +21,7 @@ from anabranch.core.ids import (
     txn_text,
 )
 from anabranch.core.round import ReplyTo
-from anabranch.core.tokens import Token, sign
+from anabranch.core.tokens import SEE, Rights, peek
 from anabranch.core.transaction_states import TRANSACTIONS, Op, born
 from anabranch.errors import (
     AlreadyCommitted,
@@ -30,10 +30,12 @@ from anabranch.errors import (
     Expired,
     InvalidArgument,
     InvalidToken,
+    NotAuthorized,
     NotReady,
     TooManyTransactions,
     TooMuchStaged,
     TransactionAborted,
+    UnknownTransaction,
 )
 from anabranch.schemas.records import (
     Abort,
@@ -88,11 +90,11 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         else:
             # Lists show its id and the rest: only the secret proves that its client asks.
             if row.secret is None or not compare_digest(row.secret, command.secret):
-                raise InvalidToken(
+                raise NotAuthorized(
                     "the transaction was begun with another secret: hand on its reservation, or its token"
                 )
             turn.hear(command.txn_id)
-            turn.reply(to, _begun(turn, row))
+            turn.reply(to, _begun(row))
         return
     turn.check_new_id(command.txn_id)
     earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
@@ -119,7 +121,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     )
     turn.put(k.txn_key(command.txn_id), row)
     turn.hear(command.txn_id)
-    turn.reply(to, _begun(turn, row))
+    turn.reply(to, _begun(row))
 
 
 def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:
@@ -146,9 +148,8 @@ def check_staged(turn: Turn, lane: str) -> None:
         )
 
 
-def _begun(turn: Turn, row: TxnRow) -> Begun:
-    token = sign(Token(row.txn_id, row.keepalive_ms, row.scope), turn.settings.token_key)
-    return Begun(row.txn_id, token, row.keepalive_ms)
+def _begun(row: TxnRow) -> Begun:
+    return Begun(row.txn_id, row.keepalive_ms, row.begun_ms)
 
 
 def check_id_partition(turn: Turn, txn_id: bytes) -> None:
@@ -190,23 +191,22 @@ def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes, owner: st
 
 def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     """Register a stream and its writer; the first one pins the reference epoch for all writers."""
-    token = turn.token(command.token)
-    row = turn.row(token.txn_id)
+    row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
-    turn.hear(token.txn_id)  # refused or not, its client is alive
+    turn.hear(row.txn_id)  # refused or not, its client is alive
     check_in_scope(command.stream, row.scope)
     check_writes(turn.state, row, (command.stream,))
     stream = active_stream(turn, command.stream)
-    txn = turn.open(token.txn_id)
+    txn = turn.open(row.txn_id)
     if command.stream not in txn.participants:
         check_staged(turn, row.owner)
         epoch = stream.reference_epoch
         turn.put(
-            k.participant_key(token.txn_id, command.stream), ParticipantRow(command.stream, epoch)
+            k.participant_key(row.txn_id, command.stream), ParticipantRow(command.stream, epoch)
         )
-        journal_op(turn, command.stream, JournalOp("BEGIN_TXN", token.txn_id, epoch, 0))
+        journal_op(turn, command.stream, JournalOp("BEGIN_TXN", row.txn_id, epoch, 0))
     if command.writer and command.writer not in txn.writers:  # about to write
-        put_receipt(turn, Receipt(token.txn_id, command.writer, 0, False, ()), turn.lane)
+        put_receipt(turn, Receipt(row.txn_id, command.writer, 0, False, ()), turn.lane)
     pinned = txn.participants[command.stream]
     turn.reply(to, Touched(command.stream, pinned, turn.state.layout(command.stream, pinned)))
 
@@ -234,35 +234,33 @@ def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
     """A heartbeat is answered only when a transaction is no longer open, or a token is refused."""
     limits.TOKENS.check(len(command.tokens), "a heartbeat")
     gone = []
-    refused: InvalidToken | None = None
+    refused: AnabranchError | None = None
     for data in command.tokens:
         try:
-            token = turn.token(data)
-        except InvalidToken as error:  # the others are alive all the same
+            row = turn.transaction(data, Rights.HEARTBEAT)
+        except (InvalidToken, NotAuthorized, Expired) as error:  # the others are alive all the same
             refused = error
             continue
-        row = turn.state.txn_row(token.txn_id)
-        if row is not None and row.state not in ("ABORT_IN_PROGRESS", "ABORTED", "COMMITTED"):
-            turn.hear(token.txn_id)
-        elif row is not None:
+        if row.state not in ("ABORT_IN_PROGRESS", "ABORTED", "COMMITTED"):
+            turn.hear(row.txn_id)
+        else:
             gone.append(turn.outcome(row, full=False))
-    if refused is not None:
-        raise refused
     if gone:
         turn.reply(to, Alive(tuple(gone)))
+    elif refused is not None:
+        raise refused
 
 
 def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
     """Abort by a client or an operator."""
-    token = turn.token(command.token)
-    row = turn.row(token.txn_id)
+    row = turn.transaction(command.token, Rights.ABORT)
     if row.state == "COMMITTED":
         raise AlreadyCommitted("the transaction is committed: there is no abort any more")
     if TRANSACTIONS.judge(row.state, "begin_abort", row.reason) is not None:
         if turn.lane != row.owner and len(command.token) == TXN_ID_SIZE:  # by operate, not a token
             turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
-        abort_txn(turn, token.txn_id, command.reason or "aborted by a client")
-    turn.reply(to, turn.outcome(turn.row(token.txn_id)))
+        abort_txn(turn, row.txn_id, command.reason or "aborted by a client")
+    turn.reply(to, turn.outcome(turn.row(row.txn_id)))
 
 
 def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort") -> None:
@@ -326,20 +324,31 @@ def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:
 def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
     """Tell the state as it is; nothing is logged."""
     check_id_partition(turn, command.txn_id)
-    row = turn.row(command.txn_id)
-    if not sees(turn.state, turn.lane, row):
-        raise refusal(turn.lane, Right.OPERATE, EVERYWHERE)
-    turn.reply(to, turn.outcome(row))
+    turn.reply(to, turn.outcome(turn.transaction(_named(command), SEE)))
+
+
+def _named(command: GetState | Resolve) -> bytes:
+    """The token of a question, or the bare id."""
+    if command.token is None:
+        return command.txn_id
+    if peek(command.token).txn_id != command.txn_id:
+        raise InvalidArgument("the token is of another transaction than the question")
+    return command.token
 
 
 def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
     """Tell the outcome. Without a row ABORTED is logged first, so that the answer never changes."""
     check_id_partition(turn, command.txn_id)
+    named = _named(command)
     row = turn.state.txn_row(command.txn_id)
     where = check_scope(command.scope) if command.scope else EVERYWHERE
-    if row is not None and not sees(turn.state, turn.lane, row):
-        raise refusal(turn.lane, Right.WRITE, where)  # as for one that is not there
-    if row is None:
+    if row is not None:
+        try:
+            row = turn.transaction(named, SEE)
+        except UnknownTransaction:
+            check_right(turn.state, turn.lane, Right.WRITE, where)  # as for one that is not there
+            raise
+    else:
         check_right(turn.state, turn.lane, Right.WRITE, where)
         if turn.is_forgotten(command.txn_id):
             raise Expired("the outcome is older than the retention of outcomes")

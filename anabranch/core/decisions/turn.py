@@ -14,13 +14,14 @@ from typing import Any
 
 from anabranch.core import hybrid_time, limits
 from anabranch.core import rows as k
-from anabranch.core.ids import OPEN_LANE, made_ms_of
+from anabranch.core.authorize import Right, of_scope, rights_of
+from anabranch.core.ids import OPEN_LANE, TXN_ID_SIZE, control_partition_of, made_ms_of
 from anabranch.core.journal.index import JournalIndex
 from anabranch.core.memory import Cleaning, Histories, Keepalives, LeaderMemory, Merging
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_states import ACTIVE
-from anabranch.core.tokens import MAX_KEEPALIVE_MS, Token, check_proof, verify
+from anabranch.core.tokens import MAX_KEEPALIVE_MS, Rights, check_right, is_genuine, peek
 from anabranch.core.transaction_states import FINISHED, TRANSACTIONS, Op
 from anabranch.errors import (
     AnabranchError,
@@ -28,6 +29,7 @@ from anabranch.errors import (
     Expired,
     InvalidToken,
     InvariantViolation,
+    NotAuthorized,
     UnknownTransaction,
     check,
 )
@@ -53,7 +55,6 @@ class Settings:
     control_partition: int
     control_partitions: int
     prefix: str
-    token_key: bytes = field(repr=False)
     reply_partitions: int = 1
     retention_ms: int = 7 * DAY_MS
     max_open: int = 100_000
@@ -204,26 +205,66 @@ class Turn:
 
     # -- looking up -----------------------------------------------------------------------------------
 
-    def token(self, data: bytes) -> Token:
-        """The token, if signature and proof hold and it is of this control partition."""
-        token = verify(data, self.settings.token_key)
-        if int.from_bytes(token.txn_id[:2], "big") != self.settings.control_partition:
+    def transaction(
+        self,
+        data: bytes,
+        right: int,
+        heard_late: Callable[[TxnRow], bool] = lambda _: False,
+    ) -> TxnRow:
+        """The row of the transaction that a token or a bare id names, if the sender has a right on it.
+
+        A bare id is good for the owner's lane, in the lane `open` to see it only, and for a lane with `operate`.
+        ``right``: one of these `Rights` is needed; 0: an operator's. ``heard_late``: whether a token whose time
+        is over does, too. A refusal reads the same whether the transaction exists or not.
+
+        Raises: InvalidToken (malformed; of another control partition), NotAuthorized, UnknownTransaction, Expired.
+        """
+        token = None if len(data) == TXN_ID_SIZE else peek(data)
+        txn_id = data if token is None else token.txn_id
+        if control_partition_of(txn_id) != self.settings.control_partition:
             raise InvalidToken(
                 "the token is of another control partition: send the command to "
-                f"partition {int.from_bytes(token.txn_id[:2], 'big')}"
+                f"partition {control_partition_of(txn_id)}"
             )
-        row = self.state.txn_row(token.txn_id)
-        if row is not None:
-            check_proof(data, row.secret, self.settings.token_key)
-        return token
+        late = False
+        if token is not None:
+            check_right(token, right)
+            if not token.lanes <= {self.lane}:
+                raise NotAuthorized(
+                    f"the token is good in lane {' and '.join(sorted(token.lanes))} only, this is {self.lane}"
+                )
+            late = 0 < token.not_after_ms < self.wall_ms
+        row = self.state.txn_row(txn_id)
+        if row is None and self.is_forgotten(txn_id):
+            raise Expired("the outcome is older than the retention of outcomes")
+        if row is None:
+            known = False
+        elif (
+            token is None or row.secret is None
+        ):  # what never began has no secret to make tokens by
+            known = self._may_by_id(row, right)
+        else:
+            known = is_genuine(token, row.secret)
+        if late and not (known and row is not None and heard_late(row)):
+            raise NotAuthorized("the token's time is over: ask its maker for another one")
+        if row is None or not known:
+            raise UnknownTransaction(
+                f"there is no such transaction, or lane {self.lane!r} may not do this by its id or by this token: "
+                "begin it, or ask its maker for a token"
+            )
+        return row
+
+    def _may_by_id(self, row: TxnRow, right: int) -> bool:
+        if rights_of(self.state, self.lane, of_scope(row.scope)) & Right.OPERATE:
+            return True
+        seen = self.lane != OPEN_LANE or right & Rights.STATE
+        return row.owner == self.lane and bool(right and seen)
 
     def row(self, txn_id: bytes) -> TxnRow:
-        """The transaction's row; `Expired` or `UnknownTransaction` where there is none."""
+        """The row of a transaction that has one."""
         row = self.state.txn_row(txn_id)
         if row is None:
-            if self.is_forgotten(txn_id):
-                raise Expired("the outcome is older than the retention of outcomes")
-            raise UnknownTransaction("no such transaction: begin it first")
+            raise InvariantViolation("a transaction has no row")
         return row
 
     def is_forgotten(self, txn_id: bytes) -> bool:

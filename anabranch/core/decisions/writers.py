@@ -16,6 +16,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal.index import segment_on
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
+from anabranch.core.tokens import Rights
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, ReceiptMismatch, UnknownStream, WritersUnfinished
 from anabranch.schemas.records import Commit, Receipt, Register, Registered, WriterRow
@@ -23,19 +24,18 @@ from anabranch.schemas.records import Commit, Receipt, Register, Registered, Wri
 
 def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
     """A writer's cumulative receipt; the highest sequence wins. A writer is its first lane's."""
-    token = turn.token(command.token)
-    row = turn.row(token.txn_id)
+    row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "register", row.reason)
     check_writes(turn.state, row)
-    lane = turn.open(token.txn_id).lanes.get(command.receipt.writer, turn.lane)
+    lane = turn.open(row.txn_id).lanes.get(command.receipt.writer, turn.lane)
     if lane != turn.lane:
         raise refusal(turn.lane, Right.WRITE, row.scope)
-    check_receipts(turn, token.txn_id, (command.receipt,))
-    known = turn.open(token.txn_id).writers.get(command.receipt.writer)
+    check_receipts(turn, row.txn_id, (command.receipt,))
+    known = turn.open(row.txn_id).writers.get(command.receipt.writer)
     if known is None:
         quotas.check_staged(turn, row.owner)
     counts = command.receipt if known is None else newer(known, command.receipt)
-    turn.hear(token.txn_id)
+    turn.hear(row.txn_id)
     if counts is not known:
         put_receipt(turn, counts, lane)
     turn.reply(to, Registered(counts.sequence))

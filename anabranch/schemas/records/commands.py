@@ -202,7 +202,6 @@ class SetSeries:
     series: str
     expected: int | None
     number: int
-    proof: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

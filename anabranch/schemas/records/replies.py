@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from anabranch.schemas.records.parts import Receipt, SegmentRange, ShownStreamState, TxnState
@@ -58,8 +58,8 @@ class Begun:
     """Reply to Begin."""
 
     txn_id: bytes
-    token: bytes = field(repr=False)
     keepalive_ms: int
+    begun_ms: int
 
 
 @dataclass(frozen=True, slots=True)

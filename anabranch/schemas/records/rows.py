@@ -16,7 +16,6 @@ class TermRow:
     term: int
     leader: str
     since_ms: int
-    key_id: bytes
     resigned: bool
 
 

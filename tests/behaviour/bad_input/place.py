@@ -11,7 +11,7 @@ import anabranch
 from anabranch.ports import Log
 from anabranch.schemas import records as r
 from tests.cluster import Cluster
-from tests.core.labels import SECRET
+from tests.core.labels import SECRET, Begun
 from tests.crash.oracle import check_stream, read_stream
 from tests.crash.raw import Pen, Raw, make_txn_id
 
@@ -42,14 +42,14 @@ class Place:
     def begin(self) -> bytes:
         """A new transaction's token."""
         begun = self.raw.ask(r.Begin(make_txn_id(), self.scope, None, KEEPALIVE_MS, SECRET))
-        assert isinstance(begun, r.Begun)
+        assert isinstance(begun, Begun)
         return begun.token
 
     def touched(self) -> tuple[bytes, Pen, r.Touched]:
         """(token, a writer, where to write)."""
         token = self.begin()
         touched = self.raw.ask(r.Touch(token, self.stream))
-        return token, Pen(self.raw, token[5:21]), touched
+        return token, Pen(self.raw, token[1:17]), touched
 
     def write(
         self, headers: list[tuple[str, bytes]], *, count: int = 1, partition: int = 0
@@ -73,7 +73,7 @@ class Place:
         return sorted(e.value for e in found.events)
 
     def state(self, token: bytes) -> r.Outcome:
-        outcome = self.raw.ask(r.GetState(token[5:21]))
+        outcome = self.raw.ask(r.GetState(token[1:17]))
         assert isinstance(outcome, r.Outcome)
         return outcome
 

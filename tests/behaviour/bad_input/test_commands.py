@@ -20,7 +20,7 @@ NO_WRITER = b"\0" * 16
 
 
 def with_token(kind: type, token: bytes, stream: str) -> object:
-    receipt = r.Receipt(token[5:21].ljust(16), 7, 1, True, ())
+    receipt = r.Receipt(token[1:17].ljust(16), 7, 1, True, ())
     return {
         r.Touch: r.Touch(token, stream),
         r.Register: r.Register(token, receipt),

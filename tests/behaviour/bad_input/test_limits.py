@@ -124,7 +124,7 @@ def test_all_that_the_journal_takes_is_merged(place: Place, what: str) -> None:
     touched = place.raw.ask(r.Touch(token, small))
     receipts = []
     for writer in writers:
-        pen = Pen(place.raw, token[5:21])
+        pen = Pen(place.raw, token[1:17])
         for n, size in enumerate(writer):
             pen.write(small, touched.segments, [(b"k", f"{n:04}".encode() + b"x" * (size - 4))])
         receipts.append(pen.receipt())

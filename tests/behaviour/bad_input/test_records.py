@@ -50,7 +50,7 @@ RECORDS: dict[str, tuple[Callable[[bytes], list[tuple[str, bytes]]], str]] = {
 def test_record_that_is_rejected(place: Place, what: str) -> None:
     headers, reason = RECORDS[what]
     token, pen, touched = place.touched()
-    place.write(headers(token[5:21]), count=3)
+    place.write(headers(token[1:17]), count=3)
     pen.write(place.stream, touched.segments, [(b"k", b"good")])
     assert place.rejected(reason, 3) == 3
     outcome = place.raw.ask(r.Commit(token, (pen.receipt(),), None, None, WAIT_MS))
@@ -61,7 +61,7 @@ def test_record_that_is_rejected(place: Place, what: str) -> None:
 
 def test_record_of_a_transaction_that_never_touched_the_stream(place: Place) -> None:
     token = place.begin()
-    place.write([(GOOD, header_of(token[5:21]))])
+    place.write([(GOOD, header_of(token[1:17]))])
     assert place.rejected("untouched_stream", 1) == 1
     assert place.raw.ask(r.Abort(token, "")).rejected == 1
 
@@ -102,7 +102,7 @@ def test_native_transaction_left_open_on_the_journal(place: Place) -> None:
     rude.init_transactions(20)
     rude.begin_transaction()
     for partition in range(SEGMENTS):
-        header = (GOOD, header_of(token[5:21]))
+        header = (GOOD, header_of(token[1:17]))
         rude.produce(place.journal, b"bad", None, partition, headers=[header])
     rude.flush(20)
     assert place.rejected("native_transaction", SEGMENTS) == SEGMENTS
