@@ -6,7 +6,8 @@ import logging
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -15,11 +16,19 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 
-from anabranch.errors import DeadlineExceeded, NotAuthorized, NotReady, UnsupportedSetting
+from anabranch.errors import (
+    DeadlineExceeded,
+    IllegalState,
+    NotAuthorized,
+    NotReady,
+    UnsupportedSetting,
+)
 from anabranch.kafka.settings import addresses
+from anabranch.librdkafka.acls import acl_of, binding_of, everything
 from anabranch.librdkafka.broker_contact import with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Clock
+from anabranch.topics.rights import Acl
 
 log = logging.getLogger("anabranch.client")
 
@@ -141,6 +150,27 @@ class KafkaAdmin:
 
         return self._ask(deadline, ask) if request else {}
 
+    def allow(self, acls: Iterable[Acl], deadline: float) -> None:
+        """Add rules to the brokers' own. `NotAuthorized`, `IllegalState`."""
+        wanted = [binding_of(acl) for acl in acls]
+
+        def ask(client: AdminClient, seconds: float) -> None:
+            for done in client.create_acls(wanted, request_timeout=seconds).values():
+                done.result(seconds + _GRACE_S)
+
+        with _rules():
+            self._ask(deadline, ask)
+
+    def listed(self, deadline: float) -> list[Acl]:
+        """The brokers' rules. `NotAuthorized`, `IllegalState`."""
+
+        def ask(client: AdminClient, seconds: float) -> list[Acl]:
+            asked = client.describe_acls(everything(), request_timeout=seconds)
+            return [acl for found in asked.result(seconds + _GRACE_S) if (acl := acl_of(found))]
+
+        with _rules():
+            return self._ask(deadline, ask)
+
     def _ask(self, deadline: float, ask: Callable[[AdminClient, float], T]) -> T:
         """Ask until there is an answer: leaders may be moving, and new topics are known late."""
         pause, trouble = _FIRST_PAUSE_S, ""
@@ -161,6 +191,10 @@ class KafkaAdmin:
             except KafkaException as error:
                 if error.args[0].code() in _FORBIDDEN:
                     raise NotAuthorized(f"the brokers refuse: {error.args[0].str()}") from error
+                if error.args[0].code() == KafkaError.SECURITY_DISABLED:
+                    raise IllegalState(
+                        "the brokers have no authorizer, so everybody may do everything there"
+                    ) from error
                 trouble = error.args[0].str()
             client.poll(0)  # for `_on_error`
             if self._denied and not self._heard:
@@ -214,6 +248,15 @@ class KafkaAdmin:
     def native(self) -> object:
         """The connection itself, if there is one."""
         return self._client
+
+
+@contextmanager
+def _rules() -> Iterator[None]:
+    """The right that is missing, by its name."""
+    try:
+        yield
+    except NotAuthorized as error:
+        raise NotAuthorized(f"the right Alter on the cluster is missing: {error}") from error
 
 
 def _unheard(_: KafkaError) -> None:

@@ -41,6 +41,7 @@ def outcome(txn_id: bytes = TXN, state: TxnState = "COMMITTED", **more: Any) -> 
         "keepalive_ms": 30_000,
         "streams": (),
         "writers": (),
+        "owner": "open",
     }
     return r.Outcome(txn_id=txn_id, state=state, **(fields | more))
 
