@@ -206,8 +206,7 @@ class Lane:
     topic_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """What a lane may do: ``rights`` as words, on a ``pattern`` (``scope/stream``, ``scope/*``, ``*``)."""
 
     lane: str

@@ -9,6 +9,7 @@ from typing import TypeVar
 from anabranch.client.client_streams import Streams
 from anabranch.client.exchange import FIRST_RETRY_S
 from anabranch.client.ports import ClientPorts
+from anabranch.core.authorize import ALL, EVERYWHERE, FROM_THE_START
 from anabranch.core.ids import check_lane, check_type
 from anabranch.errors import (
     IllegalState,
@@ -89,22 +90,28 @@ class Administration(Streams):
     def grant(
         self, lane: str, pattern: str, rights: Iterable[str], *, timeout: float | None = None
     ) -> Grant:
-        """Set the rights of a lane on a pattern (``scope/stream``, ``scope/*``, ``*``), in place of those it had.
+        """Give a lane rights, such as ``("write", "describe")``, beside those that it has on this pattern.
 
-        ``rights``: such as ``("write", "describe")``; none: not even those that the lane has from the start.
+        Patterns are ``scope/stream``, ``scope/*`` and ``*``. Returns all rights of the lane on exactly this one.
 
         Raises: InvalidArgument, UnknownLane, NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
         """
-        command = r.SetGrant(check_lane(lane), pattern, right_bits(rights))
-        self._ask_each(command, r.GrantList, self._deadline(timeout))
-        return Grant(lane, pattern, right_words(command.rights))
+        return self._set_grant(lane, pattern, right_bits(rights), 0, self._deadline(timeout))
 
-    def revoke(self, lane: str, pattern: str, *, timeout: float | None = None) -> None:
-        """Take a lane's rights on exactly this pattern away; other patterns' stay. Repeating it is fine.
+    def revoke(
+        self,
+        lane: str,
+        pattern: str,
+        rights: Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Grant:
+        """Take rights (None: all) on exactly this pattern from a lane; returns those left. Others' stay.
 
         Raises: as `grant`.
         """
-        self.grant(lane, pattern, (), timeout=timeout)
+        taken = ALL if rights is None else right_bits(rights)
+        return self._set_grant(lane, pattern, 0, taken, self._deadline(timeout))
 
     def audit_log(self, limit: int = 100, *, timeout: float | None = None) -> list[AuditEntry]:
         """What operators did, the newest first: of each control partition that carried it out.
@@ -145,6 +152,14 @@ class Administration(Streams):
 
     def _ask_each(self, command: object, expected: type[T], deadline: float) -> list[tuple[int, T]]:
         return self._session.ask_each(command, expected, deadline)
+
+    def _set_grant(self, lane: str, pattern: str, more: int, less: int, deadline: float) -> Grant:
+        check_lane(lane)
+        found = _grants(self._ask_each(r.ListGrants(), r.GrantList, deadline))
+        has = right_bits(w for g in found if g[:2] == (lane, pattern) for w in g.rights)
+        command = r.SetGrant(lane, pattern, int((has | more) & ~less))
+        self._ask_each(command, r.GrantList, deadline)
+        return Grant(lane, pattern, right_words(command.rights))
 
     def _lanes(self, deadline: float) -> list[Lane]:
         return _lanes(self._ask_each(r.ListLanes(), r.LaneList, deadline))
@@ -240,6 +255,8 @@ def _grants(parts: Iterable[tuple[int, r.GrantList]]) -> list[Grant]:
         for row in part.grants:
             key = row.lane, row.pattern
             found[key] = found.get(key, 0) | row.rights
+    for lane, rights in FROM_THE_START.items():
+        found.setdefault((lane, EVERYWHERE), int(rights))
     return [Grant(*key, right_words(bits)) for key, bits in sorted(found.items())]
 
 
