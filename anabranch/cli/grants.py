@@ -27,11 +27,11 @@ EVERYBODY = "User:*"
 @app.command("list")
 def list_grants(
     options: OperatorOptions,
-    lane: Annotated[str | None, typer.Argument(metavar="LANE", help="Only this lane.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="LANE", help="Only this lane.")] = None,
 ) -> None:
     """List the rights of lanes, those that they have from the start included."""
     with options.client() as client:
-        found = [grant for grant in client.grants() if lane in (None, grant.lane)]
+        found = [grant for grant in client.grants() if name in (None, grant.lane)]
     if options.json:
         print_json({"grants": [grant._asdict() for grant in found]})
         return
@@ -42,7 +42,7 @@ def list_grants(
 @app.command("add")
 def add(
     options: OperatorOptions,
-    lane: Lane,
+    name: Lane,
     pattern: Pattern,
     rights: Annotated[
         str, typer.Argument(metavar="RIGHTS", help="Such as write,describe,safe-time.")
@@ -50,14 +50,14 @@ def add(
 ) -> None:
     """Give a lane rights on a pattern, beside those that it has there."""
     with options.client() as client:
-        grant = client.grant(lane, pattern, _words(rights))
+        grant = client.grant(name, pattern, _words(rights))
     _show(grant, as_json=options.json)
 
 
 @app.command("remove")
 def remove(
     options: OperatorOptions,
-    lane: Lane,
+    name: Lane,
     pattern: Pattern,
     rights: Annotated[
         str | None, typer.Argument(metavar="RIGHTS", help="Only these (default: all there).")
@@ -65,7 +65,7 @@ def remove(
 ) -> None:
     """Take rights on exactly this pattern from a lane; those on other patterns stay."""
     with options.client() as client:
-        grant = client.revoke(lane, pattern, None if rights is None else _words(rights))
+        grant = client.revoke(name, pattern, None if rights is None else _words(rights))
     _show(grant, as_json=options.json)
 
 

@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(metavar="LANE", help="The lane's name.")]
 @app.command("add")
 def add(
     options: OperatorOptions,
-    lane: Name,
+    name: Name,
     principal: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,20 +52,20 @@ def add(
     from anabranch.topics.rights import acl_commands
 
     principals, quotas = principal or [], quotas_of(quota)
-    acls = lane_acls(options.prefix, lane, principals)
+    acls = lane_acls(options.prefix, name, principals)
     lines = [
         line
-        for name in dict.fromkeys(principals)
-        for line in acl_commands(name, (acl.right for acl in acls if acl.principal == name))
+        for one in dict.fromkeys(principals)
+        for line in acl_commands(one, (acl.right for acl in acls if acl.principal == one))
     ]
     connecting = options.client()
     if lines and not apply:
         if not options.json:
             print_line("\n".join(lines))
-        confirm(f"Lane {lane!r} is safe only once the brokers know these rules.", yes=yes)
+        confirm(f"Lane {name!r} is safe only once the brokers know these rules.", yes=yes)
     with connecting as client:
-        made = client.add_lane(lane, principals, quotas, apply=apply, adopt_topics=adopt)
-    told = f"lane {lane} is there; grant it something: anabranch grants add {lane} 'SCOPE/*' write"
+        made = client.add_lane(name, principals, quotas, apply=apply, adopt_topics=adopt)
+    told = f"lane {name} is there; grant it something: anabranch grants add {name} 'SCOPE/*' write"
     print_result(asdict(made) | {"acls": lines}, told, as_json=options.json)
 
 
@@ -85,19 +85,19 @@ def list_lanes(options: OperatorOptions) -> None:
 
 
 @app.command("block")
-def block(options: OperatorOptions, lane: Name) -> None:
+def block(options: OperatorOptions, name: Name) -> None:
     """Read no more commands of a lane. Commits of it that wait undecided are refused."""
     with options.client() as client:
-        found = client.block_lane(lane)
-    print_result(asdict(found), f"{lane} is {_state(found)}", as_json=options.json)
+        found = client.block_lane(name)
+    print_result(asdict(found), f"{name} is {_state(found)}", as_json=options.json)
 
 
 @app.command("unblock")
-def unblock(options: OperatorOptions, lane: Name) -> None:
+def unblock(options: OperatorOptions, name: Name) -> None:
     """Read a lane's commands again, from now on: those sent meanwhile are never carried out."""
     with options.client() as client:
-        found = client.unblock_lane(lane)
-    print_result(asdict(found), f"{lane} is {_state(found)}", as_json=options.json)
+        found = client.unblock_lane(name)
+    print_result(asdict(found), f"{name} is {_state(found)}", as_json=options.json)
 
 
 def audit_log(

@@ -134,9 +134,9 @@ class ClusterOptions:
         """The cluster of these options. `InvalidArgument` if they name none."""
         from anabranch.cli import session
 
-        kafka = session.parse_kafka(self.kafka, file=self.kafka_file)
-        bootstrap = session.need_bootstrap(self.bootstrap)
-        return session.Target(bootstrap, self.prefix, self.timeout, kafka, self.lane)
+        return session.target_of(
+            self.bootstrap, self.prefix, self.timeout, self.kafka, self.kafka_file, self.lane
+        )
 
     def client(self) -> AbstractContextManager[Client]:
         """A client of that cluster, for one command."""

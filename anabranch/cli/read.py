@@ -76,7 +76,7 @@ def command(
     verbose: Verbose = False,
 ) -> None:
     """Read committed events of a stream, in stream order."""
-    from anabranch.cli.session import Target, connected, need_bootstrap, parse_kafka
+    from anabranch.cli.session import connected, target_of
 
     moment = None
     if at is not None:
@@ -85,8 +85,7 @@ def command(
                 "--at reads all events: without --group, --transactions or --from"
             )
         moment = moment_of(at)
-    settings = parse_kafka(kafka, file=kafka_file)
-    target = Target(need_bootstrap(bootstrap), prefix, _CONNECT_TIMEOUT_S, settings, lane)
+    target = target_of(bootstrap, prefix, _CONNECT_TIMEOUT_S, kafka, kafka_file, lane)
     with connected(target) as client:
         found: Iterable[Any]
         document: Callable[[Any], dict[str, Any]] = event_document

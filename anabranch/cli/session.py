@@ -32,6 +32,19 @@ class Target:
     lane: str = OPEN_LANE
 
 
+def target_of(
+    bootstrap: str | None,
+    prefix: str,
+    timeout: float,
+    kafka: Sequence[str] | None,
+    kafka_file: Path | None,
+    lane: str,
+) -> Target:
+    """The target of the shared options. `InvalidArgument` if they name none."""
+    settings = parse_kafka(kafka, file=kafka_file)
+    return Target(need_bootstrap(bootstrap), prefix, timeout, settings, lane)
+
+
 def need_bootstrap(bootstrap: str | None) -> str:
     """The broker's address. `InvalidArgument` says how to give one."""
     if not bootstrap:

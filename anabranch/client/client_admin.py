@@ -56,7 +56,7 @@ class Administration(Streams):
         Raises: InvalidArgument, NotAuthorized, IllegalState (a topic exists; the brokers keep no rules), NotReady,
         DeadlineExceeded (repeat it, then with ``adopt_topics``).
         """
-        acls = lane_acls(self._ports.prefix, check_lane(name), principals)
+        acls = lane_acls(self._ports.prefix, name, principals)
         deadline = self._deadline(timeout)
         if apply and not acls:
             raise InvalidArgument("name the principals whose rights are to be applied, User:NAME")
@@ -205,6 +205,7 @@ class Administration(Streams):
 
 def lane_acls(prefix: str, lane: str, principals: Iterable[str]) -> list[Acl]:
     """The rules that let principals use a lane. `InvalidArgument`."""
+    check_lane(lane)
     names = [principals] if isinstance(principals, str) else list(principals)
     for name in names:
         kind, colon, rest = name.partition(":")

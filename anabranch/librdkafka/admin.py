@@ -155,21 +155,22 @@ class KafkaAdmin:
         wanted = [binding_of(acl) for acl in acls]
 
         def ask(client: AdminClient, seconds: float) -> None:
-            for done in client.create_acls(wanted, request_timeout=seconds).values():
-                done.result(seconds + _GRACE_S)
+            with _needs("Alter"):
+                for done in client.create_acls(wanted, request_timeout=seconds).values():
+                    done.result(seconds + _GRACE_S)
 
-        with _rules():
-            self._ask(deadline, ask)
+        self._ask(deadline, ask)
 
     def listed(self, deadline: float) -> list[Acl]:
         """The brokers' rules. `NotAuthorized`, `IllegalState`."""
 
         def ask(client: AdminClient, seconds: float) -> list[Acl]:
-            asked = client.describe_acls(everything(), request_timeout=seconds)
-            return [acl for found in asked.result(seconds + _GRACE_S) if (acl := acl_of(found))]
+            with _needs("Describe"):
+                asked = client.describe_acls(everything(), request_timeout=seconds)
+                found = asked.result(seconds + _GRACE_S)
+            return [acl for one in found if (acl := acl_of(one))]
 
-        with _rules():
-            return self._ask(deadline, ask)
+        return self._ask(deadline, ask)
 
     def _ask(self, deadline: float, ask: Callable[[AdminClient, float], T]) -> T:
         """Ask until there is an answer: leaders may be moving, and new topics are known late."""
@@ -191,10 +192,6 @@ class KafkaAdmin:
             except KafkaException as error:
                 if error.args[0].code() in _FORBIDDEN:
                     raise NotAuthorized(f"the brokers refuse: {error.args[0].str()}") from error
-                if error.args[0].code() == KafkaError.SECURITY_DISABLED:
-                    raise IllegalState(
-                        "the brokers have no authorizer, so everybody may do everything there"
-                    ) from error
                 trouble = error.args[0].str()
             client.poll(0)  # for `_on_error`
             if self._denied and not self._heard:
@@ -251,12 +248,17 @@ class KafkaAdmin:
 
 
 @contextmanager
-def _rules() -> Iterator[None]:
-    """The right that is missing, by its name."""
+def _needs(right: str) -> Iterator[None]:
+    """Say which right on the cluster is missing, and that brokers without an authorizer have no rules."""
     try:
         yield
-    except NotAuthorized as error:
-        raise NotAuthorized(f"the right Alter on the cluster is missing: {error}") from error
+    except KafkaException as error:
+        code = error.args[0].code()
+        if code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            raise NotAuthorized(f"the right {right} on the cluster is missing") from error
+        if code == KafkaError.SECURITY_DISABLED:
+            raise IllegalState("the brokers have no authorizer, and so no rules") from error
+        raise
 
 
 def _unheard(_: KafkaError) -> None:

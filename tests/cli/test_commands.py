@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+import time
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,6 +58,9 @@ def test_settings_from_a_file(run: Run, tmp_path: Path, fake: FakeClient) -> Non
     assert run("stream", "list", "--kafka", f"@{file}", "-X", "sasl.username=b").exit_code == 0
     assert fake.target is not None
     assert fake.target.kafka == {"sasl.username": "b", "sasl.password": "x=y"}
+    assert run("stream", "list", "-X", "sasl.username=b", "--kafka-file", str(file)).exit_code == 0
+    assert fake.target.kafka == {"sasl.username": "b", "sasl.password": "x=y"}
+    assert run("stream", "list", "--kafka-file", "/no/file").exit_code == ExitCode.USAGE
     file.write_text("sasl.password hush\n")
     for wrong in (f"@{file}", "sasl.password hush", "@/no/file"):
         refused = run("stream", "list", "--kafka", wrong)
@@ -212,18 +215,66 @@ def test_txn_describe(run: Run, fake: FakeClient) -> None:
     assert run("txn", "describe", "xyz").exit_code == ExitCode.USAGE
 
 
-def test_txn_abort_signs_a_token_with_the_key_file(
-    run: Run, fake: FakeClient, tmp_path: Path
-) -> None:
-    key = load_or_create(tmp_path / "key")
-    fake.info = transaction(state="ABORTED", counts=Counts(0, 0, 0))
-    result = run("txn", "abort", ID, "--key-file", str(tmp_path / "key"), "--json")
+def test_txn_abort(run: Run, fake: FakeClient) -> None:
+    fake.info = transaction(state="ABORTED", counts=Counts(0, 0, 0), owner="etl")
+    result = run("txn", "abort", ID, "--json")
     assert result.exit_code == 0
-    (asked,) = [arguments for call, arguments in fake.calls if call == "abort"]
-    assert verify(asked["token"], key) == Token(TXN_ID, 30_000, "nyc")
-    check_proof(asked["token"], None, key)
-    assert "operator" in asked["reason"]
+    asked = ("abort", {"token": TXN_ID, "reason": "aborted by an operator"})
+    assert fake.calls == [asked, ("state", {"txn": TXN_ID})]
     assert json.loads(result.stdout)["state"] == "ABORTED"
+    assert json.loads(result.stdout)["owner"] == "etl"
+    other = TXN_ID[::-1].hex()
+    both = json.loads(run("txn", "abort", ID, other, "--json").stdout)["transactions"]
+    assert len(both) == 2
+    assert [each["token"].hex() for call, each in fake.calls if call == "abort"] == [ID, ID, other]
+
+
+def test_txn_abort_by_owner_and_age(run: Run, fake: FakeClient) -> None:
+    now_ms = round(time.time() * 1000)
+    ages = {b"a": ("etl", 7200), b"b": ("etl", 60), b"c": ("open", 7200), b"d": ("etl", 3700)}
+    fake.several = [
+        transaction(txn_id=key * 16, owner=owner, begun_ms=now_ms - age * 1000)
+        for key, (owner, age) in ages.items()
+    ]
+
+    def aborted(*options: str) -> str:
+        fake.calls.clear()
+        result = run("txn", "abort", *options, "--yes")
+        assert result.exit_code == 0, result.stderr
+        return "".join(a["token"][:1].decode() for call, a in fake.calls if call == "abort")
+
+    assert aborted("--owner", "etl") == "abd"
+    assert aborted("--older-than", "1h") == "acd"
+    assert aborted("--owner", "etl", "--older-than", "1h") == "ad"
+    assert aborted("--owner", "etl", "--older-than", "3d") == ""
+    fake.calls.clear()
+    asked = run("txn", "abort", "--owner", "etl")
+    assert asked.exit_code == ExitCode.USAGE
+    assert "3 transactions will be aborted" in asked.stderr
+    assert (b"d" * 16).hex() in asked.stdout
+    assert (b"c" * 16).hex() not in asked.stdout
+    assert [call for call, _ in fake.calls] == ["transactions"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give ids, or --owner and --older-than"),
+        ((ID, "--owner", "etl"), "give ids, or --owner and --older-than"),
+        (("xyz",), "'xyz' is not a transaction id"),
+        (("--older-than", "1"), "'1' is no span of time"),
+        (("--older-than", "-1h"), "'-1h' is no span of time"),
+        (("--older-than", "1w"), "'1w' is no span of time"),
+        (("--older-than", "9" * 5000 + "d"), "is no span of time"),
+    ],
+)
+def test_txn_abort_refuses(
+    run: Run, fake: FakeClient, arguments: tuple[str, ...], said: str
+) -> None:
+    result = run("txn", "abort", *arguments, "--yes")
+    assert result.exit_code == ExitCode.USAGE
+    assert said in result.stderr
+    assert fake.calls == []
 
 
 def test_txn_settle_asks_and_signs_a_token(run: Run, fake: FakeClient, tmp_path: Path) -> None:
@@ -310,27 +361,6 @@ class Terminal:
 
     def isatty(self) -> bool:
         return True
-
-
-def test_txn_abort_without_the_key_file_says_so_and_makes_none(
-    run: Run, fake: FakeClient, tmp_path: Path
-) -> None:
-    result = run("txn", "abort", ID, "--key-file", str(tmp_path / "none"))
-    assert result.exit_code == ExitCode.USAGE
-    assert "key file" in result.stderr
-    assert "--key-file" in result.stderr
-    assert not (tmp_path / "none").exists()
-    assert fake.calls == []
-
-
-def test_txn_abort_refuses_a_key_file_that_others_may_read(
-    run: Run, fake: FakeClient, tmp_path: Path
-) -> None:
-    load_or_create(tmp_path / "key")
-    os.chmod(tmp_path / "key", 0o644)
-    result = run("txn", "abort", ID, "--key-file", str(tmp_path / "key"))
-    assert result.exit_code == ExitCode.USAGE
-    assert "chmod 600" in result.stderr
 
 
 def test_read_events(run: Run, fake: FakeClient) -> None:
