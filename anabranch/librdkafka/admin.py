@@ -28,7 +28,7 @@ from anabranch.librdkafka.acls import acl_of, binding_of, everything
 from anabranch.librdkafka.broker_contact import with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Clock
-from anabranch.topics.rights import Acl
+from anabranch.topics.rights import THE_CLUSTER, Acl
 
 log = logging.getLogger("anabranch.client")
 
@@ -168,6 +168,10 @@ class KafkaAdmin:
             with _needs("Describe"):
                 asked = client.describe_acls(everything(), request_timeout=seconds)
                 found = asked.result(seconds + _GRACE_S)
+            if not found:  # all that librdkafka says if they have no authorizer
+                raise IllegalState(
+                    "the brokers keep no rules: they have no authorizer, or only super.users may do anything"
+                )
             return [acl for one in found if (acl := acl_of(one))]
 
         return self._ask(deadline, ask)
@@ -255,7 +259,9 @@ def _needs(right: str) -> Iterator[None]:
     except KafkaException as error:
         code = error.args[0].code()
         if code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
-            raise NotAuthorized(f"the right {right} on the cluster is missing") from error
+            raise NotAuthorized(
+                f"the right {right} on the cluster {THE_CLUSTER} is missing"
+            ) from error
         if code == KafkaError.SECURITY_DISABLED:
             raise IllegalState("the brokers have no authorizer, and so no rules") from error
         raise
