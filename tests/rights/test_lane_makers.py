@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -96,6 +97,13 @@ def test_a_lane_lets_in_its_principal_alone(place: Place) -> None:
             ),
         ):
             bus.ready(soon())
+
+
+def test_the_brokers_passwords_are_for_its_owner_alone(place: Place) -> None:
+    settings = place.secured.broker.folder / "server.properties"
+    assert "wonder" in settings.read_text()
+    assert stat.S_IMODE(settings.stat().st_mode) == 0o600
+    assert stat.S_IMODE(settings.parent.stat().st_mode) == 0o700
 
 
 def test_a_lane_that_does_not_exist(place: Place) -> None:
