@@ -207,7 +207,7 @@ class Lane:
 
 
 class Grant(NamedTuple):
-    """What a lane may do: ``rights`` as words, on a ``pattern`` (``scope/stream``, ``scope/*``, ``*``)."""
+    """The ``rights`` of a lane, as words, on a ``pattern`` (``scope/stream``, ``scope/*``, ``*``)."""
 
     lane: str
     pattern: str
@@ -239,7 +239,7 @@ def right_bits(words: Iterable[str]) -> int:
     for word in [words] if isinstance(words, str) else words:
         if word not in _RIGHTS:
             raise InvalidArgument(f"{word!r} is no right: there are {', '.join(_RIGHTS)}")
-        bits |= _RIGHTS[word]
+        bits |= int(_RIGHTS[word])
     return bits
 
 

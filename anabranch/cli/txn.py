@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +15,13 @@ from anabranch.cli.options import App, ClusterOptions, KeyFile, OperatorOptions,
 from anabranch.cli.output import count_of, print_json, print_table, time_text
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import parse_txn_text
-from anabranch.errors import InvalidArgument
+from anabranch.errors import AlreadyCommitted, InvalidArgument, OutcomeUnknown
 
 if TYPE_CHECKING:
     from anabranch import Client, TransactionInfo
 
 _MOST = 10_000  # that a list may have
+_LATE = (AlreadyCommitted, OutcomeUnknown)
 app = App(no_args_is_help=True, help="List, describe, abort and settle transactions.")
 TxnIdText = Annotated[
     str, typer.Argument(metavar="ID", help="The transaction's id, 32 hexadecimal digits.")
@@ -84,23 +86,30 @@ def abort(
 ) -> None:
     """Abort open transactions, as an operator: those named, or all of a lane, of an age, or both.
 
-    It shows those that --owner or --older-than choose, and asks. Programs that hold a transaction's token call
-    client.abort(token) instead.
+    The command shows those that --owner or --older-than choose of the 10,000 oldest, and asks. Programs that hold a
+    transaction's token call client.abort(token) instead.
     """
     given = [parse_txn_text(txn) for txn in txns or ()]
     if bool(given) == (owner is not None or older_than is not None):
         raise InvalidArgument("give ids, or --owner and --older-than")
-    before_ms = (time.time() - seconds_of(older_than)) * 1000 if older_than else None
+    before_ms = None if older_than is None else (time.time() - seconds_of(older_than)) * 1000
     with options.client() as client:
         chosen = given or _choose(client, owner, before_ms, yes=yes, quiet=options.json)
-        found = [_abort(client, txn_id) for txn_id in chosen]
+        found = []
+        late = _LATE if len(chosen) > 1 else ()  # the commit of one of many came first
+        for txn_id in chosen:
+            with suppress(*late):
+                client.abort(txn_id, reason="aborted by an operator")
+            found.append(client.state(txn_id))
     if len(given) == 1:
         _show(found[0], as_json=options.json)
     elif options.json:
         print_json({"transactions": [document_of(info) for info in found]})
     else:
         print_table(
-            "Aborted", ("id", "owner", "state"), [(t.txn_id.hex(), t.owner, t.state) for t in found]
+            "Transactions",
+            ("id", "owner", "state"),
+            [(t.txn_id.hex(), t.owner, t.state) for t in found],
         )
 
 
@@ -118,11 +127,6 @@ def _choose(
     if found:
         confirm(f"{count_of(len(found), 'transaction')} will be aborted.", yes=yes)
     return [t.txn_id for t in found]
-
-
-def _abort(client: Client, txn_id: bytes) -> TransactionInfo:
-    client.abort(txn_id, reason="aborted by an operator")
-    return client.state(txn_id)
 
 
 def seconds_of(text: str) -> float:

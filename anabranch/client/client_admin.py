@@ -9,7 +9,7 @@ from typing import TypeVar
 from anabranch.client.client_streams import Streams
 from anabranch.client.exchange import FIRST_RETRY_S
 from anabranch.client.ports import ClientPorts
-from anabranch.core.authorize import ALL, EVERYWHERE, FROM_THE_START
+from anabranch.core.authorize import ALL
 from anabranch.core.ids import check_lane, check_type
 from anabranch.errors import (
     IllegalState,
@@ -66,7 +66,7 @@ class Administration(Streams):
                 raise IllegalState("this client can't tell brokers who may do what")
             self._ports.acls.allow(acls, deadline)
         chosen = found.quotas if quotas is None and found else dict(quotas or {})
-        ids = self._lane_topics(name, found.topic_ids if found else (), adopt_topics, deadline)
+        ids = self._lane_topics(name, found, adopt_topics, deadline)
         return self._set_lane(r.SetLane(name, bool(found and found.blocked), ids, chosen), deadline)
 
     def block_lane(self, name: str, *, timeout: float | None = None) -> Lane:
@@ -114,7 +114,7 @@ class Administration(Streams):
         return self._set_grant(lane, pattern, 0, taken, self._deadline(timeout))
 
     def audit_log(self, limit: int = 100, *, timeout: float | None = None) -> list[AuditEntry]:
-        """What operators did, the newest first: of each control partition that carried it out.
+        """Commands of operators, the newest first: once for each control partition that carried them out.
 
         Raises: InvalidArgument, NotAuthorized, NotReady, DeadlineExceeded.
         """
@@ -175,20 +175,22 @@ class Administration(Streams):
         return next(lane for lane in found if lane.name == command.lane)
 
     def _lane_topics(
-        self, lane: str, known: Sequence[str], adopt: bool, deadline: float
+        self, name: str, lane: Lane | None, adopt: bool, deadline: float
     ) -> tuple[str, ...]:
-        """The ids of a lane's topics; new ones if it has none."""
+        """The ids of a lane's topics; new ones if there is no such lane."""
+        if lane is not None and not lane.topic_ids:  # it is there from the start
+            return ()
         if self._ports.log is None:
             raise IllegalState("this client can't make topics")
         prefix, own = self._ports.prefix, self._ports.lane
         seconds = max(deadline - self._session.now(), 0.1)
         with _refusals(), self._ports.log(seconds) as log:
-            if not known:
-                create_lane_topics(log, prefix, lane, like=own, adopt=adopt)
-            ids = self._ids_at_last(log, lane, deadline)
-        if known and ids != tuple(known):
+            if lane is None:
+                create_lane_topics(log, prefix, name, like=own, adopt=adopt)
+            ids = self._ids_at_last(log, name, deadline)
+        if lane is not None and ids != lane.topic_ids:
             raise IllegalState(
-                f"the topics of lane {lane!r} are not those that it was made with: its name can't be used again"
+                f"the topics of lane {name!r} are not those that it was made with: its name can't be used again"
             )
         return ids
 
@@ -256,8 +258,6 @@ def _grants(parts: Iterable[tuple[int, r.GrantList]]) -> list[Grant]:
         for row in part.grants:
             key = row.lane, row.pattern
             found[key] = found.get(key, 0) | row.rights
-    for lane, rights in FROM_THE_START.items():
-        found.setdefault((lane, EVERYWHERE), int(rights))
     return [Grant(*key, right_words(bits)) for key, bits in sorted(found.items())]
 
 

@@ -29,7 +29,7 @@ CREATORS = ALL & ~Right.ADMIN  # of the lane that creates a scope, on that scope
 
 _KEPT = 10_000  # answers remembered
 # Rights that lanes have from the start, on everything; a row of that lane and pattern replaces them.
-FROM_THE_START: Mapping[str, Right] = {
+_FROM_THE_START: Mapping[str, Right] = {
     ADMIN_LANE: ALL,
     OPEN_LANE: ALL & ~(Right.OPERATE | Right.ADMIN),
 }
@@ -45,7 +45,7 @@ def rights_of(state: State, lane: str, what: str) -> int:
     known = state.rights.get((lane, what))
     if known is None:
         granted = state.grants.get(lane, {})
-        found = granted.get(EVERYWHERE, FROM_THE_START.get(lane, 0))
+        found = granted.get(EVERYWHERE, _FROM_THE_START.get(lane, 0))
         if what != EVERYWHERE:
             found |= granted.get(of_scope(what.partition("/")[0]), 0) | granted.get(what, 0)
         known = _keep(state, lane, what, found)

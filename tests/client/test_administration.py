@@ -21,14 +21,14 @@ from anabranch.schemas.codec import encode
 from anabranch.topics.creation import create_control_topics, create_lane_topics
 from anabranch.topics.declarations import COMMANDS, REPLIES
 from anabranch.topics.rights import Acl, client_rights
-from anabranch.types import Grant
+from anabranch.types import Grant, right_bits
 from tests.client.doubles import ManualClock, counted, scripted_ports
 from tests.client.memory import memory_client
 
 ETL = "User:etl"
 NAMES = "p.commands.etl", "p.replies.etl"
 PARTITIONS = 2
-START_OPEN = "describe,safe-time,write,create,scale,series"
+START_OPEN = "describe", "safe-time", "write", "create", "scale", "series"
 
 
 class Place:
@@ -36,7 +36,7 @@ class Place:
 
     def __init__(self) -> None:
         self.lanes: list[dict[str, r.LaneInfo]] = [{}, {}]
-        self.grants: list[dict[tuple[str, str], int]] = [{}, {}]
+        self.grants: list[dict[tuple[str, str], int]] = [{}, {}]  # besides those from the start
         self.audit: list[list[r.AuditRow]] = [[], []]
         self.acls: list[Acl] = []
         self.done: list[str] = []
@@ -79,7 +79,8 @@ class Place:
                 grants[lane, pattern] = rights
                 return r.GrantList(())
             case r.ListGrants():
-                return r.GrantList(tuple(r.GrantRow(*key, bits) for key, bits in grants.items()))
+                found = {("open", "*"): right_bits(START_OPEN)} | grants
+                return r.GrantList(tuple(r.GrantRow(*key, bits) for key, bits in found.items()))
             case r.ListAudit(before):
                 begin = int.from_bytes(before or b"\0", "big")
                 end = begin + 2
@@ -197,6 +198,14 @@ def test_principals(place: Place, principals: list[str], apply: bool, why: str) 
     assert not place.bus.sent
 
 
+def test_quotas_of_a_lane_that_is_there_from_the_start(place: Place) -> None:
+    for lanes in place.lanes:
+        lanes["open"] = r.LaneInfo("open", False, "", (), {}, {}, 0, 0)
+    assert place.client.add_lane("open", quotas={"open": 3}).quotas == {"open": 3}
+    assert place.bus.of(r.SetLane) == [r.SetLane("open", False, (), {"open": 3})] * PARTITIONS
+    assert not place.log.describe_topics(NAMES)
+
+
 def test_blocking_keeps_all_else(place: Place) -> None:
     born = place.client.add_lane("etl", quotas={"open": 9})
     assert place.client.block_lane("etl") == replace(born, blocked=True)
@@ -221,7 +230,7 @@ def test_grants(place: Place) -> None:
     shop = partial(Grant, "etl", "shop/*")
     assert client.grant("etl", "shop/*", ["write"]) == shop(("write",))
     assert client.grant("etl", "shop/*", ["describe"]) == shop(("describe", "write"))
-    assert client.grants()[1] == shop(("describe", "write"))
+    assert client.grants()[0] == shop(("describe", "write"))
     assert client.revoke("etl", "shop/*", ["write"]) == shop(("describe",))
     assert client.revoke("etl", "shop/*") == shop(())
     assert place.grants == [{("etl", "shop/*"): 0}] * 2
@@ -233,9 +242,8 @@ def test_grants(place: Place) -> None:
 
 
 def test_rights_from_the_start_are_kept_by_a_grant_beside_them(place: Place) -> None:
-    start = tuple(START_OPEN.split(","))
-    assert Grant("open", "*", start) in place.client.grants()
-    assert place.client.grant("open", "*", ["operate"]).rights == (*start, "operate")
+    assert Grant("open", "*", START_OPEN) in place.client.grants()
+    assert place.client.grant("open", "*", ["operate"]).rights == (*START_OPEN, "operate")
     assert place.client.revoke("open", "*").rights == ()
     assert Grant("open", "*", ()) in place.client.grants()
 
