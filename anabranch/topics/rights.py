@@ -53,7 +53,10 @@ def controller_rights(prefix: str = DEFAULT_PREFIX, *scopes: str) -> Iterator[Ri
     of_admin = commands_topic(prefix, ADMIN_LANE), replies_topic(prefix, ADMIN_LANE)
     for name in (commands, control, status, replies, *of_admin):
         yield Right(TOPIC, name, "Create", "make it, at the first start of all")
+    for name in (control, status):
         yield Right(TOPIC, name, "DescribeConfigs", "check its settings, at each start")
+    for name in (commands, replies):
+        yield Right(TOPIC, name, "DescribeConfigs", "look at each lane's topics", True)
     yield Right(TOPIC, commands, "Read", "carry out what clients ask, of all lanes", True)
     yield Right(TOPIC, control, "Read", "hear other controllers")
     yield Right(TOPIC, control, "Write", "speak to other controllers")
