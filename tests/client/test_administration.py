@@ -287,4 +287,9 @@ def test_a_client_of_a_lane_asks_and_hears_by_its_topics() -> None:
     with memory_client(log, clock, counted(), prefix="p", lane="etl") as client:
         assert client.lane == "etl"
         assert client.reserve("nyc").scope == "nyc"
+    clock.on_sleep = None
+    with memory_client(log, clock, counted(), prefix="p", lane="etl") as blocked:
+        said = "start `anabranch controller`; or lane 'etl' is not read: `anabranch lane list`"
+        with pytest.raises(errors.NotReady, match=said):
+            blocked.reserve("nyc")
     assert heard == [bytes(4)], "one command, to be answered on the lane's only partition"
