@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from anabranch.client.transaction import Transaction
     from anabranch.reading.snapshot import Snapshot, SnapshotPlan
     from anabranch.types import (
+        AuditEntry,
         CommandsInfo,
         Committed,
         Counts,
         Event,
+        Grant,
+        Lane,
         Receipt,
         Result,
         StreamDescription,
@@ -37,11 +40,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AuditEntry": "anabranch.types",
     "Client": "anabranch.client.client",
     "CommandsInfo": "anabranch.types",
     "Committed": "anabranch.types",
     "Counts": "anabranch.types",
     "Event": "anabranch.types",
+    "Grant": "anabranch.types",
+    "Lane": "anabranch.types",
     "Receipt": "anabranch.types",
     "Reservation": "anabranch.client.reservation",
     "Result": "anabranch.types",
@@ -56,11 +62,14 @@ _HOMES = {
 }
 
 __all__ = [
+    "AuditEntry",
     "Client",
     "CommandsInfo",
     "Committed",
     "Counts",
     "Event",
+    "Grant",
+    "Lane",
     "Receipt",
     "Reservation",
     "Result",

@@ -128,6 +128,10 @@ class UnknownScope(FixCallError):
     """The scope does not exist: create a stream in it first."""
 
 
+class UnknownLane(FixCallError):
+    """The lane does not exist: an operator makes it, with ``anabranch lane add``."""
+
+
 class StreamExists(FixCallError):
     """The stream exists with other settings."""
 

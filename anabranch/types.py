@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-from anabranch.core.ids import check_type, txn_text
+from anabranch.core.authorize import Right
+from anabranch.core.ids import OPEN_LANE, check_type, txn_text
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import InvalidArgument, TransactionAborted
 from anabranch.schemas import records as r
@@ -124,7 +125,7 @@ class TransactionInfo:
     """A transaction as the controller knows it.
 
     Times are Unix milliseconds (0: not yet), ``keepalive`` seconds, ``commit_timestamp`` hybrid time (0: not
-    committed). ``streams`` and ``writers`` are empty in lists and for one-shots.
+    committed). ``streams`` and ``writers`` are empty in lists and for one-shots. ``owner``: the lane that began it.
     """
 
     txn_id: bytes
@@ -139,6 +140,7 @@ class TransactionInfo:
     keepalive: float
     streams: tuple[str, ...]
     writers: tuple[Receipt, ...]
+    owner: str = OPEN_LANE
 
     def __str__(self) -> str:
         return f"{txn_text(self.txn_id)} {self.state}"
@@ -187,6 +189,60 @@ class CommandsInfo:
     outcomes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A lane, as all control partitions together see it.
+
+    ``trouble``: why its commands are not read everywhere, if they should be. ``waiting``: commands that are not
+    decided. ``topic_ids``: of its commands and its replies topic; empty: any.
+    """
+
+    name: str
+    blocked: bool
+    trouble: str
+    quotas: Mapping[str, int]
+    usage: Mapping[str, int]
+    waiting: int
+    topic_ids: tuple[str, ...]
+
+
+class Grant(NamedTuple):
+    """The ``rights`` of a lane, as words, on a ``pattern`` (``scope/stream``, ``scope/*``, ``*``)."""
+
+    lane: str
+    pattern: str
+    rights: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """A command of an operator: when (Unix milliseconds), by which lane, what, and where it was carried out."""
+
+    at_ms: int
+    lane: str
+    command: str
+    what: str
+    control_partition: int
+
+
+_RIGHTS = {(right.name or "").lower().replace("_", "-"): right for right in Right}
+
+
+def right_words(bits: int) -> tuple[str, ...]:
+    """Rights as words, in the order of the table in ``docs/security.md``."""
+    return tuple(word for word, right in _RIGHTS.items() if bits & right)
+
+
+def right_bits(words: Iterable[str]) -> int:
+    """The bits of rights given as words. `InvalidArgument` for an unknown one."""
+    bits = 0
+    for word in [words] if isinstance(words, str) else words:
+        if word not in _RIGHTS:
+            raise InvalidArgument(f"{word!r} is no right: there are {', '.join(_RIGHTS)}")
+        bits |= int(_RIGHTS[word])
+    return bits
+
+
 def info_of(outcome: r.Outcome) -> TransactionInfo:
     """An `Outcome` record for callers."""
     return TransactionInfo(
@@ -202,6 +258,7 @@ def info_of(outcome: r.Outcome) -> TransactionInfo:
         keepalive=outcome.keepalive_ms / 1000,
         streams=outcome.streams,
         writers=tuple(Receipt(receipt) for receipt in outcome.writers),
+        owner=outcome.owner,
     )
 
 

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient
 
 from anabranch.client.client import Client
 from anabranch.core.ids import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.secure import SecureListener
+from anabranch.librdkafka.acls import binding_of, filter_of
 from anabranch.librdkafka.options import Options
 from anabranch.topics import rights
-from anabranch.topics.rights import GROUP, TOPIC, TRANSACTIONAL_ID, Right
+from anabranch.topics.rights import GROUP, Acl, Right
 from anabranch.types import StreamDescription
 
 AUTHORIZED = {
@@ -35,12 +28,6 @@ AUTHORIZED = {
     "super.users": "User:ANONYMOUS",  # who comes in by the plain listener: the broker itself, and tests' own hands
 }
 PASSWORD = "wonder land"
-T = TypeVar("T")
-_KINDS = {
-    TOPIC: ResourceType.TOPIC,
-    GROUP: ResourceType.GROUP,
-    TRANSACTIONAL_ID: ResourceType.TRANSACTIONAL_ID,
-}
 
 
 class SecuredBroker(NamedTuple):
@@ -68,33 +55,17 @@ class SecuredBroker(NamedTuple):
     def grant(self, user: str, rights: Iterable[Right]) -> None:
         """Grant, and wait until the authorizer has it: brokers say that it is done before."""
         wanted = list(dict.fromkeys(rights))
-        bindings = [_acl(AclBinding, user, right) for right in wanted]
+        bindings = [binding_of(Acl(f"User:{user}", right)) for right in wanted]
         for done in self.admin.create_acls(bindings).values():
             done.result(30)
-        last = _acl(AclBindingFilter, user, wanted[-1])
+        last = filter_of(Acl(f"User:{user}", wanted[-1]))
         while not self.admin.describe_acls(last).result(30):
             time.sleep(0.005)
 
     def revoke(self, user: str, rights: Iterable[Right]) -> None:
-        filters = [_acl(AclBindingFilter, user, right) for right in dict.fromkeys(rights)]
+        filters = [filter_of(Acl(f"User:{user}", right)) for right in dict.fromkeys(rights)]
         for gone in self.admin.delete_acls(filters).values():
             assert len(gone.result(30)) == 1
-
-
-def _acl(kind: Callable[..., T], user: str, right: Right) -> T:
-    pattern = ResourcePatternType.PREFIXED if right.prefixed else ResourcePatternType.LITERAL
-    operation = {one.name.replace("_", "").lower(): one for one in AclOperation}[
-        right.operation.lower()
-    ]
-    return kind(
-        _KINDS[right.kind],
-        right.name,
-        pattern,
-        f"User:{user}",
-        "*",
-        operation,
-        AclPermissionType.ALLOW,
-    )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from anabranch.cli.options import App, ClusterOptions
+from anabranch.cli.options import App, OperatorOptions
 from anabranch.cli.output import print_json, print_table, time_text
 
 app = App(no_args_is_help=True, help="See which commands were set aside.")
@@ -16,7 +16,7 @@ def root() -> None:
 
 
 @app.command("list")
-def list_commands(options: ClusterOptions) -> None:
+def list_commands(options: OperatorOptions) -> None:
     """Show how far each control partition is with its commands, which it set aside, and what it keeps."""
     with options.client() as client:
         found = client.commands()

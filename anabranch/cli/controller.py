@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import Bootstrap, Json, Kafka, Prefix, Verbose
+from anabranch.cli.options import Bootstrap, Json, Kafka, KafkaFile, Prefix, Verbose
 from anabranch.cli.output import print_result
 from anabranch.cli.session import need_bootstrap, parse_kafka
 from anabranch.topics.names import DEFAULT_PREFIX
@@ -139,6 +139,7 @@ class Given:
     bootstrap: Bootstrap = None
     prefix: Prefix = DEFAULT_PREFIX
     kafka: Kafka = field(default=None, repr=False)  # may hold secrets
+    kafka_file: KafkaFile = None
     verbose: Verbose = False
 
 
@@ -155,7 +156,7 @@ def command(given: Given) -> None:
     values = {name: getattr(given, name) for name in names} | {
         "bootstrap": need_bootstrap(given.bootstrap),
         "skip_commands": tuple(given.skip_commands or ()),
-        "kafka": parse_kafka(given.kafka),
+        "kafka": parse_kafka(given.kafka, file=given.kafka_file),
     }
     raise typer.Exit(run_controller(ControllerOptions(**values)))
 

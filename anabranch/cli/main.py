@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from anabranch.cli import broker, command, controller, dev, load, read, series, txn
+from anabranch.cli import broker, command, controller, dev, grants, lanes, load, read, series, txn
 from anabranch.cli.errors import (
     EXIT_CODES,
     ExitCode,
@@ -160,6 +160,9 @@ app.add_typer(stream.app, name="stream")
 app.add_typer(txn.app, name="txn")
 app.add_typer(command.app, name="command")
 app.add_typer(series.app, name="series")
+app.add_typer(lanes.app, name="lane")
+app.add_typer(grants.app, name="grants")
+app.command("audit-log")(lanes.audit_log)
 app.command("read")(read.command)
 app.command("load")(load.command)
 app.add_typer(pipelines.app, name="spark")

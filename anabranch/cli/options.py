@@ -8,11 +8,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.models import CommandFunctionType
 
+from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
 PREFIX_VARIABLE = "ANABRANCH_PREFIX"
+LANE_VARIABLE = "ANABRANCH_LANE"
+KAFKA_FILE_VARIABLE = "ANABRANCH_KAFKA_FILE"
 DEFAULT_TIMEOUT_S = 30.0
 
 Bootstrap = Annotated[
@@ -44,13 +48,32 @@ Prefix = Annotated[
         help="Prefix of the topics commands, replies and status.",
     ),
 ]
+Lane = Annotated[
+    str,
+    typer.Option(
+        "--lane",
+        envvar=LANE_VARIABLE,
+        metavar="LANE",
+        help="The lane to ask by: its rights count.",
+    ),
+]
 Kafka = Annotated[
     list[str] | None,
     typer.Option(
         "--kafka",
         "-X",
         metavar="NAME=VALUE",
-        help="A librdkafka setting, such as security.protocol=SASL_SSL, or @FILE with one a line. May be repeated.",
+        help="A librdkafka setting, such as security.protocol=SASL_SSL. May be repeated; `ps` shows it.",
+        show_default=False,
+    ),
+]
+KafkaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--kafka-file",
+        envvar=KAFKA_FILE_VARIABLE,
+        metavar="FILE",
+        help="A file of such settings, one a line: the place for passwords.",
         show_default=False,
     ),
 ]
@@ -88,8 +111,10 @@ class ClusterOptions:
     """The options of every command that talks to a cluster."""
 
     bootstrap: Bootstrap = None
+    lane: Lane = OPEN_LANE
     prefix: Prefix = DEFAULT_PREFIX
     kafka: Kafka = field(default=None, repr=False)  # may hold secrets
+    kafka_file: KafkaFile = None
     timeout: Timeout = DEFAULT_TIMEOUT_S
     json: Json = False
     verbose: Verbose = False
@@ -98,13 +123,22 @@ class ClusterOptions:
         """The cluster of these options. `InvalidArgument` if they name none."""
         from anabranch.cli import session
 
-        return session.target_of(self.bootstrap, self.prefix, self.timeout, self.kafka)
+        return session.target_of(
+            self.bootstrap, self.prefix, self.timeout, self.kafka, self.kafka_file, self.lane
+        )
 
     def client(self) -> AbstractContextManager[Client]:
         """A client of that cluster, for one command."""
         from anabranch.cli import session
 
         return session.connected(self.target())
+
+
+@dataclass(frozen=True)
+class OperatorOptions(ClusterOptions):
+    """The same for a command of operators, who have a lane of their own."""
+
+    lane: Lane = ADMIN_LANE
 
 
 class App(typer.Typer):

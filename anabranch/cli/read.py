@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import Bootstrap, Kafka, Prefix, Verbose
+from anabranch.cli.options import Bootstrap, Kafka, KafkaFile, Lane, Prefix, Verbose
 from anabranch.cli.output import print_json, print_line, put_bytes
 from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import OPEN_LANE
 from anabranch.errors import InvalidArgument
 from anabranch.topics.names import DEFAULT_PREFIX
 
@@ -67,8 +68,10 @@ def command(
         ),
     ] = None,
     bootstrap: Bootstrap = None,
+    lane: Lane = OPEN_LANE,
     prefix: Prefix = DEFAULT_PREFIX,
     kafka: Kafka = None,
+    kafka_file: KafkaFile = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -82,7 +85,8 @@ def command(
                 "--at reads all events: without --group, --transactions or --from"
             )
         moment = moment_of(at)
-    with connected(target_of(bootstrap, prefix, _CONNECT_TIMEOUT_S, kafka)) as client:
+    target = target_of(bootstrap, prefix, _CONNECT_TIMEOUT_S, kafka, kafka_file, lane)
+    with connected(target) as client:
         found: Iterable[Any]
         document: Callable[[Any], dict[str, Any]] = event_document
         line: Callable[[Any], str] = event_line

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.options import App, ClusterOptions, Yes, confirm
+from anabranch.cli.options import App, ClusterOptions, OperatorOptions, Yes, confirm
 from anabranch.cli.output import print_json, print_table
 
 app = App(no_args_is_help=True, help="List and set the series of numbered commits.")
@@ -29,7 +29,7 @@ def list_series(options: ClusterOptions, scope: Scope) -> None:
 
 @app.command("set")
 def set_series(
-    options: ClusterOptions,
+    options: OperatorOptions,
     scope: Scope,
     series: Annotated[str, typer.Argument(metavar="SERIES", help="The series' name.")],
     number: Annotated[

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anabranch.core.ids import OPEN_LANE
 from anabranch.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -28,13 +29,20 @@ class Target:
     prefix: str
     timeout: float
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
+    lane: str = OPEN_LANE
 
 
 def target_of(
-    bootstrap: str | None, prefix: str, timeout: float, kafka: Sequence[str] | None
+    bootstrap: str | None,
+    prefix: str,
+    timeout: float,
+    kafka: Sequence[str] | None,
+    kafka_file: Path | None,
+    lane: str,
 ) -> Target:
     """The target of the shared options. `InvalidArgument` if they name none."""
-    return Target(need_bootstrap(bootstrap), prefix, timeout, parse_kafka(kafka))
+    settings = parse_kafka(kafka, file=kafka_file)
+    return Target(need_bootstrap(bootstrap), prefix, timeout, settings, lane)
 
 
 def need_bootstrap(bootstrap: str | None) -> str:
@@ -44,10 +52,12 @@ def need_bootstrap(bootstrap: str | None) -> str:
     return bootstrap
 
 
-def parse_kafka(settings: Sequence[str] | None, option: str = "--kafka") -> dict[str, str]:
-    """``["a.b=c", "@settings.properties"]`` as a mapping. `InvalidArgument` for any other form."""
+def parse_kafka(
+    settings: Sequence[str] | None, option: str = "--kafka", file: Path | None = None
+) -> dict[str, str]:
+    """``["a.b=c", "@settings.properties"]`` as a mapping, over those in ``file``. Else `InvalidArgument`."""
     found: dict[str, str] = {}
-    for setting in settings or ():
+    for setting in (*([f"@{file}"] if file else ()), *(settings or ())):
         lines = _lines_of(setting[1:]) if setting.startswith("@") else [setting]
         for line in lines:
             name, equals, value = line.partition("=")
@@ -79,6 +89,10 @@ def connected(target: Target) -> Iterator[Client]:
         # Logs are for -v: an error is one line, without librdkafka's messages.
         logging.getLogger("anabranch").setLevel(logging.CRITICAL)
     with anabranch.connect(
-        target.bootstrap, prefix=target.prefix, timeout=target.timeout, config=target.kafka
+        target.bootstrap,
+        prefix=target.prefix,
+        lane=target.lane,
+        timeout=target.timeout,
+        config=target.kafka,
     ) as client:
         yield client

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import App, ClusterOptions, Yes, confirm
-from anabranch.cli.output import print_json, print_table, time_text
+from anabranch.cli.options import App, ClusterOptions, OperatorOptions, Yes, confirm
+from anabranch.cli.output import count_of, print_json, print_table, time_text
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import parse_txn_text
+from anabranch.errors import AlreadyCommitted, InvalidArgument, OutcomeUnknown
 
 if TYPE_CHECKING:
-    from anabranch import TransactionInfo
+    from anabranch import Client, TransactionInfo
 
+_MOST = 10_000  # that a list may have
+_LATE = (AlreadyCommitted, OutcomeUnknown)
 app = App(no_args_is_help=True, help="List, describe, abort and settle transactions.")
 TxnIdText = Annotated[
     str, typer.Argument(metavar="ID", help="The transaction's id, 32 hexadecimal digits.")
@@ -35,11 +42,15 @@ def list_transactions(
     if options.json:
         print_json({"transactions": [document_of(each) for each in found]})
         return
+    _list("Transactions" if finished else "Open transactions", found)
+
+
+def _list(title: str, found: Iterable[TransactionInfo]) -> None:
     print_table(
-        "Transactions" if finished else "Open transactions",
-        ("id", "scope", "name", "state", "begun", "committed", "rejected", "left out"),
+        title,
+        ("id", "scope", "owner", "name", "state", "begun", "committed", "rejected", "left out"),
         (
-            (t.txn_id.hex(), t.scope, t.name, t.state, time_text(t.begun_ms), t.counts.committed,
+            (t.txn_id.hex(), t.scope, t.owner, t.name, t.state, time_text(t.begun_ms), t.counts.committed,
              t.counts.rejected, t.counts.left_out)
             for t in found
         ),
@@ -55,20 +66,78 @@ def describe(options: ClusterOptions, txn: TxnIdText) -> None:
 
 
 @app.command("abort")
-def abort(options: ClusterOptions, txn: TxnIdText) -> None:
-    """Abort an open transaction, as an operator: in a lane that may operate on its scope, or that began it.
+def abort(
+    options: OperatorOptions,
+    txns: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID...", help="Transactions, by id: 32 hexadecimal digits."),
+    ] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", metavar="LANE", help="Open ones that this lane began.")
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than", metavar="TIME", help="Open ones begun so long ago: 90s, 30m, 1h, 2d."
+        ),
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Abort open transactions, as an operator: those named, or all of a lane, of an age, or both.
 
-    Programs that hold a token of the transaction call client.abort(token) instead.
+    The command shows those that --owner or --older-than choose of the 10,000 oldest, and asks. Programs that hold a
+    transaction's token call client.abort(token) instead.
     """
-    txn_id = parse_txn_text(txn)
+    given = [parse_txn_text(txn) for txn in txns or ()]
+    if bool(given) == (owner is not None or older_than is not None):
+        raise InvalidArgument("give ids, or --owner and --older-than")
+    before_ms = None if older_than is None else (time.time() - seconds_of(older_than)) * 1000
     with options.client() as client:
-        client.abort(txn_id, reason="aborted by an operator")
-        _show(client.state(txn_id), as_json=options.json)
+        chosen = given or _choose(client, owner, before_ms, yes=yes, quiet=options.json)
+        found = []
+        late = _LATE if len(chosen) > 1 else ()  # the commit of one of many came first
+        for txn_id in chosen:
+            with suppress(*late):
+                client.abort(txn_id, reason="aborted by an operator")
+            found.append(client.state(txn_id))
+    if len(given) == 1:
+        _show(found[0], as_json=options.json)
+    elif options.json:
+        print_json({"transactions": [document_of(info) for info in found]})
+    else:
+        print_table(
+            "Transactions",
+            ("id", "owner", "state"),
+            [(t.txn_id.hex(), t.owner, t.state) for t in found],
+        )
+
+
+def _choose(
+    client: Client, owner: str | None, before_ms: float | None, *, yes: bool, quiet: bool
+) -> list[bytes]:
+    """The open transactions of a lane, begun before a time, if the user agrees."""
+    found = [
+        t
+        for t in client.transactions(limit=_MOST)
+        if (owner is None or t.owner == owner) and (before_ms is None or t.begun_ms < before_ms)
+    ]
+    if found and not quiet:
+        _list("Open transactions", found)
+    if found:
+        confirm(f"{count_of(len(found), 'transaction')} will be aborted.", yes=yes)
+    return [t.txn_id for t in found]
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a span such as ``90s``, ``30m``, ``1h``, ``2d``. `InvalidArgument`."""
+    if not re.fullmatch(r"[0-9]{1,9}[smhd]", text):
+        raise InvalidArgument(f"{text!r} is no span of time, such as 90s, 30m, 1h or 2d")
+    return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[text[-1]]
 
 
 @app.command("settle")
 def settle(
-    options: ClusterOptions,
+    options: OperatorOptions,
     txn: TxnIdText,
     yes: Yes = False,
 ) -> None:
@@ -96,6 +165,7 @@ def document_of(info: TransactionInfo) -> dict[str, Any]:
         "txn_id": info.txn_id.hex(),
         "state": info.state,
         "scope": info.scope,
+        "owner": info.owner,
         "name": info.name,
         "commit_timestamp": info.commit_timestamp,
         "committed_at": to_text(info.commit_timestamp) if info.commit_timestamp else None,

@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Self
 
+from anabranch.client.client_admin import Administration
 from anabranch.client.client_reads import Reading
-from anabranch.client.client_streams import Streams
 from anabranch.client.handle import Shared
 from anabranch.client.heartbeats import Heart
 from anabranch.client.joined_writer import Writer
@@ -32,7 +32,6 @@ from anabranch.core.tokens import Rights, check_right, peek
 from anabranch.errors import InvalidArgument, NotForkSafe
 from anabranch.schemas.records import Outcome, SeriesInfo, SetSeries
 from anabranch.types import (
-    CommandsInfo,
     Receipt,
     Result,
     TransactionInfo,
@@ -48,7 +47,7 @@ DEFAULT_ONE_SHOT_BYTES = 256 << 10
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
-class Client(Reading, Streams):
+class Client(Reading, Administration):
     """A connection to the controllers of a cluster. Thread-safe; a forked child can't use it.
 
     Made by `anabranch.connect`. Calls without a ``timeout`` end after the client's own, in seconds.
@@ -87,6 +86,11 @@ class Client(Reading, Streams):
     def heart(self) -> Heart:
         """The heartbeats, for a caller that drives them step by step."""
         return self._heart
+
+    @property
+    def lane(self) -> str:
+        """The lane that this client asks by."""
+        return self._ports.lane
 
     # -- transactions ---------------------------------------------------------------------------------
 
@@ -277,19 +281,6 @@ class Client(Reading, Streams):
         self._shared.check()
         command = SetSeries(scope, name, expected, number)
         self._session.set_series(command, self._shared.deadline(timeout))
-
-    def commands(self, *, timeout: float | None = None) -> list[CommandsInfo]:
-        """How many commands each control partition has handled, and which it set aside.
-
-        Raises: NotReady, DeadlineExceeded.
-        """
-        found = self._session.commands(self._deadline(timeout))
-        return [
-            CommandsInfo(
-                n, got.position, got.end, got.set_aside, got.open_transactions, got.outcomes
-            )
-            for n, got in found
-        ]
 
     # -- its end --------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
 from anabranch.client.ports import ClientPorts
 from anabranch.clock import SystemClock
+from anabranch.core.ids import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import addresses, parse_settings
@@ -24,12 +26,14 @@ from anabranch.reading.reader_factory import Readers
 from anabranch.topics.names import DEFAULT_PREFIX, check_prefix
 
 BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
+LANE_VARIABLE = "ANABRANCH_LANE"
 
 
 def connect(
     bootstrap: str | None = None,
     *,
     prefix: str = DEFAULT_PREFIX,
+    lane: str | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
     one_shot_bytes: int = DEFAULT_ONE_SHOT_BYTES,
     config: Mapping[str, Any] | None = None,
@@ -42,6 +46,7 @@ def connect(
     Args:
         bootstrap: the brokers to ask first.
         prefix: of the topics that controllers and clients share.
+        lane: whose topics to ask by, and so who this client is; default $ANABRANCH_LANE, or ``open``.
         timeout: seconds until a call ends that has no timeout of its own.
         one_shot_bytes: how much a transaction keeps in memory before it opens.
         config: librdkafka options by their names.
@@ -61,11 +66,27 @@ def connect(
     options = Options(bootstrap, given)
     clock = SystemClock()
     admin = KafkaAdmin(options, clock)
-    bus = KafkaBus(options, admin, check_prefix(prefix), clock, os.urandom)
+    lane = check_lane(given_lane(lane))
+    bus = KafkaBus(options, admin, check_prefix(prefix), lane, clock, os.urandom)
     journals = KafkaJournals(options, admin, clock, timeout)
-    readers = Readers(reader_ports(bootstrap, given), timeout)
-    ports = ClientPorts(bus, journals, clock, os.urandom, readers)
+    reading = reader_ports(bootstrap, given)
+    ports = ClientPorts(
+        bus,
+        journals,
+        clock,
+        os.urandom,
+        Readers(reading, timeout),
+        prefix,
+        lane,
+        lambda seconds: closing(reading.open_log(seconds)),
+        admin,
+    )
     return Client(ports, timeout=timeout, one_shot_bytes=one_shot_bytes)
+
+
+def given_lane(lane: str | None) -> str:
+    """The lane, or the one of $ANABRANCH_LANE, or ``open``."""
+    return lane or os.environ.get(LANE_VARIABLE) or OPEN_LANE
 
 
 def reader_ports(bootstrap: str, config: Mapping[str, Any]) -> ReaderPorts:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any, TypeVar
 
 from anabranch.client.ports import ClientPorts
-from anabranch.core.ids import CORRELATION_ID_SIZE, command_digest
+from anabranch.core.ids import CORRELATION_ID_SIZE, OPEN_LANE, command_digest
 from anabranch.core.tokens import id_named, peek
 from anabranch.errors import (
     AnabranchError,
@@ -39,6 +39,7 @@ class Exchange:
         self._bus = ports.bus
         self._clock = ports.clock
         self._new_id = ports.entropy
+        self._lane = ports.lane
         self._answered = False
         self.highest_timestamp = 0
 
@@ -157,7 +158,10 @@ class Exchange:
         said = f" (last trouble: {trouble})" if trouble else ""
         name = type(command).__name__
         if not self._answered:
-            return NotReady(f"no controller answered {name}: start `anabranch controller`{said}")
+            told = f"no controller answered {name}: start `anabranch controller`"
+            if self._lane != OPEN_LANE:
+                told += f"; or lane {self._lane!r} is not read: `anabranch lane list` says why"
+            return NotReady(f"{told}{said}")
         return DeadlineExceeded(f"{name} was not answered in time; call again{said}")
 
 

@@ -6,12 +6,23 @@ The clock is `anabranch.ports.Clock`. Deadlines are seconds of its monotonic clo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from anabranch.core.ids import OPEN_LANE
-from anabranch.ports import Clock, Entropy, JournalRecord, Opened, RecordHeaders, TopicPartition
+from anabranch.ports import (
+    Clock,
+    Entropy,
+    JournalRecord,
+    Log,
+    Opened,
+    RecordHeaders,
+    TopicPartition,
+)
+from anabranch.topics.names import DEFAULT_PREFIX
+from anabranch.topics.rights import Acl
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import Counted, EventColumns, Placing
@@ -113,13 +124,26 @@ class Journals(Protocol):
         """In a forked child: never free anything; it belongs to the parent's threads."""
 
 
+class Acls(Protocol):
+    """Brokers' lists of who may do what. `NotAuthorized`; `IllegalState` if they keep none."""
+
+    def allow(self, acls: Iterable[Acl], deadline: float) -> None:
+        """Add these. Repeating it is harmless."""
+
+    def listed(self, deadline: float) -> list[Acl]:
+        """All that are about topics, groups, transactional ids and the cluster."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientPorts:
-    """All ports of a client."""
+    """All ports of a client. ``log``, for makers of lanes: one whose answers take at most so many seconds."""
 
     bus: CommandBus
     journals: Journals
     clock: Clock
     entropy: Entropy
     readers: Readers | None = None
+    prefix: str = DEFAULT_PREFIX
     lane: str = OPEN_LANE
+    log: Callable[[float], AbstractContextManager[Log]] | None = None
+    acls: Acls | None = None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from anabranch.client.exchange import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_RETRY_S, Exchange
+from anabranch.client.exchange import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_RETRY_S, Exchange, T
 from anabranch.client.ports import ClientPorts
 from anabranch.core.ids import (
     DIRECTORY,
@@ -343,12 +343,11 @@ class Session(Exchange):
             if before is None or len(found) >= limit:
                 return found
 
-    def commands(self, deadline: float) -> list[tuple[int, r.CommandList]]:
-        """(control partition, its handled commands, and those it set aside)."""
-        partitions = self._partitions(None, deadline)
+    def ask_each(self, command: Any, expected: type[T], deadline: float) -> list[tuple[int, T]]:
+        """Ask all control partitions the same: (its number, its answer) of each."""
         return [
-            (number, self.ask(number, r.ListCommands(), r.CommandList, deadline))
-            for number in partitions
+            (number, self.ask(number, command, expected, deadline))
+            for number in self._partitions(None, deadline)
         ]
 
     # -- heartbeats -----------------------------------------------------------------------------------

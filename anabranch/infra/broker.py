@@ -303,6 +303,8 @@ class EmbeddedBroker:
             secure=secure,
         )
         config = folder / "server.properties"
+        config.touch(mode=0o600)  # it may hold passwords
+        config.chmod(0o600)
         config.write_text(properties_text(properties), encoding="utf-8")
         environment = dict(os.environ) | {"CLASSPATH": os.pathsep.join(map(str, class_path))}
         options = jvm_options(

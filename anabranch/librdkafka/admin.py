@@ -6,7 +6,8 @@ import logging
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -15,11 +16,19 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 
-from anabranch.errors import DeadlineExceeded, NotAuthorized, NotReady, UnsupportedSetting
+from anabranch.errors import (
+    DeadlineExceeded,
+    IllegalState,
+    NotAuthorized,
+    NotReady,
+    UnsupportedSetting,
+)
 from anabranch.kafka.settings import addresses
+from anabranch.librdkafka.acls import acl_of, binding_of, everything
 from anabranch.librdkafka.broker_contact import with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Clock
+from anabranch.topics.rights import THE_CLUSTER, Acl
 
 log = logging.getLogger("anabranch.client")
 
@@ -141,6 +150,32 @@ class KafkaAdmin:
 
         return self._ask(deadline, ask) if request else {}
 
+    def allow(self, acls: Iterable[Acl], deadline: float) -> None:
+        """Add rules to the brokers' own. `NotAuthorized`, `IllegalState`."""
+        wanted = [binding_of(acl) for acl in acls]
+
+        def ask(client: AdminClient, seconds: float) -> None:
+            with _needs("Alter"):
+                for done in client.create_acls(wanted, request_timeout=seconds).values():
+                    done.result(seconds + _GRACE_S)
+
+        self._ask(deadline, ask)
+
+    def listed(self, deadline: float) -> list[Acl]:
+        """The brokers' rules. `NotAuthorized`, `IllegalState`."""
+
+        def ask(client: AdminClient, seconds: float) -> list[Acl]:
+            with _needs("Describe"):
+                asked = client.describe_acls(everything(), request_timeout=seconds)
+                found = asked.result(seconds + _GRACE_S)
+            if not found:  # all that librdkafka says if they have no authorizer
+                raise IllegalState(
+                    "the brokers keep no rules: they have no authorizer, or only super.users may do anything"
+                )
+            return [acl for one in found if (acl := acl_of(one))]
+
+        return self._ask(deadline, ask)
+
     def _ask(self, deadline: float, ask: Callable[[AdminClient, float], T]) -> T:
         """Ask until there is an answer: leaders may be moving, and new topics are known late."""
         pause, trouble = _FIRST_PAUSE_S, ""
@@ -214,6 +249,22 @@ class KafkaAdmin:
     def native(self) -> object:
         """The connection itself, if there is one."""
         return self._client
+
+
+@contextmanager
+def _needs(right: str) -> Iterator[None]:
+    """Say which right on the cluster is missing, and that brokers without an authorizer have no rules."""
+    try:
+        yield
+    except KafkaException as error:
+        code = error.args[0].code()
+        if code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            raise NotAuthorized(
+                f"the right {right} on the cluster {THE_CLUSTER} is missing"
+            ) from error
+        if code == KafkaError.SECURITY_DISABLED:
+            raise IllegalState("the brokers have no authorizer, and so no rules") from error
+        raise
 
 
 def _unheard(_: KafkaError) -> None:

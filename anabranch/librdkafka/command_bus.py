@@ -15,13 +15,14 @@ from typing import Any, TypeAlias
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AclOperation
 
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.core.ids import ADMIN_LANE, CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
 from anabranch.errors import (
     AnabranchError,
     ClockSkew,
     EventTooLarge,
     NotAuthorized,
     NotReady,
+    UnknownLane,
     UnsupportedSetting,
 )
 from anabranch.librdkafka.admin import KafkaAdmin
@@ -57,12 +58,19 @@ class KafkaBus:
     """Commands through one producer; replies through one consumer of one partition."""
 
     def __init__(
-        self, options: Options, admin: KafkaAdmin, prefix: str, clock: Clock, entropy: Entropy
+        self,
+        options: Options,
+        admin: KafkaAdmin,
+        prefix: str,
+        lane: str,
+        clock: Clock,
+        entropy: Entropy,
     ) -> None:
         self._options = options
         self._admin = admin
-        self._commands = commands_topic(prefix)
-        self._replies = replies_topic(prefix)
+        self._lane = lane
+        self._commands = commands_topic(prefix, lane)
+        self._replies = replies_topic(prefix, lane)
         self._clock = clock
         self._entropy = entropy
         self._lock = threading.Lock()
@@ -120,7 +128,7 @@ class KafkaBus:
                 return counts
             if self._clock.monotonic() + pause > give_up:
                 missing = ", ".join(name for name in names if name not in counts)
-                raise NotReady(f"there is no topic {missing}: start `anabranch controller`")
+                raise missing_topics(self._lane, missing)
             self._clock.sleep(pause)
             pause = min(2 * pause, 1.0)
 
@@ -313,6 +321,15 @@ class KafkaBus:
         leak(self._admin.native)
         if self._consumer is not None:
             leak(self._consumer.native)
+
+
+def missing_topics(lane: str, missing: str) -> AnabranchError:
+    """The error for topics of a lane that are not there."""
+    if lane in (OPEN_LANE, ADMIN_LANE):
+        return NotReady(f"there is no topic {missing}: start `anabranch controller`")
+    return UnknownLane(
+        f"there is no topic {missing}: an operator makes lane {lane!r} with `anabranch lane add {lane}`"
+    )
 
 
 def make(

@@ -134,7 +134,7 @@ class RocksTable:
         options.set_max_open_files(_OPEN_FILES)
         options.set_compression_type(DBCompressionType.lz4())
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows hold secrets
             self._rows: Rdict | None = Rdict(str(folder), options)
         except Exception as error:
             raise self._error(error, "opened") from error

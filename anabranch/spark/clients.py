@@ -21,6 +21,7 @@ def connect(connection: Connection) -> anabranch.Client:
     return anabranch.connect(
         connection.bootstrap,
         prefix=connection.prefix,
+        lane=connection.lane,
         timeout=connection.timeout,
         config=dict(connection.librdkafka),
     )

@@ -10,13 +10,14 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from anabranch.client.connect import BOOTSTRAP_VARIABLE, reader_ports
+from anabranch.client.connect import BOOTSTRAP_VARIABLE, given_lane, reader_ports
+from anabranch.core.ids import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.topics.names import DEFAULT_PREFIX
 
 _KAFKA = "kafka."
-_CONNECTION = ("bootstrap", "prefix", "timeout")
+_CONNECTION = ("bootstrap", "prefix", "lane", "timeout")
 # Spark passes these options of its own to the source, too.
 _SPARKS = ("checkpointlocation", "path", "queryname")
 DEFAULT_TIMEOUT_S = 60.0
@@ -30,6 +31,7 @@ class Connection:
     prefix: str
     timeout: float
     librdkafka: tuple[tuple[str, str], ...] = field(repr=False)  # may hold secrets
+    lane: str = OPEN_LANE
 
     def reader_ports(self) -> ReaderPorts:
         """The ports that readers need of it. `UnsupportedSetting`."""
@@ -93,7 +95,10 @@ class Options:
         return tuple(word.strip() for word in text.split(",") if word.strip())
 
     def connection(self) -> Connection:
-        """The cluster of ``bootstrap``, or the driver's $ANABRANCH_BOOTSTRAP, and librdkafka's ``kafka.…``."""
+        """The cluster of ``bootstrap``, or the driver's $ANABRANCH_BOOTSTRAP, and librdkafka's ``kafka.…``.
+
+        The lane is that of ``lane``, or the driver's $ANABRANCH_LANE.
+        """
         self._asked.update(_CONNECTION)
         self._asked.update(name for name in self._given if name.startswith(_KAFKA))
         bootstrap = self.text("bootstrap") or os.environ.get(BOOTSTRAP_VARIABLE)
@@ -112,6 +117,7 @@ class Options:
                     if name.startswith(_KAFKA)
                 )
             ),
+            check_lane(given_lane(self.text("lane"))),
         )
 
     def check_all_used(self) -> None:

@@ -15,6 +15,7 @@ from anabranch.core.partitioner import even_ranges
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, check_settings
 from anabranch.errors import (
     AnabranchError,
+    IllegalState,
     InvalidArgument,
     NotAuthorized,
     NotReady,
@@ -135,9 +136,53 @@ def topic_ids(log: Log, stream: str) -> tuple[str, ...]:
     return ids if all(one.strip("0-") for one in ids) else ()
 
 
+def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bool = False) -> None:
+    """Create a lane's two topics, for as many control partitions, and on as many brokers, as lane ``like`` has.
+
+    ``adopt``: they may exist, if they are as they would be made, and empty.
+
+    Raises: IllegalState (a topic exists; with ``adopt``: and is not such a one), NotReady, LogRefused.
+    """
+    own = commands_topic(prefix, like)
+    model = _describe(log, [own])[own]
+    topics = (
+        (commands_topic(prefix, lane), model.partitions, declared.COMMANDS),
+        (replies_topic(prefix, lane), 1, declared.REPLIES),
+    )
+    there = log.describe_topics([name for name, *_ in topics])
+    for name, partitions, settings in topics:
+        if (info := there.get(name)) is None:
+            continue
+        if not adopt:
+            raise IllegalState(
+                f"there is a topic {name}: who wrote to it is not known, so no lane is made of it. Take it "
+                "away, or choose another name; adopt it (--adopt) if an earlier attempt made it"
+            )
+        wrong = problems(info, settings, at_least=partitions)
+        if info.partitions != partitions:
+            wrong.append(f"{name} has {info.partitions} partitions, not {partitions}")
+        if any(log.end_offsets(_places(info), committed=False).values()):
+            wrong.append(f"{name} has, or had, records")
+        if wrong:
+            raise IllegalState(f"no lane is made of it: {'; '.join(wrong)}")
+    factor = model.replication_factor
+    _create(log, [_spec(n, p, s, {}, factor) for n, p, s in topics if n not in there])
+
+
+def lane_topic_ids(log: Log, prefix: str, lane: str) -> tuple[str, ...]:
+    """The ids of a lane's commands and replies topics. `NotReady`: one is not there (yet)."""
+    names = commands_topic(prefix, lane), replies_topic(prefix, lane)
+    infos = _describe(log, names)
+    return tuple(infos[name].topic_id for name in names)
+
+
+def _places(topic: TopicInfo) -> list[TopicPartition]:
+    return [TopicPartition(topic.name, p) for p in range(topic.partitions)]
+
+
 def _check_empty(log: Log, topic: TopicInfo) -> None:
     """`TopicNotEmpty` for records ever written: our streams write none before their creation ends."""
-    places = [TopicPartition(topic.name, p) for p in range(topic.partitions)]
+    places = _places(topic)
     ends = log.end_offsets(places, committed=False)
     if any(ends.values()):
         starts = log.start_offsets(places)

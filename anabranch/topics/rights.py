@@ -6,8 +6,10 @@ Read, Write, Delete and Alter bring Describe along, so hardly a row has it. Spel
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import NamedTuple
 
+from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.topics.names import (
     DEFAULT_PREFIX,
     commands_topic,
@@ -22,7 +24,8 @@ from anabranch.topics.names import (
     stream_topic,
 )
 
-TOPIC, GROUP, TRANSACTIONAL_ID = "topic", "group", "transactional-id"
+TOPIC, GROUP, TRANSACTIONAL_ID, CLUSTER = "topic", "group", "transactional-id", "cluster"
+THE_CLUSTER = "kafka-cluster"  # the name of that resource
 
 
 class Right(NamedTuple):
@@ -35,21 +38,32 @@ class Right(NamedTuple):
     prefixed: bool = False
 
 
+class Acl(NamedTuple):
+    """A rule of the brokers: this principal (``User:etl``) has this right, or is denied it."""
+
+    principal: str
+    right: Right
+    allowed: bool = True
+
+
 def controller_rights(prefix: str = DEFAULT_PREFIX, *scopes: str) -> Iterator[Right]:
     """A controller's. ``scopes``: those whose streams it may make, commit to and shorten."""
-    made = (commands_topic, control_topic, status_topic, replies_topic)
-    names = [topic(prefix) for topic in made]
-    for name in names:
+    commands, replies = commands_topic(prefix), replies_topic(prefix)
+    control, status = control_topic(prefix), status_topic(prefix)
+    of_admin = commands_topic(prefix, ADMIN_LANE), replies_topic(prefix, ADMIN_LANE)
+    for name in (commands, control, status, replies, *of_admin):
         yield Right(TOPIC, name, "Create", "make it, at the first start of all")
+    for name in (control, status):
         yield Right(TOPIC, name, "DescribeConfigs", "check its settings, at each start")
-    commands, control, status, replies = names
-    yield Right(TOPIC, commands, "Read", "carry out what clients ask")
+    for name in (commands, replies):
+        yield Right(TOPIC, name, "DescribeConfigs", "look at each lane's topics", True)
+    yield Right(TOPIC, commands, "Read", "carry out what clients ask, of all lanes", True)
     yield Right(TOPIC, control, "Read", "hear other controllers")
     yield Right(TOPIC, control, "Write", "speak to other controllers")
     yield Right(TOPIC, status, "Read", "know what was decided before")
     yield Right(TOPIC, status, "Write", "log what is decided")
-    yield Right(TOPIC, replies, "Read", "end transactions there that brokers left open")
-    yield Right(TOPIC, replies, "Write", "answer clients")
+    yield Right(TOPIC, replies, "Read", "end transactions there that brokers left open", True)
+    yield Right(TOPIC, replies, "Write", "answer clients, of all lanes", True)
     yield Right(GROUP, controllers_group(prefix), "Read", "share control partitions")
     yield Right(
         TRANSACTIONAL_ID, of_transactions(prefix), "Write", "lead: one round, one transaction", True
@@ -71,10 +85,19 @@ def scope_rights(scope: str) -> Iterator[Right]:
         yield Right(TOPIC, of_scope(scope), operation, why, True)
 
 
-def client_rights(prefix: str = DEFAULT_PREFIX) -> Iterator[Right]:
-    """The rights of a client that asks controllers: writers, operators, readers of snapshots."""
-    yield Right(TOPIC, commands_topic(prefix), "Write", "ask controllers")
-    yield Right(TOPIC, replies_topic(prefix), "Read", "hear their answers")
+def client_rights(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> Iterator[Right]:
+    """The rights of a client that asks controllers by a lane: writers, operators, readers of snapshots."""
+    yield Right(TOPIC, commands_topic(prefix, lane), "Write", "ask controllers")
+    yield Right(TOPIC, replies_topic(prefix, lane), "Read", "hear their answers")
+
+
+def lane_maker_rights(prefix: str = DEFAULT_PREFIX) -> Iterator[Right]:
+    """The rights of an operator who adds lanes, besides those of a client of lane ``admin``."""
+    for name in (commands_topic(prefix), replies_topic(prefix)):
+        yield Right(TOPIC, name, "Create", "make a lane's topics", True)
+        yield Right(TOPIC, name, "Describe", "see that they are new, and their ids", True)
+        yield Right(TOPIC, name, "DescribeConfigs", "make them as the others are", True)
+    yield Right(CLUSTER, THE_CLUSTER, "Alter", "let a lane's principals in, and list who may what")
 
 
 def writer_rights(*streams: str) -> Iterator[Right]:
@@ -92,3 +115,31 @@ def reader_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:
         yield Right(TOPIC, history_topic(stream), "Read", "know their order and transactions")
     for group in groups:
         yield Right(GROUP, group, "Read", "share a stream, keep positions")
+
+
+def by_resource(found: Iterable[Right]) -> Iterator[tuple[Right, list[Right]]]:
+    """The rights on each resource, together; topics first."""
+
+    def resource(right: Right) -> tuple[object, ...]:
+        return right.kind != TOPIC, right.kind, right.name, right.prefixed
+
+    for _, group in groupby(sorted(found, key=resource), key=resource):
+        same = list(group)
+        yield same[0], same
+
+
+def acl_commands(principal: str, found: Iterable[Right]) -> Iterator[str]:
+    """Kafka's command lines that grant the rights: one for the resources of a kind with the same operations.
+
+    ``$ADMIN`` in them stands for the address, and how to come in.
+    """
+    together: dict[tuple[str, bool, tuple[str, ...]], list[str]] = {}
+    for first, same in by_resource(found):
+        key = first.kind, first.prefixed, tuple(right.operation for right in same)
+        together.setdefault(key, []).append(first.name)
+    for (kind, prefixed, operations), names in together.items():
+        words = [f"kafka-acls.sh $ADMIN --add --allow-principal {principal}"]
+        words += [f"--operation {operation}" for operation in operations]
+        words += ["--cluster"] if kind == CLUSTER else [f"--{kind} {name}" for name in names]
+        words += ["--resource-pattern-type prefixed"] * prefixed
+        yield " ".join(words)

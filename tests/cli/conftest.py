@@ -34,10 +34,16 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a command line; the address of a broker is set unless ``bootstrap`` is None."""
 
-    def invoke(*arguments: str, bootstrap: str | None = "fake:9092") -> Result:
+    def invoke(
+        *arguments: str, bootstrap: str | None = "fake:9092", lane: str | None = None
+    ) -> Result:
         monkeypatch.delenv("ANABRANCH_BOOTSTRAP", raising=False)
+        for name in ("LANE", "KAFKA_FILE"):
+            monkeypatch.delenv(f"ANABRANCH_{name}", raising=False)
         if bootstrap is not None:
             monkeypatch.setenv("ANABRANCH_BOOTSTRAP", bootstrap)
+        if lane is not None:
+            monkeypatch.setenv("ANABRANCH_LANE", lane)
         return CliRunner().invoke(app, list(arguments))
 
     return invoke

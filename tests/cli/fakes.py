@@ -8,12 +8,16 @@ from typing import Any
 
 from anabranch.cli.session import Target
 from anabranch.schemas.records import SegmentRange, SeriesInfo, SetAsideRow
+from anabranch.topics.rights import Acl
 from anabranch.types import (
+    AuditEntry,
     CommandsInfo,
     Committed,
     Counts,
     Event,
     Events,
+    Grant,
+    Lane,
     StreamDescription,
     TransactionInfo,
 )
@@ -35,6 +39,11 @@ def stream(name: str = "nyc/flights") -> StreamDescription:
         low_water={0: 10},
         staged_bytes=0,
     )
+
+
+def lane(name: str, *, blocked: bool = False, trouble: str = "") -> Lane:
+    """A lane with a quota."""
+    return Lane(name, blocked, trouble, {"open": 1000}, {"open": 17}, 3, ("a", "b"))
 
 
 def transaction(**changes: Any) -> TransactionInfo:
@@ -82,6 +91,9 @@ class FakeClient:
     info: TransactionInfo = field(default_factory=transaction)
     events: Sequence[Event] = field(default_factory=lambda: [event(0), event(1), event(2)])
     target: Target | None = None
+    several: list[TransactionInfo] = field(default_factory=list)
+    granted: list[Grant] = field(default_factory=list)
+    rules: list[Acl] = field(default_factory=list)
 
     def _call(self, call: str, **arguments: Any) -> None:
         self.calls.append((call, arguments))
@@ -119,9 +131,45 @@ class FakeClient:
         self._call("streams", scope=scope)
         return [stream("nyc/weather"), stream("nyc/flights")]
 
+    def lanes(self) -> list[Lane]:
+        self._call("lanes")
+        return [lane("admin"), lane("etl", blocked=True), lane("open", trouble="its topic is gone")]
+
+    def add_lane(self, name: str, principals: Any, quotas: Any, **more: Any) -> Lane:
+        self._call("add_lane", name=name, principals=principals, quotas=quotas, **more)
+        return lane(name)
+
+    def block_lane(self, name: str) -> Lane:
+        self._call("block_lane", name=name)
+        return lane(name, blocked=True)
+
+    def unblock_lane(self, name: str) -> Lane:
+        self._call("unblock_lane", name=name)
+        return lane(name)
+
+    def grants(self) -> list[Grant]:
+        self._call("grants")
+        return self.granted
+
+    def grant(self, name: str, pattern: str, rights: Sequence[str]) -> Grant:
+        self._call("grant", lane=name, pattern=pattern, rights=rights)
+        return Grant(name, pattern, tuple(rights))
+
+    def revoke(self, name: str, pattern: str, rights: Sequence[str] | None) -> Grant:
+        self._call("revoke", lane=name, pattern=pattern, rights=rights)
+        return Grant(name, pattern, ())
+
+    def acls(self) -> list[Acl]:
+        self._call("acls")
+        return self.rules
+
+    def audit_log(self, limit: int) -> list[AuditEntry]:
+        self._call("audit_log", limit=limit)
+        return [AuditEntry(1_700_000_000_000, "admin", "SetLane", "etl blocked", 0)]
+
     def transactions(self, **arguments: Any) -> list[TransactionInfo]:
         self._call("transactions", **arguments)
-        return [self.info]
+        return self.several or [self.info]
 
     def commands(self) -> list[CommandsInfo]:
         self._call("commands")

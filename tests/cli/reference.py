@@ -19,7 +19,7 @@ from anabranch.cli.main import app
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 _PART = re.compile(
-    r"<!-- (options: (?P<command>[a-z ]+)|exit codes) -->\n.*?<!-- end -->\n", re.DOTALL
+    r"<!-- (options: (?P<command>[a-z -]+)|exit codes) -->\n.*?<!-- end -->\n", re.DOTALL
 )
 
 
@@ -42,7 +42,10 @@ def options_table(command: Any) -> str:
     for parameter in command.params:
         names = parameter.opts + parameter.secondary_opts
         if parameter.param_type_name == "argument":
-            name, default = f"`{parameter.metavar}`", "" if parameter.required else "all"
+            name, default = (
+                f"`{parameter.metavar}`",
+                "" if parameter.required or parameter.nargs < 0 else "all",
+            )
         else:
             name = ", ".join(f"`{each}`" for each in names)
             if parameter.metavar:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,6 +56,9 @@ def test_settings_from_a_file(run: Run, tmp_path: Path, fake: FakeClient) -> Non
     assert run("stream", "list", "--kafka", f"@{file}", "-X", "sasl.username=b").exit_code == 0
     assert fake.target is not None
     assert fake.target.kafka == {"sasl.username": "b", "sasl.password": "x=y"}
+    assert run("stream", "list", "-X", "sasl.username=b", "--kafka-file", str(file)).exit_code == 0
+    assert fake.target.kafka == {"sasl.username": "b", "sasl.password": "x=y"}
+    assert run("stream", "list", "--kafka-file", "/no/file").exit_code == ExitCode.USAGE
     file.write_text("sasl.password hush\n")
     for wrong in (f"@{file}", "sasl.password hush", "@/no/file"):
         refused = run("stream", "list", "--kafka", wrong)
@@ -210,13 +214,69 @@ def test_txn_describe(run: Run, fake: FakeClient) -> None:
 
 
 def test_txn_abort(run: Run, fake: FakeClient) -> None:
-    fake.info = transaction(state="ABORTED", counts=Counts(0, 0, 0))
+    fake.info = transaction(state="ABORTED", counts=Counts(0, 0, 0), owner="etl")
     result = run("txn", "abort", ID, "--json")
     assert result.exit_code == 0
-    (asked,) = [arguments for call, arguments in fake.calls if call == "abort"]
-    assert asked["transaction"] == TXN_ID
-    assert "operator" in asked["reason"]
+    asked = ("abort", {"transaction": TXN_ID, "reason": "aborted by an operator"})
+    assert fake.calls == [asked, ("state", {"txn": TXN_ID})]
     assert json.loads(result.stdout)["state"] == "ABORTED"
+    assert json.loads(result.stdout)["owner"] == "etl"
+    other = TXN_ID[::-1].hex()
+    both = json.loads(run("txn", "abort", ID, other, "--json").stdout)["transactions"]
+    assert len(both) == 2
+    assert [each["transaction"].hex() for call, each in fake.calls if call == "abort"] == [
+        ID,
+        ID,
+        other,
+    ]
+
+
+def test_txn_abort_by_owner_and_age(run: Run, fake: FakeClient) -> None:
+    now_ms = round(time.time() * 1000)
+    ages = {b"a": ("etl", 7200), b"b": ("etl", 60), b"c": ("open", 7200), b"d": ("etl", 3700)}
+    fake.several = [
+        transaction(txn_id=key * 16, owner=owner, begun_ms=now_ms - age * 1000)
+        for key, (owner, age) in ages.items()
+    ]
+
+    def aborted(*options: str) -> str:
+        fake.calls.clear()
+        result = run("txn", "abort", *options, "--yes")
+        assert result.exit_code == 0, result.stderr
+        return "".join(a["transaction"][:1].decode() for call, a in fake.calls if call == "abort")
+
+    assert aborted("--owner", "etl") == "abd"
+    assert aborted("--older-than", "1h") == "acd"
+    assert aborted("--owner", "etl", "--older-than", "1h") == "ad"
+    assert aborted("--owner", "etl", "--older-than", "3d") == ""
+    fake.calls.clear()
+    asked = run("txn", "abort", "--owner", "etl")
+    assert asked.exit_code == ExitCode.USAGE
+    assert "3 transactions will be aborted" in asked.stderr
+    assert (b"d" * 16).hex() in asked.stdout
+    assert (b"c" * 16).hex() not in asked.stdout
+    assert [call for call, _ in fake.calls] == ["transactions"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give ids, or --owner and --older-than"),
+        ((ID, "--owner", "etl"), "give ids, or --owner and --older-than"),
+        (("xyz",), "'xyz' is not a transaction id"),
+        (("--older-than", "1"), "'1' is no span of time"),
+        (("--older-than", "-1h"), "'-1h' is no span of time"),
+        (("--older-than", "1w"), "'1w' is no span of time"),
+        (("--older-than", "9" * 5000 + "d"), "is no span of time"),
+    ],
+)
+def test_txn_abort_refuses(
+    run: Run, fake: FakeClient, arguments: tuple[str, ...], said: str
+) -> None:
+    result = run("txn", "abort", *arguments, "--yes")
+    assert result.exit_code == ExitCode.USAGE
+    assert said in result.stderr
+    assert fake.calls == []
 
 
 def test_txn_settle_asks(run: Run, fake: FakeClient) -> None:

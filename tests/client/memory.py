@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
 from anabranch.client.ports import ClientPorts
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER
 from anabranch.errors import DeadlineExceeded, NotReady, WriteFailed
 from anabranch.memory.log import MemoryLog
 from anabranch.ports import (
@@ -45,25 +46,36 @@ def memory_client(
     entropy: Entropy,
     *,
     prefix: str = DEFAULT_PREFIX,
+    lane: str = OPEN_LANE,
     timeout: float = DEFAULT_TIMEOUT_S,
     one_shot_bytes: int = DEFAULT_ONE_SHOT_BYTES,
     batch_records: int = 100,
 ) -> Client:
     """A client on an in-memory log. Drive its heartbeats with `Client.heart`: ``step``, then ``hear``."""
-    bus = MemoryBus(log, clock, entropy, prefix)
-    ports = ClientPorts(bus, MemoryJournals(log, clock, batch_records), clock, entropy)
+    bus = MemoryBus(log, clock, entropy, prefix, lane)
+    journals = MemoryJournals(log, clock, batch_records)
+    ports = ClientPorts(
+        bus, journals, clock, entropy, lane=lane, prefix=prefix, log=lambda _: nullcontext(log)
+    )
     return Client(ports, timeout=timeout, one_shot_bytes=one_shot_bytes, threads=False)
 
 
 class MemoryBus:
     """Commands and replies as records of the in-memory log."""
 
-    def __init__(self, log: MemoryLog, clock: Clock, entropy: Entropy, prefix: str) -> None:
+    def __init__(
+        self,
+        log: MemoryLog,
+        clock: Clock,
+        entropy: Entropy,
+        prefix: str,
+        lane: str = OPEN_LANE,
+    ) -> None:
         self._log = log
         self._clock = clock
         self._entropy = entropy
-        self._commands = commands_topic(prefix)
-        self._replies = replies_topic(prefix)
+        self._commands = commands_topic(prefix, lane)
+        self._replies = replies_topic(prefix, lane)
         self._slots: dict[bytes, deque[bytes]] = {}
         self._place: TopicPartition | None = None
         self._position = 0

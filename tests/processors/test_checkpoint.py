@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ def test_rows_are_there_after_reopening(tmp_path: Path) -> None:
     table = RocksTable(tmp_path / "deep" / "folder")
     table.write({b"k%d" % i: b"v" * i for i in range(1000)})
     table.close()
+    assert stat.S_IMODE((tmp_path / "deep" / "folder").stat().st_mode) == 0o700, "rows hold secrets"
     table = RocksTable(tmp_path / "deep" / "folder")
     assert sum(1 for _ in table.scan(b"k")) == 1000
     table.close()

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from itertools import groupby
 from pathlib import Path
 
 from anabranch.topics import rights
@@ -19,24 +17,19 @@ PART = re.compile(r"(<!-- (rights|commands) -->\n).*?(<!-- end -->\n)", re.DOTAL
 ROLES: dict[str, tuple[Right, ...]] = {
     "controller": tuple(rights.controller_rights("anabranch", "shop")),
     "client": tuple(rights.client_rights()),
+    "etl": tuple(rights.client_rights(lane="etl")),
+    "operator": tuple(rights.client_rights(lane="admin")),
+    "lane-maker": tuple(rights.lane_maker_rights()),
     "writer": tuple(rights.writer_rights("shop/orders")),
     "reader": tuple(rights.reader_rights(["billing"], "shop/orders")),
 }
-
-
-def _by_resource(found: Iterable[Right]) -> Iterator[tuple[Right, list[Right]]]:
-    """The rights on each resource, together."""
-    ordered = sorted(found, key=lambda right: (right.kind != rights.TOPIC, right[:2]))
-    for _, group in groupby(ordered, key=lambda right: right[:2]):
-        same = list(group)
-        yield same[0], same
 
 
 def table() -> str:
     """All rights, a line a resource."""
     rows = ["| principal | resource | operations | what for |", "|---|---|---|---|"]
     for role, found in ROLES.items():
-        for first, same in _by_resource(found):
+        for first, same in rights.by_resource(found):
             name = f"{first.kind} `{first.name}`" + ("…" if first.prefixed else "")
             operations = ", ".join(right.operation for right in same)
             rows.append(f"| {role} | {name} | {operations} | {'; '.join(r.why for r in same)} |")
@@ -45,18 +38,9 @@ def table() -> str:
 
 def commands() -> str:
     """The same as commands, one for the resources of each kind with the same operations."""
-    lines = []
-    for role, found in ROLES.items():
-        together: dict[tuple[str, bool, tuple[str, ...]], list[str]] = {}
-        for first, same in _by_resource(found):
-            key = first.kind, first.prefixed, tuple(right.operation for right in same)
-            together.setdefault(key, []).append(first.name)
-        for (kind, prefixed, operations), names in together.items():
-            words = [f"kafka-acls.sh $ADMIN --add --allow-principal User:{role}"]
-            words += [f"--operation {operation}" for operation in operations]
-            words += [f"--{kind} {name}" for name in names]
-            words += ["--resource-pattern-type prefixed"] * prefixed
-            lines.append(" ".join(words))
+    lines = [
+        line for role, found in ROLES.items() for line in rights.acl_commands(f"User:{role}", found)
+    ]
     return "```\n" + "\n".join(lines) + "\n```\n"
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import anabranch
 from anabranch import Client, errors
+from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.infra.free_ports import free_port
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import LogError
@@ -68,9 +69,9 @@ class Place:
             log.close()
 
     def connected(self, user: str) -> Client:
-        return anabranch.connect(
-            self.secured.bootstrap, config=self.secured.options(user), timeout=2
-        )
+        lane = ADMIN_LANE if user == OPERATOR else OPEN_LANE
+        options = self.secured.options(user)
+        return anabranch.connect(self.secured.bootstrap, lane=lane, config=options, timeout=2)
 
     @contextmanager
     def without(self, user: str, right: Right) -> Iterator[None]:
@@ -189,8 +190,8 @@ CONTROLLER_SEEN = {
     (of_scope("shop"), "Delete"): Seen(Place.forget_lost, write_kept, logged=False),
 }
 CLIENT_SEEN = {
-    (OPERATOR, commands_topic(), "Write"): Seen(asked, write_kept, logged=False),
-    (OPERATOR, replies_topic(), "Read"): Seen(asked, write_kept, logged=False),
+    (OPERATOR, commands_topic(lane=ADMIN_LANE), "Write"): Seen(asked, write_kept, logged=False),
+    (OPERATOR, replies_topic(lane=ADMIN_LANE), "Read"): Seen(asked, write_kept, logged=False),
     (WRITER, journal_topic(TAKEN), "Write"): Seen(
         lambda p: commit(p.writer, TAKEN), write_kept, logged=False
     ),
@@ -214,7 +215,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("rights")
     with secured_broker(folder, *USERS) as secured, ExitStack() as open_:
         secured.grant(CONTROLLER, rights.controller_rights("anabranch", "near", "shop"))
-        secured.grant(OPERATOR, rights.client_rights())
+        secured.grant(OPERATOR, rights.client_rights(lane=ADMIN_LANE))
         secured.grant(WRITER, [*rights.client_rights(), *rights.writer_rights(KEPT, TAKEN)])
         secured.grant(READER, [*rights.client_rights(), *rights.reader_rights([GROUP], TAKEN)])
         http = f"127.0.0.1:{free_port()}"
@@ -305,7 +306,7 @@ def test_a_controller_without(place: Place, right: Right) -> None:
 @pytest.mark.parametrize(
     ("user", "right"),
     [
-        *((OPERATOR, right) for right in rights.client_rights()),
+        *((OPERATOR, right) for right in rights.client_rights(lane=ADMIN_LANE)),
         *((WRITER, right) for right in rights.writer_rights(TAKEN)),
         *((READER, right) for right in rights.reader_rights([GROUP], TAKEN)),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 
@@ -24,8 +25,10 @@ from pyspark.sql.types import StructType
 
 from anabranch.errors import InvalidArgument
 from anabranch.reading.event_columns import SCHEMA
+from anabranch.spark.clients import connect
 from anabranch.spark.columns import EVENT_SCHEMA, check_schema
 from anabranch.spark.options import Options
+from anabranch.spark.pipelines.place import options_of
 from anabranch.spark.source.filters import Interval, Selection
 from anabranch.spark.source.plan import Cutting, EventRange, moment, streams_of
 from anabranch.spark.source.reader import SnapshotReader
@@ -154,3 +157,24 @@ def test_the_page_has_every_option() -> None:
     assert {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)} == known | {
         "kafka.…"
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "lane"),
+    [({}, None, "open"), ({}, "etl", "etl"), ({"lane": "ops"}, "etl", "ops")],
+)
+def test_the_lane_travels_to_tasks_and_pipelines(
+    given: dict[str, str], variable: str | None, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ANABRANCH_LANE", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("ANABRANCH_LANE", variable)
+    options = Options({"bootstrap": "b:1", **given})
+    connection = options.connection()
+    options.check_all_used()
+    monkeypatch.delenv("ANABRANCH_LANE", raising=False)  # the tasks' machines know nothing of it
+    with connect(pickle.loads(pickle.dumps(connection))) as client:
+        assert client.lane == lane
+    assert Options(options_of(connection)).connection() == connection
+    with pytest.raises(InvalidArgument, match="'ETL' is not a lane"):
+        Options({"bootstrap": "b:1", "lane": "ETL"}).connection()

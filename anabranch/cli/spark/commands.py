@@ -115,12 +115,11 @@ class JobOptions(
         try:
             with closing(ports.committed_log(target.timeout)) as source:
                 deadline = ports.clock.monotonic() + target.timeout
-                source.partition_counts([commands_topic(target.prefix)], deadline)
+                source.partition_counts([commands_topic(target.prefix, target.lane)], deadline)
         except NotReady as error:
             raise NotReady(f"no broker answers at {target.bootstrap}: {error}") from error
-        return Connection(
-            target.bootstrap, target.prefix, target.timeout, tuple(sorted(target.kafka.items()))
-        )
+        settings = tuple(sorted(target.kafka.items()))
+        return Connection(target.bootstrap, target.prefix, target.timeout, settings, target.lane)
 
 
 @app.command("audit")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import App, ClusterOptions, Yes, confirm
+from anabranch.cli.options import App, ClusterOptions, OperatorOptions, Yes, confirm
 from anabranch.cli.output import count_of, print_json, print_line, print_result, print_table
 from anabranch.cli.session import parse_kafka
 from anabranch.core.hybrid_time import to_text
@@ -201,7 +201,7 @@ def draw_stream(
 
 
 @app.command("recover")
-def recover(options: ClusterOptions, stream: StreamName) -> None:
+def recover(options: OperatorOptions, stream: StreamName) -> None:
     """Take a LOST stream back, if its topics are those that it had."""
     with options.client() as client:
         state = client.recover_stream(stream).state
@@ -209,7 +209,7 @@ def recover(options: ClusterOptions, stream: StreamName) -> None:
 
 
 @app.command("forget")
-def forget(options: ClusterOptions, stream: StreamName, yes: Yes = False) -> None:
+def forget(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> None:
     """Remove a LOST stream for good, so that its name can be used again.
 
     Deletes the rest of its topics. Refused for a stream that is not LOST, and while a transaction that is not

@@ -72,7 +72,7 @@ def _check(turn: Turn, lane: str, name: str, found: int) -> None:
         limit = limits.QUOTAS[name]
         raise _ERRORS[name](
             f"lane {lane!r} would have {found:,} {limit.unit} ({limit.bounds}); {most:,} are allowed. An operator "
-            f"raises it: anabranch lane set {lane} --quota {name}={found}"
+            f"raises it: anabranch lane add {lane} --quota {name}={found}"
         )
 
 

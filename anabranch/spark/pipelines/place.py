@@ -11,6 +11,7 @@ def options_of(connection: Connection, **more: str | int | None) -> dict[str, st
     options = {
         "bootstrap": connection.bootstrap,
         "prefix": connection.prefix,
+        "lane": connection.lane,
         "timeout": str(connection.timeout),
     }
     options |= {f"kafka.{name}": value for name, value in connection.librdkafka}

@@ -385,11 +385,12 @@ def _receipts(
 
 def _too_many(receipts: Sequence[bytes], target: Target, error: AnabranchError) -> str:
     """The advice for a commit whose receipts do not fit into one command."""
+    connection = target.connection
     places = sum(len(Receipt.from_bytes(receipt).record.extents) for receipt in receipts)
     return (
         f"no row is visible: the receipts of {len(receipts)} tasks, which wrote to {places} partitions in all, are "
         "more than one commit takes. Write by fewer tasks (df.coalesce), or raise max.message.bytes of the topic "
-        f"{commands_topic(target.connection.prefix)}, up to 15 MB, and start the driver anew; {error}"
+        f"{commands_topic(connection.prefix, connection.lane)}, up to 15 MB, and start the driver anew; {error}"
     )
 
 

@@ -1,0 +1,140 @@
+"""`anabranch lane`: the lanes that clients ask by; and `anabranch audit-log`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from anabranch.cli.options import App, OperatorOptions, Yes, confirm
+from anabranch.cli.output import print_json, print_line, print_result, print_table, time_text
+from anabranch.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from anabranch import Lane
+
+app = App(no_args_is_help=True, help="Make, list, block and unblock lanes.")
+Name = Annotated[str, typer.Argument(metavar="LANE", help="The lane's name.")]
+
+
+@app.command("add")
+def add(
+    options: OperatorOptions,
+    name: Name,
+    principal: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--principal", metavar="User:NAME", help="One that may use it. May be repeated."
+        ),
+    ] = None,
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--quota", metavar="NAME=NUMBER", help="A quota beside the defaults. May be repeated."
+        ),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Tell the brokers what the principals may do, too.")
+    ] = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Its topics are there, from an attempt cut short.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Make a lane for principals; or change the quotas of one.
+
+    The brokers' rules come first: with --apply it makes them, else it shows the commands that do, and asks. Then
+    come two new topics, then the lane in all control partitions. Repeating it is safe.
+    """
+    from anabranch.client.client_admin import lane_acls
+    from anabranch.topics.rights import acl_commands
+
+    principals, quotas = principal or [], quotas_of(quota)
+    acls = lane_acls(options.prefix, name, principals)
+    lines = [
+        line
+        for one in dict.fromkeys(principals)
+        for line in acl_commands(one, (acl.right for acl in acls if acl.principal == one))
+    ]
+    connecting = options.client()
+    if lines and not apply:
+        if not options.json:
+            print_line("\n".join(lines))
+        confirm(f"Lane {name!r} is safe only once the brokers know these rules.", yes=yes)
+    with connecting as client:
+        made = client.add_lane(name, principals, quotas, apply=apply, adopt_topics=adopt)
+    told = f"lane {name} is there; grant it something: anabranch grants add {name} 'SCOPE/*' write"
+    print_result(asdict(made) | {"acls": lines}, told, as_json=options.json)
+
+
+@app.command("list")
+def list_lanes(options: OperatorOptions) -> None:
+    """List the lanes: their quotas and what they use, what waits, and trouble."""
+    with options.client() as client:
+        found = client.lanes()
+    if options.json:
+        print_json({"lanes": [asdict(lane) for lane in found]})
+        return
+    print_table(
+        "Lanes",
+        ("lane", "state", "waiting", "uses", "trouble"),
+        ((x.name, _state(x), x.waiting, _uses(x), x.trouble or None) for x in found),
+    )
+
+
+@app.command("block")
+def block(options: OperatorOptions, name: Name) -> None:
+    """Read no more commands of a lane. Commits of it that wait undecided are refused."""
+    with options.client() as client:
+        found = client.block_lane(name)
+    print_result(asdict(found), f"{name} is {_state(found)}", as_json=options.json)
+
+
+@app.command("unblock")
+def unblock(options: OperatorOptions, name: Name) -> None:
+    """Read a lane's commands again, from now on: those sent meanwhile are never carried out."""
+    with options.client() as client:
+        found = client.unblock_lane(name)
+    print_result(asdict(found), f"{name} is {_state(found)}", as_json=options.json)
+
+
+def audit_log(
+    options: OperatorOptions,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
+) -> None:
+    """Show what operators did, the newest first: when, by which lane, what."""
+    with options.client() as client:
+        found = client.audit_log(limit)
+    if options.json:
+        print_json({"entries": [asdict(x) | {"at": time_text(x.at_ms)} for x in found]})
+        return
+    print_table(
+        "Audit log",
+        ("when", "lane", "command", "what", "control partition"),
+        ((time_text(x.at_ms), x.lane, x.command, x.what, x.control_partition) for x in found),
+    )
+
+
+def quotas_of(texts: Sequence[str] | None) -> dict[str, int] | None:
+    """``["open=1000,streams=10"]`` as numbers; None for none. `InvalidArgument`."""
+    found = {}
+    for text in ",".join(texts).split(",") if texts else ():
+        name, _, number = text.partition("=")
+        if not name or not number.isdecimal() or len(number) > _MOST_DIGITS:
+            raise InvalidArgument(f"--quota {text!r} is not of the form NAME=NUMBER")
+        found[name] = int(number)
+    return found or None
+
+
+_MOST_DIGITS = 18
+
+
+def _state(lane: Lane) -> str:
+    return "blocked" if lane.blocked else "in trouble" if lane.trouble else "read"
+
+
+def _uses(lane: Lane) -> str:
+    kinds = sorted({*lane.quotas, *lane.usage})
+    return ", ".join(f"{k} {lane.usage.get(k, 0):,} of {lane.quotas.get(k, '-')}" for k in kinds)

@@ -1,0 +1,188 @@
+"""Lanes, grants and the audit log, on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from anabranch.cli.errors import ExitCode
+from anabranch.cli.grants import differences
+from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.topics.names import commands_topic
+from anabranch.topics.rights import Acl, Right, client_rights, writer_rights
+from anabranch.types import Grant
+from tests.cli.conftest import Run
+from tests.cli.fakes import TXN_ID, FakeClient
+
+ETL = "User:etl"
+OPERATORS = (
+    ("txn", "abort", TXN_ID.hex()),
+    ("stream", "recover", "nyc/flights"),
+    ("stream", "forget", "nyc/flights", "-y"),
+    ("command", "list"),
+    ("lane", "add", "etl"),
+    ("lane", "list"),
+    ("lane", "block", "etl"),
+    ("lane", "unblock", "etl"),
+    ("grants", "list"),
+    ("grants", "add", "etl", "*", "write"),
+    ("grants", "remove", "etl", "*"),
+    ("grants", "check"),
+    ("audit-log",),
+)
+CLIENTS = (("stream", "list"), ("txn", "list"), ("series", "list", "nyc"), ("read", "nyc/flights"))
+
+
+@pytest.mark.parametrize("arguments", [*OPERATORS, *CLIENTS], ids=" ".join)
+def test_the_lane_that_a_command_asks_by(
+    run: Run, fake: FakeClient, arguments: tuple[str, ...]
+) -> None:
+    usual = ADMIN_LANE if arguments in OPERATORS else OPEN_LANE
+    for expected, options, variable in (
+        (usual, (), None),
+        ("ops", (), "ops"),
+        ("etl", ("--lane", "etl"), "ops"),
+    ):
+        run(*arguments, *options, lane=variable)
+        assert fake.target is not None
+        assert fake.target.lane == expected
+
+
+def test_lane_add_shows_the_rules_and_asks(run: Run, fake: FakeClient) -> None:
+    born = ("lane", "add", "etl", "--principal", ETL, "--quota", "open=1000,streams=10")
+    asked = run(*born)
+    assert asked.exit_code == ExitCode.USAGE
+    assert asked.stdout == (
+        "kafka-acls.sh $ADMIN --add --allow-principal User:etl --operation Write --topic anabranch.commands.etl\n"
+        "kafka-acls.sh $ADMIN --add --allow-principal User:etl --operation Read --topic anabranch.replies.etl\n"
+    )
+    assert "safe only once the brokers know these rules" in asked.stderr
+    assert fake.calls == []
+    quotas = {"open": 1000, "streams": 10}
+    call = {"name": "etl", "principals": [ETL], "quotas": quotas}
+    document = json.loads(run(*born, "--yes", "--adopt", "--json").stdout)
+    assert document["acls"] == asked.stdout.splitlines()
+    assert document["name"] == "etl"
+    assert fake.calls == [("add_lane", {**call, "apply": False, "adopt_topics": True})]
+    told = run(*born, "--apply").stdout
+    assert "kafka-acls" not in told
+    assert "lane etl is there" in told
+    assert fake.calls[-1] == ("add_lane", {**call, "apply": True, "adopt_topics": False})
+    assert run("lane", "add", "etl").exit_code == 0
+    assert fake.calls[-1][1]["quotas"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("ETL",), "'ETL' is not a lane: small letters"),
+        (("etl", "--principal", "etl"), "'etl' is not one principal"),
+        (("etl", "--quota", "open"), "--quota 'open' is not of the form NAME=NUMBER"),
+        (("etl", "--quota", "open=-1"), "--quota 'open=-1' is not of the form"),
+        (("etl", "--quota", "open=" + "9" * 5000), "is not of the form"),
+    ],
+)
+def test_lane_add_refuses(
+    run: Run, fake: FakeClient, arguments: tuple[str, ...], said: str
+) -> None:
+    result = run("lane", "add", *arguments, "--yes")
+    assert result.exit_code == ExitCode.USAGE
+    assert said in result.stderr
+    assert fake.calls == []
+
+
+@pytest.mark.usefixtures("fake")
+def test_lane_list_block_and_unblock(run: Run) -> None:
+    found = json.loads(run("lane", "list", "--json").stdout)["lanes"]
+    assert [each["name"] for each in found] == ["admin", "etl", "open"]
+    assert found[0]["usage"] == {"open": 17}
+    shown = run("lane", "list").stdout
+    for part in ("blocked", "in trouble", "its topic is gone", "open 17 of 1000"):
+        assert part in shown
+    assert json.loads(run("lane", "block", "etl", "--json").stdout)["blocked"] is True
+    assert run("lane", "block", "etl").stdout == "etl is blocked\n"
+    assert run("lane", "unblock", "etl").stdout == "etl is read\n"
+
+
+def test_grants(run: Run, fake: FakeClient) -> None:
+    fake.granted = [Grant("etl", "shop/*", ("describe", "write")), Grant("open", "*", ())]
+    found = json.loads(run("grants", "list", "--json").stdout)["grants"]
+    assert found[0] == {"lane": "etl", "pattern": "shop/*", "rights": ["describe", "write"]}
+    shown = run("grants", "list").stdout
+    assert "describe,write" in shown
+    assert "none" in shown
+    assert "open" not in run("grants", "list", "etl").stdout
+    added = run("grants", "add", "etl", "shop/*", "write,safe-time")
+    assert added.stdout == "etl on shop/*: write,safe-time\n"
+    call = {"lane": "etl", "pattern": "shop/*"}
+    assert fake.calls[-1] == ("grant", {**call, "rights": ["write", "safe-time"]})
+    run("grants", "remove", "etl", "shop/*")
+    assert fake.calls[-1] == ("revoke", {**call, "rights": None})
+    run("grants", "remove", "etl", "shop/*", "write")
+    assert fake.calls[-1] == ("revoke", {**call, "rights": ["write"]})
+
+
+def rule(operation: str, topic: str, principal: str = ETL, allowed: bool = True) -> Acl:
+    name = topic.removesuffix("…")
+    return Acl(principal, Right("topic", name, operation, "", name != topic), allowed)
+
+
+LANE = [Acl(ETL, right) for right in client_rights(lane="etl")]
+JOURNAL = [Acl(ETL, right) for right in writer_rights("shop/a")]
+WRITE = Grant("etl", "shop/a", ("write",))
+MAY, MAY_NOT = "may write to shop.a.journal, without", "may not write to shop.a.journal"
+
+
+@pytest.mark.parametrize(
+    ("acls", "grants", "found"),
+    [
+        ([*LANE, *JOURNAL], [WRITE], []),
+        ([*LANE, *JOURNAL], [], [MAY]),
+        ([*LANE, *JOURNAL], [Grant("etl", "shop/a", ("describe",))], [MAY]),
+        ([*LANE, *JOURNAL], [Grant("etl", "shop/b", ("write",))], [MAY]),
+        ([*LANE, *JOURNAL], [Grant("open", "shop/a", ("write",))], [MAY]),
+        ([*LANE, *JOURNAL], [Grant("etl", "shop/*", ("write",))], []),
+        ([*LANE, *JOURNAL], [Grant("etl", "*", ("write",))], []),
+        (LANE, [WRITE], [MAY_NOT]),
+        (LANE, [Grant("etl", "shop/*", ("write",))], [MAY_NOT]),
+        (LANE, [Grant("etl", "*", ("write",))], []),
+        ([*LANE, *JOURNAL, rule("Write", "shop.a.journal", allowed=False)], [WRITE], [MAY_NOT]),
+        ([*LANE, rule("Write", "shop.…")], [], [MAY]),
+        ([*LANE, rule("All", "*")], [], [MAY]),
+        ([*LANE, rule("Read", "shop.a.journal")], [], []),
+        ([*LANE, rule("Write", "shop.a.journal", "User:*")], [], [MAY]),
+        ([*LANE, rule("Write", "shop.a.journal", "User:other")], [], []),
+        (JOURNAL, [], []),
+        (
+            [rule("Write", "anabranch.commands.etl", "User:*")],
+            [],
+            ["everybody may write to anabranch.commands.etl"],
+        ),
+        ([rule("Write", "anabranch.commands", "User:*")], [], []),
+    ],
+)
+def test_differences(acls: list[Acl], grants: list[Grant], found: list[str]) -> None:
+    commands = {lane: commands_topic(lane=lane) for lane in ("open", "etl")}
+    told = list(differences(acls, grants, commands, ["shop/a"]))
+    assert len(told) == len(found)
+    assert all(part in each.what for part, each in zip(found, told, strict=True)), told
+
+
+def test_grants_check(run: Run, fake: FakeClient) -> None:
+    assert run("grants", "check", "--json").stdout == '{"differences": []}\n'
+    fake.rules = [*LANE, *(Acl(ETL, right) for right in writer_rights("nyc/flights"))]
+    result = run("grants", "check")
+    assert result.exit_code == ExitCode.DIFFERENCE
+    assert "nyc.flights.journal" in result.stdout
+    assert "disagree in 1 case" in result.stderr
+    (found,) = json.loads(run("grants", "check", "--json").stdout)["differences"]
+    assert (found["principal"], found["lane"], found["stream"]) == (ETL, "etl", "nyc/flights")
+
+
+def test_audit_log(run: Run, fake: FakeClient) -> None:
+    (entry,) = json.loads(run("audit-log", "-n", "5", "--json").stdout)["entries"]
+    assert fake.calls == [("audit_log", {"limit": 5})]
+    assert (entry["lane"], entry["what"]) == ("admin", "etl blocked")
+    assert entry["at"].startswith("2023-11-14")
+    assert "etl blocked" in run("audit-log").stdout
