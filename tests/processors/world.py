@@ -72,7 +72,9 @@ class World:
             self.cluster.log("setup"), "anabranch", control_partitions=self.control_partitions
         )
         # Operators ask by lane open, too: the rights of lanes have tests of their own (tests/core).
-        row = Record(0, 0, grant_key(OPEN_LANE, "*"), encode(GrantRow(OPEN_LANE, "*", int(ALL))), ())
+        row = Record(
+            0, 0, grant_key(OPEN_LANE, "*"), encode(GrantRow(OPEN_LANE, "*", int(ALL))), ()
+        )
         for partition in range(self.control_partitions):
             self.cluster.produce(TopicPartition(status_topic(), partition), [row])
 
