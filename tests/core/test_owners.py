@@ -115,6 +115,12 @@ def series_by_hand() -> None:
             world.begin(f"T{number}")
             world.commit(f"T{number}", name="s", number=number)
             assert world.turn() == f"[commit T{number}] T{number} COMMITTED 0"
+    for label, said in {"b": "T3 COMMITTED 0", "a": "AlreadyCommitted"}.items():
+        with world.by(label):
+            world.begin(label)
+            assert world.commit(label, name="s", number=3) == said, "another's is not shown"
+            assert world.get(label).startswith(f"{label} ABORTED")
+            assert world.commit(label, name="s", number=3) == said
 
 
 # -- one-shots -----------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from anabranch.schemas.records import (
     Receipt,
     Refusal,
     ScopeInfo,
+    SetGrant,
     StreamList,
     Touch,
     Touched,
@@ -368,6 +369,17 @@ def test_what_grows_is_shown() -> None:
         assert shown == {"outcomes": outcomes, "history_offsets": history}
         listed = world.ask(controller, ListCommands())
         assert (listed.open_transactions, listed.outcomes) == (0, outcomes)
+
+
+def test_what_operators_do_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "anabranch.controller")
+    world = World()
+    leader = world.controller()
+    leader.lead()
+    for _ in range(2):
+        world.ask(leader, SetGrant("open", "nyc/*", 12))
+    said = [found.getMessage() for found in caplog.records if "by lane" in found.getMessage()]
+    assert said == ["by lane open: SetGrant open on nyc/*: write, create"]
 
 
 def test_the_state_is_the_same_whoever_is_asked() -> None:

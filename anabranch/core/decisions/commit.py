@@ -141,7 +141,7 @@ def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
     """The answer to an aborted transaction's repeated commit; None: only that it is aborted."""
     yielded = turn.state.yielded(row.txn_id)
     if yielded is not None and (yielded.name, yielded.number) == (command.name, command.number):
-        earlier = claims.answer(turn, yielded)
+        earlier = claims.answer(turn, yielded, row.owner)
         if earlier is not None:
             return earlier
     if command.number is not None:
@@ -301,7 +301,7 @@ def _earlier(turn: Turn, row: TxnRow, pending: PendingCommitRow) -> YieldedRow |
 def _yield_to(turn: Turn, txn_id: bytes, earlier: YieldedRow) -> None:
     """Answer with the commit that has the claim already, and abort this transaction."""
     try:
-        answer: object = claims.answer(turn, earlier)
+        answer: object = claims.answer(turn, earlier, turn.open(txn_id).row.owner)
     except AlreadyCommitted as error:
         answer = refuse(error)
     for to in end_pending(turn, txn_id, None):

@@ -176,14 +176,14 @@ def reason(yielded: YieldedRow) -> str:
     )
 
 
-def answer(turn: Turn, yielded: YieldedRow) -> Outcome | None:
+def answer(turn: Turn, yielded: YieldedRow, owner: str) -> Outcome | None:
     """The answer to a commit that gave way: the earlier transaction's outcome.
 
-    `AlreadyCommitted` if that is another number's, or not known any more; None if it was a name's.
+    `AlreadyCommitted` if that is another number's, another lane's, or not known any more; None if it was a name's.
     """
     if yielded.number in (None, yielded.highest):
         row = turn.state.txn_row(yielded.txn_id)
-        if row is not None:
+        if row is not None and row.owner == owner:
             return turn.outcome(row)
         if yielded.number is None:
             return None

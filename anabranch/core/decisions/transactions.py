@@ -127,7 +127,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
 def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:
     """The earlier outcome that this transaction's commit was answered with, if it gave way."""
     yielded = turn.state.yielded(row.txn_id) if row.state == "ABORTED" else None
-    return None if yielded is None else claims.answer(turn, yielded)
+    return None if yielded is None else claims.answer(turn, yielded, row.owner)
 
 
 def _replaces_open(turn: Turn, command: Begin) -> bool:
