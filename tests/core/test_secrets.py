@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from anabranch.core import rows as k
 from anabranch.core.authorize import Right
 from anabranch.core.tokens import make, narrow, peek
 from anabranch.schemas import records as r
@@ -110,9 +109,9 @@ def with_a(owner: str, *, begun: bool = True) -> World:
     """A world where A is open, and registered in nyc/a."""
     world = nyc()
     world.lanes.clear()
-    for lane, pattern in (("ops", "nyc/*"), ("sfo-ops", "sfo/*")):
-        row = r.GrantRow(lane, pattern, int(Right.OPERATE))
-        world.log_rows([(k.grant_key(lane, pattern), row)])
+    for lane in ("etl", "web", "ops", "sfo-ops"):
+        world.grant(lane, "nyc/*", Right.WRITE | (Right.OPERATE if lane == "ops" else 0))
+    world.grant("sfo-ops", "sfo/*", int(Right.OPERATE))
     world.lane = owner
     world.begin("B")
     if begun:
@@ -223,6 +222,7 @@ def test_a_late_commit_joins_one_that_is_decided() -> None:
 def test_what_never_began_has_no_token_and_is_its_lane_s_by_id() -> None:
     """Of one that was resolved before it began, or of a one-shot."""
     world = nyc()
+    world.grant("etl", "nyc/*", int(Right.WRITE))
     world.lane = "etl"
     world.resolve("A")
     world.one_shot("B")
