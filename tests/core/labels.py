@@ -90,6 +90,8 @@ class Labels:
         if isinstance(result, r.SeriesList):
             found = (f"{s.series} {s.number} by {self.label(s.txn_id)}" for s in result.series)
             return ", ".join(found).replace(bytes(16).hex(), "0") or "none"
+        if isinstance(result, r.LaneList):
+            return ", ".join(lane.lane for lane in result.lanes)
         if isinstance(result, r.SafeTimeIs):
             return f"safe at {result.timestamp}"
         raise AssertionError(f"no text for {result}")
