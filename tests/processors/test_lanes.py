@@ -398,13 +398,18 @@ def _unblocking(play: Lanes, lane: str) -> r.SetLane:
     return r.SetLane(lane, False, play.leader.state.lanes[lane].topic_ids, {})
 
 
-def test_commands_behind_a_block_in_the_same_round_are_not_run() -> None:
+@pytest.mark.parametrize("blocked", [[True], [True, False]])
+def test_commands_behind_a_block_in_the_same_round_are_not_run(blocked: list[bool]) -> None:
     play = Lanes()
     ids = play.leader.state.lanes[A].topic_ids
-    play.world.send(r.SetLane(A, True, ids, {}), lane=ADMIN_LANE)
+    for each in blocked:
+        play.world.send(r.SetLane(A, each, ids, {}), lane=ADMIN_LANE)
     never = play.send(A, 3)
     play.steps(3)
     assert (play.states(never), play.events) == ({"none"}, 0)
+    later = play.send(A, 3)
+    play.steps(3)
+    assert play.states(later) == {"none" if blocked[-1] else "COMMITTED"}
 
 
 def test_a_lane_of_its_own_only() -> None:
