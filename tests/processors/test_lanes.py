@@ -15,6 +15,7 @@ from anabranch.memory.table import MemoryStore
 from anabranch.memory.trouble import Kind, Trouble
 from anabranch.ports import LogRefused, TopicPartition, TopicSpec
 from anabranch.processors import poison_commands as culprit
+from anabranch.processors.controller import Controller
 from anabranch.processors.lanes import queues
 from anabranch.processors.lanes.command import Command
 from anabranch.schemas import records as r
@@ -170,6 +171,25 @@ def test_poison_in_one_lane(error: Any, monkeypatch: pytest.MonkeyPatch) -> None
         assert play.leader.metrics.values["commands_set_aside"] == {(B,): 1}
 
 
+@pytest.mark.parametrize("cause", ["raises", "refused"])
+def test_poison_beside_a_busy_lane(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other lane's commands, at ever higher offsets, neither hold up the search nor end it."""
+    play = Lanes()
+    command: Any = r.GetState(BAD)
+    if cause == "raises":
+        monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(ValueError))
+    else:
+        command = too_big(play)
+    others = play.send(A, 3)
+    (bad,) = play.send(A, command=command)
+    for _ in range(25):
+        others += play.send(B, 5)
+        play.steps(1)
+    assert play.states([bad]) == {"SetAside" if cause == "raises" else "EventTooLarge"}
+    play.steps(5)
+    assert play.states(others) == {"COMMITTED"}
+
+
 def test_poison_in_two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both kill, at the same offset; a successor must not take one's tries for the other's."""
     monkeypatch.setattr(culprit, "PIECE", 7)
@@ -183,13 +203,18 @@ def test_poison_in_two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert play.deaths <= 2 * 6
 
 
-def test_a_refusal_is_found_beside_other_lanes() -> None:
-    play = Lanes()
+def too_big(play: Lanes) -> r.OneShot:
+    """A command that only the broker refuses."""
     play.world.stream(play.leader, "nyc/small", 1)
     for topic in topics_of("nyc/small")[:2]:
         config = play.world.cluster.partition(TopicPartition(topic, 0)).config
         config["max.message.bytes"] = "20000"
-    (bad,) = play.send(A, command=play.shot("nyc/small", bytes(30_000)))
+    return play.shot("nyc/small", bytes(30_000))
+
+
+def test_a_refusal_is_found_beside_other_lanes() -> None:
+    play = Lanes()
+    (bad,) = play.send(A, command=too_big(play))
     others = play.send(A, 50) + play.send(B, 50)
     play.until(lambda: play.served([bad, *others]), 60)
     assert (play.states([bad]), play.states(others)) == ({"EventTooLarge"}, {"COMMITTED"})
@@ -259,6 +284,18 @@ def test_a_lane_that_can_not_be_read_waits_alone(what: str, leader: str) -> None
     play.steps(30, 30.0)
     assert (play.states(waiting), play.info(A).trouble) == ({"COMMITTED"}, "")
     assert play.events == 3 + 8 + 2
+
+
+def test_another_topic_of_the_same_name_is_never_read() -> None:
+    """Its offsets go as far as those of the old one."""
+    play = Lanes()
+    play.send(A, 3)
+    play.steps(2)
+    replaced(play, commands_topic(lane=A))
+    forged = [play.world.send(play.shot(), lane=A) for _ in range(10)]
+    play.fresh()
+    play.steps(20, 20.0)
+    assert (play.states(forged), play.events) == ({"none"}, 3)
 
 
 @pytest.mark.parametrize(
@@ -338,11 +375,15 @@ def test_the_backlog_of_a_blocked_lane_is_never_run(lane: str, leader: str) -> N
 
 
 def test_nothing_is_read_before_the_found_end_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leader dies when it has found the end; more is sent; the next one looks for itself."""
+    """The leader finds the end, and can't log it; more is sent; the next one looks for itself."""
     play = Lanes()
     play.make(A, blocked=True)
     play.world.ask(play.leader, _unblocking(play, A), lane=ADMIN_LANE)
-    early = play.send(A, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(Controller, "_written", lambda self, _: self._drop())
+        play.steps(1)
+        early = play.send(A, 2)
+        play.steps(3)
     assert play.leader.state.lane_positions[A] == AT_END
     play.fresh()
     late = play.send(A, 2)
@@ -357,13 +398,18 @@ def _unblocking(play: Lanes, lane: str) -> r.SetLane:
     return r.SetLane(lane, False, play.leader.state.lanes[lane].topic_ids, {})
 
 
-def test_commands_behind_a_block_in_the_same_round_are_not_run() -> None:
+@pytest.mark.parametrize("blocked", [[True], [True, False]])
+def test_commands_behind_a_block_in_the_same_round_are_not_run(blocked: list[bool]) -> None:
     play = Lanes()
     ids = play.leader.state.lanes[A].topic_ids
-    play.world.send(r.SetLane(A, True, ids, {}), lane=ADMIN_LANE)
+    for each in blocked:
+        play.world.send(r.SetLane(A, each, ids, {}), lane=ADMIN_LANE)
     never = play.send(A, 3)
     play.steps(3)
     assert (play.states(never), play.events) == ({"none"}, 0)
+    later = play.send(A, 3)
+    play.steps(3)
+    assert play.states(later) == {"none" if blocked[-1] else "COMMITTED"}
 
 
 def test_a_lane_of_its_own_only() -> None:

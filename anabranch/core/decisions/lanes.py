@@ -32,6 +32,11 @@ def is_blocked(state: State, lane: str) -> bool:
     return row.blocked if row is not None else lane not in (OPEN_LANE, ADMIN_LANE)
 
 
+def is_read(state: State, lane: str) -> bool:
+    """Whether the lane's commands may be carried out: it is not blocked, and its position is known."""
+    return not is_blocked(state, lane) and state.lane_positions.get(lane) != AT_END
+
+
 def position_of(state: State, lane: str) -> int:
     """The next of a lane's commands to decide; or `AT_END`."""
     start = state.round.commands_offset if lane == OPEN_LANE else 0

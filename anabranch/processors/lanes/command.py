@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from anabranch.batches.records import Record
 from anabranch.core import limits
 from anabranch.core.decisions.decide import decide
-from anabranch.core.decisions.lanes import is_blocked
+from anabranch.core.decisions.lanes import is_read
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE, REPLY_HEADER, command_digest
 from anabranch.core.round import ReplyTo
@@ -47,7 +47,7 @@ class Command:
 def decide_command(turn: Turn, command: Command) -> None:
     """Decide it. A payload that is no command is answered, too."""
     (turn.lane, turn.at), turn.command_bytes = command.key, len(command.payload)
-    if turn.state.lanes and is_blocked(turn.state, command.lane):
+    if turn.state.lanes and not is_read(turn.state, command.lane):
         return  # by a command before it in this round: it is as if it were not read
     try:
         _check_size(turn, command.payload)

@@ -76,7 +76,7 @@ class Lanes:
 
     def follow(self, state: State) -> dict[str, int]:
         """Follow the lanes' rows. Returns positions to log (`core.decisions.lanes.resume`) before `go_on`."""
-        resumes = AT_END in state.lane_positions.values()
+        resumes = AT_END in state.lane_positions.values() and self._resumes(state)
         if resumes or state.lanes != self._rows:
             self._renew(state)
         if self.trouble.waiting or self._waited:
@@ -91,13 +91,20 @@ class Lanes:
             )
         return found
 
+    def _names(self, state: State) -> list[str]:
+        """The lanes to read."""
+        left_out = (OPEN_LANE,) if self.trouble.settings.lanes_only else ()
+        names = dict.fromkeys((OPEN_LANE, ADMIN_LANE, *state.lanes))
+        return [name for name in names if name not in left_out and not is_blocked(state, name)]
+
+    def _resumes(self, state: State) -> bool:
+        return any(state.lane_positions.get(name) == AT_END for name in self._names(state))
+
     def _renew(self, state: State) -> None:
         self._rows = dict(state.lanes)
         former = dict(self.on)
         self.on.clear()  # decisions see this very dict
-        for name in dict.fromkeys((OPEN_LANE, ADMIN_LANE, *state.lanes)):
-            if is_blocked(state, name) or (name == OPEN_LANE and self.trouble.settings.lanes_only):
-                continue
+        for name in self._names(state):
             at = position_of(state, name)
             lane = former.get(name)
             if lane is None or (at == AT_END and not lane.unlogged):

@@ -1,4 +1,4 @@
-"""What brokers' metadata say against a topic: for streams in trouble, and for lanes."""
+"""Topics as brokers' metadata tell of them: for streams in trouble, and for lanes."""
 
 from __future__ import annotations
 

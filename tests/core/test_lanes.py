@@ -1,0 +1,159 @@
+"""Lanes as data: made, changed, blocked, unblocked; and which silence counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from anabranch.core import limits
+from anabranch.core.decisions.expiry import silent_lanes
+from anabranch.core.decisions.lanes import position_of, resume
+from anabranch.core.decisions.turn import AT_END
+from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.memory import LaneSeen
+from anabranch.core.rows import txn_key, writer_key
+from anabranch.core.state import State
+from anabranch.schemas import records as r
+from tests.core.harness import World, nyc, states
+from tests.core.labels import MINUTE
+
+IDS = ("c", "r")
+
+
+def admin(world: World, command: Any) -> Any:
+    """The answer to a command by the lane `admin`: a refusal's name, or the lanes."""
+    turn = world.new_turn()
+    turn.lane = ADMIN_LANE
+    world._decide(turn, command, world.asker("admin"))
+    world.close(turn)
+    answer = next(result for to, result in world.said if to.correlation_id == b"admin")
+    return answer.code if isinstance(answer, r.Refusal) else answer.lanes
+
+
+def setting(
+    lane: str, blocked: bool = False, ids: tuple[str, ...] = IDS, **quotas: int
+) -> r.SetLane:
+    return r.SetLane(lane, blocked, ids, quotas)
+
+
+@pytest.mark.parametrize(
+    ("commands", "answer"),
+    [
+        ([setting("etl")], (False, IDS, {}, False)),
+        ([setting("etl"), setting("etl")], (False, IDS, {}, False)),
+        ([setting("etl", open=5)], (False, IDS, {"open": 5}, False)),
+        ([setting("etl", ids=())], (False, (), {}, False)),
+        ([setting("etl", True)], (True, IDS, {}, False)),
+        ([setting("etl"), setting("etl", True)], (True, IDS, {}, False)),
+        ([setting("etl", True), setting("etl")], (False, IDS, {}, True)),
+        ([setting("etl", True), setting("etl"), setting("etl")], (False, IDS, {}, True)),
+        ([setting(OPEN_LANE, True, ())], (True, (), {}, False)),
+        ([setting(OPEN_LANE, True, ()), setting(OPEN_LANE, ids=())], (False, (), {}, True)),
+        ([setting(ADMIN_LANE, open=5)], (False, IDS, {"open": 5}, False)),
+        ([setting(ADMIN_LANE, True)], "InvalidArgument"),
+        ([setting("Etl")], "InvalidArgument"),
+        ([setting("e" * 51)], "InvalidArgument"),
+        ([setting("-e")], "InvalidArgument"),
+        ([setting("etl"), setting("etl", ids=("c", "x"))], "IllegalState"),
+        ([setting("etl"), setting("etl", ids=())], "IllegalState"),
+    ],
+)
+def test_lanes_are_set(commands: list[r.SetLane], answer: Any) -> None:
+    world = nyc()
+    found = [admin(world, command) for command in commands][-1]
+    if isinstance(answer, str):
+        assert found == answer
+        return
+    (info,) = found
+    assert (info.blocked, info.topic_ids, dict(info.quotas), info.position == AT_END) == answer
+    assert State(world.table).lanes == world.state.lanes, "a successor knows"
+    assert position_of(State(world.table), info.lane) == info.position
+
+
+def test_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LANES", limits.LANES._replace(value=2))
+    world = nyc()
+    answers = [admin(world, setting(lane)) for lane in ("a", "b", "c", "a")]
+    assert answers[2] == "InvalidArgument"
+    assert [info.lane for info in admin(world, r.ListLanes())] == ["a", ADMIN_LANE, "b", OPEN_LANE]
+
+
+@pytest.mark.parametrize(("lane", "found", "at"), [("etl", 7, 7), (OPEN_LANE, 7, 0)])
+def test_going_on(lane: str, found: int, at: int) -> None:
+    """The offset of `open` stands in the round's own row."""
+    world = nyc()
+    admin(world, setting(lane, True))
+    admin(world, setting(lane))
+    turn = world.new_turn()
+    resume(turn, {lane: found})
+    world.offset = 0
+    world.close(turn)
+    assert position_of(world.state, lane) == at
+
+
+@pytest.mark.parametrize(
+    ("owner", "decided", "end"),
+    [
+        ("etl", False, "NotAuthorized"),
+        ("web", False, ""),
+        ("etl", True, ""),
+    ],
+)
+def test_commits_of_a_blocked_lane(owner: str, decided: bool, end: str) -> None:
+    world = nyc(round_bytes=1) if decided else nyc()
+    admin(world, setting("etl"))
+    for label in "BA":  # A is decided, and merged a round after B
+        world.begin(label)
+        world.touch(label)
+        world.write(label, f"w{label}")
+        row = world.row(label)._replace(owner=owner)
+        world.log_rows([(txn_key(world.id(label)), row)])
+    own = {label: [world.receipt(label, f"w{label}")] for label in "AB"}
+    world.held = not decided
+    if not decided:
+        world.commit("A", own=own["A"], wait_ms=10 * MINUTE)
+        before = ("OPEN", False)
+    else:
+        world.turn(*((x, world.committing(x, own=own[x])) for x in "BA"))
+        before = ("COMMIT_IN_PROGRESS", True)
+    assert states(world, "A") == before
+    admin(world, setting("etl", True))
+    answers = [result.code for to, result in world.said if to.correlation_id != b"admin"]
+    assert answers == ([end] if end else [])
+    assert states(world, "A") == (("OPEN", None) if end else before)
+    world.held = False
+    if end:
+        world.commit("A", own=own["A"])
+        assert world.turn() == "[commit A] A COMMITTED 1", "it was open all the time"
+
+
+@pytest.mark.parametrize(
+    ("owner", "writers", "seen", "ends"),
+    [
+        ("open", (), {"open": 6_000}, True),
+        ("open", (), {"open": 4_999}, False),
+        ("open", (), {"open": 6_000, "web": -1}, True),
+        ("web", (), {"open": -1, "web": 6_000}, True),
+        ("web", (), {"open": 6_000, "web": -1}, False),
+        ("web", (), {"open": -1}, True),  # blocked
+        ("web", ("etl",), {"web": 6_000, "etl": -1}, False),
+        ("web", ("etl",), {"web": 6_000, "etl": 6_000}, True),
+        ("web", ("etl",), {"web": 6_000}, True),
+    ],
+)
+def test_silence(owner: str, writers: tuple[str, ...], seen: dict[str, int], ends: bool) -> None:
+    """``seen``: for each lane that is read, ms behind the begin up to which it is."""
+    world = nyc()
+    world.begin("A", keepalive_ms=5_000)
+    begun_ms = world.now_ms
+    world.log_rows([(txn_key(world.id("A")), world.row("A")._replace(owner=owner))])
+    for number, lane in enumerate(writers):
+        receipt = r.Receipt(world.id("A"), number, 0, False, ())
+        world.log_rows([(writer_key(world.id("A"), number), r.WriterRow(receipt, lane))])
+    world.memory.lanes = {lane: LaneSeen(read_ms=begun_ms + ms) for lane, ms in seen.items()}
+    assert silent_lanes(world.state, world.memory.keepalives, world.now_ms) == set()
+    world.now_ms += 5_500
+    assert silent_lanes(world.state, world.memory.keepalives, world.now_ms) == {owner, *writers}
+    world.turn()
+    assert world.row("A").state == ("ABORTED" if ends else "OPEN")
