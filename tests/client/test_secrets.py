@@ -136,5 +136,7 @@ def test_the_file_that_hands_a_reservation_over_is_its_owners(
     [file] = tmp_path.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert made.find() == reservation
+    writer = pytest.importorskip("anabranch.spark.sink.writer")
+    assert not shows(repr(writer.Written(reservation, b"", 1, "q", "0")))
     connection = options.Connection("b:9092", "p", 1.0, tuple(PASSWORD.items()))
     assert not shows(repr(connection))

@@ -126,7 +126,7 @@ def choose_writers(txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
 def take_exactly(turn: Turn, txn: OpenTxn, receipts: Iterable[Receipt]) -> None:
     """Make the writers' rows those of a decision, so that every outcome names exactly the writers taken."""
     taken = {receipt.writer: receipt for receipt in receipts}
-    for writer in [writer for writer in txn.writers if writer not in taken]:
+    for writer in sorted(txn.writers.keys() - taken.keys()):
         turn.put(k.writer_key(txn.row.txn_id, writer), None)
     for writer, receipt in taken.items():
         if txn.writers.get(writer) != receipt:
