@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.topics import rights
 from tests.owned import start_module
 from tests.secured import CLIENT, CONTROLLER, entrance, grant
@@ -47,7 +48,8 @@ class ControllerProcess:
         self.status_file.unlink(missing_ok=True)
         address, options = entrance(self.bootstrap, CONTROLLER)
         grant(self.bootstrap, CONTROLLER, rights.controller_rights(self.prefix))
-        grant(self.bootstrap, CLIENT, rights.client_rights(self.prefix))
+        for lane in (OPEN_LANE, ADMIN_LANE):
+            grant(self.bootstrap, CLIENT, rights.client_rights(self.prefix, lane))
         arguments = ["controller", "--bootstrap", address, "--prefix", self.prefix, *words(options)]
         arguments += ["--data-dir", str(self.folder / "data")]
         arguments += ["--status-file", str(self.status_file), *self.arguments]

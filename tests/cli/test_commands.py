@@ -18,7 +18,7 @@ from anabranch.cli.errors import ExitCode
 from anabranch.cli.session import Target
 from anabranch.cli.stream import history
 from anabranch.cli.stream.history import History
-from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument
 from anabranch.types import Counts
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient, event, transaction
@@ -256,6 +256,24 @@ def test_txn_abort_by_owner_and_age(run: Run, fake: FakeClient) -> None:
     assert (b"d" * 16).hex() in asked.stdout
     assert (b"c" * 16).hex() not in asked.stdout
     assert [call for call, _ in fake.calls] == ["transactions"]
+
+
+def test_txn_abort_of_many_goes_on_past_one_that_was_committed(
+    run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def abort(token: bytes, reason: str) -> None:
+        asked.append(token.hex())
+        raise AlreadyCommitted("it is committed")
+
+    monkeypatch.setattr(fake, "abort", abort)
+    other = TXN_ID[::-1].hex()
+    many = run("txn", "abort", ID, other)
+    assert many.exit_code == 0
+    assert asked == [ID, other]
+    assert "COMMITTED" in many.stdout
+    assert run("txn", "abort", ID).exit_code == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,8 @@ def test_blocking_keeps_all_else(place: Place) -> None:
 def test_a_lane_that_a_partition_lacks(place: Place) -> None:
     place.client.add_lane("etl")
     place.lanes[0]["etl"] = replace(place.lanes[0]["etl"], trouble="gone")
+    place.lanes[1]["etl"] = replace(place.lanes[1]["etl"], blocked=True)
+    assert place.client.lanes()[0].blocked
     del place.lanes[1]["etl"]
     (lane,) = place.client.lanes()
     assert lane.trouble == (
@@ -234,7 +236,7 @@ def test_grants(place: Place) -> None:
     assert client.revoke("etl", "shop/*", ["write"]) == shop(("describe",))
     assert client.revoke("etl", "shop/*") == shop(())
     assert place.grants == [{("etl", "shop/*"): 0}] * 2
-    place.grants[1]["etl", "shop/*"] = 4
+    place.grants[0]["etl", "shop/*"] = 4
     assert shop(("write",)) in client.grants(), "what one partition still grants is shown"
     assert client.grant("etl", "shop/a", ()) == Grant("etl", "shop/a", ())
     with pytest.raises(errors.InvalidArgument, match="'wite' is no right: there are describe, "):

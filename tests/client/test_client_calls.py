@@ -86,6 +86,11 @@ def test_streams_and_transactions_of_all_control_partitions() -> None:
     assert description.journal == {0: 5}
 
 
+def test_a_transaction_has_an_owner() -> None:
+    bench = Bench(override(ListTransactions=r.TransactionList((outcome(owner="etl"),))))
+    assert [info.owner for info in bench.client.transactions()] == ["etl"]
+
+
 def test_create_stream_goes_to_its_scopes_partition() -> None:
     bench = Bench(lambda command: obliging(command, scopes=2))
     bench.client.create_stream(STREAM, segments=3, settings={"retention.ms": 5, "x": True})
