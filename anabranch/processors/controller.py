@@ -450,7 +450,7 @@ class Controller:
             max_wait = min(max_wait, CHECK_MS / 1000)
         if self._topics is not None and self._topics.busy:
             max_wait = min(max_wait, GROWTH_LOOK_S)
-        return max(0.0, min(max_wait, self._lanes.trouble.wait_s))
+        return max(0.0, min(max_wait, self._lanes.wait_s))
 
     # -- topics that are gone -------------------------------------------------------------------------
 

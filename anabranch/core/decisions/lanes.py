@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from anabranch.core import limits
 from anabranch.core import rows as k
+from anabranch.core.decisions import quotas
 from anabranch.core.decisions.transactions import end_pending
 from anabranch.core.decisions.turn import AT_END, Turn
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE, check_lane
@@ -55,14 +56,18 @@ def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
         raise IllegalState(
             f"lane {lane!r} has other topics: block it, and make one of another name"
         )
+    quotas.check_quotas(turn, lane, command.quotas)
     if command.blocked:
         _refuse_pending(turn, lane)
     elif former is not None and former.blocked:
         turn.put(k.lane_position_key(lane), LanePositionRow(AT_END))
-    row = LaneRow(lane, command.blocked, command.topic_ids, command.quotas)
+    own = quotas.own_quotas(lane, command.quotas)
+    row = LaneRow(lane, command.blocked, command.topic_ids, own)
     if row != former:
         turn.put(k.lane_key(lane), row)
-    turn.reply(to, LaneList((_info(turn, lane),)))
+        how = "blocked" if command.blocked else "on"
+        turn.audit(command, f"{lane}: {how}, quotas {own}")
+    turn.reply(to, LaneList((_info(turn, lane, quotas.usages(turn)),)))
 
 
 def _refuse_pending(turn: Turn, lane: str) -> None:
@@ -84,17 +89,25 @@ def _waits_for(txn: OpenTxn, lane: str) -> bool:
 def list_lanes(turn: Turn, command: ListLanes, to: ReplyTo | None) -> None:
     """List all lanes, by name."""
     names = sorted({OPEN_LANE, ADMIN_LANE, *turn.state.lanes})
-    turn.reply(to, LaneList(tuple(_info(turn, lane) for lane in names)))
+    used = quotas.usages(turn)
+    turn.reply(to, LaneList(tuple(_info(turn, lane, used) for lane in names)))
 
 
-def _info(turn: Turn, lane: str) -> LaneInfo:
+def _info(turn: Turn, lane: str, used: Mapping[str, Mapping[str, int]]) -> LaneInfo:
     row = turn.state.lanes.get(lane) or LaneRow(lane, False, (), {})
     seen, position = turn.memory.lanes.get(lane), position_of(turn.state, lane)
     trouble, end = (seen.trouble, seen.end) if seen is not None else ("", position)
     if lane == OPEN_LANE and turn.settings.lanes_only:
         trouble = "this controller serves lanes with a name of their own only (--lanes-only)"
     return LaneInfo(
-        lane, row.blocked, trouble, row.topic_ids, row.quotas, {}, position, max(position, end)
+        lane,
+        row.blocked,
+        trouble,
+        row.topic_ids,
+        quotas.quotas_of(turn.state, lane),
+        dict(used.get(lane, {})),
+        position,
+        max(position, end),
     )
 
 

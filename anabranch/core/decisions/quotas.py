@@ -7,7 +7,8 @@ a lane's commands delays these, in `processors.intake`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 from anabranch.core import limits
 from anabranch.core.decisions.turn import Turn
@@ -20,6 +21,7 @@ from anabranch.errors import (
     TooManyTransactions,
     TooMuchStaged,
 )
+from anabranch.schemas.records import StreamRow
 
 _ERRORS: dict[str, type[AnabranchError]] = {
     "open": TooManyTransactions,
@@ -35,7 +37,16 @@ def quota(state: State, lane: str, name: str) -> int | None:
     row = state.lanes.get(lane)
     if row is not None and name in row.quotas:
         return row.quotas[name]
+    return _default(lane, name)
+
+
+def _default(lane: str, name: str) -> int | None:
     return None if lane in (OPEN_LANE, ADMIN_LANE) else limits.QUOTAS[name].value
+
+
+def own_quotas(lane: str, quotas: Mapping[str, int]) -> dict[str, int]:
+    """The quotas that are not the defaults: a list of all, sent back, freezes none."""
+    return {name: most for name, most in quotas.items() if most != _default(lane, name)}
 
 
 def check_open(turn: Turn, lane: str, more: int = 1) -> None:
@@ -57,13 +68,16 @@ def check_room(turn: Turn, lane: str, streams: int, partitions: int) -> None:
         return
     rows = [row for row in turn.state.streams.values() if row.owner == lane]
     _check(turn, lane, "streams", len(rows) + streams)
-    had = sum(max(row.wanted_partitions, row.segment_count) for row in rows)
-    _check(turn, lane, "partitions", had + partitions)
+    _check(turn, lane, "partitions", sum(map(_partitions, rows)) + partitions)
 
 
 def check_keepalive(turn: Turn, lane: str, keepalive_ms: int) -> None:
     """`InvalidArgument` for a keepalive that is longer than the lane may have."""
     _check(turn, lane, "keepalive", keepalive_ms)
+
+
+def _partitions(row: StreamRow) -> int:
+    return max(row.wanted_partitions, row.segment_count)
 
 
 def _check(turn: Turn, lane: str, name: str, found: int) -> None:
@@ -76,22 +90,31 @@ def _check(turn: Turn, lane: str, name: str, found: int) -> None:
         )
 
 
-def usage(turn: Turn, lane: str) -> dict[str, int]:
-    """What a lane has now of each quota that counts things."""
-    rows = [row for row in turn.state.streams.values() if row.owner == lane]
-    mine = turn.state.open_of.get(lane, ())
-    return {
-        "open": len(mine),
-        "staged": turn.index.staged.size_of(mine),
-        "streams": len(rows),
-        "partitions": sum(max(row.wanted_partitions, row.segment_count) for row in rows),
-    }
+def usages(turn: Turn) -> dict[str, Counter[str]]:
+    """How much each lane has now of the quotas that count things."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for lane, mine in turn.state.open_of.items():
+        found[lane]["open"] = len(mine)
+        found[lane]["staged"] = turn.index.staged.size_of(mine)
+    for row in turn.state.streams.values():
+        found[row.owner]["streams"] += 1
+        found[row.owner]["partitions"] += _partitions(row)
+    return found
 
 
-def check_quotas(quotas: Iterable[tuple[str, int]]) -> None:
-    """`InvalidArgument` for a quota that is not known, or below 1."""
-    for name, most in quotas:
+def quotas_of(state: State, lane: str) -> dict[str, int]:
+    """All quotas of a lane, the defaults included."""
+    found = {name: quota(state, lane, name) for name in limits.QUOTAS}
+    return {name: most for name, most in found.items() if most is not None}
+
+
+def check_quotas(turn: Turn, lane: str, quotas: Mapping[str, int]) -> None:
+    """`InvalidArgument` for a quota that is not known, is below 1, or below what the lane has now."""
+    has = usages(turn)[lane]
+    for name, most in quotas.items():
         if name not in limits.QUOTAS:
             raise InvalidArgument(f"{name!r} is no quota: {', '.join(limits.QUOTAS)}")
         if not 1 <= most < 1 << 63:
             raise InvalidArgument(f"quota {name}={most}: 1 or more; block the lane to stop it")
+        if most < has[name] and most != quota(turn.state, lane, name):
+            raise InvalidArgument(f"quota {name}={most}: lane {lane!r} has {has[name]:,} now")

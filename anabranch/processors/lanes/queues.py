@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from anabranch.core import limits
 from anabranch.core.decisions.lanes import is_blocked, position_of
+from anabranch.core.decisions.quotas import quota
 from anabranch.core.decisions.turn import AT_END
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.memory import LaneSeen
@@ -35,7 +36,8 @@ class Lane(LaneSeen):
     """A lane that is not blocked. ``at``: how far it is fetched; `AT_END`: its end is not found yet.
 
     ``unlogged``: ``at`` is the end that was found, and no round has logged it. ``served``: bytes decided, compared
-    with other lanes'. ``asked_end``: its end as of ``asked_ms``; ``decided_ms``: that of an ask before.
+    with other lanes'. ``asked_end``: its end as of ``asked_ms``; ``decided_ms``: that of an ask before. ``rate``:
+    commands a second that its quota allows, 0: any; ``allowance``: commands that it may send now, or owes.
     """
 
     name: str = field(kw_only=True)
@@ -48,6 +50,13 @@ class Lane(LaneSeen):
     asked_ms: int = -1
     asked_end: int = 0
     decided_ms: int = -1
+    rate: int = 0
+    allowance: float = 0.0
+
+    @property
+    def may_go(self) -> bool:
+        """Whether its next commands are decided now, and not later for its quota."""
+        return not self.rate or self.allowance > 0
 
     def after(self, count: int) -> int:
         """The lane's position once so many of the queue are decided."""
@@ -64,6 +73,7 @@ class Lanes:
     _by_place: dict[TopicPartition, Lane] = field(default_factory=dict)
     _rows: Mapping[str, LaneRow] = field(default_factory=dict)
     _waited: bool = False  # whether some lane's trouble was told
+    _filled: float = 0.0  # when lanes' allowances grew last, monotonic seconds
 
     # -- which there are ------------------------------------------------------------------------------
 
@@ -79,6 +89,7 @@ class Lanes:
         resumes = AT_END in state.lane_positions.values() and self._resumes(state)
         if resumes or state.lanes != self._rows:
             self._renew(state)
+        self._fill()
         if self.trouble.waiting or self._waited:
             self.trouble.look(state)
             self._waited = bool(self.trouble.waiting)
@@ -111,8 +122,25 @@ class Lanes:
                 topic = commands_topic(self.trouble.settings.prefix, name)
                 place = TopicPartition(topic, self.trouble.settings.control_partition)
                 lane = Lane(name=name, place=place, at=at)
+            lane.rate = quota(state, name, "commands") or 0
             self.on[name] = lane
         self._by_place = {lane.place: lane for lane in self.on.values()}
+
+    def _fill(self) -> None:
+        """Let allowances grow, to a second's worth at most."""
+        now = self.trouble.clock.monotonic()
+        passed, self._filled = now - self._filled, now
+        for lane in self.on.values():
+            if lane.rate:
+                lane.allowance = min(lane.rate, lane.allowance + passed * lane.rate)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until a lane that waits can go on."""
+        late = [
+            -lane.allowance / lane.rate for lane in self.on.values() if lane.queue and lane.rate
+        ]
+        return min([self.trouble.wait_s, *(max(0.001, seconds) for seconds in late)])
 
     def _find_ends(self) -> dict[str, int]:
         places = [one.place for one in self.on.values() if one.at == AT_END and self._readable(one)]
@@ -178,8 +206,8 @@ class Lanes:
 
     @property
     def active(self) -> list[Lane]:
-        """The lanes with commands."""
-        return [lane for lane in self.on.values() if lane.queue]
+        """The lanes with commands that may go now."""
+        return [lane for lane in self.on.values() if lane.queue and lane.may_go]
 
     def next(self, most: int, among: Sequence[Lane]) -> list[Command]:
         """Up to so many commands of these lanes, in turns. They stay queued until they are `passed`."""
@@ -224,6 +252,7 @@ class Lanes:
             del lane.queue[:count]
             lane.size -= done
             lane.served += done
+            lane.allowance -= count
 
     # -- silence --------------------------------------------------------------------------------------
 
