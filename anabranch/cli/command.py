@@ -37,9 +37,16 @@ def list_commands(options: OperatorOptions) -> None:
     if any(c.set_aside for c in found):
         print_table(
             "Set aside",
-            ("control partition", "offset", "when", "what", "reason"),
+            ("control partition", "lane", "offset", "when", "what", "reason"),
             (
-                (c.control_partition, row.offset, time_text(row.at_ms), row.what, row.reason)
+                (
+                    c.control_partition,
+                    row.lane,
+                    row.offset,
+                    time_text(row.at_ms),
+                    row.what,
+                    row.reason,
+                )
                 for c in found
                 for row in c.set_aside
             ),

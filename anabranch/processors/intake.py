@@ -191,9 +191,10 @@ class Intake:
         if start > error.position:
             return start
         if everybodys or self.lanes.has(place):
+            way = f"delete {status_topic(self.settings.prefix)} too, or let the position pass"
+            way = way if everybodys else "block the lane and unblock it: it goes on at the end"
             raise LogUnavailable(
-                f"{error}: a broker that is behind answers so; if the topic was deleted and made again, delete "
-                f"{status_topic(self.settings.prefix)} too, or let the position pass"
+                f"{error}: a broker that is behind answers so; if the topic was deleted and made again, {way}"
             )
         ends = self.log.end_offsets([place], committed=False, failed=failed)
         for problem in failed.values():

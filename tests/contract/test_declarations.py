@@ -61,9 +61,11 @@ def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
         status_topic(prefix),
         replies_topic(prefix),
         control_topic(prefix),
+        commands_topic(prefix, "admin"),
+        replies_topic(prefix, "admin"),
     )
     infos = log.describe_topics(names)
-    assert [infos[n].partitions for n in names] == [3, 3, 8, 3]
+    assert [infos[n].partitions for n in names] == [3, 3, 8, 3, 3, 1]
     assert infos[names[0]].config["retention.ms"] == str(7 * d.DAY_MS)
     assert infos[names[1]].config["cleanup.policy"] == "compact"
     assert infos[names[1]].config["delete.retention.ms"] == str(7 * d.DAY_MS)
@@ -361,11 +363,11 @@ def test_two_replicas_stay_in_sync_where_there_are_two(
     monkeypatch.setattr(type(log), "create_topics", lambda _, specs: made.extend(specs))
     with pytest.raises(NotReady, match="not found"):
         creation.create_control_topics(log, prefix, control_partitions=1)
-    assert [spec.config["min.insync.replicas"] for spec in made] == ["2"] * 4
+    assert [spec.config["min.insync.replicas"] for spec in made] == ["2"] * 6
     made.clear()
     with pytest.raises(NotReady, match="not found"):
         creation.create_control_topics(log, prefix, control_partitions=1, replication_factor=1)
-    assert [spec.config["min.insync.replicas"] for spec in made] == ["1"] * 4
+    assert [spec.config["min.insync.replicas"] for spec in made] == ["1"] * 6
     monkeypatch.setattr(type(log), "default_replication_factor", lambda *_: None)
     with pytest.raises(NotAuthorized, match=rf"right DescribeConfigs on .*{prefix}\.commands"):
         creation.create_control_topics(log, prefix, control_partitions=1)

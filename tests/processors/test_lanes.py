@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches.records import Record
 from anabranch.core.decisions import decide as entrance
 from anabranch.core.decisions.turn import AT_END
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
@@ -19,7 +20,14 @@ from anabranch.processors.controller import Controller
 from anabranch.processors.lanes import queues
 from anabranch.processors.lanes.command import Command
 from anabranch.schemas import records as r
-from anabranch.topics.names import commands_topic, replies_topic, stream_topic, topics_of
+from anabranch.schemas.codec import encode
+from anabranch.topics.names import (
+    commands_topic,
+    control_topic,
+    replies_topic,
+    stream_topic,
+    topics_of,
+)
 from tests.core.labels import SECRET
 from tests.processors.test_poison_commands import BAD, Killed, failing
 from tests.processors.test_poison_commands import Play as Poisoned
@@ -410,6 +418,15 @@ def test_commands_behind_a_block_in_the_same_round_are_not_run(blocked: list[boo
     later = play.send(A, 3)
     play.steps(3)
     assert play.states(later) == {"none" if blocked[-1] else "COMMITTED"}
+
+
+def test_controllers_talk_while_open_is_blocked() -> None:
+    play = Lanes()
+    play.make(OPEN_LANE, blocked=True)
+    said = Record(0, 0, b"", encode(r.AdoptScope("adopted", A)))
+    play.world.cluster.produce(TopicPartition(control_topic(), 0), [said])
+    play.steps(3)
+    assert "adopted" in play.leader.state.scopes
 
 
 def test_a_lane_of_its_own_only() -> None:

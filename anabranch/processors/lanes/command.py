@@ -47,7 +47,7 @@ class Command:
 def decide_command(turn: Turn, command: Command) -> None:
     """Decide it. A payload that is no command is answered, too."""
     (turn.lane, turn.at), turn.command_bytes = command.key, len(command.payload)
-    if turn.state.lanes and not is_read(turn.state, command.lane):
+    if turn.state.lanes and not command.control and not is_read(turn.state, command.lane):
         return  # by a command before it in this round: it is as if it were not read
     try:
         _check_size(turn, command.payload)

@@ -91,14 +91,15 @@ class LaneTrouble:
         error.topics -= set(mine)
         return not error.topics
 
-    def note(self, topic: str, why: str) -> None:
-        """Let a topic wait."""
-        now = self.clock.monotonic()
-        if topic not in self.waiting:
+    def note(self, topic: str, why: str, *, looked: bool = False) -> None:
+        """Let a topic wait; longer, if it waits already and was looked at."""
+        now, known = self.clock.monotonic(), topic in self.waiting
+        if looked or not known:
             until, pause = self._pauses.get(topic, _NEVER)
             again = now - until <= max(FADES_S, 2 * pause)
             pause = min(2 * pause, LONGEST_PAUSE_S) if again and pause else FIRST_PAUSE_S
             self._pauses[topic] = now + pause, pause
+        if not known:
             log.warning("%s waits: %s", topic, why)
         self.waiting[topic] = why
 
@@ -123,10 +124,9 @@ class LaneTrouble:
                 why = described.forbidden[name]
             else:
                 why = self._wrong(topic, described.found.get(name))
-            former = self.waiting.pop(name, None)
             if why:
-                self.note(name, why)
-            elif former is not None:
+                self.note(name, why, looked=True)
+            elif self.waiting.pop(name, ""):
                 log.info("%s goes on", name)
 
     def _wrong(self, topic: _Topic, info: TopicInfo | None) -> str:
