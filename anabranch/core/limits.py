@@ -71,7 +71,7 @@ UNSURE = Limit(
     "a command alone in rounds with an unknown outcome, while others succeed; then the same",
 )
 
-# What each lane may have at once that an operator made, unless its row says otherwise.
+# The most that a lane may have at once that an operator made, unless its row says otherwise.
 QUOTAS = {
     "open": Limit(1_000, "transactions", "open transactions of a lane"),
     "staged": Limit(4 << 30, "bytes", "a lane's open transactions in journals"),

@@ -115,26 +115,13 @@ class State:
             raise error
         self.term = None
         self.round = _NO_ROUND
-        self.scopes.clear()
-        self.streams.clear()
-        self.layouts.clear()
-        self.epochs.clear()
-        self.places.clear()
-        self.pins.clear()
-        self.plain.clear()
-        self.plain_refused.clear()
-        self.low_water.clear()
-        self.forgotten.clear()
-        self._retired.clear()
         self.suspect = None
-        self.set_aside.clear()
-        self.lanes.clear()
-        self.lane_positions.clear()
-        self.grants.clear()
-        self.rights.clear()
-        self.open.clear()
-        self.open_of.clear()
-        self.committing.clear()
+        for view in (
+            self.scopes, self.streams, self.layouts, self.epochs, self.places, self.pins, self.plain,
+            self.plain_refused, self.low_water, self.forgotten, self._retired, self.set_aside, self.lanes,
+            self.lane_positions, self.grants, self.rights, self.open, self.open_of, self.committing,
+        ):  # fmt: skip
+            view.clear()
         for key, value in self._table.scan(k.STATUS + NO_TXN):
             self._rederive(key[1:], value)
         for open_key in [key for key, _ in self._table.scan(k.OPEN)]:

@@ -198,9 +198,7 @@ def _write_reply(record: r.Reply) -> bytes:
             _long(found.finished_ms),
             _int(found.keepalive_ms),
             streams,
-            _END,
-            _END,
-            _name(found.owner),
+            _END + _END + _name(found.owner),
         )
     )
 
@@ -219,8 +217,7 @@ def _write_txn_row(row: r.TxnRow) -> bytes:
             _long(row.commit_timestamp),
             _long(row.committed),
             _losses(row.rejected, row.left_out, row.reason),
-            _optional_secret(row.secret),
-            _name(row.owner),
+            _optional_secret(row.secret) + _name(row.owner),
         )
     )
 
@@ -426,10 +423,9 @@ def _read_reply(data: bytes) -> r.Reply:
     begun_ms, at = _read_long(data, at)
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_long(data, at)
-    if not data.startswith(_END + _END, at):
-        raise Unusual  # with streams or writers: an open transaction's
-    owner, at = _read_name(data, at + 2)
-    if at != len(data) or not -(1 << 31) <= keepalive_ms < 1 << 31:
+    owner, end = _read_name(data, at + 2)
+    has_more = not data.startswith(_END + _END, at)  # streams or writers: an open transaction's
+    if has_more or end != len(data) or not -(1 << 31) <= keepalive_ms < 1 << 31:
         raise Unusual
     outcome = r.Outcome(
         txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,

@@ -346,13 +346,9 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     if earlier is not None:
         # Its own id must not commit when the name is forgotten and the command is repeated.
         reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
+        scope, owner = command.scope, turn.lane
         never = born(
-            "give_way",
-            command.txn_id,
-            turn.wall_ms,
-            scope=command.scope,
-            reason=reason,
-            owner=turn.lane,
+            "give_way", command.txn_id, turn.wall_ms, scope=scope, owner=owner, reason=reason
         )
         turn.put(k.txn_key(command.txn_id), never)
         turn.reply(to, turn.outcome(earlier))
@@ -417,9 +413,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
                 )
             for name, _ in headers:
                 if name.startswith("ab."):
-                    raise InvalidArgument(
-                        f"header {name!r}: names beginning with 'ab.' are reserved"
-                    )
+                    raise InvalidArgument(f"header {name!r}: names that begin so are reserved")
         events.append(event)
     return {
         stream: turn.state.layouts[stream].spread(events) for stream, events in by_stream.items()

@@ -122,7 +122,10 @@ class Lanes:
                 topic = commands_topic(self.trouble.settings.prefix, name)
                 place = TopicPartition(topic, self.trouble.settings.control_partition)
                 lane = Lane(name=name, place=place, at=at)
-            lane.rate = quota(state, name, "commands") or 0
+            rate = quota(state, name, "commands") or 0
+            if rate and name not in former:
+                lane.allowance = rate
+            lane.rate = rate
             self.on[name] = lane
         self._by_place = {lane.place: lane for lane in self.on.values()}
 
