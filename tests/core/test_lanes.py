@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from anabranch.core import limits
+from anabranch.core.authorize import Right
 from anabranch.core.decisions.expiry import silent_lanes
 from anabranch.core.decisions.lanes import position_of, resume
 from anabranch.core.decisions.turn import AT_END
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.memory import LaneSeen
-from anabranch.core.rows import txn_key, writer_key
+from anabranch.core.rows import writer_key
 from anabranch.core.state import State
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc, states
@@ -23,10 +24,10 @@ IDS = ("c", "r")
 
 def admin(world: World, command: Any) -> Any:
     """The answer to a command by the lane `admin`: a refusal's name, or the lanes."""
-    turn = world.new_turn()
-    turn.lane = ADMIN_LANE
-    world._decide(turn, command, world.asker("admin"))
-    world.close(turn)
+    with world.by(ADMIN_LANE):
+        turn = world.new_turn()
+        world._decide(turn, command, world.asker("admin"))
+        world.close(turn)
     answer = next(result for to, result in world.said if to.correlation_id == b"admin")
     return answer.code if isinstance(answer, r.Refusal) else answer.lanes
 
@@ -66,7 +67,9 @@ def test_lanes_are_set(commands: list[r.SetLane], answer: Any) -> None:
         assert found == answer
         return
     (info,) = found
-    assert (info.blocked, info.topic_ids, dict(info.quotas), info.position == AT_END) == answer
+    own = dict(world.state.lanes[info.lane].quotas)
+    assert (info.blocked, info.topic_ids, own, info.position == AT_END) == answer
+    assert own.items() <= info.quotas.items()
     assert State(world.table).lanes == world.state.lanes, "a successor knows"
     assert position_of(State(world.table), info.lane) == info.position
 
@@ -103,12 +106,12 @@ def test_going_on(lane: str, found: int, at: int) -> None:
 def test_commits_of_a_blocked_lane(owner: str, decided: bool, end: str) -> None:
     world = nyc(round_bytes=1) if decided else nyc()
     admin(world, setting("etl"))
+    world.grant(owner, "nyc/*", Right.WRITE)
+    world.lane = owner
     for label in "BA":  # A is decided, and merged a round after B
         world.begin(label)
         world.touch(label)
         world.write(label, f"w{label}")
-        row = world.row(label)._replace(owner=owner)
-        world.log_rows([(txn_key(world.id(label)), row)])
     own = {label: [world.receipt(label, f"w{label}")] for label in "AB"}
     world.held = not decided
     if not decided:
@@ -145,9 +148,10 @@ def test_commits_of_a_blocked_lane(owner: str, decided: bool, end: str) -> None:
 def test_silence(owner: str, writers: tuple[str, ...], seen: dict[str, int], ends: bool) -> None:
     """``seen``: for each lane that is read, ms behind the begin up to which it is."""
     world = nyc()
-    world.begin("A", keepalive_ms=5_000)
+    world.grant("web", "nyc/*", Right.WRITE)
+    with world.by(owner):
+        world.begin("A", keepalive_ms=5_000)
     begun_ms = world.now_ms
-    world.log_rows([(txn_key(world.id("A")), world.row("A")._replace(owner=owner))])
     for number, lane in enumerate(writers):
         receipt = r.Receipt(world.id("A"), number, 0, False, ())
         world.log_rows([(writer_key(world.id("A"), number), r.WriterRow(receipt, lane))])

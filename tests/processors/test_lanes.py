@@ -147,6 +147,7 @@ def test_turns_go_by_bytes() -> None:
     for lane, size, many in ((A, 100_000, 200), (B, 1_000, 10_000)):
         commands = [Command(i, None, bytes(size), False, lane) for i in range(many)]
         lanes.add(lanes.on[lane], commands)
+        lanes.on[lane].rate = 0
     served = {A: 0, B: 0}
     for _ in range(10):
         batch = lanes.next(700, lanes.active)

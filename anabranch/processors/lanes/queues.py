@@ -116,15 +116,12 @@ class Lanes:
         former = dict(self.on)
         self.on.clear()  # decisions see this very dict
         for name in self._names(state):
-            at = position_of(state, name)
+            at, rate = position_of(state, name), quota(state, name, "commands") or 0
             lane = former.get(name)
             if lane is None or (at == AT_END and not lane.unlogged):
                 topic = commands_topic(self.trouble.settings.prefix, name)
                 place = TopicPartition(topic, self.trouble.settings.control_partition)
-                lane = Lane(name=name, place=place, at=at)
-            rate = quota(state, name, "commands") or 0
-            if rate and name not in former:
-                lane.allowance = rate
+                lane = Lane(name=name, place=place, at=at, allowance=rate)
             lane.rate = rate
             self.on[name] = lane
         self._by_place = {lane.place: lane for lane in self.on.values()}
