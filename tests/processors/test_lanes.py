@@ -123,6 +123,9 @@ def test_a_flood_costs_its_own_lane(monkeypatch: pytest.MonkeyPatch) -> None:
         play.leader.step(0)
         assert play.states(asked) == {"COMMITTED"}, "in the next round"
     assert play.world.reply(flood[-1]) is None
+    play.leader.look()
+    lag = play.leader.metrics.values["commands_lag"]
+    assert (lag[A,] > 100, lag[B,], lag[OPEN_LANE,]) == (True, 0, 0)
     play.steps(10)
     assert play.states(flood) == {"COMMITTED"}
     assert play.events == 415

@@ -97,9 +97,7 @@ class Lanes:
                 lane.trouble = self.trouble.of(lane.name)
         found = self._find_ends() if resumes else {}
         if self.trouble.settings.lanes_only and state.lane_positions.get(OPEN_LANE) != AT_END:
-            found[OPEN_LANE] = (
-                AT_END  # without that option it goes on behind what is sent meanwhile
-            )
+            found[OPEN_LANE] = AT_END  # a later leader may serve it, and must not run the backlog
         return found
 
     def _names(self, state: State) -> list[str]:
