@@ -1,0 +1,169 @@
+"""Quotas of lanes: what makes more is refused by the quota's name; what ends something never is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from unittest.mock import patch
+
+import pytest
+
+from anabranch.core import limits
+from anabranch.core.authorize import Right
+from anabranch.core.decisions import quotas
+from anabranch.core.ids import ADMIN_LANE
+from anabranch.schemas import records as r
+from tests.core.harness import World, nyc
+
+ETL, OTHER = "etl", "web"
+RIGHTS = Right.DESCRIBE | Right.WRITE | Right.CREATE | Right.SCALE
+
+
+def made(**own: int) -> World:
+    """Two lanes that may do the same; the first one has quotas of its own."""
+    world = nyc()
+    for lane in (ETL, OTHER):
+        world.grant(lane, "nyc/*", RIGHTS)
+    assert set_quotas(world, **own) is None
+    return world
+
+
+def set_quotas(world: World, **own: int) -> str | None:
+    """A refusal's name."""
+    ids = world.state.lanes[ETL].topic_ids
+    said = world.ask("set", r.SetLane(ETL, False, ids, own), lane=ADMIN_LANE)
+    return None if isinstance(world.result, r.LaneList) else said
+
+
+def opens(world: World, lane: str, label: str, keepalive_ms: int = 60_000) -> str:
+    with world.by(lane):
+        return world.begin(label, keepalive_ms=keepalive_ms)
+
+
+def creates(world: World, lane: str, name: str, segments: int = 1) -> str:
+    command = r.CreateStream(f"nyc/{name}", segments, {})
+    return world.ask(f"create {name}", command, lane=lane)
+
+
+def open_transactions() -> None:
+    world = made(open=2)
+    assert [opens(world, ETL, label) for label in "ABC"] == [
+        "begun A",
+        "begun B",
+        "TooManyTransactions",
+    ]
+    assert "anabranch lane add etl --quota open=3" in world.message
+    assert opens(world, ETL, "A") == "begun A", "a repetition makes none"
+    assert [opens(world, OTHER, label) for label in "DEF"][-1] == "begun F"
+    with world.by(ETL):
+        assert world.abort("A").startswith("A ABORTED")
+        assert world.begin("G") == "begun G"
+        assert world.one_shot("H") == "H COMMITTED 0", "a one-shot is never open"
+
+
+def replaced_by_name() -> None:
+    world = made(open=1)
+    with world.by(ETL):
+        assert world.begin("A", name="daily") == "begun A"
+        assert world.begin("B", name="other") == "TooManyTransactions"
+        assert world.begin("C", name="daily") == "begun C", "it ends the one before"
+
+
+def staged() -> None:
+    world = made(staged=1_000)
+    with world.by(ETL):
+        world.begin("A")
+        world.touch("A")
+        world.begin("B")
+        world.write("A", "w1")
+        world.turn()
+    world.index.staged.add(world.id("A"), ("nyc/a", 0), 0, 2_000)
+    with world.by(ETL):
+        assert world.begin("C") == "TooMuchStaged"
+        assert world.touch("B") == "TooMuchStaged"
+        assert world.touch("A").startswith("touched"), "it was there before"
+        receipt = world.receipt("A", "w1")
+        assert world.register("A", receipt) == "TooMuchStaged", "the first of a writer"
+        assert world.heartbeat("A") == ""
+        assert world.abort("B").startswith("B ABORTED")
+        assert world.commit("A", own=[receipt]).startswith("A COMMITTED") or world.turn()
+    assert opens(world, OTHER, "D") == "begun D"
+
+
+def streams() -> None:
+    world = made(streams=1)
+    assert creates(world, ETL, "x") == ""
+    assert creates(world, ETL, "y") == "TooManyStreams"
+    assert creates(world, OTHER, "y") == ""
+
+
+def partitions() -> None:
+    world = made(partitions=4)
+    assert creates(world, ETL, "x", segments=5) == "TooManyStreams"
+    assert creates(world, ETL, "x", segments=3) == ""
+    assert creates(world, ETL, "y", segments=2) == "TooManyStreams"
+
+
+def keepalives() -> None:
+    world = made(keepalive=50_000)
+    assert opens(world, ETL, "A") == "InvalidArgument"
+    assert opens(world, ETL, "A", keepalive_ms=50_000) == "begun A"
+    assert opens(world, OTHER, "B") == "begun B"
+
+
+SCENES: tuple[Callable[[], None], ...] = (
+    open_transactions,
+    replaced_by_name,
+    staged,
+    streams,
+    partitions,
+    keepalives,
+)
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_scene(scene: Callable[[], None]) -> None:
+    scene()
+
+
+def _without(name: str) -> AbstractContextManager[object]:
+    """The planted bug: one quota is not looked at."""
+    real = quotas.quota
+    return patch.object(quotas, "quota", lambda *at: None if at[2] == name else real(*at))
+
+
+NAMES = ("open", "open", "staged", "streams", "partitions", "keepalive")
+
+
+@pytest.mark.parametrize(("scene", "name"), list(zip(SCENES, NAMES, strict=True)))
+def test_without_its_quota_a_scene_fails(scene: Callable[[], None], name: str) -> None:
+    with _without(name), pytest.raises(AssertionError):
+        scene()
+
+
+def test_quotas_from_the_start_and_as_set() -> None:
+    world = made()
+    lanes = {}
+    for own, expected in (({}, 1_000), ({"open": 7}, 7), ({"open": 1_000}, 1_000)):
+        assert set_quotas(world, **own) is None
+        world.ask("list", r.ListLanes(), lane=ADMIN_LANE)
+        lanes = {info.lane: info for info in world.result.lanes}
+        assert lanes[ETL].quotas["open"] == expected
+        assert (world.state.lanes[ETL].quotas == {}) == (expected == 1_000), "no default is kept"
+    assert lanes["open"].quotas == lanes[ADMIN_LANE].quotas == {}
+    assert lanes[ETL].quotas == {name: limit.value for name, limit in limits.QUOTAS.items()}
+
+
+def test_quotas_that_can_not_be() -> None:
+    world = made(open=5)
+    for label in "AB":
+        opens(world, ETL, label)
+    for own in ({"open": 0}, {"open": -1}, {"open": 1}, {"opened": 5}):
+        assert set_quotas(world, **own) == "InvalidArgument"
+    assert "has 2 now" not in world.message
+    assert set_quotas(world, open=2) is None
+    world.ask("list", r.ListLanes(), lane=ADMIN_LANE)
+    (info,) = [info for info in world.result.lanes if info.lane == ETL]
+    assert (info.usage["open"], info.usage["staged"]) == (2, 0)
+    world.lead(keep_table=False)
+    assert opens(world, ETL, "C") == "TooManyTransactions", "a successor counts the same"
