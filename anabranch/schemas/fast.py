@@ -424,8 +424,11 @@ def _read_reply(data: bytes) -> r.Reply:
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_long(data, at)
     owner, end = _read_name(data, at + 2)
-    has_more = not data.startswith(_END + _END, at)  # streams or writers: an open transaction's
-    if has_more or end != len(data) or not -(1 << 31) <= keepalive_ms < 1 << 31:
+    if (
+        not data.startswith(_END + _END, at)
+        or end != len(data)
+        or not -(1 << 31) <= keepalive_ms < 1 << 31
+    ):
         raise Unusual
     outcome = r.Outcome(
         txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,

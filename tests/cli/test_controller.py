@@ -60,7 +60,6 @@ def test_options_come_back_from_their_arguments(
         status_file=tmp_path / "status",
         http="127.0.0.1:9464",
         log_json=True,
-        lanes_only=True,
         kafka={"security.protocol": "SSL", "sasl.password": "a=b c"},
     )
     defaults = ControllerOptions(bootstrap="x", data_dir=Path("y"))
