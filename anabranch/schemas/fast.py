@@ -186,8 +186,7 @@ def _write_reply(record: r.Reply) -> bytes:
             _varint(2 * len(record.command)),
             record.command,
             _long(record.hybrid_time),
-            bytes((2 * _OUTCOME,)),
-            _txn_id(found.txn_id),
+            bytes((2 * _OUTCOME,)) + _txn_id(found.txn_id),
             _STATE_BYTES[found.state],
             _name(found.scope),
             _optional_string(found.name),
@@ -424,11 +423,8 @@ def _read_reply(data: bytes) -> r.Reply:
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_long(data, at)
     owner, end = _read_name(data, at + 2)
-    if (
-        not data.startswith(_END + _END, at)
-        or end != len(data)
-        or not -(1 << 31) <= keepalive_ms < 1 << 31
-    ):
+    usual = data.startswith(_END + _END, at) and end == len(data)  # no streams, no writers
+    if not usual or not -(1 << 31) <= keepalive_ms < 1 << 31:
         raise Unusual
     outcome = r.Outcome(
         txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,
