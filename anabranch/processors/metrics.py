@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from anabranch.core.decisions.merge import TORN
+from anabranch.core.decisions.quotas import quotas_of, usages
 from anabranch.core.decisions.turn import trouble_of
 from anabranch.core.rows import HISTORY
 from anabranch.schemas.records import Refusal
@@ -54,6 +55,8 @@ TABLE = {
         "gauge", "Records or batches of commands that were passed over", ("lane",)
     ),
     "lane_trouble": Number("gauge", "1 for a lane that waits for its topics", ("lane",)),
+    "lane_usage": Number("gauge", "How much a lane has of each quota", ("lane", "quota")),
+    "lane_quota": Number("gauge", "How much it may have, where it has a quota", ("lane", "quota")),
     "open_transactions": Number("gauge", "Transactions that are not finished"),
     "committing_transactions": Number("gauge", "Transactions whose commit is decided, not done"),
     "staged_bytes": Number("gauge", "Bytes of open transactions in journals"),
@@ -137,6 +140,11 @@ class Metrics:
         index, lanes = intake.index, intake.lanes.on.items()
         self.values["commands_lag"] = {(n,): max(0, lane.end - lane.after(0)) for n, lane in lanes}
         self.values["lane_trouble"] = {(name,): 1 for name, lane in lanes if lane.trouble}
+        used = usages(state, index.staged)
+        self.values["lane_usage"] = {(n, q): x for n, of in used.items() for q, x in of.items()}
+        self.values["lane_quota"] = {
+            (name, q): most for name in state.lanes for q, most in quotas_of(state, name).items()
+        }
         passed_over = set_aside + intake.unreadable
         self.values["commands_set_aside"] = {(name,): count for name, count in passed_over.items()}
         for name, value in {

@@ -67,7 +67,7 @@ def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
         turn.put(k.lane_key(lane), row)
         how = "blocked" if command.blocked else "on"
         turn.audit(command, f"{lane}: {how}, quotas {own}")
-    turn.reply(to, LaneList((_info(turn, lane, quotas.usages(turn)),)))
+    turn.reply(to, LaneList((_info(turn, lane, quotas.usages(turn.state, turn.index.staged)),)))
 
 
 def _refuse_pending(turn: Turn, lane: str) -> None:
@@ -89,7 +89,7 @@ def _waits_for(txn: OpenTxn, lane: str) -> bool:
 def list_lanes(turn: Turn, command: ListLanes, to: ReplyTo | None) -> None:
     """List all lanes, by name."""
     names = sorted({OPEN_LANE, ADMIN_LANE, *turn.state.lanes})
-    used = quotas.usages(turn)
+    used = quotas.usages(turn.state, turn.index.staged)
     turn.reply(to, LaneList(tuple(_info(turn, lane, used) for lane in names)))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from anabranch.core import limits
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
+from anabranch.core.journal.usage import Staged
 from anabranch.core.state import State
 from anabranch.errors import (
     AnabranchError,
@@ -90,13 +91,13 @@ def _check(turn: Turn, lane: str, name: str, found: int) -> None:
         )
 
 
-def usages(turn: Turn) -> dict[str, Counter[str]]:
+def usages(state: State, staged: Staged) -> dict[str, Counter[str]]:
     """How much each lane has now of the quotas that count things."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    for lane, mine in turn.state.open_of.items():
+    for lane, mine in state.open_of.items():
         found[lane]["open"] = len(mine)
-        found[lane]["staged"] = turn.index.staged.size_of(mine)
-    for row in turn.state.streams.values():
+        found[lane]["staged"] = staged.size_of(mine)
+    for row in state.streams.values():
         found[row.owner]["streams"] += 1
         found[row.owner]["partitions"] += _partitions(row)
     return found
@@ -110,7 +111,7 @@ def quotas_of(state: State, lane: str) -> dict[str, int]:
 
 def check_quotas(turn: Turn, lane: str, quotas: Mapping[str, int]) -> None:
     """`InvalidArgument` for a quota that is not known, is below 1, or below what the lane has now."""
-    has = usages(turn)[lane]
+    has = usages(turn.state, turn.index.staged)[lane]
     for name, most in quotas.items():
         if name not in limits.QUOTAS:
             raise InvalidArgument(f"{name!r} is no quota: {', '.join(limits.QUOTAS)}")
