@@ -80,9 +80,10 @@ class Avro:
 class Commands:
     """Sections 3 and 4: commands out, replies in."""
 
-    def __init__(self, bootstrap: str, prefix: str, avro: Avro) -> None:
+    def __init__(self, bootstrap: str, prefix: str, avro: Avro, lane: str = "open") -> None:
         self.avro = avro
-        self._commands, replies = f"{prefix}.commands", f"{prefix}.replies"
+        of = "" if lane == "open" else f".{lane}"
+        self._commands, replies = f"{prefix}.commands{of}", f"{prefix}.replies{of}"
         self._producer = producer_of(bootstrap, **{"linger.ms": 0})
         # Any partition; its end is known before the first command is sent.
         here = random.choice(ends_of(bootstrap, replies))
@@ -332,6 +333,7 @@ def main() -> None:
     parser.add_argument("stream", help="scope/stream; it must exist")
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT")
     parser.add_argument("--prefix", default="anabranch", help="of the control topics")
+    parser.add_argument("--lane", default="open", help="the lane to ask by")
     parser.add_argument("--schemas", type=Path, default=SCHEMAS, help="folder of the *.avsc")
     parser.add_argument("--csv", metavar="FILE", help="a row is an event; -: standard input")
     parser.add_argument("--key", metavar="COLUMN", help="of the CSV; without: no key")
@@ -347,7 +349,8 @@ def main() -> None:
         for event in read(options.bootstrap, options.stream):
             print(json.dumps(event))
         return
-    commands = Commands(options.bootstrap, options.prefix, Avro(options.schemas))
+    avro = Avro(options.schemas)
+    commands = Commands(options.bootstrap, options.prefix, avro, options.lane)
     try:
         if options.token:
             transaction = Transaction(commands, options.token)

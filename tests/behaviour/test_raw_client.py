@@ -135,6 +135,25 @@ def test_it_joins_a_transaction_of_the_library(
     assert {e["txn_id"] for e in events} == {result.txn_id.hex()}
 
 
+def test_it_asks_by_a_lane_and_has_its_rights(
+    cluster: Cluster, client: anabranch.Client, stream: str
+) -> None:
+    scope = stream.partition("/")[0]
+    with anabranch.connect(cluster.bootstrap, prefix=cluster.prefix, lane="admin") as admin:
+        admin.add_lane("raw-client")
+        admin.grant("raw-client", f"{scope}/*", "describe")
+        refused = raw(cluster, stream, "--rows", "5", "--lane", "raw-client", fails=True)
+        assert "NotAuthorized" in refused.stderr
+        admin.grant("raw-client", f"{scope}/*", "write")
+        done = outcome(raw(cluster, stream, "--rows", "5", "--lane", "raw-client"))
+        assert admin.state(done["txn_id"]).owner == "raw-client"
+    assert done["committed"] == len(committed(cluster, stream)) == 5
+    with client.begin(scope) as txn:
+        txn.write(stream, b"mine", key=b"k")
+        raw(cluster, stream, "--rows", "3", "--lane", "raw-client", "--token", txn.token().hex())
+        assert txn.commit().counts.committed == 4, "a token works by any lane"
+
+
 def test_finished_writers_are_taken_without_receipts(
     cluster: Cluster, client: anabranch.Client, stream: str
 ) -> None:
