@@ -76,7 +76,10 @@ class FailingProducer:
 
 def _kind(topic: str) -> str:
     """commands, control, replies, status, journal, history or stream."""
-    last = topic.rpartition(".")[2]
+    _, first, *rest = topic.split(".")
+    last = (
+        rest[-1] if rest and first not in ("commands", "replies") else first
+    )  # a lane's name is behind
     kinds = ("commands", "control", "replies", "status", "journal", "history")
     return last if last in kinds else "stream"
 
