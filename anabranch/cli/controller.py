@@ -146,8 +146,7 @@ class Given:
 def command(given: Given) -> None:
     """Run a controller until Ctrl-C or SIGTERM.
 
-    Run two or more, on different machines, with the same key file: when one ends, another takes
-    over.
+    Run two or more, on different machines: when one ends, another takes over.
     """
     from anabranch.processors.config import ControllerOptions
     from anabranch.processors.service import run_controller
