@@ -64,6 +64,7 @@ def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
     rights = rights_of(turn.state, turn.lane, of_scope(command.scope))
     all_of_them = bool(rights & (Right.OPERATE | Right.SERIES))
     for looked_at, (name, row) in enumerate(below):
+        turn.look(1)
         # The next list goes on behind the last one found, so there has to be one.
         if len(found) == MAX_LISTED or (found and looked_at >= MAX_LOOKED_AT):
             turn.reply(to, SeriesList(tuple(found), True))
