@@ -30,7 +30,7 @@ ALL = Right(255)
 CREATORS = ALL & ~Right.ADMIN  # of the lane that creates a scope, on that scope
 _FIND = Right.DESCRIBE | Right.CREATE  # one of them finds a scope that is there
 
-_KEPT = 10_000  # answers remembered
+_KEPT, _LONGEST = 10_000, 250  # answers remembered; characters of what they are about
 # Rights that lanes have from the start, on everything; a row of that lane and pattern replaces them.
 FROM_THE_START: Mapping[str, Right] = {
     ADMIN_LANE: ALL,
@@ -70,7 +70,8 @@ def rights_within(state: State, lane: str, scope: str) -> int:
 def _keep(state: State, lane: str, what: str, rights: int) -> int:
     if len(state.rights) >= _KEPT:  # senders choose the names
         state.rights.clear()
-    state.rights[lane, what] = int(rights)
+    if len(what) <= _LONGEST:
+        state.rights[lane, what] = int(rights)
     return int(rights)
 
 
@@ -207,6 +208,12 @@ def sees(state: State, lane: str, row: r.TxnRow) -> bool:
 
 
 def check_writes(state: State, row: r.TxnRow, streams: Iterable[str] = ()) -> None:
-    """`NotAuthorized` unless a transaction's owner may write to these streams; without any, in its scope."""
+    """`NotAuthorized` unless a transaction's owner may write to these streams; without any, in its scope.
+
+    A blocked owner may not: its tokens are good for nothing more, in whichever lane.
+    """
+    owner = state.lanes.get(row.owner)
+    if owner is not None and owner.blocked:
+        raise NotAuthorized(f"lane {row.owner!r}, which the transaction belongs to, is blocked")
     for what in sorted(streams) or (row.scope,):
         check_right(state, row.owner, Right.WRITE, what)

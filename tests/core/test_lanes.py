@@ -127,6 +127,7 @@ def test_commits_of_a_blocked_lane(owner: str, decided: bool, end: str) -> None:
     assert states(world, "A") == (("OPEN", None) if end else before)
     world.held = False
     if end:
+        admin(world, setting("etl"))
         world.commit("A", own=own["A"])
         assert world.turn() == "[commit A] A COMMITTED 1", "it was open all the time"
 

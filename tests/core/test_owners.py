@@ -101,6 +101,8 @@ def series() -> None:
         with world.by(lane):
             label = f"T{number}"
             world.begin(label)
+            if lane == "b":  # where the series stands is not told
+                assert world.commit(label, name="s", number=1 << 40) == said
             assert world.commit(label, name="s", number=number) == said
             world.turn()
             assert world.get(label) == f"{label} {'OPEN' if said else 'COMMITTED 0'}"
@@ -254,6 +256,20 @@ def grant_gone_after_the_decision() -> None:
         assert world.commit("A", own=[receipt]) == "A COMMITTED 1", "answered from its row"
 
 
+def owner_blocked() -> None:
+    """Others act by its token for a lane: not for one that is blocked."""
+    world = shared()
+    receipt = written(world)
+    token = world.token("A")
+    for blocked, said in ((True, REFUSED), (False, "")):
+        world.ask("lane", r.SetLane("a", blocked, ("1", "2"), {}), lane="admin")
+        with world.by("b"):
+            assert world.touch("A", "nyc/b").startswith(said or "touched")
+            assert world.register("A", receipt).startswith(said or "registered")
+            assert world.ask("commit", r.Commit(token, (receipt,), None, None, 1000)) == said
+        assert world.turn() == ("" if said else "[commit] A COMMITTED 1")
+
+
 # -- who waits -----------------------------------------------------------------------------------
 
 
@@ -323,6 +339,7 @@ SCENES: list[Callable[[], None]] = [
     grant_gone_without_streams,
     grant_gone_while_it_waits,
     grant_gone_after_the_decision,
+    owner_blocked,
     askers,
     scalings,
     seen,
@@ -404,13 +421,10 @@ def _names_of_all() -> AbstractContextManager[object]:
 
 
 def _series_of_all() -> AbstractContextManager[object]:
-    real = claims.overtaken
+    def series_of(turn: Turn, txn: r.TxnRow, series: str) -> r.SeriesRow | None:
+        return turn.state.series(txn.scope, series)
 
-    def overtaken(turn: Turn, txn: r.TxnRow, series: str, number: int) -> r.YieldedRow | None:
-        row = turn.state.series(txn.scope, series)
-        return real(turn, txn if row is None else txn._replace(owner=row.owner), series, number)
-
-    return patch.object(claims, "overtaken", overtaken)
+    return patch.object(claims, "_series_of", series_of)
 
 
 def _ids_alone(pending: r.PendingCommitRow | None, to: ReplyTo) -> bool:

@@ -190,6 +190,17 @@ def test_without_its_rule_a_row_of_the_command_is_wrong(command: type) -> None:
         )
 
 
+def test_names_are_not_kept_however_long_they_are() -> None:
+    """Whoever may send a command, without any right, chooses what is asked about."""
+    world = made()
+    for number in range(20):
+        what = f"nyc/{number}-" + "x" * 10_000
+        for command in (r.DescribeStreams(None, what), r.DescribeStreams(what[4:], None)):
+            assert world.ask("long", command, lane="nobody") == "NotAuthorized"
+    kept = sum(len(what) for _, what in world.state.rights)
+    assert kept < 1_000
+
+
 def test_a_command_without_a_rule_does_not_import() -> None:
     rules = {command: rule for command, rule in RULES.items() if command is not r.Scale}
     try:

@@ -10,7 +10,17 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from tests.mutants import batches, clients, decisions, journals, merges, plays, rounds, topics
+from tests.mutants import (
+    batches,
+    clients,
+    decisions,
+    journals,
+    lanes,
+    merges,
+    plays,
+    rounds,
+    topics,
+)
 
 Plant = Callable[[], AbstractContextManager[object]]
 CARRYING = {"chunk_bytes": 250, "scale_s": 0.7}
@@ -34,6 +44,10 @@ TORN = CALM | {
 BLIND = CALM | {"blind": 0.05, "freeze_s": 1.0, "director_s": 3.0, "linger": 0.8}
 # Heartbeats wait unread: a leader without a rival stands still for longer than a keepalive, and reads in pieces.
 BEHIND = CALM | {"machines": 1, "freeze": 0.003, "freeze_s": 6.0, "small": True, "linger": 0.8}
+LANES: dict[str, float] = {"lanes": 2}
+BLOCKING: dict[str, float] = {"rights_s": 1.0}
+# What is refused would do if it came again, and another one leads soon.
+REFUSALS: dict[str, float] = {"refusals": 0.5, "director_s": 2.0, "clients": 3}
 NUMBERED = CALM | {"numbered": 1.0}
 PLAINLY = CALM | {"plain_s": 0.5}
 MARKERS = {"marker_delay_s": 0.05, "chunk_bytes": 16 << 20, "cleaning": False, "readers": 0}
@@ -142,6 +156,15 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("an answer to another command is believed", clients.any_answer, simulated=False,
            by_clients=True, play=plays.an_answer_to_another_command,
            suite="tests/client/test_protocol.py"),
+    # -- lanes
+    Mutant("an unblocked lane's backlog is run", lanes.backlog, quick=True, weather=LANES | BLOCKING,
+           play=plays.a_lane_is_blocked_for_a_while),
+    Mutant("all lanes are answered in one topic", lanes.answers_to_all, quick=True, weather=LANES,
+           play=plays.a_lane_is_answered),
+    Mutant("lanes' positions are not logged", lanes.positions_unlogged, quick=True,
+           weather=LANES | REFUSALS, play=plays.a_refused_lane_gets_its_right),
+    Mutant("silence is judged by one lane", lanes.open_alone_is_read, weather=LANES | BEHIND,
+           play=plays.heartbeats_wait_in_a_lane),
     # -- merges
     Mutant("a merge is dropped", merges.drop_a_merge, quick=True, seed=1, broker="steady"),
     Mutant("a part of a merge is dropped", merges.drop_a_part, quick=True, seed=1, broker="steady"),

@@ -13,7 +13,8 @@ from unittest.mock import patch
 
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.client.session import Session
-from anabranch.core.ids import make_txn_id
+from anabranch.core.authorize import ALL
+from anabranch.core.ids import ADMIN_LANE, make_txn_id
 from anabranch.core.tokens import Rights, narrow
 from anabranch.errors import AlreadyCommitted, NotLeading
 from anabranch.kafka.wire.data import PartitionFetch, fetched
@@ -22,7 +23,7 @@ from anabranch.ports import LogFenced, TopicPartition
 from anabranch.processors import poison_commands as culprit
 from anabranch.processors.controller import Controller
 from anabranch.schemas import records as r
-from anabranch.topics.names import journal_topic, stream_topic, transactional_ids
+from anabranch.topics.names import journal_topic, replies_topic, stream_topic, transactional_ids
 from tests.client.answers import outcome, token_of
 from tests.client.doubles import scripted_ports
 from tests.client.world import World as ClientWorld
@@ -31,6 +32,7 @@ from tests.processors.world import World
 from tests.sim import poison
 
 STREAM = "nyc/a"
+LANE = "etl"
 PLACE = TopicPartition(stream_topic(STREAM), 0)
 KEEPALIVE_S = 2.0
 CHUNK_BYTES = 1000  # of a merge that is carried; the write below has more
@@ -293,6 +295,69 @@ def tokens_that_are_not_good_enough() -> None:
     ):
         world.ask(leader, r.Abort(bad, ""))
         assert world.ask(leader, r.GetState(txn_id)).state == "OPEN"
+
+
+def _lane(world: World, leader: Controller) -> None:
+    world.lane(leader, LANE)
+    world.ask(leader, r.SetGrant(LANE, "*", int(ALL)), lane=ADMIN_LANE)
+
+
+def a_lane_is_blocked_for_a_while() -> None:
+    """A one-shot comes while its lane is blocked; then it is unblocked."""
+    world, leader = _opened()
+    _lane(world, leader)
+    world.lane(leader, LANE, blocked=True)
+    world.send(_shot(world), lane=LANE)
+    world.lane(leader, LANE)
+    for _ in range(4):
+        leader.step(0)
+    assert _values(world) == []
+
+
+def a_lane_is_answered() -> None:
+    """A lane asks: nobody else can read the answer."""
+    world, leader = _opened()
+    _lane(world, leader)
+    sent = world.send(_shot(world), lane=LANE)
+    leader.step(0)
+    assert world.reply(sent) is not None
+    others = world.committed(TopicPartition(replies_topic(), 0))
+    assert sent not in [record.key for record in others]
+
+
+def a_refused_lane_gets_its_right() -> None:
+    """A lane's one-shot is refused; the lane gets that right, and another one leads."""
+    world, leader = _opened()
+    world.lane(leader, LANE)
+    assert isinstance(world.ask(leader, _shot(world), lane=LANE), r.Refusal)
+    world.ask(leader, r.SetGrant(LANE, "*", int(ALL)), lane=ADMIN_LANE)
+    successor = world.controller("successor")
+    successor.lead()
+    for _ in range(4):
+        successor.step(0)
+    assert _values(world) == [], "committed, though it was refused"
+
+
+def heartbeats_wait_in_a_lane() -> None:
+    """As `heartbeats_wait_unread`, in a lane; the commands of `open` are read."""
+    world, leader = _opened()
+    _lane(world, leader)
+    txn_id = world.txn_id()
+    begin = r.Begin(txn_id, "nyc", None, int(KEEPALIVE_S * 1000), SECRET)
+    token = world.ask(leader, begin, lane=LANE).token
+    for _ in range(4):
+        world.clock.sleep(KEEPALIVE_S / 2)
+        world.send(r.GetState(txn_id), lane=LANE)
+        world.send(r.Heartbeat((token,)), lane=LANE)
+    with patch.object(culprit, "MAX_COMMANDS", 1):
+        leader.step(0)
+        state = world.ask(leader, r.GetState(txn_id), steps=20, lane=LANE).state
+    assert state == "OPEN", f"it was never silent for its keepalive, and is {state}"
+
+
+def _shot(world: World) -> r.OneShot:
+    event = r.Event(STREAM, -1, b"k", b"once", (), -1)
+    return r.OneShot(world.txn_id(), "nyc", None, (event,))
 
 
 def an_answer_to_another_command() -> None:

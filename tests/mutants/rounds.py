@@ -65,7 +65,11 @@ def answer_early() -> Planted:
         for waiting, result in round_.replies:
             reply = Reply(waiting.correlation_id, waiting.command, state.round.hybrid_time, result)
             record = Record(0, more["wall_ms"], waiting.correlation_id, encode(reply))
-            _send_by_itself(to, TopicPartition(replies_topic(to.prefix), waiting.partition), record)
+            _send_by_itself(
+                to,
+                TopicPartition(replies_topic(to.prefix, waiting.lane), waiting.partition),
+                record,
+            )
         round_.replies.clear()
         real(to, producer, round_, state, *rest, **more)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from anabranch.batches.records import Record
+from anabranch.core import limits
 from anabranch.core.decisions import decide as entrance
 from anabranch.core.decisions.turn import AT_END
 from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
@@ -159,6 +160,34 @@ def test_turns_go_by_bytes() -> None:
             served[command.lane] += len(command.payload)
         lanes.passed(batch)
     assert 0.7 < served[A] / served[B] < 1.4
+
+
+LISTS = (
+    r.ListTransactions(None, True, 10, None),
+    r.ListSeries("nyc", None, None),
+    r.DescribeStreams(None, None),
+)
+
+
+@pytest.mark.parametrize("command", LISTS)
+def test_long_lists_cost_their_own_lane(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that may see hardly anything asks for lists: little to send, and many rows to look at."""
+    play = Lanes()
+    for number in range(20):
+        play.world.stream(play.leader, f"nyc/{number}", 1)
+        _, token = play.begin(B)
+        numbered = r.Commit(token, (), (), f"s{number}", 1000, 1)
+        play.world.ask(play.leader, numbered, lane=B)
+    monkeypatch.setattr(limits, "ROUND", limits.ROUND._replace(value=5 * 20 * 200))
+    play.world.ask(play.leader, r.SetGrant(A, "*", 0), lane=ADMIN_LANE)
+    play.world.ask(play.leader, r.SetGrant(A, "nyc/0", 1), lane=ADMIN_LANE)
+    flood = play.send(A, 60, command)
+    for _ in range(3):
+        asked = play.send(B)
+        play.steps(2)
+        assert play.states(asked) == {"COMMITTED"}, "in the next round but one"
+    answered = [each for each in flood if play.world.reply(each) is not None]
+    assert len(answered) < 50
 
 
 # -- poison -------------------------------------------------------------------------------------------

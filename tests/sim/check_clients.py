@@ -6,11 +6,12 @@ from collections import defaultdict
 from itertools import pairwise
 
 from anabranch.core.ids import NO_TXN
-from anabranch.errors import AlreadyCommitted, TransactionAborted
+from anabranch.errors import AlreadyCommitted, NotAuthorized, TransactionAborted
 from tests.sim.check_log import hold
 from tests.sim.ledger import Attempt, Deal, Ledger, Told
 from tests.sim.noise import FOREIGN_REASON
 from tests.sim.picture import Picture, Placed
+from tests.sim.questions import MEDDLED
 from tests.sim.world import Violation
 
 Counts = dict[str, int]  # writer label -> events
@@ -28,12 +29,25 @@ def check_clients(picture: Picture, ledger: Ledger) -> None:
     check_names(picture)
     check_series(picture, ledger)
     check_plain(picture, ledger)
+    check_lanes(picture, ledger)
     for row in picture.rows.values():
         hold(row.reason != FOREIGN_REASON, "a command of an aborted native transaction took effect")
         unmerged = row.reason.startswith(("its journals show", "the broker refused"))
         excused = picture.deleted.keys() | ledger.limited  # its own data is too large there
         spoiled = picture.participants[row.txn_id].keys() & excused
         hold(not unmerged or spoiled, f"{row.txn_id.hex()}: decided, then aborted: {row.reason}")
+
+
+def check_lanes(picture: Picture, ledger: Ledger) -> None:
+    """What came while its lane was blocked was never carried out; each transaction is its lane's alone."""
+    run = sorted(ledger.never & picture.rows.keys())
+    hold(not run, f"{[txn_id.hex() for txn_id in run]}: carried out, though sent to a blocked lane")
+    for row in picture.rows.values():
+        hold(row.reason != MEDDLED, f"{row.txn_id.hex()} of {row.owner}: ended by another lane")
+    for deal in ledger.deals.values():
+        known = picture.rows.get(deal.txn_id or b"")
+        owner = deal.lane if known is None else known.owner
+        hold(owner == deal.lane, f"{deal.label} of lane {deal.lane} belongs to {owner}")
 
 
 def _by_deal(picture: Picture, ledger: Ledger) -> dict[str, list[Placed]]:
@@ -119,6 +133,9 @@ def check_deal(picture: Picture, ledger: Ledger, deal: Deal, events: list[Placed
         if attempt.error is not None and ledger.is_final(deal):
             told = isinstance(attempt.error, AlreadyCommitted)
             hold(told or not committed, f"{deal.label}: committed, and refused: {attempt.error!r}")
+    refused = [a for a in deal.attempts if isinstance(a.error, NotAuthorized) and not a.in_doubt]
+    told = len(refused) == len(deal.attempts) > 0 and txn_id not in ledger.doubled_commits
+    hold(not (told and committed), f"{deal.label}: committed, and refused for want of a right")
     for state, timestamp in deal.finals:
         _check_final(picture, deal.label, txn_id, state, timestamp)
     if deal.named_result is not None:
@@ -234,6 +251,8 @@ def check_staleness(picture: Picture, ledger: Ledger) -> None:
     for txn_id, row in picture.rows.items():
         if row.state != "ABORTED" or not row.reason.startswith("stale"):
             continue
+        if row.owner in ledger.blocked:
+            continue  # its heartbeats were not read
         end = max(ledger.stale[txn_id], default=0.0)
         led = ledger.terms[int.from_bytes(txn_id[:2], "big")]
         since = max((t for t in led if t <= end), default=0.0)

@@ -9,10 +9,12 @@ from functools import partial
 from anabranch.client.client import Client
 from anabranch.client.reservation import Reservation
 from anabranch.client.transaction import Transaction
+from anabranch.core.ids import OPEN_LANE
 from anabranch.errors import (
     AnabranchError,
     EventTooLarge,
     InvalidArgument,
+    NotAuthorized,
     OutcomeUnknown,
     ReceiptMismatch,
     RetryError,
@@ -54,7 +56,7 @@ SERIES = "n0"  # a series is not disturbed by a name
 SPOILED = (InvalidArgument, ReceiptMismatch)  # of receipts, where a journal was deleted
 # Where brokers take nothing, or hardly anything.
 REFUSED = (InvalidArgument, EventTooLarge, TopicMisconfigured)
-ENDS = (*FINE, *SPOILED, *REFUSED)
+ENDS = (*FINE, *SPOILED, *REFUSED, NotAuthorized)
 TIGHT_BYTES = "450"  # enough for each event of the workload but the large ones
 _RESTART_S = 1.0
 
@@ -70,6 +72,7 @@ class Worker:
         ledger: Ledger,
         name: str,
         jobs: int,
+        lane: str = OPEN_LANE,
     ) -> None:
         self.world = world
         self.cluster = cluster
@@ -77,6 +80,7 @@ class Worker:
         self.ledger = ledger
         self.name = name
         self.jobs = jobs
+        self.lane = lane
         self.starts = 0
         self.busy = False
         self.in_doubt: list[Deal] = []  # it would keep a note of these
@@ -111,7 +115,9 @@ class Worker:
     # -- its tasks ------------------------------------------------------------------------------------
 
     def _run(self, process: Process) -> None:
-        ports = client_ports(self.cluster, process, self.ledger.prefix)
+        while self.lane not in (OPEN_LANE, *self.ledger.lanes):
+            self.world.sleep(0.3)
+        ports = client_ports(self.cluster, process, self.ledger.prefix, self.lane)
         client = Client(
             ports,
             timeout=self.world.random.choice((3.0, 10.0, 30.0)),
@@ -224,6 +230,8 @@ class Worker:
         ]
         if self.faults.weather.tight:
             jobs.append((2, self._too_large))
+        if self.ledger.lanes:
+            jobs.append((2, partial(ask, self)))
         if self.faults.weather.refusals:
             jobs.append((20 * self.faults.weather.refusals, self._too_early))
         chosen = self.world.random.choices([j for _, j in jobs], [w for w, _ in jobs])[0]
@@ -238,14 +246,21 @@ class Worker:
     def _allowed(self) -> tuple[type[Exception], ...]:
         """What a job may come to; a program that knows nothing of the library meets the brokers' errors."""
         spoiled = SPOILED if self.ledger.deleted else ()
-        return (*FINE, *spoiled, *((LogError, *REFUSED) if self.ledger.troubled else ()))
+        lawful = (NotAuthorized,) if self.ledger.lanes else ()
+        troubled = (LogError, *REFUSED) if self.ledger.troubled else ()
+        return (*FINE, *spoiled, *lawful, *troubled)
+
+    def _open(self, kind: str, name: str | None = None, keepalive: float = 0.0) -> Deal:
+        deal = self.ledger.open(SCOPE, kind, name, keepalive)
+        deal.lane = self.lane
+        return deal
 
     # -- jobs -----------------------------------------------------------------------------------------
 
     def _one_shot(self, client: Client) -> None:
         random = self.world.random
         name = random.choice(NAMES) if random.random() < 0.25 else None
-        deal = self.ledger.open(SCOPE, "one-shot", name)
+        deal = self._open("one-shot", name)
         with recorded_begin(self.ledger, deal):
             txn = client.begin(SCOPE, keepalive=random.choice((2.0, 6.0)))
         own = deal.writer("own")
@@ -263,7 +278,7 @@ class Worker:
 
     def _too_large(self, client: Client) -> None:
         """A one-shot with an event that its stream does not take: refused, and others go on."""
-        deal = self.ledger.open(SCOPE, "too large")
+        deal = self._open("too large")
         with recorded_begin(self.ledger, deal):
             txn = client.begin(SCOPE)
         own = deal.writer("own")
@@ -281,7 +296,7 @@ class Worker:
 
     def _too_early(self, client: Client) -> None:
         """A one-shot to a stream that another client makes at this moment. Who is refused lets it be."""
-        deal = self.ledger.open(SCOPE, "one-shot")
+        deal = self._open("one-shot")
         stream = f"{SCOPE}/new-{deal.label}"
 
         def create() -> None:
@@ -318,7 +333,7 @@ class Worker:
         random = self.world.random
         name = random.choice(NAMES) if random.random() < 0.2 else None
         keepalive = random.choice((1.5, 3.0, 8.0))
-        deal = self.ledger.open(SCOPE, "journal", name, keepalive)
+        deal = self._open("journal", name, keepalive)
         try:
             with recorded_begin(self.ledger, deal) as told, self.world.interruptible():
                 txn = client.begin(SCOPE, name, keepalive)
@@ -359,7 +374,7 @@ class Worker:
 
     def _one_of_many(self, client: Client, stream: str, together: float) -> None:
         random = self.world.random
-        deal = self.ledger.open(SCOPE, "journal", keepalive=8.0)
+        deal = self._open("journal", keepalive=8.0)
         with recorded_begin(self.ledger, deal):
             txn = client.begin(SCOPE, None, 8.0)
         own = deal.writer("own")
@@ -442,8 +457,13 @@ class Worker:
 
     def _help(self, deal: Deal, token: bytes | Reservation) -> Helper:
         """Start a writer here or elsewhere."""
-        worker = self.world.random.choice([self, *self.peers])
+        worker = self.world.random.choice(self._holders(token))
         return start_helper(self.world, self.ledger, worker.process, worker.client, deal, token)
+
+    def _holders(self, token: bytes | Reservation) -> list[Worker]:
+        """Those to whom it may be handed: a reservation is begun in its own lane."""
+        near = [peer for peer in self.peers if peer.lane == self.lane or isinstance(token, bytes)]
+        return [self, *near]
 
     def _choose(self, helpers: list[Helper]) -> tuple[list[Receipt] | None, dict[str, int] | None]:
         """Some receipts to name, or None for all finished writers."""
@@ -463,7 +483,7 @@ class Worker:
         random = self.world.random
         name = random.choice(NAMES) if random.random() < 0.2 else None
         keepalive = random.choice((3.0, 10.0))
-        deal = self.ledger.open(SCOPE, "reserved", name, keepalive)
+        deal = self._open("reserved", name, keepalive)
         with recorded_begin(self.ledger, deal) as told:
             reserved = client.reserve(SCOPE, name, keepalive, timeout=5.0)
             deal.txn_id = reserved.txn_id
@@ -480,7 +500,7 @@ class Worker:
         self, deal: Deal, token: bytes | Reservation, helpers: list[Helper]
     ) -> None:
         """Another client commits by the token; the beginner's unregistered writes stay out."""
-        client = self.world.random.choice([self, *self.peers]).client
+        client = self.world.random.choice(self._holders(token)).client
         if client is None:
             return
         receipts, named = self._choose(helpers)
@@ -522,6 +542,7 @@ class Worker:
                     result = call(random.choice((1.0, 5.0, 20.0)))
                     told_commit(told, deal, result)
             except Interrupt:
+                attempt.in_doubt = True
                 if deal not in self.in_doubt:
                     self.in_doubt.append(deal)
                 chance = random.random()
@@ -531,6 +552,7 @@ class Worker:
                     self._abort(deal, abort)
                 return
             except OutcomeUnknown as error:
+                attempt.in_doubt = True
                 deal.txn_id = error.txn_id or deal.txn_id
                 if deal not in self.in_doubt:
                     self.in_doubt.append(deal)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import rows as k
+from anabranch.core.ids import CORRELATION_HEADER, OPEN_LANE
 from anabranch.core.stream_states import LOST
 from anabranch.core.tokens import peek
 from anabranch.errors import AnabranchError
@@ -89,6 +90,7 @@ class Attempt:
     ended: float | None = None
     result: Result | None = None
     error: AnabranchError | None = None
+    in_doubt: bool = False  # a call of it ended without an answer
 
 
 @dataclass
@@ -119,6 +121,7 @@ class Deal:
     writers: dict[str, WriterLog] = field(default_factory=dict)
     attempts: list[Attempt] = field(default_factory=list)
     aborted_at: float | None = None  # an abort was answered
+    lane: str = OPEN_LANE  # that it is of
     named_result: Result | None = None  # the name was committed before it began
     finals: list[tuple[str, int]] = field(default_factory=list)  # (state, timestamp) that were told
 
@@ -168,6 +171,7 @@ class Ledger:
         self.plain: dict[bytes, PlainTold] = {}  # by value
         self.heard: dict[bytes, list[float]] = defaultdict(list)  # commands that arrived, by id
         self.doubled: set[bytes] = set()  # ids of one-shots that the network delivers twice
+        self.doubled_commits: set[bytes] = set()  # … and of such commits
         self.stale: dict[bytes, list[float]] = defaultdict(list)  # rounds that found it stale
         self.terms: dict[int, list[float]] = defaultdict(list)  # by control partition
         self._undecided: dict[Native, list[tuple[list[float], float]]] = defaultdict(list)
@@ -180,6 +184,11 @@ class Ledger:
         self.troubled: set[str] = set()  # streams that were in trouble for long
         self.limited: set[str] = set()  # … whose topics take hardly anything for a while
         self.poisoned = False  # somebody sent commands that nobody can mean
+        self.lanes: set[str] = set()  # those that were made
+        self.blocked: set[str] = set()  # … and blocked once
+        self.never: set[bytes] = set()  # ids of one-shots that came while their lane was blocked
+        self.asked: dict[bytes, str] = {}  # correlation id -> the lane that it came by
+        self._born: dict[bytes, str] = {}  # transaction -> the lane of its first command
         self.lost: dict[str, list[float]] = defaultdict(list)  # stream -> rounds that gave it up
         self.late: dict[str, list[float]] = defaultdict(list)  # … and that wrote to it after that
 
@@ -210,23 +219,26 @@ class Ledger:
         self.highest = max(self.highest, deal.number)
         return deal.number
 
-    def hear(self, now: float, records: Iterable[Record]) -> None:
-        """Commands have arrived on the log."""
+    def hear(self, now: float, records: Iterable[Record], lane: str) -> None:
+        """Commands of a lane have arrived on the log. Those of other lanes than a transaction's own may wait."""
         for record in records:
+            self.asked[dict(record.headers).get(CORRELATION_HEADER) or b""] = lane
             try:
                 command = decode(record.value or b"")
             except AnabranchError:
                 continue
             match command:
                 case r.Begin():
-                    self.heard[command.txn_id].append(now)
+                    named = [command.txn_id]
                 case r.Touch() | r.Register() | r.Commit():
-                    self.heard[peek(command.token).txn_id].append(now)
+                    named = [peek(command.token).txn_id]
                 case r.Heartbeat():
-                    for token in command.tokens:
-                        self.heard[peek(token).txn_id].append(now)
+                    named = [peek(token).txn_id for token in command.tokens]
                 case _:
-                    pass
+                    named = []
+            for txn_id in named:
+                if self._born.setdefault(txn_id, lane) == lane:
+                    self.heard[txn_id].append(now)
 
     def see_status(
         self, now: float, native: Native, partition: TopicPartition, data: bytes
@@ -259,6 +271,8 @@ class Ledger:
             command = decode(record.value or b"")
             if isinstance(command, r.OneShot):
                 self.doubled.add(command.txn_id)
+            elif isinstance(command, r.Commit):
+                self.doubled_commits.add(peek(command.token).txn_id)
 
     def is_final(self, deal: Deal) -> bool:
         """Whether a refusal of its commit says that it is never committed: one command, of one client."""

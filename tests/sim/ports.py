@@ -7,12 +7,13 @@ Names of the port calls: ``fetch:commands+control+journal``, ``append:replies+st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.client.ports import ClientPorts
+from anabranch.core.ids import OPEN_LANE
 from anabranch.errors import WriteFailed
 from anabranch.memory.broker import Transactions
 from anabranch.memory.log import MemoryCluster, MemoryLog, MemoryProducer
@@ -28,7 +29,7 @@ from anabranch.ports import (
     TopicInfo,
     TopicPartition,
 )
-from anabranch.topics.names import commands_topic
+from anabranch.topics.names import commands_topic, replies_topic
 from tests.client.memory import MemoryBus, MemoryJournal, MemoryJournals
 from tests.sim.faults import Faults, LateEnd
 from tests.sim.groups import Groups
@@ -121,8 +122,10 @@ class SimCluster(MemoryCluster):
     def produce_batch(self, partition: TopicPartition, data: bytes) -> int:
         """See `MemoryCluster`; commands and plain writes are noted in the ledger."""
         offset = super().produce_batch(partition, data)
-        if partition.topic == commands_topic(self.ledger.prefix):
-            self.ledger.hear(self.world.now, decode_records(data))
+        commands = commands_topic(self.ledger.prefix)
+        if partition.topic.startswith(commands):
+            lane = partition.topic[len(commands) + 1 :] or OPEN_LANE
+            self.ledger.hear(self.world.now, decode_records(data), lane)
         elif partition.topic.endswith(".journal"):
             self.ledger.hear_plain(offset, decode_records(data))
         return offset
@@ -347,8 +350,20 @@ class SimProducer(MemoryProducer):
         if ".carrier." in self._id:
             self._sim.sim.ledger.carriers.add(self.producer_id)
         for partition, data in batches:
+            self._see_answers(partition, data)
             self._sim.sim.ledger.see_status(self._sim.sim.world.now, native, partition, bytes(data))
         return offsets
+
+    def _see_answers(self, partition: TopicPartition, data: Buffer) -> None:
+        """An answer comes in the lane that asked, and in no other one."""
+        ledger = self._sim.sim.ledger
+        replies = replies_topic(ledger.prefix)
+        if partition.topic.startswith(replies):
+            lane = partition.topic[len(replies) + 1 :] or OPEN_LANE
+            for record in decode_records(bytes(data)):
+                asked = ledger.asked.get(record.key or b"")
+                if asked != lane:
+                    self._sim.sim.world.fail(f"lane {asked!r} asked, and {lane!r} is answered")
 
     def _end(self, name: str) -> None:
         try:
@@ -451,22 +466,28 @@ class _MixedJournal(MemoryJournal):
         super()._check()
 
 
-def client_ports(cluster: SimCluster, process: Process, prefix: str) -> ClientPorts:
+def client_ports(
+    cluster: SimCluster, process: Process, prefix: str, lane: str = OPEN_LANE
+) -> ClientPorts:
     """All ports of a client process."""
     random = cluster.world.random
     log = cluster.log_of(process)
     clock = SimClock(cluster.world, process)
     journals = MixedJournals if cluster.faults.weather.mixed_batches else MemoryJournals
     return ClientPorts(
-        bus=MemoryBus(log, clock, random.randbytes, prefix),
+        bus=MemoryBus(log, clock, random.randbytes, prefix, lane),
         journals=journals(log, clock, random.choice((1, 2, 5))),
         clock=clock,
         entropy=random.randbytes,
+        lane=lane,
+        prefix=prefix,
+        log=lambda _: nullcontext(log),
     )
 
 
 def _kinds(places: Iterable[TopicPartition]) -> str:
-    """commands, history, journal, replies, status or stream, those that occur."""
+    """commands, history, journal, replies, status or stream, those that occur; of whichever lane."""
     known = ("commands", "replies", "status", "journal", "history")
-    last = {place.topic.rpartition(".")[2] for place in places}
+    parts = [place.topic.split(".") for place in places]
+    last = {part[1] if part[1] in known else part[-1] for part in parts}
     return "+".join(sorted({name if name in known else "stream" for name in last}))

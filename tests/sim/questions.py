@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anabranch.client.client import Client
-from anabranch.errors import BeginAgainError, ClockSkew, RetryError, UnknownTransaction
+from anabranch.errors import (
+    BeginAgainError,
+    ClockSkew,
+    NotAuthorized,
+    RetryError,
+    UnknownTransaction,
+)
 from tests.sim.picture import STUCK
 from tests.sim.recorded import recorded_state, state_of
 from tests.sim.writers import SCOPE
 
 if TYPE_CHECKING:
     from tests.sim.clients import Worker
+    from tests.sim.ledger import Deal
+
+MEDDLED = "by a lane that may not"
 
 
 def clear_doubt(worker: Worker, client: Client) -> None:
@@ -28,7 +38,7 @@ def clear_doubt(worker: Worker, client: Client) -> None:
         with recorded_state(worker.ledger, deal.txn_id) as told:
             info = question(deal.txn_id, timeout=random.choice((1.0, 10.0)))
             told |= state_of(info)
-    except UnknownTransaction:
+    except NotAuthorized:  # there is no such one, or nothing may be written now
         return
     except (BeginAgainError, ClockSkew):  # the clock that made the id was too far ahead
         worker.in_doubt.remove(deal)
@@ -57,6 +67,9 @@ def ask(worker: Worker, client: Client) -> None:
     if not known:
         return
     deal = random.choice(known)
+    if deal.lane != worker.lane:
+        meddle(worker, client, deal)
+        return
     try:
         with recorded_state(worker.ledger, deal.txn_id or b"") as told:
             info = client.state(deal.txn_id or b"")
@@ -67,6 +80,17 @@ def ask(worker: Worker, client: Client) -> None:
         return
     if info.state in ("COMMITTED", "ABORTED"):
         deal.finals.append((info.state, info.commit_timestamp))
+
+
+def meddle(worker: Worker, client: Client, deal: Deal) -> None:
+    """See, and abort, another lane's transaction by its id: it must read as if there were none."""
+    txn_id = deal.txn_id or b""
+    for call in (client.state, partial(client.abort, reason=MEDDLED)):
+        try:
+            call(txn_id)
+        except UnknownTransaction:
+            continue
+        worker.world.fail(f"{deal.label} of lane {deal.lane} is known to lane {worker.lane}")
 
 
 def resolve_new(worker: Worker, client: Client) -> None:

@@ -37,6 +37,7 @@ from tests.sim.clients import Worker
 from tests.sim.controllers import Fleet
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
+from tests.sim.operators import Operator
 from tests.sim.picture import (
     Picture,
     Seen,
@@ -229,8 +230,17 @@ class _Run:
         self.fleet = Fleet(world, self.cluster, faults, PREFIX)
         self.fleet.after_lead = self._check_tables
         self.fleet.after_step = self._after_step
+        self.operator = Operator(world, self.cluster, faults, self.ledger)
         self.workers = [
-            Worker(world, self.cluster, faults, self.ledger, f"k{i}", faults.weather.jobs)
+            Worker(
+                world,
+                self.cluster,
+                faults,
+                self.ledger,
+                f"k{i}",
+                faults.weather.jobs,
+                self.operator.lane_of(i),
+            )
             for i in range(faults.weather.clients)
         ]
         for worker in self.workers:
@@ -247,6 +257,7 @@ class _Run:
         self.cluster.hands.start()
         self.outages.start()
         self._expire_offsets()
+        self.operator.start()
         for worker in self.workers:
             worker.start()
         for reader in self.readers:
@@ -296,7 +307,9 @@ class _Run:
             reader.catch_up()
 
     def _worked(self) -> bool:
-        return all(worker.done for worker in self.workers)
+        # The operator goes on as long as there is time.
+        lawful = self.operator.done or not self.faults.calm
+        return lawful and all(worker.done for worker in self.workers)
 
     def _ended(self) -> bool:
         if not self._worked():

@@ -58,6 +58,7 @@ class Hands:
         self._ledger = ledger
         self._random = Random(f"{world.seed}/topics")
         self._lags: list[Lag] = []
+        self.gone: set[str] = set()  # topics that no broker knows for a while
         self._lagged = ledger.lagged  # once a stream: two of them are no longer one
         self.deleted = ledger.deleted
 
@@ -163,6 +164,8 @@ class Hands:
 
     def _hidden(self, process: Process, topic: str) -> Iterator[int]:
         """From which partition on something is not known."""
+        if topic in self.gone:
+            yield 0
         for lag in self._lags:
             is_now = lag.process == process.name and self._world.now < lag.until
             if is_now and not self._faults.calm and lag.topic in (None, topic):

@@ -56,6 +56,7 @@ class Outages:
         self._random = Random(f"{world.seed}/trouble")
         self._lasting: dict[TopicPartition, Trouble] = {}
         self._limits: dict[str, str] = {}  # as they were, by topic
+        self._lane = ""  # the one that is in trouble
         self._probing = False
         self._whose = ""
         self.stream = self._random.choice(ledger.streams)
@@ -67,6 +68,7 @@ class Outages:
         for name, kind in _KINDS.items():
             self._later(getattr(self._faults.weather, name), self._spoiling(kind))
         self._later(self._faults.weather.control_s, self._control)
+        self._later(self._faults.weather.lane_s, self._spoil_lane)
 
     def _later(self, mean_s: float, event: Callable[[], None]) -> None:
         if mean_s:
@@ -149,6 +151,34 @@ class Outages:
             if place.topic == topic:
                 partition.config[_LIMIT] = value
 
+    def _spoil_lane(self) -> None:
+        """A topic of a lane can't be used: others must not wait for it."""
+        if self._faults.calm:
+            return
+        if not self._ledger.lanes:
+            self._world.later(1.0, self._spoil_lane)
+            return
+        self._lane = self._random.choice(sorted(self._ledger.lanes))
+        topic = self._random.choice((commands_topic, replies_topic))
+        name = topic(self._ledger.prefix, self._lane)
+        kind = self._random.choice((Kind.LEADERLESS, Kind.DENYING, None))
+        if topic is replies_topic and not self._faults.weather.lose_markers:
+            # Not stood yet: a round that ends then lacks its marker, and no successor can lead.
+            kind = Kind.DENYING if kind is Kind.LEADERLESS else kind
+        if not self._faults.strikes(1.0, "lane in trouble", name):
+            self._lane = ""
+            return
+        self._world.note("brokers", f"{name} from now on: {kind.name if kind else 'gone'}")
+        if kind is None:
+            self._cluster.hands.gone.add(name)
+        else:
+            denied = Trouble(kind, _RIGHTS, _CONTROLLERS)
+            trouble = denied if kind is Kind.DENYING else Trouble(kind)
+            places = [place for place in self._cluster.partitions if place.topic == name]
+            self._lasting |= dict.fromkeys(places, trouble)
+            self._cluster.troubles.update(self._lasting)
+        self._world.changed()
+
     def _control(self) -> None:
         """A control topic's partition, for a moment."""
         if self._faults.calm:
@@ -174,7 +204,7 @@ class Outages:
     @property
     def lasts(self) -> bool:
         """Something of a stream is in trouble."""
-        return bool(self._lasting or self._limits)
+        return bool(self._lasting or self._limits or self._lane)
 
     def outlast(self) -> None:
         """Others commit meanwhile; then it is over. Called once all other faults have ended."""
@@ -182,6 +212,7 @@ class Outages:
             return
         world, ends = self._world, self._world.now + self._faults.weather.trouble_for_s
         self._whose = self.stream if self.lasts else "a poisonous command"
+        self._whose = f"lane {self._lane}" if self._lane else self._whose
         others = [s for s in self._ledger.streams if s not in self._ledger.deleted]
         others = [s for s in others if s != self.stream and self._cluster.hands.stands(s)]
         self._probing = True
@@ -197,6 +228,8 @@ class Outages:
             self._limit(topic, value)
         self._lasting.clear()
         self._limits.clear()
+        self._cluster.hands.gone.clear()
+        self._lane = ""
         world.changed()
 
     def _spawn(self, name: str, streams: Sequence[str], *, must: bool) -> None:

@@ -107,6 +107,10 @@ class Weather:
     )
     numbered: float = 0.0  # of the commits without a name: a number besides the usual. Never drawn
     tight: bool = False  # streams take small batches only; sometimes an event is too large
+    # Lanes beside `open` and `admin`, which an operator makes; 0: none.
+    lanes: int = 0
+    rights_s: float = 0.0  # mean time between the operator's blocks of lanes, and grants taken away
+    lane_s: float = 0.0  # mean time until a lane's topic comes into trouble that lasts
     # How much is done.
     machines: int = 2  # of controllers
     clients: int = 2
@@ -180,7 +184,8 @@ class Weather:
             lose_s=outside.choice((0, 0, 0, 0, 0, 5.0, 12.0)),
             lag_s=outside.choice((0, 0, 0, 0, 3.0)),
         )
-        return drawn.changed(_draw_trouble(Random(f"{own}/trouble")))
+        drawn = drawn.changed(_draw_trouble(Random(f"{own}/trouble")))
+        return drawn.changed(_draw_lanes(Random(f"{own}/lanes")))
 
     def changed(self, values: Mapping[str, float]) -> Weather:
         """With these instead."""
@@ -216,7 +221,8 @@ _KINDS: dict[str, tuple[float, ...]] = {
     "raising_s": (2.0, 8.0),
     "hostile_s": (3.0,),
 }
-CLEAR: dict[str, float] = dict.fromkeys(_KINDS, 0.0)  # none of it
+_NO_LANES: dict[str, float] = {"lanes": 0, "rights_s": 0.0, "lane_s": 0.0}
+CLEAR: dict[str, float] = dict.fromkeys(_KINDS, 0.0) | _NO_LANES  # none of it
 
 
 def _draw_trouble(random: Random) -> dict[str, float]:
@@ -225,6 +231,14 @@ def _draw_trouble(random: Random) -> dict[str, float]:
     values = {kind: random.choice(_KINDS[kind]) for kind in chosen}
     values |= {"trouble_for_s": random.choice((11.0, 11.0, 11.0, 30.0))}
     return values | {"lose_markers": random.choice((0.0, 1.0))}
+
+
+def _draw_lanes(random: Random) -> dict[str, float]:
+    """Lanes, in three runs of five."""
+    if random.random() < 0.4:
+        return _NO_LANES
+    rights_s, lane_s = random.choice((0.0, 1.5, 4.0)), random.choice((0.0, 0.0, 2.0, 8.0))
+    return {"lanes": random.choice((1, 2, 3)), "rights_s": rights_s, "lane_s": lane_s}
 
 
 def parse(given: Iterable[str]) -> dict[str, float]:

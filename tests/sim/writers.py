@@ -18,6 +18,7 @@ from anabranch.errors import (
     EventTooLarge,
     IllegalState,
     InvalidArgument,
+    NotAuthorized,
     RetryError,
     StreamLost,
     WritersUnfinished,
@@ -82,8 +83,10 @@ def start_helper(
         writer = client.join(token, heartbeat=world.random.random() < 0.3)
         try:
             _write(world, ledger, writer, deal, account, helper)
-        except (InvalidArgument, EventTooLarge, *FINE) as error:
-            if not isinstance(error, FINE) and not (ledger.deleted or ledger.troubled):
+        except (InvalidArgument, EventTooLarge, NotAuthorized, *FINE) as error:
+            in_trouble = ledger.deleted or ledger.troubled
+            lawful = ledger.lanes if isinstance(error, NotAuthorized) else in_trouble
+            if not isinstance(error, FINE) and not lawful:
                 raise
             world.note(process.name, f"helper: {type(error).__name__}: {error}")
             writer.discard()

@@ -36,10 +36,15 @@ MAX_LOOKED_AT = 5_000
 MAX_RUNS = 64  # runs of numbers that a series lists
 
 
-def check_jump(turn: Turn, scope: str, series: str | None, number: int | None) -> None:
-    """`InvalidArgument` for a number far beyond its series: those between could not be committed any more."""
-    row = turn.state.series(scope, series) if series is not None and number is not None else None
-    if row is not None and number is not None and number - row.number > MAX_JUMP:
+def check_jump(turn: Turn, txn: TxnRow, series: str | None, number: int | None) -> None:
+    """`InvalidArgument` for a number far beyond its series: those between could not be committed any more.
+
+    `NotAuthorized` if the series is another lane's.
+    """
+    if series is None or number is None:
+        return
+    row = _series_of(turn, txn, series)
+    if row is not None and number - row.number > MAX_JUMP:
         raise InvalidArgument(
             f"number {number} is more than {MAX_JUMP} beyond the series {series!r}, which is at {row.number}: "
             "give a nearer one, or let an operator move the series (`anabranch series set`)"
@@ -59,6 +64,7 @@ def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
     rights = rights_of(turn.state, turn.lane, of_scope(command.scope))
     all_of_them = bool(rights & (Right.OPERATE | Right.SERIES))
     for looked_at, (name, row) in enumerate(below):
+        turn.look(1)
         # The next list goes on behind the last one found, so there has to be one.
         if len(found) == MAX_LISTED or (found and looked_at >= MAX_LOOKED_AT):
             turn.reply(to, SeriesList(tuple(found), True))
@@ -107,11 +113,9 @@ def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow |
 
     `NotAuthorized` if the series is another lane's.
     """
-    row = turn.state.series(txn.scope, series)
+    row = _series_of(turn, txn, series)
     if row is None:
         return None
-    if row.owner not in ("", txn.owner):
-        raise refusal(txn.owner, Right.WRITE, txn.scope)
     if row.txn_id in turn.state.open:
         raise NotReady(
             f"number {row.number} of the series {series!r} is being committed: ask again for the outcome"
@@ -119,6 +123,14 @@ def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow |
     if row.number < number:
         return None
     return YieldedRow(series, number, row.number, row.txn_id)
+
+
+def _series_of(turn: Turn, txn: TxnRow, series: str) -> SeriesRow | None:
+    """The row of a series that the transaction may commit in."""
+    row = turn.state.series(txn.scope, series)
+    if row is not None and row.owner not in ("", txn.owner):
+        raise refusal(txn.owner, Right.WRITE, txn.scope)
+    return row
 
 
 def take_number(turn: Turn, txn: TxnRow, series: str, number: int) -> None:

@@ -38,6 +38,7 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
     found: list[Outcome] = []
     last, size = None, 0
     for looked_at, (key, row) in enumerate(rows):
+        turn.look(1)
         full = len(found) == command.limit or size >= limits.ANSWER.value // 2
         if full or looked_at == MAX_LOOKED_AT:
             break

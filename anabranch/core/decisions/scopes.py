@@ -123,6 +123,7 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
         return
     found: list[StreamInfo] = []
     size, lane = 0, turn.lane
+    turn.look(len(turn.state.streams))
     for name, row in sorted(turn.state.streams.items()):
         if name <= (command.after or "") or command.scope not in (None, name.partition("/")[0]):
             continue

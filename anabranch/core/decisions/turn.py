@@ -43,6 +43,7 @@ from anabranch.schemas.records import (
 )
 
 DAY_MS = 86_400_000
+ROW_BYTES = 200  # a row that was looked at counts as so much of a round
 AT_END = -1  # a lane's position: the end of its commands, which is still to be found
 WAITING = "its commit is not decided: it waits for the journal to cover the receipts"
 IN_TROUBLE = "its commit is decided, but its merge does not go on"  # the answer to askers
@@ -183,6 +184,10 @@ class Turn:
         if to is not None:
             self.size += limits.weight(result)
             self.round.replies.append((to, result))
+
+    def look(self, rows: int) -> None:
+        """Count rows that a list looked at: lists, which are small to ask for, must not hold up other lanes."""
+        self.size += rows * ROW_BYTES
 
     def audit(self, command: object, what: str) -> None:
         """Leave a row about an operator's command that is carried out. ``what``: for people, no secrets."""
