@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -159,6 +160,25 @@ def test_turns_go_by_bytes() -> None:
             served[command.lane] += len(command.payload)
         lanes.passed(batch)
     assert 0.7 < served[A] / served[B] < 1.4
+
+
+def test_a_quota_lets_a_flood_go_in_chunks() -> None:
+    """Others' commands wait for rounds of some commands, not for one of a whole second's."""
+    play = Lanes()
+    lane = play.leader._lanes.on[A]
+    lane.rate, lane.allowance = 200, 0.0
+    flood, done = play.send(A, 400), [0]
+    for _ in range(40):
+        play.steps(1, seconds=0.025)
+        done.append(play.leader.state.lane_positions.get(A, 0))
+    rounds = {after - before for before, after in pairwise(done)}
+    assert rounds <= {0, 10, 11, 12, 13, 14, 15}
+    assert 180 <= done[-1] <= 210
+    play.steps(60, seconds=1.5)
+    assert play.states(flood) == {"COMMITTED"}
+    (late,) = play.send(A)  # below its rate: at once
+    play.steps(1)
+    assert play.states([late]) == {"COMMITTED"}
 
 
 # -- poison -------------------------------------------------------------------------------------------
