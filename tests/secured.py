@@ -67,6 +67,18 @@ class SecuredBroker(NamedTuple):
         for gone in self.admin.delete_acls(filters).values():
             assert len(gone.result(30)) == 1
 
+    @contextmanager
+    def denied(self, user: str, right: Right) -> Iterator[None]:
+        """Deny a right, whatever is granted."""
+        rule = Acl(f"User:{user}", right, allowed=False)
+        for done in self.admin.create_acls([binding_of(rule)]).values():
+            done.result(30)
+        try:
+            yield
+        finally:
+            for gone in self.admin.delete_acls([filter_of(rule)]).values():
+                assert len(gone.result(30)) == 1
+
 
 @contextmanager
 def secured_broker(

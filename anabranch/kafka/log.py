@@ -32,6 +32,7 @@ _MAX_I32 = (1 << 31) - 1
 # A broker silent for so long after others answered is passed over, for a pause that grows.
 _SLACK_S = 0.3
 _PASSED_OVER_S = (1.0, 16.0)
+_NEVER, _MOST_FED = (0, 0), 10_000
 T = TypeVar("T")
 Failed = MutableMapping[TopicPartition, LogError]
 
@@ -57,6 +58,8 @@ class KafkaLog:
     def __init__(self, where: str | Settings, options: Mapping[str, object] | None = None) -> None:
         self._cluster = Cluster(parse_settings(where, options or {}))
         self._turn = 0
+        # By partition that had records: in which fetch last, and how many bytes.
+        self._fed: dict[TopicPartition, tuple[int, int]] = {}
         # Brokers that did not answer a fetch -> passed over until, and for how long.
         self._silent: dict[int, tuple[float, float]] = {}
 
@@ -106,9 +109,7 @@ class KafkaLog:
         broken: list[ConnectionBroken] = []
         try:
             for node, partitions in groups.items():
-                # Each partition comes first in turn: only the first one's batch may exceed max_bytes.
-                turn = self._turn % len(partitions)
-                group = partitions[turn:] + partitions[:turn]
+                group = self._in_turn(partitions)
                 try:
                     asked.append(
                         self._ask(node, group, positions, wait, max_bytes, committed, deadline)
@@ -145,6 +146,21 @@ class KafkaLog:
             for one in asked:
                 self._cluster.pool.give(one.connection, one.address)
         return result
+
+    def _in_turn(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """The partitions that had nothing for longest come first: one that is flooded fills the answer.
+
+        Only the first one with records may exceed ``max_bytes``, so equal ones take turns.
+        """
+        turn = self._turn % len(partitions)
+        group = partitions[turn:] + partitions[:turn]
+        return sorted(group, key=lambda place: self._fed.get(place, _NEVER)) if self._fed else group
+
+    def _note_fed(self, result: Mapping[TopicPartition, Fetched]) -> None:
+        if len(self._fed) > _MOST_FED:
+            self._fed.clear()
+        for place, fetched in result.items():
+            self._fed[place] = self._turn, sum([len(batch.data) for batch in fetched.batches])
 
     def _leave_out_silent(self, groups: dict[int, list[TopicPartition]], failed: Failed) -> None:
         now = time.monotonic()
@@ -216,7 +232,7 @@ class KafkaLog:
         if error != NONE:
             self._cluster.forget({partition.topic for partition in asked.positions})
             raise_or_again(codes.FETCH_CODES, error, "fetch")
-        result = {}
+        result: dict[TopicPartition, Fetched] = {}
         failure: tuple[str, int] | None = None
         for partition, answer in answers.items():
             position = asked.positions.get(partition)
@@ -248,6 +264,7 @@ class KafkaLog:
         if failure is not None and failed is None and not result:
             topic, code = failure
             raise_or_again(codes.FETCH_CODES, code, f"fetch {topic}", topics=(topic,))
+        self._note_fed(result)
         return result
 
     def end_offsets(

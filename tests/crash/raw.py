@@ -17,9 +17,11 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 
 from anabranch.batches.records import decode_records
+from anabranch.core.ids import OPEN_LANE
 from anabranch.ports import Log, TopicPartition
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import Extent, Receipt, Refusal, Reply, SegmentRange
+from anabranch.topics.names import commands_topic, replies_topic
 from tests.core.labels import proved
 
 REPEAT_S = 1.0
@@ -139,16 +141,18 @@ class Raw:
         producer: Producer | None = None,
         *,
         reply_partition: int = 0,
+        lane: str = OPEN_LANE,
         idle: Callable[[], None] = lambda: None,
     ) -> None:
         """``log``: a `KafkaLog` to read replies with. ``producer`` can be shared by many."""
         self.prefix = prefix
+        self.commands = commands_topic(prefix, lane)
         self.log = log
         self.producer = producer or quick_producer(bootstrap)
         self.idle = idle
         self.hybrid_time = 0
         self.answers: dict[bytes, list[Any]] = {}
-        self._replies = TopicPartition(f"{prefix}.replies", reply_partition)
+        self._replies = TopicPartition(replies_topic(prefix, lane), reply_partition)
         self._position = -1
 
     def start(self) -> Raw:
@@ -170,7 +174,7 @@ class Raw:
             ("ab.reply", self._replies.partition.to_bytes(4, "big")),
         ]
         self.producer.produce(
-            f"{self.prefix}.commands",
+            self.commands,
             payload,
             None,
             0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -188,6 +189,25 @@ def test_long_lists_cost_their_own_lane(command: Any, monkeypatch: pytest.Monkey
         assert play.states(asked) == {"COMMITTED"}, "in the next round but one"
     answered = [each for each in flood if play.world.reply(each) is not None]
     assert len(answered) < 50
+
+
+def test_a_quota_lets_a_flood_go_in_chunks() -> None:
+    """Others' commands wait for rounds of some commands, not for one of a whole second's."""
+    play = Lanes()
+    lane = play.leader._lanes.on[A]
+    lane.rate, lane.allowance = 200, 0.0
+    flood, done = play.send(A, 400), [0]
+    for _ in range(40):
+        play.steps(1, seconds=0.025)
+        done.append(play.leader.state.lane_positions.get(A, 0))
+    rounds = {after - before for before, after in pairwise(done)}
+    assert rounds <= {0, 10, 11, 12, 13, 14, 15}
+    assert 180 <= done[-1] <= 210
+    play.steps(60, seconds=1.5)
+    assert play.states(flood) == {"COMMITTED"}
+    (late,) = play.send(A)  # below its rate: at once
+    play.steps(1)
+    assert play.states([late]) == {"COMMITTED"}
 
 
 # -- poison -------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ class Worker:
                     break
                 except StreamLost:
                     break
-                except (RetryError, *REFUSED) as error:
+                except (RetryError, NotAuthorized, *REFUSED) as error:
                     if not isinstance(error, self._allowed):
                         raise
                     self.world.sleep(0.2)
@@ -247,7 +247,7 @@ class Worker:
         """What a job may come to; a program that knows nothing of the library meets the brokers' errors."""
         spoiled = SPOILED if self.ledger.deleted else ()
         lawful = (NotAuthorized,) if self.ledger.lanes else ()
-        troubled = (LogError, *REFUSED) if self.ledger.troubled else ()
+        troubled = (LogError, NotAuthorized, *REFUSED) if self.ledger.troubled else ()
         return (*FINE, *spoiled, *lawful, *troubled)
 
     def _open(self, kind: str, name: str | None = None, keepalive: float = 0.0) -> Deal:

@@ -28,6 +28,7 @@ from anabranch.topics.names import commands_topic
 # The most bytes queued at once: clients write commands, and a small batch can unpack to much.
 QUEUED_BYTES = 32 << 20
 QUANTUM = 64 << 10  # bytes of a lane's turn, about
+CHUNKS = 20  # a second, of a lane that has as many commands as its quota allows
 _LANE = attrgetter("lane")
 
 
@@ -54,9 +55,16 @@ class Lane(LaneSeen):
     allowance: float = 0.0
 
     @property
-    def may_go(self) -> bool:
-        """Whether its next commands are decided now, and not later for its quota."""
-        return not self.rate or self.allowance > 0
+    def due(self) -> int:
+        """Commands that its quota has to allow before any goes on: a flood goes in chunks, each soon decided."""
+        return min(len(self.queue), max(1, self.rate // CHUNKS))
+
+    @property
+    def going(self) -> int:
+        """How many commands of its queue may go now; the rest waits for its quota."""
+        if not self.rate:
+            return len(self.queue)
+        return min(len(self.queue), int(self.allowance)) if self.allowance >= self.due else 0
 
     def after(self, count: int) -> int:
         """The lane's position once so many of the queue are decided."""
@@ -136,7 +144,9 @@ class Lanes:
     def wait_s(self) -> float:
         """Seconds until a lane that waits can go on."""
         late = [
-            -lane.allowance / lane.rate for lane in self.on.values() if lane.queue and lane.rate
+            (lane.due - lane.allowance) / lane.rate
+            for lane in self.on.values()
+            if lane.queue and lane.rate
         ]
         return min([self.trouble.wait_s, *(max(0.001, seconds) for seconds in late)])
 
@@ -205,25 +215,26 @@ class Lanes:
     @property
     def active(self) -> list[Lane]:
         """The lanes with commands that may go now."""
-        return [lane for lane in self.on.values() if lane.queue and lane.may_go]
+        return [lane for lane in self.on.values() if lane.queue and lane.going]
 
     def next(self, most: int, among: Sequence[Lane]) -> list[Command]:
         """Up to so many commands of these lanes, in turns. They stay queued until they are `passed`."""
         if len(among) < 2:
-            return among[0].queue[:most] if among else []
+            return among[0].queue[: min(most, among[0].going)] if among else []
         turns = [(lane.served, i, 0) for i, lane in enumerate(among)]
         heapify(turns)
+        going = [lane.going for lane in among]
         batch: list[Command] = []
         size = 0
         while turns and len(batch) < most and size <= limits.ROUND.value:
             served, i, at = heappop(turns)
             queue, begun = among[i].queue, served
-            while at < len(queue) and served - begun < QUANTUM and len(batch) < most:
+            while at < going[i] and served - begun < QUANTUM and len(batch) < most:
                 served += queue[at].weight
                 batch.append(queue[at])
                 at += 1
             size += served - begun
-            if at < len(queue):
+            if at < going[i]:
                 heappush(turns, (served, i, at))
         return batch
 

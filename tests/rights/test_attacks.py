@@ -1,0 +1,337 @@
+"""A lane's principal attacks another lane, on a broker with an authorizer: each try is refused by name.
+
+Nothing changes by it, and beside it the other lane commits as ever. The attacks are those of the review of security
+that made lanes (`docs/decisions/0018-lanes.md`); the attacker knows all ids, names and offsets, and has a narrow
+token.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+from confluent_kafka import KafkaException
+
+import anabranch
+from anabranch.batches.records import decode_records
+from anabranch.core.ids import SECRET_SIZE
+from anabranch.core.tokens import ALL_RIGHTS, Token, make, peek
+from anabranch.ports import LogError, TopicPartition
+from anabranch.schemas import records as r
+from anabranch.schemas.codec import encode
+from anabranch.topics.names import (
+    commands_topic,
+    control_topic,
+    history_topic,
+    journal_topic,
+    replies_topic,
+    status_topic,
+    stream_topic,
+    transactional_ids,
+)
+from anabranch.topics.rights import writer_rights
+from tests.crash.raw import Raw, Refused, make_txn_id
+from tests.secured_lanes import LanesPlace, at_last, lanes_place
+
+pytestmark = pytest.mark.broker
+THEIRS, BESIDE, OWN = "pay/orders", "pay/beside", "own/a"
+SLOWEST_S = 2.0
+NAME, SERIES = "nightly", "spark/query/anabranch"
+UNKNOWN, DENIED = "UnknownTransaction", "NotAuthorized"
+BY_BROKER = "AUTHORIZATION_FAILED"  # TOPIC_…, TRANSACTIONAL_ID_…
+
+
+@dataclass
+class Scene:
+    """The victim's open transactions, one of a name, and all that the thief has."""
+
+    place: LanesPlace
+    victim: anabranch.Client
+    thief: Raw
+    held: anabranch.Transaction
+    named: anabranch.Transaction
+    worker: bytes  # a token of `held`: may write and send heartbeats
+    lane_bound: bytes  # one for all, in the victim's lane
+    healthy: set[bytes] = field(default_factory=set)
+
+    @property
+    def txn_id(self) -> bytes:
+        assert self.held.txn_id is not None
+        return self.held.txn_id
+
+    def commit_beside(self) -> None:
+        with self.victim.begin("pay") as txn:
+            txn.write(BESIDE, b"v", key=b"k")
+            txn.commit(timeout=20)
+            self.healthy.add(txn.txn_id or b"")
+
+    def seen(self) -> tuple[object, ...]:
+        """All that an attack could change, as operators see it."""
+        operator, log = self.place.operator, self.place.log
+        found = [
+            (info.txn_id, info.state, info.counts, info.streams, info.owner)
+            for finished in (False, True)
+            for info in operator.transactions(finished=finished, limit=10_000)
+            if info.txn_id not in self.healthy
+        ]
+        places = [
+            TopicPartition(topic(stream), 0)
+            for stream in (THEIRS, OWN)
+            for topic in (stream_topic, history_topic, journal_topic)
+        ]
+        streams = [(s.stream, s.state, s.segments) for s in operator.streams()]
+        lanes = [(x.name, x.blocked, x.quotas, x.topic_ids) for x in operator.lanes()]
+        series = [operator.series(scope) for scope in ("pay", "own")]
+        ends = sorted(log.end_offsets(places, committed=False).items())
+        return found, ends, streams, lanes, series, operator.grants(), operator.audit_log(1_000)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    every = ["describe", "safe-time", "write", "create", "scale", "series", "operate"]
+    lanes = {"victim": {"pay/*": every}, "thief": {"own/*": every}}
+    with lanes_place(tmp_path_factory.mktemp("attacks"), lanes, (THEIRS, BESIDE, OWN)) as place:
+        place.secured.grant("victim", writer_rights(THEIRS, BESIDE))
+        place.secured.grant("thief", writer_rights(OWN))
+        victim = place.client("victim")
+        at_last(lambda: one_shot(victim, THEIRS, name="done"))
+        with victim.begin("pay") as numbered:
+            numbered.write(THEIRS, b"numbered")
+            numbered.commit(name=SERIES, number=5)
+        held, named = victim.begin("pay"), victim.begin("pay", NAME)
+        for txn in (held, named):
+            txn.write(THEIRS, b"held")
+            txn.flush()
+        worker, bound = held.token(), held.token("all", lane="victim")
+        raw = place.raw("thief")
+        at_last(lambda: one_shot(place.client("thief"), OWN))
+        yield Scene(place, victim, raw, held, named, worker, bound)
+        assert held.commit().counts.committed == named.commit().counts.committed == 1
+
+
+def one_shot(client: anabranch.Client, stream: str, name: str | None = None) -> None:
+    with client.begin(stream.partition("/")[0]) as txn:
+        txn.write(stream, b"v", key=b"k")
+        txn.commit(name=name)
+
+
+# -- attacks ------------------------------------------------------------------------------------------
+
+
+class Attack(NamedTuple):
+    """A name, the error's, and what makes the command, or does it at the brokers."""
+
+    name: str
+    error: str
+    of: Callable[[Scene], Any]
+
+
+def shot(scope: str, *streams: str, name: str | None = None) -> r.OneShot:
+    events = tuple(r.Event(stream, -1, b"k", b"stolen", (), -1) for stream in streams)
+    return r.OneShot(make_txn_id(), scope, name, events)
+
+
+def begin(scope: str, name: str | None = None, txn_id: bytes = b"") -> r.Begin:
+    return r.Begin(txn_id or make_txn_id(), scope, name, 60_000, os.urandom(SECRET_SIZE))
+
+
+def commit(token: bytes, name: str | None = None, number: int | None = None) -> r.Commit:
+    return r.Commit(token, (), None, name, 0, number)
+
+
+def receipt(scene: Scene) -> r.Receipt:
+    return r.Receipt(scene.txn_id, 7, 1, True, ())
+
+
+def widened(scene: Scene) -> bytes:
+    """The worker's token, with the caveat that took its rights cut out."""
+    signed, *_, mac = peek(scene.worker).chain
+    return signed + b"\0" + mac
+
+
+def wider_caveat(scene: Scene) -> bytes:
+    """The same, with all rights in the caveat."""
+    signed, caveat, mac = peek(scene.worker).chain
+    return signed + b"\1" + bytes((len(caveat),)) + caveat[:1] + bytes((ALL_RIGHTS,)) + mac
+
+
+def self_made(scene: Scene) -> bytes:
+    """A token of the transaction by a secret of the thief's own."""
+    token = peek(scene.worker)
+    mine = Token(token.txn_id, token.keepalive_ms, token.begun_ms, token.scope, "thief")
+    return make(os.urandom(SECRET_SIZE), mine)
+
+
+def with_id(made: Callable[[bytes], Any]) -> Callable[[Scene], Any]:
+    return lambda scene: made(scene.txn_id)
+
+
+def always(command: Any) -> Callable[[Scene], Any]:
+    return lambda _: command
+
+
+def read(topic: str) -> Callable[[Scene], Any]:
+    def attempt(scene: Scene) -> str:
+        place = TopicPartition(topic, 0)
+        return str(scene.thief.log.fetch({place: 0}, max_wait=0, max_bytes=1, committed=False))
+
+    return attempt
+
+
+def write(topic: str, command: Any = b"x") -> Callable[[Scene], Any]:
+    """Write a record there: an answer under any correlation id, or a command in another's name."""
+
+    def attempt(scene: Scene) -> str:
+        told: list[object] = []
+        payload = command if isinstance(command, bytes) else encode(command)
+        headers = [("ab.cid", os.urandom(16)), ("ab.reply", bytes(4))]
+        scene.thief.producer.produce(
+            topic,
+            payload,
+            os.urandom(16),
+            0,
+            headers=headers,  # type: ignore[arg-type]
+            on_delivery=lambda error, _: told.append(error),
+        )
+        scene.thief.producer.flush(20)
+        return str(told)
+
+    return attempt
+
+
+def fence(scene: Scene) -> str:
+    scene.thief.log.producer(transactional_ids(0)[0], timeout=60).close()
+    return "fenced"
+
+
+FORGED = r.Reply(bytes(16), bytes(8), 0, r.Refusal("NotReady", "forged"))
+ATTACKS = [
+    Attack("commit events", DENIED, always(shot("pay", THEIRS))),
+    Attack("commit events, under the name of an open one", DENIED, always(shot("pay", THEIRS, name=NAME))),
+    Attack("commit events, under a committed name", DENIED, always(shot("pay", THEIRS, name="done"))),
+    Attack("commit events beside own ones", "CrossScope", always(shot("own", OWN, THEIRS))),
+    Attack("commit under another's id", DENIED, with_id(lambda i: shot("own", OWN)._replace(txn_id=i))),
+    Attack("find the scope", DENIED, always(r.FindScope("pay", False))),
+    Attack("create the scope again", DENIED, always(r.FindScope("pay", True))),
+    Attack("create a scope", DENIED, always(r.FindScope("new", True))),
+    Attack("create a stream", DENIED, always(r.CreateStream("pay/new", 1, {}, False))),
+    Attack("adopt a stream", DENIED, always(r.CreateStream(THEIRS, 1, {}, True))),
+    Attack("create a stream of our topics", DENIED, always(r.CreateStream("anabranch/commands", 1, {}, True))),
+    Attack("scale", DENIED, always(r.Scale(THEIRS, 3, (), ()))),
+    Attack("forget", DENIED, always(r.ForgetStream(THEIRS))),
+    Attack("recover", DENIED, always(r.RecoverStream(THEIRS))),
+    Attack("describe", DENIED, always(r.DescribeStreams(None, THEIRS))),
+    Attack("list streams", DENIED, always(r.DescribeStreams("pay", None))),
+    Attack("list transactions", DENIED, always(r.ListTransactions("pay", True, 100))),
+    Attack("list series", DENIED, always(r.ListSeries("pay", None, None))),
+    Attack("take a snapshot", DENIED, always(r.SafeTime("pay", None))),
+    Attack("begin", DENIED, always(begin("pay"))),
+    Attack("supersede", DENIED, always(begin("pay", NAME))),
+    Attack("begin what is begun", DENIED, with_id(lambda i: begin("pay", None, i))),
+    Attack("begin it in an own scope", DENIED, with_id(lambda i: begin("own", None, i))),
+    Attack("jump a series", DENIED, always(r.SetSeries("pay", SERIES, 5, (1 << 63) - 1))),
+    Attack("touch by id", UNKNOWN, with_id(lambda i: r.Touch(i, THEIRS, 7))),
+    Attack("register by id", UNKNOWN, lambda s: r.Register(s.txn_id, receipt(s))),
+    Attack("keep alive by id", UNKNOWN, with_id(lambda i: r.Heartbeat((i,)))),
+    Attack("commit by id", UNKNOWN, with_id(commit)),
+    Attack("commit by id, jumping a series", UNKNOWN, with_id(lambda i: commit(i, SERIES, 1 << 40))),
+    Attack("abort by id", UNKNOWN, with_id(lambda i: r.Abort(i, "mine"))),
+    Attack("settle by id", UNKNOWN, with_id(lambda i: r.Settle(i, "mine"))),
+    Attack("see by id", UNKNOWN, with_id(lambda i: r.GetState(i, None))),
+    Attack("resolve by id", DENIED, with_id(lambda i: r.Resolve(i, "pay", None))),
+    Attack("resolve by id, naming an own scope", UNKNOWN, with_id(lambda i: r.Resolve(i, "own", None))),
+    Attack("resolve what is not there", DENIED, always(r.Resolve(make_txn_id(), "pay", None))),
+    Attack("resolve anywhere", DENIED, always(r.Resolve(make_txn_id(), "", None))),
+    Attack("commit by a worker's token", DENIED, lambda s: commit(s.worker)),
+    Attack("abort by a worker's token", DENIED, lambda s: r.Abort(s.worker, "mine")),
+    Attack("see by a worker's token", DENIED, lambda s: r.GetState(s.txn_id, s.worker)),
+    Attack("touch another scope by a token", "CrossScope", lambda s: r.Touch(s.worker, OWN, 7)),
+    Attack("commit by a token of the victim's lane", DENIED, lambda s: commit(s.lane_bound)),
+    Attack("commit by a token without its caveat", UNKNOWN, lambda s: commit(widened(s))),
+    Attack("commit by a token of a wider caveat", UNKNOWN, lambda s: commit(wider_caveat(s))),
+    Attack("touch by a token of a wider caveat", UNKNOWN, lambda s: r.Touch(wider_caveat(s), THEIRS, 7)),
+    Attack("commit by a token of another secret", UNKNOWN, lambda s: commit(self_made(s))),
+    Attack("abort by a token of another secret", UNKNOWN, lambda s: r.Abort(self_made(s), "mine")),
+    Attack("adopt a scope", "InvalidArgument", always(r.AdoptScope("pay", "thief"))),
+    Attack("block a lane", DENIED, always(r.SetLane("victim", True, (), {}))),
+    Attack("raise a quota", DENIED, always(r.SetLane("thief", False, (), {"open": 10_000}))),
+    Attack("grant", DENIED, always(r.SetGrant("thief", "pay/*", 255))),
+    Attack("list lanes", DENIED, always(r.ListLanes())),
+    Attack("list grants", DENIED, always(r.ListGrants())),
+    Attack("list the audit", DENIED, always(r.ListAudit())),
+    Attack("list commands", DENIED, always(r.ListCommands())),
+    Attack("read answers", BY_BROKER, read(replies_topic(lane="victim"))),
+    Attack("read secrets", BY_BROKER, read(commands_topic(lane="victim"))),
+    Attack("read own secrets", BY_BROKER, read(commands_topic(lane="thief"))),
+    Attack("read the status log", BY_BROKER, read(status_topic())),
+    Attack("forge an answer", BY_BROKER, write(replies_topic(lane="victim"), FORGED)),
+    Attack("forge an answer to itself", BY_BROKER, write(replies_topic(lane="thief"), FORGED)),
+    Attack("speak as the victim", BY_BROKER, write(commands_topic(lane="victim"), shot("pay", THEIRS))),
+    Attack("speak as an operator", BY_BROKER, write(commands_topic(lane="admin"), r.SetGrant("thief", "*", 255))),
+    Attack("speak as open", BY_BROKER, write(commands_topic(), shot("pay", THEIRS))),
+    Attack("speak as a controller", BY_BROKER, write(control_topic(), r.AdoptScope("pay", "thief"))),
+    Attack("write the status log", BY_BROKER, write(status_topic())),
+    Attack("write the stream", BY_BROKER, write(stream_topic(THEIRS))),
+    Attack("write its journal", BY_BROKER, write(journal_topic(THEIRS))),
+    Attack("write its history", BY_BROKER, write(history_topic(THEIRS))),
+    Attack("fence the controller", BY_BROKER, fence),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name.replace(" ", "-"))
+def test_a_thief(scene: Scene, attack: Attack) -> None:
+    before = scene.seen()
+    took: list[float] = []
+    over = threading.Event()
+
+    def beside() -> None:
+        while not (over.is_set() and took):
+            began = time.monotonic()
+            scene.commit_beside()
+            took.append(time.monotonic() - began)
+
+    committer = threading.Thread(target=beside)
+    committer.start()
+    try:
+        told = outcome_of(scene, attack)
+    finally:
+        over.set()
+        committer.join(60)
+    assert attack.error in told
+    assert max(took) < SLOWEST_S
+    assert scene.seen() == before
+
+
+def outcome_of(scene: Scene, attack: Attack) -> str:
+    try:
+        made = attack.of(scene)
+        return made if isinstance(made, str) else repr(scene.thief.ask(made))
+    except Refused as refused:
+        return refused.code
+    except (KafkaException, LogError) as error:
+        return str(error)
+
+
+def test_lists_show_a_thief_its_own(scene: Scene) -> None:
+    streams = scene.thief.ask(r.DescribeStreams(None, None)).streams
+    assert [info.stream for info in streams] == [OWN]
+    found = scene.thief.ask(r.ListTransactions(None, True, 1_000)).transactions
+    assert {outcome.owner for outcome in found} == {"thief"}
+
+
+def test_an_answer_goes_to_the_askers_lane_alone(scene: Scene) -> None:
+    """The victim's correlation id in a thief's command brings nothing into the victim's answers."""
+    stolen, place = os.urandom(16), TopicPartition(replies_topic(lane="victim"), 0)
+    log = scene.place.log
+    end = log.end_offsets([place], committed=False)[place]
+    done = scene.thief.ask(shot("own", OWN))
+    scene.thief.ask(r.GetState(done.txn_id, None), correlation_id=stolen)
+    fetched = log.fetch({place: end}, max_wait=0, max_bytes=1 << 20, committed=False)
+    batches = fetched[place].batches if place in fetched else ()
+    keys = [record.key for batch in batches for record in decode_records(batch.data)]
+    assert stolen not in keys
