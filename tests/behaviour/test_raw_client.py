@@ -28,6 +28,9 @@ class Cluster(Protocol):
     @property
     def bootstrap(self) -> str: ...
 
+    @property
+    def prefix(self) -> str: ...
+
 
 def raw(cluster: Cluster, *arguments: str, fails: bool = False) -> subprocess.CompletedProcess[str]:
     """Run the raw client, isolated from this project's packages."""
