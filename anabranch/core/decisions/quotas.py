@@ -111,7 +111,7 @@ def quotas_of(state: State, lane: str) -> dict[str, int]:
 def check_quotas(turn: Turn, lane: str, quotas: Mapping[str, int], *, blocked: bool) -> None:
     """`InvalidArgument` for a quota that is not known, is below 1, or below what the lane has now.
 
-    What a lane has does not keep it from being ``blocked``: its quotas may differ between control partitions.
+    A lane may be ``blocked`` whatever it has: its quotas may differ between control partitions.
     """
     has = Counter[str]() if blocked else usages(turn)[lane]
     for name, most in quotas.items():
