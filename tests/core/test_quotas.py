@@ -162,8 +162,8 @@ def test_quotas_that_can_not_be() -> None:
         assert set_quotas(world, **own) == "InvalidArgument"
     assert "has 2 now" not in world.message
     ids = world.state.lanes[ETL].topic_ids
-    for blocked, quotas in ((True, {"open": 1}), (False, {})):
-        world.ask("block", r.SetLane(ETL, blocked, ids, quotas), lane=ADMIN_LANE)
+    for blocked, own in ((True, {"open": 1}), (False, {})):
+        world.ask("block", r.SetLane(ETL, blocked, ids, own), lane=ADMIN_LANE)
         assert isinstance(world.result, r.LaneList), "whatever it has"
     assert set_quotas(world, open=2) is None
     world.ask("list", r.ListLanes(), lane=ADMIN_LANE)
