@@ -25,8 +25,9 @@ from anabranch.types import committed, result_of
 class Reservation:
     """A transaction's id and all that is needed to begin it: its first writer does.
 
-    A plain value: hand it on pickled, or as bytes. Its holder may write, commit and abort: keep it secret. Made
-    by `Client.reserve`; valid for as long as outcomes are kept. ``keepalive_ms``: milliseconds.
+    A plain value: hand it on pickled, or as bytes. Its holder may write, commit and abort: keep it secret. Writers
+    of one lane share it, which then owns the transaction: others get a token. Made by `Client.reserve`; valid as
+    long as outcomes are kept. ``keepalive_ms``: milliseconds.
     """
 
     scope: str

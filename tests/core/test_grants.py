@@ -84,6 +84,15 @@ def test_no_more_grants_than_the_limit(world: World, monkeypatch: pytest.MonkeyP
     assert world.grant("etl", "nyc/b", 2) == "etl nyc/b 2", "no new one"
 
 
+def test_scopes_use_up_no_grants(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GRANTS", limits.GRANTS._replace(value=3))
+    world.grant("etl", "*", Right.CREATE)
+    with world.by("etl"):
+        for number in range(5):
+            world.find_scope(f"s{number}")
+    assert world.grant("other", "nyc/*", 1) == "other nyc/* 1"
+
+
 # -- the creator of a scope ----------------------------------------------------------------------
 
 

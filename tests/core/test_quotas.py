@@ -161,6 +161,10 @@ def test_quotas_that_can_not_be() -> None:
     for own in ({"open": 0}, {"open": -1}, {"open": 1}, {"opened": 5}):
         assert set_quotas(world, **own) == "InvalidArgument"
     assert "has 2 now" not in world.message
+    ids = world.state.lanes[ETL].topic_ids
+    for blocked, own in ((True, {"open": 1}), (False, {})):
+        world.ask("block", r.SetLane(ETL, blocked, ids, own), lane=ADMIN_LANE)
+        assert isinstance(world.result, r.LaneList), "whatever it has"
     assert set_quotas(world, open=2) is None
     world.ask("list", r.ListLanes(), lane=ADMIN_LANE)
     (info,) = [info for info in world.result.lanes if info.lane == ETL]

@@ -6,7 +6,7 @@ from itertools import islice
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import ALL, EVERYWHERE, FROM_THE_START, names_of
+from anabranch.core.authorize import ALL, CREATORS, EVERYWHERE, FROM_THE_START, names_of
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import ADMIN_LANE, check_lane, check_scope, split_stream
 from anabranch.core.round import ReplyTo
@@ -38,10 +38,16 @@ def set_grant(turn: Turn, command: SetGrant, to: ReplyTo | None) -> None:
     granted = turn.state.grants.get(lane, {})
     if granted.get(pattern) != rights:
         if pattern not in granted:
-            limits.GRANTS.check(sum(map(len, turn.state.grants.values())) + 1, "the cluster")
+            limits.GRANTS.check(_count(turn) + 1, "the cluster")
         turn.put(k.grant_key(lane, pattern), GrantRow(lane, pattern, rights))
         turn.audit(command, f"{lane} on {pattern}: {names_of(rights) or 'nothing'}")
     turn.reply(to, GrantList((GrantRow(lane, pattern, rights),)))
+
+
+def _count(turn: Turn) -> int:
+    """The grants without those of scopes' creators: a lane that makes many scopes must not use them up."""
+    every = [grant for granted in turn.state.grants.values() for grant in granted.items()]
+    return sum(pattern == EVERYWHERE or rights != CREATORS for pattern, rights in every)
 
 
 def _check_pattern(pattern: str) -> None:

@@ -56,7 +56,7 @@ def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
         raise IllegalState(
             f"lane {lane!r} has other topics: block it, and make one of another name"
         )
-    quotas.check_quotas(turn, lane, command.quotas)
+    quotas.check_quotas(turn, lane, command.quotas, blocked=command.blocked)
     if command.blocked:
         _refuse_pending(turn, lane)
     elif former is not None and former.blocked:

@@ -109,9 +109,12 @@ def quotas_of(state: State, lane: str) -> dict[str, int]:
     return {name: most for name, most in found.items() if most is not None}
 
 
-def check_quotas(turn: Turn, lane: str, quotas: Mapping[str, int]) -> None:
-    """`InvalidArgument` for a quota that is not known, is below 1, or below what the lane has now."""
-    has = usages(turn.state, turn.index.staged)[lane]
+def check_quotas(turn: Turn, lane: str, quotas: Mapping[str, int], *, blocked: bool) -> None:
+    """`InvalidArgument` for a quota that is not known, is below 1, or below what the lane has now.
+
+    A lane may be ``blocked`` whatever it has: its quotas may differ between control partitions.
+    """
+    has = Counter[str]() if blocked else usages(turn.state, turn.index.staged)[lane]
     for name, most in quotas.items():
         if name not in limits.QUOTAS:
             raise InvalidArgument(f"{name!r} is no quota: {', '.join(limits.QUOTAS)}")
