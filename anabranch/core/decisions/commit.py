@@ -104,7 +104,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     check_writes(turn.state, row, txn.participants)
     check_name(command.name)
     check_number(command.name, command.number)
-    claims.check_jump(turn, row.scope, command.name, command.number)
+    claims.check_jump(turn, row, command.name, command.number)
     claims_name = command.name is not None and command.number is None
     if claims_name and row.name not in (None, command.name):
         raise InvalidArgument(f"the transaction began as {row.name!r}: it can't claim another name")

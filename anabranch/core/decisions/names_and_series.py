@@ -36,10 +36,16 @@ MAX_LOOKED_AT = 5_000
 MAX_RUNS = 64  # runs of numbers that a series lists
 
 
-def check_jump(turn: Turn, scope: str, series: str | None, number: int | None) -> None:
-    """`InvalidArgument` for a number far beyond its series: those between could not be committed any more."""
-    row = turn.state.series(scope, series) if series is not None and number is not None else None
-    if row is not None and number is not None and number - row.number > MAX_JUMP:
+def check_jump(turn: Turn, txn: TxnRow, series: str | None, number: int | None) -> None:
+    """`InvalidArgument` for a number far beyond its series: those between could not be committed any more.
+
+    `NotAuthorized` if the series is another lane's: nothing is told of it.
+    """
+    if series is None or number is None:
+        return
+    row = turn.state.series(txn.scope, series)
+    _check_owner(row, txn)
+    if row is not None and number - row.number > MAX_JUMP:
         raise InvalidArgument(
             f"number {number} is more than {MAX_JUMP} beyond the series {series!r}, which is at {row.number}: "
             "give a nearer one, or let an operator move the series (`anabranch series set`)"
@@ -108,10 +114,9 @@ def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow |
     `NotAuthorized` if the series is another lane's.
     """
     row = turn.state.series(txn.scope, series)
+    _check_owner(row, txn)
     if row is None:
         return None
-    if row.owner not in ("", txn.owner):
-        raise refusal(txn.owner, Right.WRITE, txn.scope)
     if row.txn_id in turn.state.open:
         raise NotReady(
             f"number {row.number} of the series {series!r} is being committed: ask again for the outcome"
@@ -119,6 +124,11 @@ def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow |
     if row.number < number:
         return None
     return YieldedRow(series, number, row.number, row.txn_id)
+
+
+def _check_owner(row: SeriesRow | None, txn: TxnRow) -> None:
+    if row is not None and row.owner not in ("", txn.owner):
+        raise refusal(txn.owner, Right.WRITE, txn.scope)
 
 
 def take_number(turn: Turn, txn: TxnRow, series: str, number: int) -> None:
