@@ -126,7 +126,9 @@ def scope_of(nodeid: str) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take the long files first, so that they end at the same time."""
     if config.getoption("--secured"):
-        skip = pytest.mark.skip(reason="brokers don't tell clients without a right what exists")
+        skip = pytest.mark.skip(
+            reason="with an authorizer, which tells clients without a right nothing"
+        )
         for item in items:
             if item.get_closest_marker("unsecured"):
                 item.add_marker(skip)

@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 import anabranch
 from anabranch.cli.cluster import child_environment
 from anabranch.cli.main import app
+from anabranch.topics.rights import scope_rights
 from tests.cluster import Cluster
+from tests.secured import CONTROLLER, grant
 
 pytestmark = pytest.mark.broker
 DEADLINE_S = 100.0
@@ -78,8 +80,10 @@ def processes(cluster: Cluster) -> Shell:
 
 
 @pytest.fixture
-def scope() -> str:
-    return f"cli-{uuid.uuid4().hex[:8]}"
+def scope(cluster: Cluster) -> str:
+    name = f"cli-{uuid.uuid4().hex[:8]}"
+    grant(cluster.bootstrap, CONTROLLER, scope_rights(name))  # child processes make streams, too
+    return name
 
 
 def table(path: Path, rows: int) -> Path:

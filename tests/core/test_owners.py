@@ -107,6 +107,9 @@ def series() -> None:
             world.turn()
             assert world.get(label) == f"{label} {'OPEN' if said else 'COMMITTED 0'}"
     assert world.series("s") == "3 by T3"
+    with world.by("b"):
+        assert world.commit("T2", name="s", number=1 << 40) == REFUSED, "its number is not told"
+        assert world.get("T2") == "T2 OPEN"
 
 
 def series_by_hand() -> None:

@@ -79,7 +79,7 @@ def test_a_command_without_asker_is_decided_and_not_answered(world: World) -> No
     assert world.state.open.keys() == {world.id("A")}
 
 
-@pytest.mark.parametrize("thing", [r.NameRow(bytes(16), "open"), r.Registered(1), None, 7])
+@pytest.mark.parametrize("thing", [r.NameRow(bytes(16)), r.Registered(1), None, 7])
 def test_what_is_no_command(world: World, thing: object) -> None:
     turn = world.new_turn()
     decide(turn, thing, ReplyTo(b"c", 0, b"d"))
@@ -329,7 +329,7 @@ def test_outcomes_are_forgotten_as_fast_as_they_are_made() -> None:
                 None,
                 "open",
             )
-            turn.put(k.name_key("nyc", name), r.NameRow(txn_id, "open"))
+            turn.put(k.name_key("nyc", name), r.NameRow(txn_id))
             turn.put(k.txn_key(txn_id), row)
         close_round(turn, 0, 0, expired_ms=decide_due(turn, read_to_end=True))
         turn.done()

@@ -117,7 +117,7 @@ def test_a_scan_sees_the_changes_as_they_were_when_it_began() -> None:
 
 def test_a_row_of_the_wrong_kind_is_a_defect() -> None:
     state = State(Memory())
-    name: Any = r.NameRow(TXN, "open")
+    name: Any = r.NameRow(TXN)
     state._table.set(k.STATUS + k.txn_key(TXN), state.apply(k.name_key("x", "y"), name))
     with pytest.raises(InvariantViolation, match="NameRow"):
         state.txn_row(TXN)

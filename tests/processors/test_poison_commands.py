@@ -86,9 +86,7 @@ class Play:
 
 def failing(raised: Callable[[], BaseException]) -> Callable[..., None]:
     def decide(turn: Any, command: Any, to: Any) -> None:
-        turn.put(
-            b"\0" * 16 + b"\x05nyc/x", r.NameRow(BAD, "open")
-        )  # what it did before must not stay
+        turn.put(b"\0" * 16 + b"\x05nyc/x", r.NameRow(BAD))  # what it did before must not stay
         raise raised()
 
     return decide

@@ -39,7 +39,7 @@ from tests.crash.raw import Raw, Refused, make_txn_id
 from tests.secured_lanes import LanesPlace, at_last, lanes_place
 
 pytestmark = pytest.mark.broker
-THEIRS, BESIDE, OWN = "pay/orders", "pay/beside", "own/a"
+THEIRS, BESIDE, MATES, OWN = "pay/orders", "pay/beside", "pay/mates", "own/a"
 SLOWEST_S = 2.0
 NAME, SERIES = "nightly", "spark/query/anabranch"
 UNKNOWN, DENIED = "UnknownTransaction", "NotAuthorized"
@@ -57,6 +57,8 @@ class Scene:
     named: anabranch.Transaction
     worker: bytes  # a token of `held`: may write and send heartbeats
     lane_bound: bytes  # one for all, in the victim's lane
+    mate: Raw  # of a lane that writes in the same scope, to a stream of its own
+    mates: bytes  # the token of its open transaction
     healthy: set[bytes] = field(default_factory=set)
 
     @property
@@ -81,7 +83,7 @@ class Scene:
         ]
         places = [
             TopicPartition(topic(stream), 0)
-            for stream in (THEIRS, OWN)
+            for stream in (THEIRS, MATES, OWN)
             for topic in (stream_topic, history_topic, journal_topic)
         ]
         streams = [(s.stream, s.state, s.segments) for s in operator.streams()]
@@ -94,8 +96,9 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     every = ["describe", "safe-time", "write", "create", "scale", "series", "operate"]
-    lanes = {"victim": {"pay/*": every}, "thief": {"own/*": every}}
-    with lanes_place(tmp_path_factory.mktemp("attacks"), lanes, (THEIRS, BESIDE, OWN)) as place:
+    lanes = {"victim": {"pay/*": every}, "thief": {"own/*": every}, "mate": {MATES: every}}
+    folder = tmp_path_factory.mktemp("attacks")
+    with lanes_place(folder, lanes, (THEIRS, BESIDE, MATES, OWN)) as place:
         place.secured.grant("victim", writer_rights(THEIRS, BESIDE))
         place.secured.grant("thief", writer_rights(OWN))
         victim = place.client("victim")
@@ -110,7 +113,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         worker, bound = held.token(), held.token("all", lane="victim")
         raw = place.raw("thief")
         at_last(lambda: one_shot(place.client("thief"), OWN))
-        yield Scene(place, victim, raw, held, named, worker, bound)
+        mates = place.client("mate").begin("pay", keepalive=600).token("all")
+        yield Scene(place, victim, raw, held, named, worker, bound, place.raw("mate"), mates)
         assert held.commit().counts.committed == named.commit().counts.committed == 1
 
 
@@ -129,6 +133,7 @@ class Attack(NamedTuple):
     name: str
     error: str
     of: Callable[[Scene], Any]
+    mate: bool = False  # by the lane that shares the scope
 
 
 def shot(scope: str, *streams: str, name: str | None = None) -> r.OneShot:
@@ -146,6 +151,12 @@ def commit(token: bytes, name: str | None = None, number: int | None = None) -> 
 
 def receipt(scene: Scene) -> r.Receipt:
     return r.Receipt(scene.txn_id, 7, 1, True, ())
+
+
+def finished(scene: Scene) -> r.Receipt:
+    """A receipt of the victim's own writer that ends it with nothing."""
+    (writer,) = scene.victim.state(scene.txn_id).writers
+    return r.Receipt(scene.txn_id, writer.writer, 1 << 30, True, ())
 
 
 def widened(scene: Scene) -> bytes:
@@ -265,6 +276,20 @@ ATTACKS = [
     Attack("list grants", DENIED, always(r.ListGrants())),
     Attack("list the audit", DENIED, always(r.ListAudit())),
     Attack("list commands", DENIED, always(r.ListCommands())),
+    # In the scope that they share, a lane is as far from another's things.
+    Attack("mate: commit events", DENIED, always(shot("pay", MATES, THEIRS)), True),
+    Attack("mate: commit under an open name", DENIED, always(shot("pay", MATES, name=NAME)), True),
+    Attack("mate: commit under a committed name", DENIED, always(shot("pay", MATES, name="done")), True),
+    Attack("mate: supersede", DENIED, always(begin("pay", NAME)), True),
+    Attack("mate: begin what is begun", DENIED, with_id(lambda i: begin("pay", None, i)), True),
+    Attack("mate: touch", DENIED, lambda s: r.Touch(s.mates, THEIRS, 7), True),
+    Attack("mate: claim a name", DENIED, lambda s: commit(s.mates, NAME), True),
+    Attack("mate: take a number", DENIED, lambda s: commit(s.mates, SERIES, 6), True),
+    Attack("mate: jump a series", DENIED, lambda s: commit(s.mates, SERIES, 1 << 40), True),
+    Attack("mate: set a series", DENIED, always(r.SetSeries("pay", SERIES, 5, 1 << 40)), True),
+    Attack("mate: finish its writer", DENIED, lambda s: r.Register(s.worker, finished(s)), True),
+    Attack("mate: abort by id", UNKNOWN, with_id(lambda i: r.Abort(i, "mine")), True),
+    Attack("mate: scale", DENIED, always(r.Scale(THEIRS, 3, (), ())), True),
     Attack("read answers", BY_BROKER, read(replies_topic(lane="victim"))),
     Attack("read secrets", BY_BROKER, read(commands_topic(lane="victim"))),
     Attack("read own secrets", BY_BROKER, read(commands_topic(lane="thief"))),
@@ -310,7 +335,8 @@ def test_a_thief(scene: Scene, attack: Attack) -> None:
 def outcome_of(scene: Scene, attack: Attack) -> str:
     try:
         made = attack.of(scene)
-        return made if isinstance(made, str) else repr(scene.thief.ask(made))
+        raw = scene.mate if attack.mate else scene.thief
+        return made if isinstance(made, str) else repr(raw.ask(made))
     except Refused as refused:
         return refused.code
     except (KafkaException, LogError) as error:

@@ -134,6 +134,7 @@ def test_a_lane_maker_without(place: Place, right: Right) -> None:
     at_last(lambda: place.make(f"n{next(place.numbers)}"))
 
 
+@pytest.mark.unsecured
 def test_brokers_without_an_authorizer_have_no_rules(broker: Broker) -> None:
     admin = KafkaAdmin(Options(broker.bootstrap, {}), SystemClock())
     with pytest.raises(errors.IllegalState, match="no authorizer"):

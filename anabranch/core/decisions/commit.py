@@ -276,7 +276,7 @@ def _decide(
     if pending.name is not None and pending.number is not None:
         claims.take_number(turn, row, pending.name, pending.number)
     elif pending.name is not None and pending.name != row.name:
-        supersede(turn, row.scope, pending.name, txn_id, row.owner)
+        supersede(turn, row.scope, pending.name, txn_id)
         row = row._replace(name=pending.name)
     moved = turn.move(row, "begin_commit", committed=weighed.committed, left_out=weighed.left_out)
     turn.put(k.txn_key(txn_id), moved)
@@ -354,7 +354,7 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
         turn.reply(to, turn.outcome(earlier))
         return
     timestamp = turn.next_timestamp()
-    supersede(turn, command.scope, command.name, command.txn_id, turn.lane)
+    supersede(turn, command.scope, command.name, command.txn_id)
     for stream, by_segment in placed.items():
         parts = tuple(
             [

@@ -108,7 +108,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     quotas.check_open(turn, turn.lane, 1 - _replaces_open(turn, command))
     quotas.check_keepalive(turn, turn.lane, command.keepalive_ms)
     check_staged(turn, turn.lane)
-    supersede(turn, command.scope, command.name, command.txn_id, turn.lane)
+    supersede(turn, command.scope, command.name, command.txn_id)
     row = born(
         "begin",
         command.txn_id,
@@ -179,14 +179,14 @@ def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> Txn
     raise NotReady("a transaction of that name is being committed: ask again for its outcome")
 
 
-def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes, owner: str) -> None:
+def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
     """Give the name to this transaction; an open one that held it is aborted."""
     if name is None:
         return
     holder = turn.state.holder(scope, name)
     if holder is not None and holder != txn_id and holder in turn.state.open:
         abort_txn(turn, holder, f"superseded by a newer transaction named {name!r}")
-    turn.put(k.name_key(scope, name), NameRow(txn_id, owner))
+    turn.put(k.name_key(scope, name), NameRow(txn_id))
 
 
 def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:

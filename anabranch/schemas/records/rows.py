@@ -184,7 +184,6 @@ class NameRow:
     """Status row: a name and the transaction that holds it."""
 
     txn_id: bytes
-    owner: str
 
 
 @dataclass(frozen=True, slots=True)
