@@ -98,7 +98,8 @@ def test_a_failed_job_leaves_nothing(spark: SparkSession, place: Place) -> None:
     assert place.values() == []
     place.nothing_staged()
     assert {(i.state, i.reason) for i in place.transactions()} <= {
-        ("ABORTED", "Spark aborted the job")
+        ("ABORTED", "Spark aborted the job"),
+        ("ABORTED", "it was resolved before any other command of it arrived"),  # no task began it
     }
 
 
