@@ -6,7 +6,7 @@ the shell has logged the offset (`resume`); before that nothing of the lane is r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from anabranch.core import limits
 from anabranch.core import rows as k
@@ -67,7 +67,7 @@ def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
         turn.put(k.lane_key(lane), row)
         how = "blocked" if command.blocked else "on"
         turn.audit(command, f"{lane}: {how}, quotas {own}")
-    turn.reply(to, LaneList((_info(turn, lane, quotas.usages(turn.state, turn.index.staged)),)))
+    turn.reply(to, LaneList(_infos(turn, (lane,))))
 
 
 def _refuse_pending(turn: Turn, lane: str) -> None:
@@ -89,11 +89,15 @@ def _waits_for(txn: OpenTxn, lane: str) -> bool:
 def list_lanes(turn: Turn, command: ListLanes, to: ReplyTo | None) -> None:
     """List all lanes, by name."""
     names = sorted({OPEN_LANE, ADMIN_LANE, *turn.state.lanes})
-    used = quotas.usages(turn.state, turn.index.staged)
-    turn.reply(to, LaneList(tuple(_info(turn, lane, used) for lane in names)))
+    turn.reply(to, LaneList(_infos(turn, names)))
 
 
-def _info(turn: Turn, lane: str, used: Mapping[str, Mapping[str, int]]) -> LaneInfo:
+def _infos(turn: Turn, lanes: Sequence[str]) -> tuple[LaneInfo, ...]:
+    used = quotas.usages(turn.state, turn.index.staged, lanes)
+    return tuple([_info(turn, lane, used[lane]) for lane in lanes])
+
+
+def _info(turn: Turn, lane: str, used: Mapping[str, int]) -> LaneInfo:
     row = turn.state.lanes.get(lane) or LaneRow(lane, False, (), {})
     seen, position = turn.memory.lanes.get(lane), position_of(turn.state, lane)
     trouble, end = (seen.trouble, seen.end) if seen is not None else ("", position)
@@ -105,7 +109,7 @@ def _info(turn: Turn, lane: str, used: Mapping[str, Mapping[str, int]]) -> LaneI
         trouble,
         row.topic_ids,
         quotas.quotas_of(turn.state, lane),
-        dict(used.get(lane, {})),
+        dict(used),
         position,
         max(position, end),
     )

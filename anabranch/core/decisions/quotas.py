@@ -7,8 +7,8 @@ a lane's commands delays these, in `processors.intake`.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from anabranch.core import limits
 from anabranch.core.decisions.turn import Turn
@@ -69,7 +69,7 @@ def check_room(turn: Turn, lane: str, streams: int, partitions: int) -> None:
         return
     rows = [row for row in turn.state.streams.values() if row.owner == lane]
     _check(turn, lane, "streams", len(rows) + streams)
-    _check(turn, lane, "partitions", sum(map(_partitions, rows)) + partitions)
+    _check(turn, lane, "partitions", sum(map(partitions_of, rows)) + partitions)
 
 
 def check_keepalive(turn: Turn, lane: str, keepalive_ms: int) -> None:
@@ -77,7 +77,8 @@ def check_keepalive(turn: Turn, lane: str, keepalive_ms: int) -> None:
     _check(turn, lane, "keepalive", keepalive_ms)
 
 
-def _partitions(row: StreamRow) -> int:
+def partitions_of(row: StreamRow) -> int:
+    """The partitions that a stream has, or shall have."""
     return max(row.wanted_partitions, row.segment_count)
 
 
@@ -91,15 +92,16 @@ def _check(turn: Turn, lane: str, name: str, found: int) -> None:
         )
 
 
-def usages(state: State, staged: Staged) -> dict[str, Counter[str]]:
-    """How much each lane has now of the quotas that count things."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
-    for lane, mine in state.open_of.items():
-        found[lane]["open"] = len(mine)
-        found[lane]["staged"] = staged.size_of(mine)
+def usages(state: State, staged: Staged, lanes: Iterable[str]) -> dict[str, Counter[str]]:
+    """How much these lanes have of the quotas that count things: each open transaction of theirs is looked at."""
+    found: dict[str, Counter[str]] = {}
+    for lane in lanes:
+        mine = state.open_of.get(lane, ())
+        found[lane] = Counter(open=len(mine), staged=staged.size_of(mine))
     for row in state.streams.values():
-        found[row.owner]["streams"] += 1
-        found[row.owner]["partitions"] += _partitions(row)
+        if row.owner in found:
+            found[row.owner]["streams"] += 1
+            found[row.owner]["partitions"] += partitions_of(row)
     return found
 
 
@@ -114,7 +116,7 @@ def check_quotas(turn: Turn, lane: str, quotas: Mapping[str, int], *, blocked: b
 
     A lane may be ``blocked`` whatever it has: its quotas may differ between control partitions.
     """
-    has = Counter[str]() if blocked else usages(turn.state, turn.index.staged)[lane]
+    has = Counter[str]() if blocked else usages(turn.state, turn.index.staged, (lane,))[lane]
     for name, most in quotas.items():
         if name not in limits.QUOTAS:
             raise InvalidArgument(f"{name!r} is no quota: {', '.join(limits.QUOTAS)}")

@@ -12,7 +12,6 @@ from dataclasses import replace
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
-from anabranch.core.decisions import quotas
 from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
 from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
@@ -75,8 +74,7 @@ def start(
     if not _perform(turn, row, scaling):
         lacking = len(ranges) - len(seal) - len(idle_partitions(turn, row))
         wanted = check_partitions(row.partitions + lacking)
-        check_room(turn, 0, wanted - row.partitions)
-        quotas.check_room(turn, row.owner, 0, wanted - row.partitions)
+        check_room(turn, row.owner, 0, wanted - row.partitions)
         turn.put(
             k.stream_key(row.stream),
             replace(row, scaling=scaling, wanted_partitions=max(wanted, row.wanted_partitions)),

@@ -8,6 +8,7 @@ from zlib import crc32
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import CREATORS, Right, of_scope, rights_of
+from anabranch.core.decisions import quotas
 from anabranch.core.decisions.plain import REFUSED
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import ADMIN_LANE, DIRECTORY, OPEN_LANE, check_scope
@@ -102,15 +103,16 @@ def active_stream(turn: Turn, stream: str) -> StreamRow:
     return turn.state.streams[stream]
 
 
-def check_room(turn: Turn, streams: int, partitions: int) -> None:
-    """`TooManyStreams` if a control partition would have more streams or partitions than it may."""
+def check_room(turn: Turn, owner: str, streams: int, partitions: int) -> None:
+    """`TooManyStreams` if a control partition, or the lane, would have more streams or partitions than it may."""
     rows, settings = turn.state.streams.values(), turn.settings
-    partitions += sum(max(row.wanted_partitions, row.segment_count) for row in rows)
-    if len(rows) + streams > settings.max_streams or partitions > settings.max_partitions:
+    every = sum(map(quotas.partitions_of, rows)) + partitions
+    if len(rows) + streams > settings.max_streams or every > settings.max_partitions:
         raise TooManyStreams(
             f"a control partition has at most {settings.max_streams:,} streams with {settings.max_partitions:,} "
             "partitions: an operator can allow more (`anabranch controller --max-streams`, `--max-partitions`)"
         )
+    quotas.check_room(turn, owner, streams, partitions)
 
 
 def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -> None:

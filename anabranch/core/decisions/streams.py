@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from anabranch.core import rows as k
-from anabranch.core.decisions import quotas
 from anabranch.core.decisions.merge import TORN
 from anabranch.core.decisions.scale import asker
 from anabranch.core.decisions.scopes import check_room, check_served, stream_info
@@ -97,8 +96,7 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     check_settings(command.settings)
     row = turn.state.streams.get(command.stream)
     if row is None:
-        check_room(turn, 1, command.segments)
-        quotas.check_room(turn, turn.lane, 1, command.segments)
+        check_room(turn, turn.lane, 1, command.segments)
         row = _without_topics(command, turn.lane)
     moves = STREAMS.judge(row.state, "begin_create", command.stream) is not None
     if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
