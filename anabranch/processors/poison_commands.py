@@ -81,10 +81,8 @@ class Culprit:
         self._said_alone = False
         self._doubt = False  # a round with commands failed, and it is not known why
         self._forgiven = 0  # failures since then that this process survived
-        self._unsure: tuple[Key, int] = (
-            ("", 0),
-            0,
-        )  # a command alone in rounds of unknown outcome; how many
+        # A command alone in rounds of unknown outcome; how many.
+        self._unsure: tuple[Key, int] = ("", 0), 0
         self._raised: dict[Key, list[str]] = {}  # by command: errors that its decision raised
         self._due = 0  # rounds left with one merge, or one run of plain writes
 

@@ -2,7 +2,7 @@
 
 A lane that an operator made has the defaults of `limits.QUOTAS`, `open` and `admin` have none; a `LaneRow` replaces
 them. A quota refuses what makes more, and never a commit, an abort, a question or a heartbeat. Only the rate of
-a lane's commands delays these, in `processors.intake`.
+a lane's commands delays these, in `processors.lanes.queues`.
 """
 
 from __future__ import annotations

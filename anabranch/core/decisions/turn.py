@@ -244,9 +244,7 @@ class Turn:
             raise Expired("the outcome is older than the retention of outcomes")
         if row is None:
             known = False
-        elif (
-            token is None or row.secret is None
-        ):  # what never began has no secret to make tokens by
+        elif token is None or row.secret is None:  # what never began has no secret of tokens
             known = self._may_by_id(row, right)
         else:
             known = is_genuine(token, row.secret)

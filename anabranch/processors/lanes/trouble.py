@@ -19,14 +19,20 @@ from anabranch.core.ids import ADMIN_LANE, OPEN_LANE
 from anabranch.core.round import Round
 from anabranch.core.state import State
 from anabranch.ports import Clock, Log, LogError, LogRefused, TopicInfo
-from anabranch.processors.streams.health import describe, gone, unwell
+from anabranch.processors.streams.health import (
+    FADES_S,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    describe,
+    gone,
+    next_pause,
+    unwell,
+)
 from anabranch.topics.names import commands_topic, replies_topic, status_topic
 
 log = logging.getLogger("anabranch.controller")
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 _NEVER = float("-inf"), 0.0
-FADES_S = 10.0  # after so long without trouble, and twice its pause, a topic's pause is short again
 
 
 class _Topic(NamedTuple):
@@ -96,8 +102,7 @@ class LaneTrouble:
         now, known = self.clock.monotonic(), topic in self.waiting
         if looked or not known:
             until, pause = self._pauses.get(topic, _NEVER)
-            again = now - until <= max(FADES_S, 2 * pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S) if again and pause else FIRST_PAUSE_S
+            pause = next_pause(pause, now - until)
             self._pauses[topic] = now + pause, pause
         if not known:
             log.warning("%s waits: %s", topic, why)

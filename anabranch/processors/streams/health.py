@@ -27,6 +27,15 @@ DATA_CODES = frozenset(
     (CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, 18, INVALID_TIMESTAMP, 43, 76, INVALID_RECORD)
 )
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+FADES_S = 10.0  # after so long without trouble, and twice its pause, a pause is short again
+
+
+def next_pause(pause: float, quiet_s: float) -> float:
+    """Seconds to wait for what fails again after ``quiet_s`` without trouble. ``pause``: the last one, 0: none."""
+    again = pause and quiet_s <= max(FADES_S, 2 * pause)
+    return min(2 * pause, LONGEST_PAUSE_S) if again else FIRST_PAUSE_S
+
 
 def refuses_data(error: LogError) -> bool:
     """Whether brokers refused records for their content."""

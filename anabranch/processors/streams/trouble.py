@@ -29,16 +29,13 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.intake import Intake
-from anabranch.processors.streams.health import describe, gone, unwell
+from anabranch.processors.streams.health import describe, gone, next_pause, unwell
 from anabranch.topics.creation import stream_problems
 from anabranch.topics.names import history_topic, topics_of
 
 log = logging.getLogger("anabranch.controller")
 
 LOOK_S = 1.0  # how often streams that wait are looked at
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-# After so long without trouble, and twice its pause, a stream's pause is short again.
-FADES_S = 10.0
 
 
 @dataclass(slots=True)
@@ -51,7 +48,7 @@ class _Trouble:
 
     last: float
     until: float = 0.0
-    pause: float = FIRST_PAUSE_S
+    pause: float = 0.0
     gone_since: float | None = None
     lost: bool = False
     refused: bool = False
@@ -242,9 +239,7 @@ class StreamTrouble:
         now = self.clock.monotonic()
         trouble = self._troubles.setdefault(stream, _Trouble(now))
         if stream not in self.waiting:
-            quiet = now - trouble.last
-            again = trouble.until and quiet <= max(FADES_S, 2 * trouble.pause)
-            trouble.pause = min(2 * trouble.pause, LONGEST_PAUSE_S) if again else FIRST_PAUSE_S
+            trouble.pause = next_pause(trouble.pause, now - trouble.last)
             trouble.until = now + trouble.pause
             self._next = min(self._next, trouble.until)
             log.warning("%s waits: %s", stream, why)

@@ -227,14 +227,22 @@ def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: float) -
             if version != "v1":
                 return  # of an unknown form
             named |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
-    found = files.listFiles(table.getParent(), True)
-    while named and found.hasNext():
-        status = found.next()
+    for status in _data_files(files, table.getParent()) if named else ():
         name = status.getPath().getName()  # holds an id that no other file has
         ours = name.startswith("part-") and name.endswith(".parquet")
         if ours and name not in named and status.getModificationTime() < before * 1000:
             files.delete(status.getPath(), False)
             log.info("removed %s, of a micro-batch that was cut off", status.getPath())
+
+
+def _data_files(files: Any, folder: Any) -> Iterator[Any]:
+    """Statuses of files under a folder, Spark's own folders left out: files of a running query vanish there."""
+    for status in files.listStatus(folder):
+        name = status.getPath().getName()
+        if not status.isDirectory():
+            yield status
+        elif "=" in name or not name.startswith(("_", ".")):
+            yield from _data_files(files, status.getPath())
 
 
 def _exists(spark: SparkSession, path: str) -> bool:
