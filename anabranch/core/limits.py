@@ -76,6 +76,7 @@ QUOTAS = {
     "open": Limit(1_000, "transactions", "open transactions of a lane"),
     "staged": Limit(4 << 30, "bytes", "a lane's open transactions in journals"),
     "commands": Limit(2_000, "commands a second", "a lane's commands; more of them wait"),
+    "scopes": Limit(100, "scopes", "scopes that a lane made"),
     "streams": Limit(100, "streams", "streams that a lane made"),
     "partitions": Limit(2_000, "partitions", "partitions of streams that a lane made"),
     "keepalive": Limit(86_400_000, "ms", "the keepalive of a lane's transactions"),

@@ -66,7 +66,7 @@ def test_a_term_is_carried_on(world: World) -> None:
 def test_only_the_last_row_of_a_key_is_logged_and_at_its_last_place(world: World) -> None:
     turn = world.new_turn()
     for key, term in (k.scope_key("x"), 1), (k.scope_key("y"), 2), (k.scope_key("x"), 3):
-        turn.put(key, r.ScopeRow("x", term))
+        turn.put(key, r.ScopeRow("x", term, ""))
     assert list(turn.round.rows) == [k.scope_key("y"), k.scope_key("x")]
     assert decode(turn.round.rows[k.scope_key("x")] or b"").control_partition == 3
 
@@ -90,7 +90,7 @@ def test_what_is_no_command(world: World, thing: object) -> None:
 
 def test_a_refusal_that_changed_something_is_a_defect(world: World) -> None:
     def put() -> None:
-        turn.put(k.scope_key("x"), r.ScopeRow("x", 0))
+        turn.put(k.scope_key("x"), r.ScopeRow("x", 0, ""))
         raise NotReady("too late")
 
     def tell_time() -> None:

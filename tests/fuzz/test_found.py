@@ -152,7 +152,7 @@ def test_room_for_a_giant_is_given_back() -> None:
 
 
 NOT_READ = (MalformedRecord, UnsupportedVersion)
-SCOPE_ROW = encode(r.ScopeRow("nyc", 0))
+SCOPE_ROW = encode(r.ScopeRow("nyc", 0, ""))
 TXN_KEY = k.txn_key(b"t" * 16)
 FOREIGN_ROWS = {
     "noise under a key of no transaction": (k.scope_key("x"), b"hello"),
@@ -184,7 +184,7 @@ def test_foreign_status_rows(what: str) -> None:
     assert store.get(k.STATUS + key) is None
 
 
-@pytest.mark.parametrize("value", [b"", b"hello", SCOPE_ROW, encode(r.ScopeRow("x", 1))])
+@pytest.mark.parametrize("value", [b"", b"hello", SCOPE_ROW, encode(r.ScopeRow("x", 1, ""))])
 def test_foreign_history_records(value: bytes) -> None:
     place = Place()
     place.world.cluster.produce(HISTORY, [Record(0, 5, None, value)])
